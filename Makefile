@@ -1,0 +1,66 @@
+# Every target sets itself up in .venv and touches nothing outside this directory.
+# ARGS goes through to the command: make test ARGS='-k ledger', make demo ARGS='--gpus 2'.
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+OUT ?= .
+BIN ?= .venv/bin
+READY := .venv/.ready
+
+MAKEFLAGS += --no-builtin-rules
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench mutate night proto lock clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(READY) ## the whole story on simulated GPUs
+	@$(BIN)/autoclave demo $(ARGS)
+
+test: $(READY) ## the whole gate: every test, the linters among them
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(ARGS)
+
+lint: $(READY) ## the linters alone
+	@$(BIN)/python -m pytest -q tests/house/test_lint.py $(ARGS)
+
+format: $(READY) ## mend what a machine can mend
+	@$(BIN)/ruff check -q --fix-only . && $(BIN)/ruff format -q .
+
+bench: $(READY) ## measure, and print the figures
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+mutate: $(READY) ## every mutant of the core, not only the gate's sample
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
+
+night: $(READY) ## the gate with many random examples and every mutant
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 $(ARGS)
+
+proto: $(READY) ## regenerate the committed stubs from scrubber/api/scrub.proto
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
+	  --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) \
+	  scrubber/api/scrub.proto
+
+lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
+	@$(BIN)/python -m pip install -qq uv
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \
+	  --no-emit-find-links --no-annotate --no-header $(ARGS) pyproject.toml -o requirements.lock
+
+clean: ## remove the environment and everything that was made
+	@rm -rf .venv build dist .*_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml requirements.lock
+	@command -v $(PYTHON) >/dev/null || { echo "cannot set up: $(PYTHON) is not installed; set PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "cannot set up: $$($(PYTHON) --version) is older than 3.11; set PYTHON= to a newer one" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "cannot set up: $(PYTHON) has no ensurepip; install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	@echo 'setting up .venv, once' >&2
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@.venv/bin/python -m pip install -qq -r requirements.lock
+	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@

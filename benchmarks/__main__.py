@@ -1,0 +1,83 @@
+"""Run every measurement and write ``docs/measurements/<name>.md`` and ``.json``: what was measured, where, and how.
+
+python -m benchmarks [--quick] [--only NAME] [--output DIR]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import grpc
+
+from benchmarks import acquire, idle, memory, start
+from benchmarks.figures import Figure, table
+
+MEASUREMENTS = {"acquire": acquire.measure, "start": start.measure, "idle": idle.measure, "memory": memory.measure}
+
+
+def machine() -> dict[str, str]:
+    """What the figures were taken on."""
+    cpus = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    kib = int(Path("/proc/meminfo").read_text().split()[1])
+    return {
+        "cpu": f"{len(cpus)} x {cpus[0] if cpus else platform.machine()}",
+        "memory": f"{kib / 2**20:.1f} GiB",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "sqlite": sqlite3.sqlite_version,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer samples: to see that it runs, not to quote")
+    parser.add_argument("--only", choices=MEASUREMENTS, help="one of the measurements")
+    parser.add_argument(
+        "--output", type=Path, default=Path("docs/measurements"), help="where to write (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    where = machine()
+    figures: list[Figure] = []
+    for name, measure in MEASUREMENTS.items():
+        if options.only in (None, name):
+            sys.stderr.write(f"measuring {name} ...\n")
+            figures += asyncio.run(measure(quick=options.quick))
+    print(table(figures))
+    if options.quick or options.only:
+        return
+    write(options.output, where, figures)
+
+
+def write(directory: Path, where: dict[str, str], figures: list[Figure]) -> None:
+    """The table for people and the same for machines."""
+    directory.mkdir(parents=True, exist_ok=True)
+    taken = time.strftime("%Y-%m-%d", time.gmtime())
+    document = {"taken": taken, "command": "make bench", "machine": where, "figures": [f.as_dict() for f in figures]}
+    (directory / "service.json").write_text(json.dumps(document, indent=2) + "\n")
+    lines = [f"- {name}: {value}" for name, value in where.items()]
+    text = f"""# The scrub service on simulated GPUs
+
+Taken {taken} with `make bench`, everything on one machine, the service in a process of its own:
+
+{chr(10).join(lines)}
+
+{table(figures)}
+
+"Aim" is what was hoped for before measuring. Times are of this machine; the ratios travel better. Simulated GPUs are
+files: nothing here says anything about a real GPU.
+"""
+    (directory / "service.md").write_text(text)
+
+
+main()

@@ -1,0 +1,33 @@
+"""One measured figure, and how figures are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What was measured, how often, and what was aimed at."""
+
+    name: str
+    value: float
+    unit: str
+    samples: int
+    aim: str = ""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def quantile(samples: Sequence[float], share: float) -> float:
+    """The sample that this share of all does not exceed."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def table(figures: Sequence[Figure]) -> str:
+    """A Markdown table."""
+    rows = [f"| {f.name} | {f.value:.3g} {f.unit} | {f.aim} | {f.samples} |" for f in figures]
+    return "\n".join(["| what | measured | aim | samples |", "|---|---|---|---|", *rows])

@@ -1,0 +1,75 @@
+"""What is wrong with a policy file, and where: the words an operator reads.
+
+Values are named as YAML writes them (text "5", the number 5, a list), never as Python stores them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+Loc = tuple[str | int, ...]
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing to mend, at a place that an editor can jump to; lines and columns count from 1."""
+
+    source: str
+    line: int
+    column: int
+    path: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        subject = f"{self.path}: " if self.path else ""
+        return f"{self.source}:{self.line}:{self.column}: {subject}found {self.found}, expected {self.expected}"
+
+
+class PolicyError(Exception):
+    """A policy that cannot be used: every fault that was found, in the order of the file."""
+
+    def __init__(self, *faults: Fault) -> None:
+        """Sort the faults, so that they are mended from top to bottom."""
+        self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column)))
+        super().__init__("\n".join(map(str, self.faults)))
+
+
+def path(loc: Loc) -> str:
+    """A location as it is said aloud: ``rules[0].policy.budgets``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{_key(part)}" for part in loc)
+    return "".join(parts).removeprefix(".")
+
+
+def describe(value: object) -> str:
+    """A value as it stands in the file."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return f"text {quote(value)}"
+        case dict():
+            return "a mapping"
+        case _:
+            return "a list"
+
+
+def quote(text: str) -> str:
+    """Text in quotes, made safe."""
+    return f'"{safe(text)}"'
+
+
+def safe(text: str, longest: int = 60) -> str:
+    """Text on one line, shortened, without anything that a terminal would obey."""
+    return json.dumps(text if len(text) <= longest else f"{text[:longest]}...")[1:-1]
+
+
+def _key(key: str) -> str:
+    return key if _PLAIN_KEY.fullmatch(key) else quote(key)

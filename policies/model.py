@@ -1,0 +1,305 @@
+"""What an operator may decide. Pure values, checked when they are made.
+
+Every default is the one ``default.yaml`` ships and argues for. A field that nobody reads does not exist here. The text
+under a field is what an operator reads: in the editor, through ``schema.json``, and in ``docs/policies.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from enum import Enum
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from policies.units import Duration, format_duration
+
+MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
+
+
+class Model(BaseModel):
+    """Strict and frozen: an unknown key is an error, and a policy in force never changes."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Word(str, Enum):
+    """Base of the policy words, so that YAML text is taken as it stands."""
+
+
+class Mode(Word):
+    """Whether a no is a no."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+class Route(Word):
+    """Which path a scrub takes."""
+
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Eviction(Word):
+    """What happens to a process that is still on a device."""
+
+    WAIT = "wait"
+    TERMINATE = "terminate"
+
+
+class Passes(Word):
+    """What is written over the memory."""
+
+    ZERO = "zero"
+    RANDOM_ZERO = "random+zero"
+
+
+def impossible(found: str, expected: str, *about: str) -> PydanticCustomError:
+    """Two values that are right alone and wrong together; ``about`` names both, the one to change first."""
+    return PydanticCustomError(
+        "combination", "found {found}, expected {expected}", {"found": found, "expected": expected, "about": about}
+    )
+
+
+def check_name(text: str) -> str:
+    """A name that can stand in a metric label, a file name and a log line without quotes."""
+    if not NAME.fullmatch(text):
+        raise ValueError("expected a name of lower-case letters, digits and dashes, such as h100-nodes")
+    return text
+
+
+def check_gpu(entry: object) -> object:
+    """An index or the beginning of a UUID; ``"0"`` in quotes is neither, and ``GPU-`` alone would be every device."""
+    match entry:
+        case int() if entry >= 0 and not isinstance(entry, bool):
+            return entry
+        case str() if UUID.fullmatch(entry):
+            return entry
+    raise ValueError("expected an index such as 0, or a UUID or the beginning of one, such as GPU-8f2c")
+
+
+Name = Annotated[str, AfterValidator(check_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
+Glob = Annotated[str, Field(min_length=1)]
+Gpu = Annotated[
+    int | str,
+    BeforeValidator(check_gpu),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": f"^{UUID.pattern}$"}]}),
+]
+
+
+class Budgets(Model):
+    """How long a caller is kept waiting before the answer is no."""
+
+    allocate: Annotated[Duration, Field(gt=0, le=5)] = 5.0
+    """How long Allocate may wait for a device to become clean; at most 5s, as it blocks every pod of the node."""
+
+    start: Annotated[Duration, Field(gt=0, lt=30)] = 25.0
+    """How long PreStartContainer may wait; less than 30s, where the kubelet gives up."""
+
+    owner_wait: Annotated[Duration, Field(ge=0)] = 2.0
+    """How much of the allocate budget is spent waiting for the last tenant to be gone."""
+
+    @model_validator(mode="after")
+    def owner_wait_fits(self) -> Self:
+        """Waiting for an owner is part of the allocate budget."""
+        if self.owner_wait > self.allocate:
+            raise impossible(
+                f"owner_wait {format_duration(self.owner_wait)} with allocate {format_duration(self.allocate)}",
+                "owner_wait to be at most allocate, of which it is a part",
+                "owner_wait",
+                "allocate",
+            )
+        return self
+
+
+class Paths(Model):
+    """Which path is taken when."""
+
+    first_look: Route = Route.SLOW
+    """The path for a device of which nothing is known: first seen, after a reboot, after a driver reload."""
+
+    new_tenant: Route = Route.FAST
+    """The path between two tenants."""
+
+    escalate: bool = True
+    """Whether a failed fast path is followed by the slow one before the device is quarantined."""
+
+
+class Timeouts(Model):
+    """The deadline of each step; a step that is late is killed and counts as failed."""
+
+    evict: Annotated[Duration, Field(gt=0)] = 15.0
+    """The deadline for ending, or waiting for, processes that are still on the device."""
+
+    reset: Annotated[Duration, Field(gt=0)] = 60.0
+    """The deadline for a device reset (slow path only)."""
+
+    clear: Annotated[Duration, Field(gt=0)] = 60.0
+    """The deadline for overwriting the memory."""
+
+    verify: Annotated[Duration, Field(gt=0)] = 60.0
+    """The deadline for reading all of the memory back."""
+
+    settings: Annotated[Duration, Field(gt=0)] = 10.0
+    """The deadline for bringing clocks, power limit and modes back to the baseline."""
+
+    health: Annotated[Duration, Field(gt=0)] = 10.0
+    """The deadline for reading the health counters."""
+
+
+class Evict(Model):
+    """What is done about processes that no live container owns. A live container's are never touched."""
+
+    leftovers: Eviction = Eviction.TERMINATE
+    """What happens to processes of the last tenant whose container is gone."""
+
+    foreign: Eviction = Eviction.WAIT
+    """What happens to processes that belong to no tenant, such as a host daemon or somebody's shell."""
+
+    grace: Annotated[Duration, Field(ge=0)] = 2.0
+    """The time between TERM and KILL."""
+
+
+class Clear(Model):
+    """What is written, and how much of the memory must be reached."""
+
+    passes: Passes = Passes.RANDOM_ZERO
+    """What is written: a keyed pattern that is read back and then zeros, or zeros alone."""
+
+    min_coverage: Annotated[float, Field(gt=0, le=1)] = 0.995
+    """The part of the allocatable memory that must be overwritten and read back for a pass, from 0 to 1."""
+
+
+class Proof(Model):
+    """How long a proof stands."""
+
+    max_age: Annotated[Duration, Field(gt=0)] = 86400.0
+    """How old a proof may grow before an idle device is scrubbed again."""
+
+    survives_restart: bool = False
+    """Whether a proof is still believed after the service was away, when nobody watched the device."""
+
+
+class Probation(Model):
+    """How a quarantined device is tried again."""
+
+    first: Annotated[Duration, Field(gt=0)] = 60.0
+    """The pause before the first try."""
+
+    longest: Annotated[Duration, Field(gt=0)] = 3600.0
+    """The pause that is never exceeded, however often a try failed."""
+
+    factor: Annotated[float, Field(ge=1)] = 2.0
+    """By how much each pause is longer than the one before."""
+
+    flap_limit: Annotated[int, Field(ge=1)] = 3
+    """After this many returns from quarantine within flap_window, the next quarantine waits for a person."""
+
+    flap_window: Annotated[Duration, Field(gt=0)] = 86400.0
+    """The time over which returns from quarantine are counted."""
+
+    @model_validator(mode="after")
+    def pauses_grow(self) -> Self:
+        """The first pause is the shortest."""
+        if self.first > self.longest:
+            raise impossible(
+                f"first {format_duration(self.first)} with longest {format_duration(self.longest)}",
+                "first to be at most longest, as pauses only grow",
+                "first",
+                "longest",
+            )
+        return self
+
+
+class Quarantine(Model):
+    """What makes a device sick, and how it comes back."""
+
+    xids: tuple[Annotated[int, Field(gt=0)], ...] = (48, 62, 64, 74, 79, 95, 119, 120)
+    """The driver error codes (XIDs) that put a device into quarantine."""
+
+    probation: Probation = Probation()
+
+
+class Policy(Model):
+    """Everything that applies to one device."""
+
+    mode: Mode = Mode.ENFORCE
+    """Whether a device that is not proven clean is refused (enforce) or handed out and written down (observe)."""
+
+    budgets: Budgets = Budgets()
+    paths: Paths = Paths()
+    timeouts: Timeouts = Timeouts()
+    evict: Evict = Evict()
+    clear: Clear = Clear()
+    proof: Proof = Proof()
+    quarantine: Quarantine = Quarantine()
+
+    @model_validator(mode="after")
+    def grace_fits(self) -> Self:
+        """TERM, the grace and KILL all happen inside the evict step."""
+        if self.evict.grace >= self.timeouts.evict:
+            grace, deadline = format_duration(self.evict.grace), format_duration(self.timeouts.evict)
+            raise impossible(
+                f"evict.grace {grace} with timeouts.evict {deadline}",
+                "the grace to be shorter: the step would be ended before it kills",
+                "evict.grace",
+                "timeouts.evict",
+            )
+        return self
+
+    @property
+    def proof_digest(self) -> str:
+        """Names what a proof made under this policy is worth: another digest, another proof."""
+        return hashlib.sha256(self.clear.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Match(Model):
+    """Which devices a rule is for: all given conditions must hold, an empty match is every device."""
+
+    model: Glob | None = None
+    """A shell pattern on the model name, such as "NVIDIA H100*"; upper and lower case differ."""
+
+    mig: bool | None = None
+    """Whether the device is a MIG slice."""
+
+    resource: Glob | None = None
+    """A shell pattern on the resource name, such as nvidia.com/gpu."""
+
+    gpu: Annotated[tuple[Gpu, ...], Field(min_length=1)] | None = None
+    """Devices by index, by UUID or by the beginning of a UUID; indices may change at a reboot, UUIDs do not."""
+
+
+class Rule(Model):
+    """A policy for some devices."""
+
+    name: Name
+    """What logs and receipts call this rule."""
+
+    match: Match
+    """Which devices the rule is for."""
+
+    policy: Policy
+    """What differs from defaults for these devices: only the keys that differ are written."""
+
+
+class PolicySet(Model):
+    """A whole policy file: the first rule that matches applies, ``defaults`` otherwise."""
+
+    name: Name
+    """What logs and receipts call this policy."""
+
+    description: str = ""
+    """One sentence for people: what this policy is for."""
+
+    defaults: Policy = Policy()
+    """What applies to every device that no rule matches, and what every rule starts from."""
+
+    rules: Annotated[tuple[Rule, ...], Field(max_length=MOST_RULES)] = ()
+    """Exceptions for some devices, in order: the first that matches applies."""

@@ -1,0 +1,89 @@
+"""The shape of a policy file: for editors as ``schema.json``, for people as the tables in ``docs/policies.md``.
+
+Both are made from the model; ``python -m policies.schema > policies/schema.json`` writes the first anew.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from policies.model import PolicySet
+from policies.units import DURATION, format_duration
+
+_KINDS = {
+    "boolean": "`true`, `false`",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "array": "list",
+    "object": "mapping",
+}
+
+
+class _FileSchema(GenerateJsonSchema):
+    """As a file is read: without the nulls, titles and plain seconds that only Python knows."""
+
+    def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
+        """A key without a value is refused, so null is never an answer."""
+        return self.generate_inner(schema["schema"])
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Defaults as they are written; a mapping's stand at its keys."""
+        made = super().default_schema(schema)
+        match made.get("default"):
+            case None | dict():
+                made.pop("default", None)
+            case float() as seconds if made.get("type") == "string":
+                made["default"] = format_duration(seconds)
+        return made
+
+    def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - the name is the library's
+        """Titles only repeat the keys."""
+        return False
+
+
+def render() -> str:
+    """The JSON Schema of a policy file."""
+    schema = PolicySet.model_json_schema(schema_generator=_FileSchema)
+    return json.dumps({"$schema": GenerateJsonSchema.schema_dialect, **schema}, indent=2) + "\n"
+
+
+def table(name: str) -> str:
+    """The fields of one model and of the models inside it, as a Markdown table in the order of the file."""
+    models = json.loads(render())["$defs"]
+    return "\n".join(("| field | accepts | default | what it does |", "|---|---|---|---|", *_rows(models, name, "")))
+
+
+def _rows(models: dict[str, Any], name: str, prefix: str) -> Iterator[str]:
+    for key, field in models[name]["properties"].items():
+        inner = field.get("$ref", "").rpartition("/")[2]
+        if "properties" in models.get(inner, {}) and "description" not in field:
+            yield from _rows(models, inner, f"{prefix}{key}.")
+        else:
+            accepts = _accepts({**models.get(inner, {}), **field})
+            yield f"| `{prefix}{key}` | {accepts} | {_written(field)} | {field['description']} |"
+
+
+def _written(field: dict[str, Any]) -> str:
+    return "`" + json.dumps(field["default"]).strip('"') + "`" if "default" in field else ""
+
+
+def _accepts(field: dict[str, Any]) -> str:
+    match field:
+        case {"enum": words}:
+            return ", ".join(f"`{word}`" for word in words)
+        case {"pattern": str() as pattern} if pattern == f"^{DURATION.pattern}$":
+            return "duration"
+        case {"type": kind}:
+            return _KINDS[kind]
+    raise ValueError(f"cannot say in words what {field} accepts: teach this function")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -1,0 +1,1 @@
+"""The doors: protobuf in, values out, and back. Protobuf stops here."""

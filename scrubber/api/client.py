@@ -1,0 +1,170 @@
+"""The caller's side of both doors. Every call has a deadline; every failure is one of ``scrubber.errors``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.core import view
+from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
+
+R = TypeVar("R")
+
+# A service that restarts is back within a second; the default back-off would hide that for as long.
+CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+SHORT = 10.0  # seconds for questions that are answered from memory
+
+
+class _Door:
+    """A connection to one of the sockets, used as ``async with``."""
+
+    def __init__(self, socket: Path) -> None:
+        """Nothing is connected before the first call."""
+        self.socket = socket
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def _ask(self, call: Awaitable[R]) -> R:
+        with translated(self.socket):
+            return await call
+
+
+class Scrubber(_Door):
+    """For whoever hands devices out."""
+
+    def __init__(self, socket: Path) -> None:
+        """Connect lazily."""
+        super().__init__(socket)
+        self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
+
+    async def acquire(
+        self, devices: Sequence[str], *, announced: bool = False, timeout: float = SHORT
+    ) -> tuple[view.Granted, ...]:
+        """Grants for all devices, or an error: none."""
+        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced)
+        answer = await self._ask(self._stub.Acquire(request, timeout=timeout))
+        return tuple(convert.from_message(view.Granted, grant) for grant in answer.grants)
+
+    async def start(self, devices: Sequence[str], owner: str, *, timeout: float = 30.0) -> None:
+        """A container of ``owner`` may start; an error means it must not."""
+        await self._ask(self._stub.Start(scrub_pb2.StartRequest(devices=devices, owner=owner), timeout=timeout))
+
+    async def release(self, devices: Sequence[str], *, timeout: float = SHORT) -> None:
+        """Say that the last user is gone."""
+        await self._ask(self._stub.Release(scrub_pb2.ReleaseRequest(devices=devices), timeout=timeout))
+
+    async def watch(self) -> AsyncIterator[tuple[view.Advert, ...]]:
+        """The full list at once and at every change, until the caller stops."""
+        with translated(self.socket):
+            async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
+                yield tuple(convert.from_message(view.Advert, advert) for advert in message.devices)
+
+
+class Admin(_Door):
+    """For operators."""
+
+    def __init__(self, socket: Path) -> None:
+        """Connect lazily."""
+        super().__init__(socket)
+        self._stub = scrub_pb2_grpc.AdminStub(self._channel)
+
+    async def status(
+        self, gpus: Sequence[str] = (), *, newer_than: int = 0, wait: float = 0.0, timeout: float = SHORT
+    ) -> view.Status:
+        """All devices, or those named. With ``wait``: not before the ledger moved past row ``newer_than``."""
+        request = scrub_pb2.StatusRequest(gpus=gpus, newer_than=newer_than, wait_seconds=wait)
+        answer = await self._ask(self._stub.Status(request, timeout=timeout + wait))
+        return convert.from_message(view.Status, answer)
+
+    async def scrub(
+        self, gpus: Sequence[str], *, every: bool = False, path: str = "", no_wait: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncIterator[view.ScrubProgress]:  # fmt: skip
+        """Progress of the jobs until each has its result."""
+        request = scrub_pb2.ScrubRequest(gpus=gpus, all=every, path=path, no_wait=no_wait)
+        with translated(self.socket):
+            async for message in self._stub.Scrub(request, timeout=timeout):
+                yield convert.from_message(view.ScrubProgress, message)
+
+    async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = SHORT) -> view.DeviceStatus:
+        """Take a device out."""
+        request = scrub_pb2.QuarantineRequest(gpu=gpu, reason=reason, by=by)
+        answer = await self._ask(self._stub.Quarantine(request, timeout=timeout))
+        return convert.from_message(view.DeviceStatus, answer.device)
+
+    async def reinstate(
+        self, gpu: str, reason: str, by: str, *, timeout: float | None = None
+    ) -> AsyncIterator[view.ScrubProgress]:
+        """Bring a device back through the slow path."""
+        request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by)
+        with translated(self.socket):
+            async for message in self._stub.Reinstate(request, timeout=timeout):
+                yield convert.from_message(view.ScrubProgress, message)
+
+    async def explain(self, gpu: str, *, timeout: float = SHORT) -> view.Explanation:
+        """How a device came to be where it is."""
+        answer = await self._ask(self._stub.Explain(scrub_pb2.ExplainRequest(gpu=gpu), timeout=timeout))
+        return convert.from_message(view.Explanation, answer)
+
+    async def history(
+        self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, timeout: float = SHORT
+    ) -> tuple[view.HistoryEntry, ...]:
+        """Rows of the ledger, newest last."""
+        request = scrub_pb2.HistoryRequest(gpu=gpu, since=since, limit=limit)
+        answer = await self._ask(self._stub.History(request, timeout=timeout))
+        return tuple(convert.from_message(view.HistoryEntry, entry) for entry in answer.entries)
+
+
+@contextmanager
+def translated(socket: Path) -> Iterator[None]:
+    """Turn gRPC's errors into ours."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise _ours(error, socket) from None
+
+
+def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
+    reason = _reason(error)
+    message = error.details() or "no details"
+    code = error.code()
+    if reason is not None:
+        kind = {grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest, grpc.StatusCode.NOT_FOUND: InvalidRequest}.get(code)
+        if kind is not None:
+            return InvalidRequest(message, reason)
+        return (NotReady if code is grpc.StatusCode.UNAVAILABLE else Refused)(reason, message)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        hint = "is `autoclave scrubber` running, and is --run-dir the same?"
+        return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
+    return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
+
+
+def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == "autoclave":
+            return Reason(info.reason)
+    return None

@@ -1,0 +1,329 @@
+"""Both doors: protobuf in, use cases asked, protobuf out. Every error that leaves has a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Self, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from scrubber import log
+from scrubber.api import convert, requests, scrub_pb2, scrub_pb2_grpc, sockets
+from scrubber.core import view
+from scrubber.core.model import Path as ScrubPath
+from scrubber.core.model import State
+from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason
+from scrubber.jobs import Running
+from scrubber.report import Reporter
+from scrubber.service import Service
+
+logger = log.get("api")
+T = TypeVar("T")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+WATCH_AT_LEAST_EVERY = 1.0  # seconds: what is advertised also changes as time goes by
+SOCKETS = ("scrubber", "admin")
+LONGEST_WAIT = 60.0
+SERVER_OPTIONS = (("grpc.max_receive_message_length", 64 * 1024), ("grpc.so_reuseport", 0))
+
+
+class Scrubber(scrub_pb2_grpc.ScrubberServicer):
+    """For whoever hands devices out."""
+
+    def __init__(self, service: Service, reporter: Reporter) -> None:
+        """Ask these two."""
+        self._service = service
+        self._reporter = reporter
+
+    async def Acquire(self, request: scrub_pb2.AcquireRequest, context: Context) -> scrub_pb2.AcquireResponse:
+        """See the proto."""
+        async with _Answered(context):
+            devices = requests.devices(request.devices)
+            grants = await self._service.acquire(devices, announced=request.announced)
+            answer = scrub_pb2.AcquireResponse()
+            for device, grant in zip(sorted(devices), grants, strict=True):
+                convert.to_message(view.Granted(device, grant.id, grant.receipt or ""), answer.grants.add())
+            return answer
+
+    async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
+        """See the proto."""
+        async with _Answered(context):
+            await self._service.start(requests.devices(request.devices), requests.owner(request.owner))
+            return scrub_pb2.StartResponse()
+
+    async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
+        """See the proto."""
+        async with _Answered(context):
+            await self._service.release(requests.devices(request.devices))
+            return scrub_pb2.ReleaseResponse()
+
+    async def Watch(
+        self, request: scrub_pb2.WatchRequest, context: Context
+    ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
+        """See the proto."""
+        last: tuple[view.Advert, ...] | None = None
+        while True:
+            seq, now = self._service.ledger.seq, self._reporter.adverts()
+            if now != last:
+                last = now
+                answer = scrub_pb2.WatchResponse()
+                for advert in now:
+                    convert.to_message(advert, answer.devices.add())
+                yield answer
+            await self._service.ledger.moved(seq, WATCH_AT_LEAST_EVERY)
+
+
+class Admin(scrub_pb2_grpc.AdminServicer):
+    """For operators."""
+
+    def __init__(self, service: Service, reporter: Reporter) -> None:
+        """Ask these two."""
+        self._service = service
+        self._reporter = reporter
+
+    async def Status(self, request: scrub_pb2.StatusRequest, context: Context) -> scrub_pb2.StatusResponse:
+        """See the proto."""
+        async with _Answered(context):
+            gpus = requests.devices(request.gpus, needed=False)
+            if request.wait_seconds > 0:
+                await self._service.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
+            return convert.to_message(self._reporter.status(gpus), scrub_pb2.StatusResponse())
+
+    async def Scrub(
+        self, request: scrub_pb2.ScrubRequest, context: Context
+    ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
+        """See the proto."""
+        async with _Answered(context):
+            names = requests.devices(request.gpus, needed=not request.all)
+            uuids = [self._reporter.find(name) for name in names] or sorted(self._service.ledger.records)
+            path = _path(request.path)
+        streams = [self._job(partial(self._service.scrub, uuid, path), uuid, request.no_wait) for uuid in uuids]
+        async for progress in _merged(streams):
+            yield convert.to_message(progress, scrub_pb2.ScrubProgress())
+
+    async def Quarantine(
+        self, request: scrub_pb2.QuarantineRequest, context: Context
+    ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
+        """See the proto."""
+        async with _Answered(context):
+            uuid = self._reporter.find(requests.devices([request.gpu])[0])
+            reason = requests.words(request.reason, "the reason", needed=True)
+            await self._service.quarantine(uuid, reason, requests.words(request.by, "the name of who asks"))
+            device = self._reporter.device(uuid)
+            return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
+
+    async def Reinstate(
+        self, request: scrub_pb2.ReinstateRequest, context: Context
+    ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
+        """See the proto."""
+        async with _Answered(context):
+            uuid = self._reporter.find(requests.devices([request.gpu])[0])
+            reason = requests.words(request.reason, "the reason")
+            by = requests.words(request.by, "the name of who asks") or "an operator"
+        async for progress in self._job(partial(self._service.reinstate, uuid, reason, by), uuid, no_wait=False):
+            yield convert.to_message(progress, scrub_pb2.ScrubProgress())
+
+    async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
+        """See the proto."""
+        async with _Answered(context):
+            explanation = await self._reporter.explain(requests.devices([request.gpu])[0])
+            return convert.to_message(explanation, scrub_pb2.ExplainResponse())
+
+    async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
+        """See the proto."""
+        async with _Answered(context):
+            gpu = requests.devices([request.gpu])[0] if request.gpu else ""
+            answer = scrub_pb2.HistoryResponse()
+            for entry in await self._reporter.history(gpu, request.since, request.limit):
+                convert.to_message(entry, answer.entries.add())
+            return answer
+
+    async def _job(
+        self, begin: Callable[[], Awaitable[Running]], uuid: str, no_wait: bool  # noqa: FBT001
+    ) -> AsyncIterator[view.ScrubProgress]:  # fmt: skip
+        """Start or join a job and tell how it goes. A refusal is this device's result, not the stream's end."""
+        try:
+            running = await begin()
+        except AutoclaveError as error:
+            state = self._service.ledger.records[uuid].state.value
+            result = view.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
+            yield view.ScrubProgress(uuid, "", result=result)
+            return
+        if not no_wait:
+            async for _ in running.updates():
+                yield self._progress(running)
+        yield view.ScrubProgress(uuid, running.id, result=self._result(running))
+
+    def _progress(self, running: Running) -> view.ScrubProgress:
+        job = self._service.ledger.records[running.device].job
+        step = job.step.value if job and job.step else ""
+        return view.ScrubProgress(running.device, running.id, step, running.done, running.total)
+
+    def _result(self, running: Running) -> view.ScrubResult:
+        record = self._service.ledger.records[running.device]
+        if not running.finished.is_set():
+            return view.ScrubResult(clean=False, state=record.state.value, running=True)
+        if running.receipt is not None:
+            return view.ScrubResult(
+                clean=True, state=record.state.value, receipt=view.receipt_view(running.receipt)
+            )  # fmt: skip
+        reason = Reason.QUARANTINED if record.state is State.QUARANTINED else Reason.SCRUB_FAILED
+        return view.ScrubResult(clean=False, state=record.state.value, why=running.why, reason=reason.value)
+
+
+async def _merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
+    """All of them at once, in the order in which things happen."""
+    queue: asyncio.Queue[T | None] = asyncio.Queue()
+    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+    left = len(pumps)
+    try:
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+            else:
+                yield item
+        for pump in pumps:
+            pump.result()
+    finally:
+        for pump in pumps:
+            pump.cancel()
+
+
+async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> None:
+    try:
+        async for item in stream:
+            queue.put_nowait(item)
+    finally:
+        queue.put_nowait(None)
+
+
+def _path(word: str) -> ScrubPath | None:
+    if not word:
+        return None
+    try:
+        return ScrubPath(word)
+    except ValueError:
+        raise InvalidRequest("the path is neither fast nor slow") from None
+
+
+class _Answered:
+    """Turns our errors, and faults of ours, into gRPC's, with the reason beside the sentence."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        return
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
+            return
+        if isinstance(error, AutoclaveError):
+            await _abort(self._context, _code(error), error.reason, error.message)
+        logger.error("fault while answering", exc_info=error)
+        await _abort(self._context, grpc.StatusCode.INTERNAL, Reason.INTERNAL, "a fault inside the scrub service")
+
+
+def _code(error: AutoclaveError) -> grpc.StatusCode:
+    if error.reason is Reason.UNKNOWN_DEVICE:
+        return grpc.StatusCode.NOT_FOUND
+    if isinstance(error, InvalidRequest):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, NotReady) or error.reason is Reason.LEDGER_UNAVAILABLE:
+        return grpc.StatusCode.UNAVAILABLE
+    return grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def _abort(context: Context, code: grpc.StatusCode, reason: Reason, message: str) -> NoReturn:
+    info = any_pb2.Any()
+    info.Pack(error_details_pb2.ErrorInfo(reason=reason.value, domain="autoclave"))
+    number = code_pb2.Code.Value(code.name)
+    status = rpc_status.to_status(status_pb2.Status(code=number, message=message, details=[info]))
+    await context.abort(code, message, tuple(status.trailing_metadata))
+
+
+class Doors:
+    """The two servers. Opened once the ledger is recovered, closed before anything else is."""
+
+    def __init__(self, service: Service, reporter: Reporter, run_dir: Path) -> None:
+        """Nothing is bound yet."""
+        self._service = service
+        self._reporter = reporter
+        self._run_dir = run_dir
+        self._servers: list[grpc.aio.Server] = []
+
+    async def open(self) -> None:
+        """Bind and answer. The caller holds the run directory's lock."""
+        for name in SOCKETS:
+            server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=512)
+            if name == "scrubber":
+                scrub_pb2_grpc.add_ScrubberServicer_to_server(Scrubber(self._service, self._reporter), server)
+            else:
+                scrub_pb2_grpc.add_AdminServicer_to_server(Admin(self._service, self._reporter), server)
+            await _add_health(server)
+            await _bind(server, self._run_dir / f"{name}.sock")
+            self._servers.append(server)
+
+    async def close(self, grace: float = 1.0) -> None:
+        """Take no more calls; those under way have a moment."""
+        await asyncio.gather(*(server.stop(grace) for server in self._servers))
+
+
+class ClosedDoors:
+    """Stands in while there is no ledger: every question gets the reason, none gets a yes."""
+
+    def __init__(self) -> None:
+        """See ``open``."""
+        self.message = ""
+        self._servers: list[grpc.aio.Server] = []
+
+    @classmethod
+    async def open(cls, run_dir: Path) -> Self:
+        """Bind both sockets."""
+        doors = cls()
+        for name in SOCKETS:
+            server = grpc.aio.server(handlers=(_Refusing(doors),), options=SERVER_OPTIONS)
+            await _bind(server, run_dir / f"{name}.sock")
+            doors._servers.append(server)
+        return doors
+
+    async def close(self) -> None:
+        """Make room for the real doors."""
+        await asyncio.gather(*(server.stop(None) for server in self._servers))
+
+
+class _Refusing(grpc.GenericRpcHandler):
+    """Answers every method alike."""
+
+    def __init__(self, doors: ClosedDoors) -> None:
+        self._doors = doors
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
+        """The same no for all."""
+
+        async def refuse(request: bytes, context: Context) -> bytes:
+            message = f"nothing is granted: {self._doors.message}"
+            await _abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+async def _bind(server: grpc.aio.Server, path: Path) -> None:
+    server.add_insecure_port(sockets.claim(path))
+    path.chmod(0o600)
+    await server.start()
+
+
+async def _add_health(server: grpc.aio.Server) -> None:
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

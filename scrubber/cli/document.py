@@ -1,0 +1,82 @@
+"""``-o json`` and ``-o yaml``: a stable contract.
+
+Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.view``. Times
+(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes, and what is
+not there is null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TextIO
+
+import click
+from ruamel.yaml import YAML
+
+from scrubber.cli import words
+from scrubber.core import view
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+API_VERSION = "autoclave/v1"
+TIMES = frozenset({"at", "since", "started", "finished"})
+
+
+def single(kind: str, fields: Mapping[str, object]) -> dict[str, object]:
+    """A document about one thing."""
+    return {"apiVersion": API_VERSION, "kind": kind, **fields}
+
+
+def listing(kind: str, items: Iterable[object]) -> dict[str, object]:
+    """A document about several things of a kind."""
+    return single(f"{kind}List", {"items": list(items)})
+
+
+def fields(view: DataclassInstance) -> dict[str, object]:
+    """A view as plain data."""
+    return {name: _plain(name, value) for name, value in asdict(view).items()}
+
+
+def entry(it: view.HistoryEntry) -> dict[str, object]:
+    """A row of the ledger, its event as data and not as text that holds data."""
+    return {**fields(it), "body": json.loads(it.body)}
+
+
+def explanation(it: view.Explanation) -> dict[str, object]:
+    """An explanation, its entries as everywhere."""
+    return {**fields(it), "entries": [entry(row) for row in it.entries]}
+
+
+def emit(document: Mapping[str, object], output: str) -> None:
+    """Print it on stdout."""
+    if output == "yaml":
+        _yaml(document, sys.stdout)
+    else:
+        click.echo(json.dumps(document, indent=2))
+
+
+def emit_line(document: Mapping[str, object]) -> None:
+    """Print it on one line: JSON lines."""
+    click.echo(json.dumps(document))
+
+
+def _yaml(document: Mapping[str, object], stream: TextIO) -> None:
+    yaml = YAML(pure=True)
+    yaml.explicit_start = True  # so that a watch is a stream of documents
+    yaml.width = 4096  # a value stays on its line: people grep
+    yaml.dump(document, stream)
+
+
+def _plain(name: str, value: object) -> object:
+    match value:
+        case dict():
+            return {key: _plain(key, it) for key, it in value.items()}
+        case list() | tuple():
+            return [_plain(name, it) for it in value]
+        case float() if name in TIMES:
+            return words.iso(value)
+    return value

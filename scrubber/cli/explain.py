@@ -1,0 +1,69 @@
+"""``autoclave explain``: how a GPU came to be where it is, in order and in plain words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from scrubber.cli import asking, document, options, render, words
+from scrubber.core import view
+
+
+@click.command(context_settings=options.ENVIRONMENT)
+@options.gpu
+@options.output("text", "json", "yaml")
+@options.run_dir
+def command(gpu: str, output: str, run_dir: Path) -> None:
+    """Tell how a GPU came to be where it is."""
+    explanation = asking.ask(run_dir, lambda admin: admin.explain(gpu))
+    if output == "text":
+        click.echo("\n".join(map(words.printable, story(explanation, time.time()))))
+    else:
+        document.emit(document.single("Explanation", document.explanation(explanation)), output)
+
+
+def story(explanation: view.Explanation, now: float) -> Iterator[str]:
+    """The lines: who it is, what happened, where it stands, which policy, what to do."""
+    device = explanation.device
+    yield f"GPU {device.index}  {device.device}  {device.model}, {words.size(device.memory_bytes)}"
+    yield ""
+    for entry in _worth_telling(explanation.entries):
+        yield f"{words.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
+    yield ""
+    yield f"now     {device.state} since {words.local(device.since)} ({_ago(now - device.since)})"
+    yield from _standing(device)
+    yield f"policy  {explanation.policy_why}"
+    for line in explanation.advice or ("nothing to do",):
+        yield f"advice  {line}"
+
+
+def _worth_telling(entries: Sequence[view.HistoryEntry]) -> Iterator[view.HistoryEntry]:
+    """Without the beginnings of steps whose end is told too; ``history`` has them all."""
+    for number, entry in enumerate(entries):
+        if entry.kind != "step-started" or number == len(entries) - 1:
+            yield entry
+
+
+def _standing(device: view.DeviceStatus) -> Iterator[str]:
+    """What follows from where it stands."""
+    if note := render.note(device):
+        yield f"        {note}"
+    if device.quarantine is not None:
+        yield f"        {_way_back(device.quarantine)}"
+    if device.receipt is not None:
+        yield f"        proven by receipt {device.receipt.id}"
+    yield f"        {'offered to the kubelet' if device.healthy else 'kept from the kubelet'}: {device.why}"
+
+
+def _way_back(quarantine: view.QuarantineStatus) -> str:
+    tried = f"tried again {quarantine.probes} times so far" if quarantine.probes else "not tried again yet"
+    if quarantine.next_probe_seconds is None:
+        return f"out until `autoclave reinstate`; {tried}"
+    return f"next try in {words.span(quarantine.next_probe_seconds)}; {tried}"
+
+
+def _ago(seconds: float) -> str:
+    return f"{words.span(seconds)} ago"

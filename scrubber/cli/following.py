@@ -1,0 +1,137 @@
+"""Following jobs to their end: bars on a terminal, a line per step elsewhere, then what was proven.
+
+Progress and reasons go to stderr, results to stdout. A device whose result never came is not clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+
+from scrubber.api import client
+from scrubber.cli import asking, document, render, table, words
+from scrubber.core import view
+from scrubber.errors import Reason
+
+Results = dict[str, view.ScrubProgress]
+
+MISSING = view.ScrubResult(
+    clean=False, state="unknown", why="the service never said how it ended", reason=Reason.INTERNAL.value
+)
+
+
+class Show(Protocol):
+    """Shows one message of a stream."""
+
+    def __call__(self, message: view.ScrubProgress) -> None:
+        """Show it."""
+        ...
+
+
+def wait(run_dir: Path, work: Callable[[client.Admin], Awaitable[int]]) -> int:
+    """Do the work and stay to its end; who leaves early is told that it goes on."""
+    try:
+        return asking.ask(run_dir, work)
+    except KeyboardInterrupt:
+        click.echo("autoclave: no longer waiting; the scrub goes on, `autoclave status` shows it", err=True)
+        raise
+
+
+async def follow(stream: AsyncIterator[view.ScrubProgress], indices: Mapping[str, int]) -> Results:
+    """The last message of each device; progress is shown meanwhile."""
+    results = {device: view.ScrubProgress(device, "", result=MISSING) for device in indices}
+    with _shown(indices) as show:
+        async for message in stream:
+            show(message)
+            if message.result is not None:
+                results[message.device] = message
+    return results
+
+
+def report(results: Results, indices: Mapping[str, int], output: str) -> int:
+    """Print what was proven, say what was not; the exit code."""
+    ordered = sorted(results.values(), key=lambda it: indices[it.device])
+    if output == "table":
+        table.show(render.RESULTS, render.results(ordered, dict(indices)))
+    else:
+        document.emit(document.listing("ScrubResult", [_item(it, indices) for it in ordered]), output)
+    failed = [it for it in ordered if it.result and not (it.result.clean or it.result.running)]
+    for it in failed:
+        click.echo(f"autoclave: {_refusal(it, indices[it.device])}", err=True)
+    return 1 if failed else 0
+
+
+def indices(devices: Sequence[view.DeviceStatus]) -> dict[str, int]:
+    """What each device is called by those who sit here."""
+    return {device.device: device.index for device in devices}
+
+
+def _item(it: view.ScrubProgress, indices: Mapping[str, int]) -> dict[str, object]:
+    result = document.fields(it.result) if it.result else {}
+    return {"device": it.device, "index": indices[it.device], "job": it.job, **result}
+
+
+def _refusal(it: view.ScrubProgress, index: int) -> str:
+    why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
+    return words.printable(f"GPU {index} is not clean: {why}; `autoclave explain {index}` tells what happened")
+
+
+@contextmanager
+def _shown(indices: Mapping[str, int]) -> Iterator[Show]:
+    if not sys.stderr.isatty():
+        yield _Lines(indices)
+        return
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
+        bars.TransferSpeedColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _Bars(progress, indices)
+
+
+class _Lines:
+    """A line whenever a device comes to another step."""
+
+    def __init__(self, indices: Mapping[str, int]) -> None:
+        self._indices = indices
+        self._steps: dict[str, str] = {}
+
+    def __call__(self, message: view.ScrubProgress) -> None:
+        if message.step and self._steps.get(message.device) != message.step:
+            self._steps[message.device] = message.step
+            click.echo(f"GPU {self._indices[message.device]}: {message.step} (job {message.job})", err=True)
+
+
+class _Bars:
+    """A bar for each device; a new step starts it anew, so that its speed is that of the step."""
+
+    def __init__(self, progress: bars.Progress, indices: Mapping[str, int]) -> None:
+        self._progress = progress
+        self._names = indices
+        self._steps: dict[str, str] = {}
+        self._tasks = {it: progress.add_task(self._said(it, "waiting"), total=None, amount="") for it in indices}
+
+    def __call__(self, message: view.ScrubProgress) -> None:
+        task = self._tasks[message.device]
+        if message.result is not None:
+            end = 1 if message.result.clean else 0
+            said = self._said(message.device, message.result.state)
+            self._progress.update(task, description=said, completed=end, total=1, amount="")
+        elif message.step:
+            if self._steps.get(message.device) != message.step:
+                self._steps[message.device] = message.step
+                self._progress.reset(task, description=self._said(message.device, message.step))
+            done, total = message.done_bytes, message.total_bytes
+            amount = f"{words.size(done)} of {words.size(total)}" if total else ""
+            self._progress.update(task, completed=done, total=total or None, amount=amount)
+
+    def _said(self, device: str, what: str) -> str:
+        return escape(f"GPU {self._names[device]} {what:<11}")

@@ -1,0 +1,55 @@
+"""``autoclave ledger``: look at the file itself, whether a service runs or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from scrubber import config
+from scrubber.cli import document, options, words
+from scrubber.ledger import audit
+
+
+@click.group()
+def command() -> None:
+    """Check or export the ledger, with or without a running service."""
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@options.output("text", "json", "yaml")
+@options.state_dir
+def verify(output: str, state_dir: Path) -> int:
+    """Check that no row was changed, lost or moved.
+
+    Exit code 1, and the first row that does not hold, when one was.
+    """
+    path = config.ledger(state_dir)
+    found = audit.verify(path)
+    if output != "text":
+        document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
+    elif found.broken is None:
+        click.echo(words.printable(f"{path} holds: {_rows(found)}"))
+    for name in found.set_aside:
+        click.echo(
+            words.printable(f"autoclave: a damaged ledger was set aside before: {path.with_name(name)}"), err=True
+        )
+    if found.broken is None:
+        return 0
+    told = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; {_rows(found)} before that held"
+    click.echo(words.printable(told), err=True)
+    return 1
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@options.state_dir
+def export(state_dir: Path) -> None:
+    """Print every row as a line of JSON, hashes included."""
+    for row in audit.export(config.ledger(state_dir)):
+        document.emit_line(row)
+
+
+def _rows(found: audit.Audit) -> str:
+    head = f", the last is {found.head.seq} ({found.head.hash[:16]})" if found.head else ""
+    return f"{found.rows} {'row' if found.rows == 1 else 'rows'}{head}"

@@ -1,0 +1,44 @@
+"""The manual: every ``--help`` on one page, so that it can be read, searched and never be out of date.
+
+``python -m scrubber.cli.manual > docs/cli.md`` writes it; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from scrubber import cli
+from scrubber.cli import document
+
+WIDTH = 80
+
+TITLE = """\
+# The command line
+
+This page is made from `autoclave --help` and its verbs (`make docs`); change those, not this.
+"""
+
+
+def text() -> str:
+    """The whole page."""
+    root = click.Context(cli.cli, info_name="autoclave", terminal_width=WIDTH, **cli.cli.context_settings)
+    sections = [TITLE, *_sections(root, 2), f"## For programs\n\n{inspect.cleandoc(document.__doc__ or '')}\n"]
+    return "\n".join(sections)
+
+
+def _sections(ctx: click.Context, level: int) -> Iterator[str]:
+    # Trailing spaces are click's, where a verb of the list needs a second line.
+    usage = "\n".join(line.rstrip() for line in ctx.get_help().splitlines())
+    yield f"{'#' * level} {ctx.command_path}\n\n```text\n{usage}\n```\n"
+    if isinstance(ctx.command, click.Group):
+        for name in ctx.command.list_commands(ctx):
+            verb = ctx.command.get_command(ctx, name)
+            if verb is not None:
+                yield from _sections(click.Context(verb, parent=ctx, info_name=name), min(level + 1, 4))
+
+
+if __name__ == "__main__":
+    click.echo(text(), nl=False)

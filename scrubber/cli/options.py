@@ -1,0 +1,60 @@
+"""The flags that verbs share, and the types that their values have."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from scrubber import config
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ENVIRONMENT = {"auto_envvar_prefix": "AUTOCLAVE"}
+"""``--run-dir`` is AUTOCLAVE_RUN_DIR for every verb; click alone would call it AUTOCLAVE_STATUS_RUN_DIR."""
+
+DIRECTORY = click.Path(file_okay=False, path_type=Path)
+
+
+class Parsed(click.ParamType[Any]):
+    """A value that a function reads; its ValueError says what was expected."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        """Name it for the help text."""
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """The value, or a usage error."""
+        try:
+            return self._parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"found {value!r}, {error}", param, ctx)
+
+
+def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """``-o``: the first choice is the default."""
+    return click.option(
+        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="How to show it."
+    )
+
+
+def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names for the shell. Loaded late: who only parses flags needs no connection."""
+    items: list[CompletionItem] = importlib.import_module("scrubber.cli.completing").gpus(ctx, param, incomplete)
+    return items
+
+
+run_dir = click.option(
+    "--run-dir", type=DIRECTORY, default=config.RUN_DIR, show_default=True, help="Where the service has its sockets."
+)
+state_dir = click.option(
+    "--state-dir", type=DIRECTORY, default=config.STATE_DIR, show_default=True, help="Where the ledger lives."
+)
+gpu = click.argument("gpu", shell_complete=complete_gpus)
+gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus)

@@ -1,0 +1,176 @@
+"""``autoclave simulate``: drills. What happens here happens to simulated GPUs only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from policies import units
+from scrubber.cli import options, targets, words
+from scrubber.devices.simulated import documents, drills, tenants
+
+DURATION = options.Parsed("duration", units.parse_duration)
+SIZE = options.Parsed("size", units.parse_size)
+SECRET = "the last tenant was here"  # noqa: S105 - nobody's, but for a drill to be found
+
+simulated_dir = click.option(
+    "--simulated-dir", type=options.DIRECTORY, help="Where simulated GPUs live; the running service says it otherwise."
+)
+secret = click.option("--secret", default=SECRET, show_default=True, help="What it leaves in the memory.")
+
+
+@click.group()
+def command() -> None:
+    """Cause things on simulated GPUs.
+
+    The service is not told: it has to find out, as it would with real ones.
+    """
+
+
+def drill(act: Callable[..., str]) -> click.Command:
+    """A verb that acts on one simulated GPU and answers with what a person should know then."""
+
+    @functools.wraps(act)
+    def run(gpu: str, simulated_dir: Path | None, run_dir: Path, **extra: Any) -> None:  # noqa: ANN401 - flags of act
+        target = targets.find(gpu, simulated_dir, run_dir)
+        click.echo(words.printable(f"GPU {target.index}: {act(target, **extra)}"))
+
+    verb = options.gpu(simulated_dir(options.run_dir(run)))
+    return command.command(act.__name__.replace("_", "-"), context_settings=options.ENVIRONMENT)(verb)
+
+
+@drill
+@secret
+@click.option("--container", default="tenant", show_default=True, help="Who the process belongs to.")
+@click.option(
+    "--offset", type=SIZE, default=0, help="Where the secret is written, as in 1MiB; also halfway and at the end."
+)
+def occupy(target: targets.Target, secret: str, container: str, offset: int) -> str:
+    """Start a process of a container that uses the GPU."""
+    pid = tenants.occupy(target.root, target.uuid, secret.encode(), container, offset)
+    return f"process {pid} of container {container} uses it; `autoclave simulate release {target.index}` ends it"
+
+
+@drill
+def release(target: targets.Target) -> str:
+    """End the container processes that use the GPU."""
+    ended = tenants.release(target.root, target.uuid)
+    return f"ended {', '.join(map(str, ended))}" if ended else "no process of a container uses it"
+
+
+@drill
+@secret
+def zombie(target: targets.Target, secret: str) -> str:
+    """Leave a process behind that nobody owns.
+
+    It belongs to no container, holds the memory open and ignores SIGTERM.
+    """
+    pid = tenants.zombie(target.root, target.uuid, secret.encode())
+    return f"process {pid} holds its memory, belongs to nobody and ignores SIGTERM; `kill -9 {pid}` ends it"
+
+
+@drill
+@click.option("--size", type=SIZE, default="1MiB", show_default=True, help="How much.")
+def leak(target: targets.Target, size: int) -> str:
+    """Take memory that no process has, until the next reset."""
+    drills.leak(target.root, target.uuid, size)
+    return f"{words.size(size)} are taken and no process has them; a reset brings them back"
+
+
+@drill
+@click.argument("code", type=click.IntRange(1, 1000))
+def xid(target: targets.Target, code: int) -> str:
+    """Report a driver error event."""
+    drills.xid(target.root, target.uuid, code)
+    return f"the driver reports xid {code}"
+
+
+@drill
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+def ecc(target: targets.Target, count: int) -> str:
+    """Count uncorrectable memory errors."""
+    drills.ecc(target.root, target.uuid, count)
+    return f"{count} more uncorrectable memory errors were counted"
+
+
+@drill
+@click.option("--failed", is_flag=True, help="No spare row is left: it failed for good.")
+def remap(target: targets.Target, failed: bool) -> str:
+    """Have a row remap pending, or failed."""
+    drills.remap(target.root, target.uuid, failed=failed)
+    return (
+        "a row remap failed; its memory cannot be repaired" if failed else "a row remap is pending; a reset applies it"
+    )
+
+
+@drill
+def lost(target: targets.Target) -> str:
+    """Let the GPU fall off the bus."""
+    drills.lose(target.root, target.uuid)
+    return f"it fell off the bus; {_healed_by(target)}"
+
+
+@drill
+def hang(target: targets.Target) -> str:
+    """Let driver calls for the GPU never return."""
+    drills.hang(target.root, target.uuid)
+    return f"driver calls for it do not return; {_healed_by(target)}"
+
+
+@drill
+@click.option(
+    "--how", type=click.Choice(["refused", "slow", "fails"]), default="fails", show_default=True, help="In which way."
+)
+@click.option("--duration", type=DURATION, default="30s", show_default=True, help="How long a slow one takes.")
+def reset_fails(target: targets.Target, how: str, duration: float) -> str:
+    """Let resets be refused, fail, or take long."""
+    drills.break_reset(target.root, target.uuid, documents.Resetting(how), duration)
+    return f"resets are {how}; {_healed_by(target)}"
+
+
+@drill
+@click.option("--offset", type=SIZE, default="0B", show_default=True, help="Which byte, as in 1MiB.")
+@click.option("--bit", type=click.IntRange(0, 7), default=0, show_default=True, help="Which bit of it.")
+def bad_memory(target: targets.Target, offset: int, bit: int) -> str:
+    """Let a memory cell always read one."""
+    drills.bad_memory(target.root, target.uuid, offset, bit)
+    return f"bit {bit} of byte {offset} is stuck at one; {_healed_by(target)}"
+
+
+@drill
+def stall_clears(target: targets.Target) -> str:
+    """Let clears go nowhere."""
+    drills.stall_clears(target.root, target.uuid)
+    return f"clears go nowhere; {_healed_by(target)}"
+
+
+@drill
+def skip_clears(target: targets.Target) -> str:
+    """Let clears report success and write nothing."""
+    drills.skip_clears(target.root, target.uuid)
+    return f"clears report success and write nothing; {_healed_by(target)}"
+
+
+@drill
+@click.option(
+    "--watts", type=click.IntRange(1), default=200, show_default=True, help="The power limit that is left behind."
+)
+def drift(target: targets.Target, watts: int) -> str:
+    """Leave a changed setting behind, as a tenant might."""
+    drills.drift(target.root, target.uuid, watts)
+    return f"its power limit is {watts} W now; a scrub brings it back"
+
+
+@drill
+def heal(target: targets.Target) -> str:
+    """Take every fault back. What was counted stays, and so do processes."""
+    drills.heal(target.root, target.uuid)
+    return "nothing is broken on purpose any more"
+
+
+def _healed_by(target: targets.Target) -> str:
+    return f"`autoclave simulate heal {target.index}` ends it"

@@ -1,0 +1,322 @@
+"""The words of the house: values that decisions are made from.
+
+Everything here is frozen and compared by value. Hardware is described as it was seen, never as it is hoped to be: what
+could not be read is ``None``, and ``None`` is never a yes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class State(Enum):
+    """Where a device is in its life. The legal moves stand in ``states.TABLE``."""
+
+    UNKNOWN = "unknown"
+    DIRTY = "dirty"
+    SCRUBBING = "scrubbing"
+    CLEAN = "clean"
+    GRANTED = "granted"
+    EXPOSED = "exposed"
+    QUARANTINED = "quarantined"
+
+
+class Path(Enum):
+    """How thorough a scrub is."""
+
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Step(Enum):
+    """The deeds a path is made of."""
+
+    EVICT = "evict"
+    RESET = "reset"
+    CLEAR = "clear"
+    VERIFY = "verify"
+    SETTINGS = "settings"
+    HEALTH = "health"
+
+
+class Trigger(Enum):
+    """What made a scrub start."""
+
+    ACQUIRE = "acquire"
+    START = "start"
+    RELEASE = "release"
+    FIRST_LOOK = "first-look"
+    FOREIGN_USE = "foreign-use"
+    PROOF_EXPIRED = "proof-expired"
+    RETRY = "retry"
+    REQUEST = "request"
+    PROBATION = "probation"
+    REINSTATE = "reinstate"
+
+
+class Outcome(Enum):
+    """How a step ended. Only PASSED is a yes."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    TIMED_OUT = "timed-out"
+    DIED = "died"
+    ABORTED = "aborted"
+
+
+class Blame(Enum):
+    """Whose fault a failure is: it decides what comes next."""
+
+    DEVICE = "device"  # escalate, then quarantine
+    TENANT = "tenant"  # somebody is on the device: leave it alone, try again later
+    SERVICE = "service"  # we were told to stop: not a failure of anything
+
+
+class Ailment(Enum):
+    """Why a device is quarantined."""
+
+    LOST = "lost"
+    UNRESPONSIVE = "unresponsive"
+    XID = "xid"
+    ECC = "ecc"
+    REMAP_PENDING = "remap-pending"
+    REMAP_FAILED = "remap-failed"
+    MEMORY_FAULT = "memory-fault"
+    RESET_FAILED = "reset-failed"
+    SCRUB_FAILED = "scrub-failed"
+    FLAPPING = "flapping"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time on two clocks: the wall's for people, the time since boot for arithmetic (it never jumps)."""
+
+    wall: float
+    uptime: float
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """What a proof is bound to: another boot or another driver instance may have used the memory meanwhile."""
+
+    boot_id: str
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What a device is. ``uuid`` is its only name in the ledger; the index may change at any boot."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_bytes: int
+    mig: bool = False
+    resource: str = "nvidia.com/gpu"
+    numa_node: int | None = None
+    pci_address: str | None = None
+    reset_domain: str | None = None  # devices that a reset of one takes down together
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process that uses a device. ``container`` is None when it belongs to none."""
+
+    pid: int
+    started: float  # seconds since boot; with the pid it names one process for good
+    command: str
+    container: str | None
+    state: str = "S"  # the letter of /proc/PID/stat: D cannot be killed, Z is already dead
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """One driver error event, numbered in the order of the device's event log."""
+
+    number: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What a device says of its own health. Counters only ever grow until a reset or a reboot."""
+
+    lost: bool = False
+    unresponsive: bool = False
+    xids: tuple[Xid, ...] = ()
+    ecc_uncorrectable: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    leaked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What was already known of a device's health when it was last judged: only what is new makes it sick again."""
+
+    last_xid: int = 0
+    ecc_uncorrectable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """A diagnosis. Sticky ones wait for a person."""
+
+    ailment: Ailment
+    detail: str
+    sticky: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Memory that did not hold what was written."""
+
+    offset: int
+    expected: int
+    got: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a step saw and measured. None means not measured."""
+
+    covered_bytes: int | None = None
+    allocatable_bytes: int | None = None
+    residue_bytes: int | None = None
+    mismatch: Mismatch | None = None
+    holders: tuple[Holder, ...] = ()
+    terminated: tuple[int, ...] = ()
+    drift: tuple[str, ...] = ()
+    vitals: Vitals | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One step's end. ``detail`` is for operators and may name processes."""
+
+    step: Step
+    path: Path
+    outcome: Outcome
+    seconds: float
+    detail: str = ""
+    blame: Blame = Blame.DEVICE
+    findings: Findings = field(default_factory=Findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The proof that a device is clean: what was done, what was measured, and what it is bound to."""
+
+    id: str
+    device: str
+    job: str
+    path: Path
+    incarnation: Incarnation
+    policy: str
+    policy_digest: str
+    finished: Moment
+    steps: tuple[tuple[Step, float], ...]
+    covered_bytes: int
+    allocatable_bytes: int
+    residue_bytes: int
+    processes_found: int
+    processes_terminated: int
+    baseline: Baseline
+    previous: str | None  # digest of this device's previous receipt
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A yes. Not a reservation: it may be abandoned without a word."""
+
+    id: str
+    at: Moment
+    epoch: str  # which kubelet life it was given in
+    announced: bool  # the caller will say Start before anything runs on the device
+    receipt: str | None  # None only under policy ``observe``
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who a device was exposed to. ``container`` names what runs on it; None when it was never learnt."""
+
+    container: str | None
+    since: Moment
+    seen: bool = False  # whether anything of it was ever seen to run
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A scrub that is under way."""
+
+    id: str
+    path: Path
+    trigger: Trigger
+    started: Moment
+    step: Step | None = None
+    results: tuple[StepResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Why a device is kept out, and what must happen before it may come back."""
+
+    sickness: Sickness
+    since: Moment
+    by: str  # "autoclave", or who asked and in which words
+    baseline: Baseline = field(default_factory=Baseline)  # what is known of its health by now: probation looks for more
+    probes: int = 0  # how often probation was tried
+    next_probe: float | None = None  # uptime seconds; None waits for an operator
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """The last scrub that did not end clean, kept until one does."""
+
+    detail: str
+    at: Moment
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything the ledger knows of one device: the fold of its events."""
+
+    device: DeviceInfo
+    incarnation: Incarnation
+    state: State
+    since: Moment
+    baseline: Baseline = field(default_factory=Baseline)
+    receipt: Receipt | None = None  # only while it stands
+    last_receipt: str | None = None  # digest of the newest receipt ever given
+    grant: Grant | None = None
+    owner: Owner | None = None
+    tenancy_began: float | None = None  # uptime; from the grant until the next proof
+    job: Job | None = None
+    quarantine: Quarantine | None = None
+    sickness: Sickness | None = None  # sick while in use: quarantined as soon as it is released
+    setback: Setback | None = None
+    owed: Path | None = None  # the path a scrub took that did not end clean: the next one takes no lesser
+    returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was seen just now, fresh for this one decision.
+
+    ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when there is no owner
+    to ask about or it could not be told. ``siblings_busy`` is about the device's reset domain; ``watched_since`` is the
+    uptime from which on the service would have noticed a user.
+    """
+
+    incarnation: Incarnation
+    epoch: str
+    holders: tuple[Holder, ...] | None
+    watched_since: float = 0.0
+    owner_alive: bool | None = None
+    siblings_busy: bool | None = None
+    vitals: Vitals | None = None

@@ -1,0 +1,224 @@
+"""The life of a device, as a table.
+
+Rule 1: everything that changes a device's state is an event in ``TABLE``; an event that is not in the row of the
+        present state is an error and changes nothing.
+Rule 2: GRANTED is entered by ``Granted`` from CLEAN only. The one written exception is ``GrantedUnproven``, an event of
+        its own, so that the ledger shows every use of it.
+Rule 3: CLEAN is entered by ``ScrubPassed`` from SCRUBBING only, with the receipt of that very job.
+Rule 4: a device that was quarantined when its job began leaves SCRUBBING clean or back into quarantine, nothing else.
+Rule 5: a device in use is never quarantined under its user: ``Sickened`` remembers it until the release.
+
+The ledger replays through the same ``apply``: there is no second way to change anything. The diagram in the
+documentation is drawn from this table (``diagram``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core import events as ev
+from scrubber.core.model import Baseline, Job, Moment, Record, Setback, State
+
+TABLE: dict[State, dict[type[ev.Event], State]] = {
+    State.UNKNOWN: {
+        ev.Described: State.UNKNOWN,
+        ev.Distrusted: State.UNKNOWN,
+        ev.ScrubStarted: State.SCRUBBING,
+        ev.Exposed: State.EXPOSED,  # found in use: a restart of ours, or a ledger that was lost
+        ev.GrantedUnproven: State.GRANTED,
+        ev.Quarantined: State.QUARANTINED,
+    },
+    State.DIRTY: {
+        ev.Described: State.DIRTY,
+        ev.Distrusted: State.UNKNOWN,
+        ev.ScrubStarted: State.SCRUBBING,
+        ev.GrantedUnproven: State.GRANTED,
+        ev.Quarantined: State.QUARANTINED,
+    },
+    State.SCRUBBING: {
+        ev.Described: State.SCRUBBING,
+        ev.StepStarted: State.SCRUBBING,
+        ev.StepFinished: State.SCRUBBING,
+        ev.Escalated: State.SCRUBBING,
+        ev.ScrubPassed: State.CLEAN,
+        ev.ScrubFailed: State.DIRTY,
+        ev.ScrubInterrupted: State.DIRTY,
+        ev.Quarantined: State.QUARANTINED,
+    },
+    State.CLEAN: {
+        ev.Described: State.CLEAN,
+        ev.Distrusted: State.UNKNOWN,
+        ev.Soiled: State.DIRTY,
+        ev.ScrubStarted: State.SCRUBBING,
+        ev.Granted: State.GRANTED,
+        ev.GrantedUnproven: State.GRANTED,  # its proof does not stand, and observe does not scrub
+        ev.Quarantined: State.QUARANTINED,
+    },
+    State.GRANTED: {
+        ev.Described: State.GRANTED,
+        ev.Distrusted: State.UNKNOWN,
+        ev.Granted: State.GRANTED,  # an init and an app container share it in one admission
+        ev.GrantedUnproven: State.GRANTED,
+        ev.Exposed: State.EXPOSED,
+        ev.Released: State.DIRTY,
+        ev.Sickened: State.GRANTED,
+    },
+    State.EXPOSED: {
+        ev.Described: State.EXPOSED,
+        ev.Distrusted: State.UNKNOWN,
+        ev.GrantedUnproven: State.GRANTED,
+        ev.Exposed: State.EXPOSED,
+        ev.Released: State.DIRTY,
+        ev.Sickened: State.EXPOSED,
+    },
+    State.QUARANTINED: {
+        ev.Described: State.QUARANTINED,
+        ev.Distrusted: State.QUARANTINED,
+        ev.ProbationStarted: State.SCRUBBING,
+        ev.Quarantined: State.QUARANTINED,
+    },
+}
+
+
+class IllegalEventError(Exception):
+    """An event that must not happen to a device in this state: a fault of ours, or a ledger that was edited."""
+
+
+def apply(record: Record | None, entry: ev.Entry) -> Record:
+    """The record after one more event, or an error and no change."""
+    event = entry.event
+    if isinstance(event, ev.Discovered):
+        if record is not None:
+            raise IllegalEventError(f"{entry.device} was discovered twice")
+        return Record(event.device, event.incarnation, State.UNKNOWN, entry.at)
+    if record is None:
+        raise IllegalEventError(f"{type(event).__name__} for {entry.device}, which was never discovered")
+    target = TABLE[record.state].get(type(event))
+    if target is None:
+        raise IllegalEventError(f"{type(event).__name__} cannot happen to a device that is {record.state.value}")
+    guard(record, event)
+    moved = replace(fold(record, event, entry.at), state=target)
+    return replace(moved, since=entry.at) if target is not record.state else moved
+
+
+def guard(record: Record, event: ev.Event) -> None:
+    """What the table alone cannot say: an event must be about this job, this receipt, this device."""
+    match event:
+        case ev.StepStarted() | ev.StepFinished() | ev.Escalated() | ev.ScrubPassed():
+            _demand(record.job is not None and event.job == record.job.id, "it is about another job")
+        case ev.ScrubFailed() | ev.ScrubInterrupted():
+            _demand(record.job is not None and event.job == record.job.id, "it is about another job")
+            _demand(record.quarantine is None, "a quarantined device does not leave its probation like this")
+        case ev.ScrubStarted():
+            _demand(record.sickness is None, "the device is sick")
+        case ev.Granted(grant):
+            _demand(record.receipt is not None and grant.receipt == record.receipt.id, "there is no such receipt")
+            _demand(record.sickness is None, "the device is sick")
+        case _:
+            return
+    if isinstance(event, ev.ScrubPassed):
+        _demand(event.receipt.device == record.device.uuid, "the receipt is for another device")
+        _demand(event.receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
+        _demand(event.receipt.previous == record.last_receipt, "the receipt does not follow the one before")
+
+
+def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - reads as its sentence
+    if not holds:
+        raise IllegalEventError(f"cannot happen: {why_not}")
+
+
+def fold(record: Record, event: ev.Event, at: Moment) -> Record:
+    """What an event changes besides the state. One arm an event, so it is as long as there are events.
+
+    Over 50 lines for that reason: splitting it would hide whether every event is answered.
+    """
+    match event:
+        case ev.Discovered() | ev.Described():
+            return replace(record, device=event.device)
+        case ev.Distrusted():
+            return _distrust(record, event, at)
+        case ev.Granted() | ev.GrantedUnproven():
+            began = record.tenancy_began if record.tenancy_began is not None else at.uptime
+            receipt = record.receipt if isinstance(event, ev.Granted) else None
+            return replace(record, grant=event.grant, owner=None, tenancy_began=began, receipt=receipt)
+        case ev.Exposed():
+            began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
+            return replace(record, owner=event.owner, tenancy_began=began, receipt=None)
+        case ev.Released():
+            return replace(record, grant=None, owner=None, receipt=None)
+        case ev.Soiled():
+            return replace(record, receipt=None, tenancy_began=None)
+        case ev.ScrubStarted() | ev.ProbationStarted():
+            return replace(record, job=event.job, receipt=None, grant=None, owner=None, owed=event.job.path)
+        case ev.StepStarted():
+            return replace(record, job=replace(_job(record), step=event.step))
+        case ev.StepFinished():
+            job = _job(record)
+            return replace(record, job=replace(job, step=None, results=(*job.results, event.result)))
+        case ev.Escalated():
+            return replace(record, job=replace(_job(record), path=event.path), owed=event.path)
+        case ev.ScrubPassed():
+            return _pass(record, event, at)
+        case ev.ScrubFailed():
+            count = record.setback.count + 1 if record.setback else 1
+            return replace(record, job=None, setback=Setback(event.why, at, count))
+        case ev.ScrubInterrupted():
+            return replace(record, job=None)
+        case ev.Sickened():
+            return replace(record, sickness=event.sickness)
+        case ev.Quarantined():
+            quarantine = event.quarantine
+            return replace(
+                record, job=None, receipt=None, sickness=None, quarantine=quarantine, baseline=quarantine.baseline
+            )
+
+
+def _job(record: Record) -> Job:
+    if record.job is None:
+        raise IllegalEventError(f"cannot happen: {record.device.uuid} has no job")
+    return record.job
+
+
+def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
+    """Nothing known of the memory holds; a quarantine does, and may be tried again at once: there is new evidence."""
+    quarantine = record.quarantine
+    if quarantine is not None and quarantine.next_probe is not None:
+        quarantine = replace(quarantine, next_probe=at.uptime)
+    return replace(
+        record,
+        incarnation=event.incarnation,
+        receipt=None,
+        grant=None,
+        owner=None,
+        tenancy_began=None,
+        quarantine=quarantine,
+        setback=None,  # whoever was in the way is gone, and its time was told by another boot's clock
+        baseline=record.baseline if event.incarnation.boot_id == record.incarnation.boot_id else Baseline(),
+    )
+
+
+def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
+    """Clean: the proof starts to stand, and everything it ends is over."""
+    returns = record.returns if record.quarantine is None else (*record.returns[-9:], at.wall)
+    return replace(
+        record,
+        job=None,
+        receipt=event.receipt,
+        last_receipt=event.receipt.digest,
+        baseline=event.receipt.baseline,
+        tenancy_began=None,
+        quarantine=None,
+        setback=None,
+        owed=None,
+        returns=returns,
+    )
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    lines = ["stateDiagram-v2", "    [*] --> unknown: Discovered"]
+    for state, row in TABLE.items():
+        for target in State:
+            names = [kind.__name__ for kind, to in row.items() if to is target and to is not state]
+            lines += [f"    {state.value} --> {target.value}: {', '.join(names)}"] if names else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,97 @@
+"""How a device came to be where it is, a plain sentence an event. For operators: may name processes and containers."""
+
+from __future__ import annotations
+
+from scrubber.core import events as ev
+from scrubber.core.model import Grant, Holder, Job, Outcome, Quarantine, Receipt, StepResult
+
+
+def tell(event: ev.Event) -> str:
+    """The event as a sentence."""
+    match event:
+        case ev.Discovered(device):
+            return f"found {device.model} at index {device.index}; nothing is known of its memory"
+        case ev.Described(device):
+            return f"now seen as {device.model} at index {device.index}"
+        case ev.Distrusted(why):
+            return f"what was known of its memory no longer holds: {why}"
+        case ev.Granted(grant):
+            return f"handed out (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
+        case ev.GrantedUnproven(grant, why):
+            return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+        case ev.Exposed(owner):
+            return f"in use by {owner.container or 'a process of no known container'}"
+        case ev.Released(why):
+            return f"released: {why}"
+        case ev.Soiled(why, holders):
+            return f"no longer clean: {why}{_by(holders)}"
+        case ev.ScrubStarted(job):
+            return f"{_job(job)} started"
+        case ev.ProbationStarted(job, by):
+            return f"probation: {_job(job)} started by {by}"
+        case ev.StepStarted(_, step, path):
+            return f"{step.value} started ({path.value} path)"
+        case ev.StepFinished(_, result):
+            return _step(result)
+        case ev.Escalated(_, why, path):
+            return f"escalated to the {path.value} path: {why}"
+        case ev.ScrubPassed(_, receipt):
+            return _receipt(receipt)
+        case ev.ScrubFailed(_, why):
+            return f"not clean: {why}"
+        case ev.ScrubInterrupted(_, why):
+            return f"scrub cut off, nothing was proven: {why}"
+        case ev.Sickened(sickness):
+            return f"sick while in use ({sickness.ailment.value}): {sickness.detail}; left alone until it is released"
+        case ev.Quarantined(quarantine):
+            return _quarantine(quarantine)
+
+
+def _announced(grant: Grant) -> str:
+    return "" if grant.announced else ", its start will not be announced"
+
+
+def _by(holders: tuple[Holder, ...]) -> str:
+    names = ", ".join(
+        f"{holder.command} (pid {holder.pid}, {holder.container or 'no container'})" for holder in holders
+    )
+    return f" by {names}" if names else ""
+
+
+def _job(job: Job) -> str:
+    return f"scrub {job.id} on the {job.path.value} path ({job.trigger.value})"
+
+
+def _step(result: StepResult) -> str:
+    findings = result.findings
+    notes = [result.detail] if result.detail else []
+    if findings.residue_bytes:
+        notes.append(f"{findings.residue_bytes} bytes of the last user were found")
+    if findings.holders:
+        notes.append(f"found{_by(findings.holders)}".replace("found by", "found"))
+    if findings.terminated:
+        notes.append(f"ended pid {', '.join(map(str, findings.terminated))}")
+    if findings.mismatch is not None:
+        at = findings.mismatch
+        wrong = f"at byte {at.offset} {at.got:#04x} was read where {at.expected:#04x} was written"
+        notes.append(f"{wrong}, {at.count} byte(s) wrong in all")
+    if findings.drift:
+        notes.append(f"restored {', '.join(findings.drift)}")
+    said = f": {'; '.join(notes)}" if notes else ""
+    mark = "" if result.outcome is Outcome.PASSED else " - not clean"
+    return f"{result.step.value} {result.outcome.value} in {result.seconds:.3f} s{said}{mark}"
+
+
+def _receipt(receipt: Receipt) -> str:
+    share = receipt.covered_bytes / receipt.allocatable_bytes
+    return (
+        f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
+        f" ({share:.2%}) overwritten and read back, {receipt.residue_bytes} bytes of residue found,"
+        f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
+    )
+
+
+def _quarantine(quarantine: Quarantine) -> str:
+    sickness = quarantine.sickness
+    kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
+    return f"quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}; {kept}"

@@ -1,0 +1,130 @@
+"""Starts the service and stops it. All long-running tasks of the program are named in ``_serve``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+
+from asyncinotify import Inotify, Mask
+
+from policies.faults import PolicyError
+from scrubber import app, log
+from scrubber.api import server, sockets
+from scrubber.config import LogFormat, ScrubberConfig
+from scrubber.devices.base import Backend
+from scrubber.errors import FatalError, LedgerUnavailable
+from scrubber.ledger.ledger import Ledger
+from scrubber.rulebook import Rulebook
+
+logger = log.get("daemon")
+
+LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between tries to open the ledger; the last one repeats
+FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
+
+
+def run(config: ScrubberConfig) -> int:
+    """Serve until told to stop; 0 is a clean stop."""
+    fmt = None if config.log_format is LogFormat.AUTO else config.log_format is LogFormat.JSON
+    log.configure(config.log_level.value, json=fmt)
+    os.umask(0o077)
+    try:
+        rulebook = Rulebook(config.policy)
+    except PolicyError as error:
+        raise FatalError(str(error)) from error
+    lock = sockets.prepare(config.run_dir)
+    try:
+        return asyncio.run(_serve(config, app.build_backend(config), rulebook))
+    finally:
+        os.close(lock)
+
+
+async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -> int:
+    """Recover, open the doors, look after the devices; undo it all in the reverse order."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    ledger = await _ledger(config, stop)
+    if ledger is None:
+        return 0
+    built = app.build(config, backend, rulebook, ledger)
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
+        await built.service.recover()
+    await built.monitor.round()
+    doors = server.Doors(built.service, built.reporter, config.run_dir)
+    await doors.open()
+    logger.info("serving", run_dir=str(config.run_dir), policy=rulebook.name, devices=len(ledger.records))
+    tasks = [
+        asyncio.create_task(built.monitor.run(), name="monitor"),
+        asyncio.create_task(_watch_policy(rulebook), name="policy file"),
+        asyncio.create_task(_await_hangups(hangup, rulebook), name="hangup signal"),
+    ]
+    stopped = asyncio.create_task(stop.wait(), name="stop signal")
+    done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await _shut_down(built, doors, tasks)
+    for task in done - {stopped}:
+        task.result()  # a task that ended by itself failed: its error ends the program
+    return 0
+
+
+async def _shut_down(built: app.App, doors: server.Doors, tasks: list[asyncio.Task[None]]) -> None:
+    """Stopping is not failing: jobs are cut off and recorded as such."""
+    logger.info("stopping")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await built.service.stop()
+    await doors.close()
+    await built.ledger.close()
+    logger.info("stopped", ledger_row=built.ledger.seq)
+
+
+async def _ledger(config: ScrubberConfig, stop: asyncio.Event) -> Ledger | None:
+    """The ledger, as soon as it can be opened. Until then the doors say why nothing is granted."""
+    closed: server.ClosedDoors | None = None
+    attempt = 0
+    try:
+        while not stop.is_set():
+            try:
+                return app.open_ledger(config)
+            except LedgerUnavailable as error:
+                pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
+                logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400
+                closed = closed or await server.ClosedDoors.open(config.run_dir)
+                closed.message = error.message
+            attempt += 1
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+        return None
+    finally:
+        if closed is not None:
+            await closed.close()
+
+
+async def _watch_policy(rulebook: Rulebook) -> None:
+    """Load the policy again when its file changes. A ConfigMap is changed by moving a link in its directory."""
+    if rulebook.path is None:
+        await asyncio.Event().wait()
+        return
+    with Inotify() as inotify:
+        inotify.add_watch(rulebook.path.parent, FILE_CHANGES)
+        async for _ in inotify:
+            await _reload(rulebook)
+
+
+async def _await_hangups(hangup: asyncio.Event, rulebook: Rulebook) -> None:
+    while True:
+        await hangup.wait()
+        hangup.clear()
+        await _reload(rulebook)
+
+
+async def _reload(rulebook: Rulebook) -> None:
+    if await asyncio.to_thread(rulebook.reload):
+        logger.info("policy loaded", policy=rulebook.name, source=rulebook.source)
+    elif rulebook.fault:
+        logger.error("policy not loaded, the old one stays in force", source=rulebook.source, faults=rulebook.fault)

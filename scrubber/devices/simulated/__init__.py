@@ -1,0 +1,5 @@
+"""GPUs made of files: first-class, shipped, able to fail every promise.
+
+A simulated GPU is a directory. ``memory`` is its memory, so a process that has it open is using the GPU; the small
+files beside it are its counters, settings and faults, which another shell may change under a running service.
+"""

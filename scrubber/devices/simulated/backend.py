@@ -1,0 +1,80 @@
+"""Sight: which simulated GPUs there are, and how they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.devices.base import Address, DeviceError
+from scrubber.devices.simulated import condition, containers, documents, layout, lease
+from scrubber.devices.simulated.documents import Driver
+from scrubber.devices.simulated.layout import Place
+
+
+class Simulated:
+    """The backend of GPUs made of files under one root."""
+
+    name: str = layout.NAME
+
+    def __init__(self, root: Path) -> None:
+        """Look at what is there on the first question."""
+        self._root = root
+        self._known: dict[str, tuple[Place, DeviceInfo]] = {}
+
+    def inventory(self) -> tuple[DeviceInfo, ...]:
+        """Every device that is there, or was once: a known one that cannot be read any more is still named."""
+        known = dict(self._known)
+        trusted = {place for place, _ in known.values()}
+        for place in layout.places(self._root):
+            try:
+                info = place.info()
+            except DeviceError:
+                if place not in trusted:
+                    raise
+                continue
+            known[info.uuid] = (place, info)
+        self._known = known  # replaced whole: calls come from several threads
+        return tuple(sorted((info for _, info in known.values()), key=lambda info: info.index))
+
+    def driver(self) -> str:
+        """Version and instance of the pretended driver."""
+        driver = documents.read(layout.driver_file(self._root), Driver)
+        return f"{self.name} {driver.version} {driver.instance}"
+
+    def in_use(self, uuid: str) -> bool | None:
+        """Exact while the device answers: the kernel knows who has its memory open."""
+        place = self._present(uuid)
+        return None if condition.faults(place).lost else lease.held(place.memory)
+
+    def vitals(self, uuid: str) -> Vitals:
+        """Health as the device's files say it now."""
+        return condition.vitals(self._present(uuid))
+
+    def files(self, uuid: str) -> tuple[str, ...]:
+        """The memory file."""
+        return (str(self._place(uuid).memory),)
+
+    def address(self, uuid: str) -> Address:
+        """The device's directory."""
+        return Address(self.name, str(self._place(uuid).directory))
+
+    def container_of(self, pid: int) -> str | None:
+        """The simulated container that a process belongs to."""
+        return containers.of(pid)
+
+    def container_alive(self, container: str) -> bool:
+        """Whether any process of a simulated container still runs."""
+        return containers.alive(container)
+
+    def _place(self, uuid: str) -> Place:
+        if uuid not in self._known:
+            self.inventory()
+        if uuid not in self._known:
+            raise DeviceError(f"cannot find {uuid}: no simulated gpu of that name under {self._root}")
+        return self._known[uuid][0]
+
+    def _present(self, uuid: str) -> Place:
+        place = self._place(uuid)
+        if place.info().uuid != uuid:
+            raise DeviceError(f"cannot ask {uuid}: another gpu has taken its place")
+        return place

@@ -1,0 +1,55 @@
+"""How a simulated GPU is doing, as its documents say: what both ports read before they answer."""
+
+from __future__ import annotations
+
+import time
+
+from scrubber.core.model import Vitals, Xid
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import documents
+from scrubber.devices.simulated.documents import Counters, Faults
+from scrubber.devices.simulated.layout import Place
+
+_BLINK = 0.02  # how soon a blocked call notices that its fault was healed
+
+
+def faults(place: Place) -> Faults:
+    """The faults in force. While the device hangs this call does not return, as a driver call would not."""
+    while (found := documents.read(place.faults, Faults)).hang:
+        time.sleep(_BLINK)
+    return found
+
+
+def stall(place: Place) -> None:
+    """Go nowhere for as long as clears are to stall."""
+    while documents.read(place.faults, Faults).stall_clears:
+        time.sleep(_BLINK)
+
+
+def vitals(place: Place) -> Vitals:
+    """Health from the counters and the event log."""
+    lost = faults(place).lost
+    counters = documents.read(place.counters, Counters)
+    return Vitals(
+        lost=lost,
+        xids=xids(place),
+        ecc_uncorrectable=counters.ecc_uncorrectable,
+        remap_pending=counters.remap_pending,
+        remap_failed=counters.remap_failed,
+        leaked_bytes=counters.leaked_bytes,
+    )
+
+
+def xids(place: Place) -> tuple[Xid, ...]:
+    """The event log, numbered by line; a line that is no number, or not ended yet, makes it unreadable."""
+    try:
+        return _numbered(place.events.read_text())
+    except (OSError, ValueError) as error:
+        raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
+
+
+def _numbered(text: str) -> tuple[Xid, ...]:
+    *lines, rest = text.split("\n")
+    if rest:
+        raise ValueError("the last line is not complete")
+    return tuple(Xid(number, int(line)) for number, line in enumerate(lines, start=1))

@@ -1,0 +1,50 @@
+"""How simulated GPUs, and their driver, come to be."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.simulated import documents, layout
+from scrubber.devices.simulated.documents import Counters, Driver, Faults, Settings
+from scrubber.devices.simulated.layout import Place
+
+DEFAULT_MEMORY_BYTES = 64 * 2**20
+DRIVER_VERSION = "1.0"
+# Not what a reset leaves behind: there is always something to bring back.
+BASELINE = Settings(power_limit_watts=350, persistence=True)
+
+
+def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
+    """Make the GPUs that are missing; those that are there keep their memory, names and faults."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    root.chmod(0o700)
+    with layout.locked(root):
+        if not layout.driver_file(root).exists():
+            load_driver(root)
+        for index in range(count):
+            if not (root / f"gpu{index}").exists():
+                _make(root, index, memory_bytes)
+
+
+def load_driver(root: Path) -> None:
+    """Load the pretended driver anew: proofs made under the old instance no longer hold."""
+    documents.write(layout.driver_file(root), Driver(uuid.uuid4().hex, DRIVER_VERSION))
+
+
+def _make(root: Path, index: int, memory_bytes: int) -> None:
+    # Made aside and moved into place: nobody ever sees half a GPU.
+    place = Place(root / f".gpu{index}.{uuid.uuid4().hex}")
+    place.directory.mkdir(mode=0o700)
+    place.memory.touch(mode=0o600)
+    os.truncate(place.memory, memory_bytes)
+    place.events.touch(mode=0o600)
+    info = DeviceInfo(uuid=f"GPU-{uuid.uuid4()}", index=index, model="Simulated GPU", memory_bytes=memory_bytes)
+    documents.write(place.device, info)
+    documents.write(place.settings, BASELINE)
+    documents.write(place.baseline, BASELINE)
+    documents.write(place.counters, Counters())
+    documents.write(place.faults, Faults())
+    place.directory.rename(root / f"gpu{index}")

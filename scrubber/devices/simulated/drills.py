@@ -1,0 +1,97 @@
+"""Faults on demand, from any process: each function breaks (or heals) one GPU of a root.
+
+A drill changes documents only; processes that use a GPU are started by ``tenants``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import documents, layout
+from scrubber.devices.simulated.documents import Counters, Faults, Resetting, StuckBit
+
+_BITS = 8
+
+
+def xid(root: Path, uuid: str, code: int) -> None:
+    """The driver reports an error event."""
+    with layout.find(root, uuid).events.open("a") as log:
+        log.write(f"{code}\n")
+
+
+def ecc(root: Path, uuid: str, count: int = 1) -> None:
+    """Uncorrectable memory errors are counted."""
+    _change_counters(root, uuid, lambda old: replace(old, ecc_uncorrectable=old.ecc_uncorrectable + count))
+
+
+def remap(root: Path, uuid: str, *, failed: bool = False) -> None:
+    """A row remap is pending until the next reset, or has failed for good."""
+    change = {"remap_failed": True} if failed else {"remap_pending": True}
+    _change_counters(root, uuid, lambda old: replace(old, **change))
+
+
+def leak(root: Path, uuid: str, count: int = 2**20) -> None:
+    """Memory is taken and no process has it, until the next reset."""
+    _change_counters(root, uuid, lambda old: replace(old, leaked_bytes=old.leaked_bytes + count))
+
+
+def lose(root: Path, uuid: str) -> None:
+    """The device falls off the bus."""
+    _change_faults(root, uuid, lambda old: replace(old, lost=True))
+
+
+def hang(root: Path, uuid: str) -> None:
+    """Driver calls for the device do not return until it is healed."""
+    _change_faults(root, uuid, lambda old: replace(old, hang=True))
+
+
+def break_reset(root: Path, uuid: str, how: Resetting, seconds: float = 0.0) -> None:
+    """Resets are refused, fail, or take that long."""
+    _change_faults(root, uuid, lambda old: replace(old, reset=how, reset_seconds=float(seconds)))
+
+
+def bad_memory(root: Path, uuid: str, offset: int = 0, bit: int = 0) -> None:
+    """One more memory cell is stuck at one."""
+    memory_bytes = layout.find(root, uuid).info().memory_bytes
+    if not (0 <= offset < memory_bytes and 0 <= bit < _BITS):
+        raise DeviceError(f"cannot break bit {bit} at offset {offset}: the memory has {memory_bytes} bytes of 8 bits")
+    _change_faults(root, uuid, lambda old: replace(old, stuck_bits=(*old.stuck_bits, StuckBit(offset, bit))))
+
+
+def stall_clears(root: Path, uuid: str) -> None:
+    """Clears count what is there, then go nowhere until healed."""
+    _change_faults(root, uuid, lambda old: replace(old, stall_clears=True))
+
+
+def skip_clears(root: Path, uuid: str) -> None:
+    """Clears report success and write nothing."""
+    _change_faults(root, uuid, lambda old: replace(old, skip_clears=True))
+
+
+def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
+    """A setting is changed, as a tenant might."""
+    place = layout.find(root, uuid)
+    with layout.locked(place.directory):
+        current = documents.read(place.settings, documents.Settings)
+        documents.write(place.settings, replace(current, power_limit_watts=power_limit_watts))
+
+
+def heal(root: Path, uuid: str) -> None:
+    """Nothing is broken any more. What was counted and logged stays, and so do processes."""
+    _change_faults(root, uuid, lambda _: Faults())
+    _change_counters(root, uuid, lambda old: Counters(ecc_uncorrectable=old.ecc_uncorrectable))
+
+
+def _change_counters(root: Path, uuid: str, change: Callable[[Counters], Counters]) -> None:
+    place = layout.find(root, uuid)
+    with layout.locked(place.directory):
+        documents.write(place.counters, change(documents.read(place.counters, Counters)))
+
+
+def _change_faults(root: Path, uuid: str, change: Callable[[Faults], Faults]) -> None:
+    place = layout.find(root, uuid)
+    with layout.locked(place.directory):
+        documents.write(place.faults, change(documents.read(place.faults, Faults)))

@@ -1,0 +1,101 @@
+"""Touch: what a worker child does to one simulated GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+
+from scrubber.core.model import Mismatch, Vitals
+from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
+from scrubber.devices.simulated import condition, documents, layout, memory, patterns
+from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Settings
+from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.patterns import Pattern
+
+
+class SimulatedGpu:
+    """One GPU made of files."""
+
+    def __init__(self, directory: Path) -> None:
+        """Touch nothing yet."""
+        self._place = Place(directory)
+
+    def reset(self) -> None:
+        """Forget what is volatile: counters, leaks, pending remaps, settings. The memory keeps its bytes."""
+        faults = self._answer()
+        if faults.reset is Resetting.REFUSED:
+            raise DeviceError("cannot reset: the device is in use by another client")
+        time.sleep(faults.reset_seconds)
+        if faults.reset is Resetting.FAILS:
+            raise DeviceError("cannot reset: the device did not come back")
+        with layout.locked(self._place.directory):
+            counters = documents.read(self._place.counters, Counters)
+            documents.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
+            documents.write(self._place.settings, Settings())
+
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+        """Count what is there, then write and read back each pattern."""
+        wanted = _named(patterns, key)
+        faults = self._answer()
+        with memory.opened(self._place, faults.stuck_bits) as cells:
+            step = _counted(progress, cells.size * (1 + 2 * len(wanted)))
+            residue = cells.residue(step)
+            mismatch: Mismatch | None = None
+            for pattern in () if faults.skip_clears else wanted:
+                self._answer()
+                condition.stall(self._place)
+                cells.fill(pattern, step)
+                mismatch = memory.joined(mismatch, cells.compare(pattern, step))
+            covered = cells.size if wanted else 0
+            return Cleared(covered, self._allocatable(cells.size), residue, mismatch)
+
+    def verify(self, progress: Progress) -> Verified:
+        """Read all of the memory: every byte must be zero."""
+        faults = self._answer()
+        with memory.opened(self._place, faults.stuck_bits) as cells:
+            mismatch = cells.compare(patterns.zero, _counted(progress, cells.size))
+            return Verified(cells.size, self._allocatable(cells.size), mismatch)
+
+    def restore_settings(self) -> tuple[str, ...]:
+        """Bring back the baseline; says what had drifted."""
+        self._answer()
+        with layout.locked(self._place.directory):
+            current = documents.read(self._place.settings, Settings)
+            baseline = documents.read(self._place.baseline, Settings)
+            if current != baseline:
+                documents.write(self._place.settings, baseline)
+        names = (field.name for field in fields(Settings))
+        pairs = ((name, getattr(current, name), getattr(baseline, name)) for name in names)
+        return tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new)
+
+    def vitals(self) -> Vitals:
+        """Health as the device's files say it now."""
+        self._answer()
+        return condition.vitals(self._place)
+
+    def _answer(self) -> Faults:
+        faults = condition.faults(self._place)
+        if faults.lost:
+            raise DeviceLostError("the device has fallen off the bus: reseat or replace it, then reboot the node")
+        return faults
+
+    def _allocatable(self, size: int) -> int:
+        # A memory file that was cut short must show as memory that was not reached.
+        return max(size, self._place.info().memory_bytes)
+
+
+def _named(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
+    return tuple(patterns.named(name, key) for name in names)
+
+
+def _counted(progress: Progress, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return step

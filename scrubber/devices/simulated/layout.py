@@ -1,0 +1,91 @@
+"""Where a simulated GPU's files lie."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import documents
+
+NAME = "simulated"  # of the backend
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directory of one simulated GPU."""
+
+    directory: Path
+
+    @property
+    def memory(self) -> Path:
+        """The sparse file that is the device memory."""
+        return self.directory / "memory"
+
+    @property
+    def device(self) -> Path:
+        """What the device is."""
+        return self.directory / "device.json"
+
+    @property
+    def settings(self) -> Path:
+        """The settings in force."""
+        return self.directory / "settings.json"
+
+    @property
+    def baseline(self) -> Path:
+        """The settings that should be in force."""
+        return self.directory / "baseline.json"
+
+    @property
+    def counters(self) -> Path:
+        """What the device has counted."""
+        return self.directory / "counters.json"
+
+    @property
+    def faults(self) -> Path:
+        """What is broken on purpose."""
+        return self.directory / "faults.json"
+
+    @property
+    def events(self) -> Path:
+        """The driver's error events: one XID a line."""
+        return self.directory / "events.log"
+
+    def info(self) -> DeviceInfo:
+        """What the device says it is."""
+        return documents.read(self.device, DeviceInfo)
+
+
+def driver_file(root: Path) -> Path:
+    """The one document that all GPUs of a root share."""
+    return root / "driver.json"
+
+
+def places(root: Path) -> tuple[Place, ...]:
+    """Every GPU under a root, by directory name."""
+    return tuple(Place(directory) for directory in sorted(root.glob("gpu*")) if directory.is_dir())
+
+
+def find(root: Path, uuid: str) -> Place:
+    """The GPU of that name."""
+    for place in places(root):
+        if place.info().uuid == uuid:
+            return place
+    raise DeviceError(f"cannot find {uuid}: no simulated gpu of that name under {root}")
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Alone with a directory's documents, among all processes: for those who read, change and write back."""
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

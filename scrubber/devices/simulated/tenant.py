@@ -1,0 +1,35 @@
+"""A process that uses a simulated GPU: ``python -m scrubber.devices.simulated.tenant MEMORY stay|linger OFFSET...``.
+
+It writes what it reads from stdin to each offset, says its pid on stdout, and keeps the memory open until it is ended.
+``linger`` does not listen to SIGTERM. It imports almost nothing, so that many can be started quickly.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+
+def main(memory: str, manner: str, *offsets: str) -> None:
+    """Become nobody's child, write, tell, and wait for a signal."""
+    if os.fork():
+        os._exit(0)  # whoever started us collects this one at once; init will collect the other
+    if manner == "linger":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    secret = sys.stdin.buffer.read()
+    handle = os.open(memory, os.O_RDWR | os.O_CLOEXEC)
+    for offset in offsets:
+        if os.pwrite(handle, secret, int(offset)) != len(secret):
+            raise OSError(f"cannot write {len(secret)} bytes at offset {offset}")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.write(1, f"{os.getpid()}\n".encode())
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

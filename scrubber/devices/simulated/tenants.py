@@ -1,0 +1,96 @@
+"""Tenants on demand: real processes that use a simulated GPU, and one that reads what is left."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import containers, layout
+from scrubber.devices.simulated.layout import Place
+
+_START_SECONDS = 10.0
+_END_SECONDS = 5.0
+
+
+def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0) -> int:
+    """Start a process in a container that holds the secret in memory, here, halfway and at the very end; its pid."""
+    place = layout.find(root, uuid)
+    size = place.info().memory_bytes
+    if len(secret) > size // 2:
+        raise DeviceError(f"cannot hold a secret of {len(secret)} bytes: the memory has {size}")
+    offsets = (min(offset, size - len(secret)), size // 2, size - len(secret))
+    return _start(place, "stay", secret, offsets, os.environ | {containers.MARK: container})
+
+
+def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
+    """Start a process that belongs to no container, holds the memory and ignores SIGTERM; its pid."""
+    environment = {name: value for name, value in os.environ.items() if name != containers.MARK}
+    return _start(layout.find(root, uuid), "linger", secret, (0,), environment)
+
+
+def release(root: Path, uuid: str) -> tuple[int, ...]:
+    """End the container processes that use a GPU, as their runtime would; which they were."""
+    memory = layout.find(root, uuid).memory.stat()
+    ended = tuple(pid for pid, _ in containers.members() if _holds(pid, (memory.st_dev, memory.st_ino)))
+    for pid in ended:
+        _end(pid)
+    return ended
+
+
+def scan(root: Path, uuid: str, needle: bytes) -> int:
+    """How often the next tenant would find some bytes: reads all of the memory, as any tenant may."""
+    count, at = 0, -1
+    memory = layout.find(root, uuid).memory
+    with memory.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as cells:
+        while (at := cells.find(needle, at + 1)) >= 0:
+            count += 1
+    return count
+
+
+def _start(place: Place, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]) -> int:
+    command = (sys.executable, "-P", "-m", "scrubber.devices.simulated.tenant", str(place.memory), manner)
+    done = subprocess.run(
+        [*command, *map(str, offsets)],
+        input=secret,
+        capture_output=True,
+        env=environment,
+        start_new_session=True,
+        timeout=_START_SECONDS,
+        check=False,
+    )
+    if not done.stdout.strip().isdigit():
+        raise DeviceError(f"cannot start a tenant: {done.stderr.decode(errors='replace').strip() or 'it said nothing'}")
+    return int(done.stdout)
+
+
+def _holds(pid: int, memory: tuple[int, int]) -> bool:
+    try:
+        found = [entry.stat() for entry in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False  # ended while we looked: nothing is left to release
+    return any((file.st_dev, file.st_ino) == memory for file in found)
+
+
+def _end(pid: int) -> None:
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Looked at again behind the pidfd: the number may have gone to somebody else meanwhile.
+        if containers.of(pid) is None:
+            return
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        if not poll.poll(_END_SECONDS * 1000):
+            raise DeviceError(f"cannot release: process {pid} does not end on SIGTERM; end it with SIGKILL")
+    finally:
+        os.close(process)

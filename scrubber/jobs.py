@@ -1,0 +1,262 @@
+"""One scrub job per device: begun, joined, carried through to a verdict, or cut off.
+
+A job belongs to the service, never to the caller who asked for it. Its events are in the ledger; what is here is only
+what dies with the process: the running task and how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from policies.model import Eviction, Passes
+from scrubber import engine, log
+from scrubber.core import decide, verdict
+from scrubber.core import events as ev
+from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, Trigger
+from scrubber.core.model import Path as ScrubPath
+from scrubber.devices.base import Address
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger.ledger import Ledger
+from scrubber.rulebook import Ruling
+from scrubber.sight import Sight
+from scrubber.steps.base import Order
+
+logger = log.get("jobs")
+
+Spawn = Callable[[Address, tuple[str, ...]], Awaitable[engine.Hand]]
+
+
+@dataclass(eq=False)
+class Running:
+    """A job under way, for whoever wants to wait for it or watch it."""
+
+    id: str
+    device: str
+    op: str
+    ruling: Ruling
+    done: int = 0
+    total: int = 0
+    receipt: Receipt | None = None
+    why: str = "it was cut off"  # not clean, unless the end says otherwise
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def report(self, done: int, total: int) -> None:
+        """Progress of the present step, in bytes."""
+        self.done, self.total = done, total
+        self._turn()
+
+    def end(self) -> None:
+        """Nothing more will come."""
+        self.finished.set()
+        self._turn()
+
+    async def updates(self) -> AsyncIterator[None]:
+        """One turn at every change until the job is over. Any number may watch."""
+        while not self.finished.is_set():
+            await self._moved.wait()
+            yield
+
+    def _turn(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+def _lost_ledger(running: Running, error: LedgerUnavailable) -> None:
+    """The record stays SCRUBBING; the monitor closes it as interrupted once the ledger can be written again."""
+    logger.error("job lost its ledger", op=running.op, device=running.device, error=error.message)
+
+
+class Jobs:
+    """The jobs that run now."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        sight: Sight,
+        spawn: Spawn,
+        now: Callable[[], Moment],
+        token: Callable[[int], str],
+        watch_every: float,
+    ) -> None:
+        """``token`` gives fresh hex of so many bytes: job ids and keys."""
+        self._ledger = ledger
+        self._sight = sight
+        self._spawn = spawn
+        self._now = now
+        self._token = token
+        self._watch_every = watch_every
+        self._running: dict[str, Running] = {}
+        self._stopping = False
+
+    def of(self, device: str) -> Running | None:
+        """The job that runs on a device."""
+        return self._running.get(device)
+
+    async def begin(
+        self, device: str, path: ScrubPath, trigger: Trigger, ruling: Ruling, op: str, by: str = "autoclave"
+    ) -> Running:
+        """Record the job, then start it. The caller holds the device's lock and has decided."""
+        job = Job(self._token(6), path, trigger, self._now())
+        quarantined = self._ledger.records[device].state is State.QUARANTINED
+        event = ev.ProbationStarted(job, by) if quarantined else ev.ScrubStarted(job)
+        await self._ledger.append(op, (device, event))
+        running = Running(job.id, device, op, ruling)
+        self._running[device] = running
+        running.task = asyncio.create_task(self._carry(running), name=f"job {job.id}")
+        return running
+
+    async def cut(self, device: str) -> None:
+        """Stop a job that lost its device; what it did counts for nothing."""
+        running = self._running.get(device)
+        if running is None or running.task is None:
+            return
+        running.task.cancel()
+        await asyncio.wait({running.task})
+
+    async def stop(self) -> None:
+        """Cut all jobs off: the service goes down. Not a failure of any device."""
+        self._stopping = True
+        for device in tuple(self._running):
+            await self.cut(device)
+
+    async def _carry(self, running: Running) -> None:
+        """Carry a job through to its end, and record that end whatever it is."""
+        started = self._now().uptime
+        try:
+            await self._scrub(running)
+        except asyncio.CancelledError:
+            await self._interrupt(running, "the service was stopped" if self._stopping else "it was called off")
+        except LedgerUnavailable as error:
+            _lost_ledger(running, error)
+        except Exception as error:  # a fault of ours must not leave the device in SCRUBBING for ever
+            if self._record(running) is not None:
+                logger.exception("job failed inside", op=running.op, device=running.device)
+                await self._interrupt(running, f"a fault inside the service: {error!r}")
+        finally:
+            del self._running[running.device]
+            running.end()
+            state = self._ledger.records[running.device].state.value
+            seconds = round(self._now().uptime - started, 3)
+            logger.info("job ended", op=running.op, device=running.device, job=running.id, state=state, seconds=seconds)
+
+    async def _scrub(self, running: Running) -> None:
+        """Path, verdict, consequence; the slow path after the fast one where policy says so."""
+        key = self._token(16)
+        while True:
+            record = self._record(running)
+            if record is None or record.job is None:
+                return
+            await engine.run(self._task(record, record.job, running, key), self._surroundings(running))
+            if await self._concluded(running):
+                return
+
+    async def _concluded(self, running: Running) -> bool:
+        """Record what the path proved. False when the job goes on with another path."""
+        record = self._record(running)
+        if record is None or record.job is None:
+            return True
+        judged = verdict.judge(record.job, record.baseline, running.ruling.policy)
+        if isinstance(judged, verdict.Passed):
+            judged = await self._still_alone(running, judged)
+        event = self._conclusion(record, record.job, judged, running.ruling)
+        await self._ledger.append(running.op, (running.device, event))
+        running.why = judged.detail if isinstance(judged, verdict.Failed) else ""
+        running.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
+        return not isinstance(event, ev.Escalated)
+
+    def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, ruling: Ruling) -> ev.Event:
+        if isinstance(judged, verdict.Passed):
+            name = (ruling.rule, ruling.policy.proof_digest)
+            return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, self._now()))
+        escalate, confined = ruling.policy.paths.escalate, record.quarantine is not None
+        match verdict.consequence(judged, job.path, escalate=escalate, confined=confined):
+            case verdict.Escalate(path):
+                return ev.Escalated(job.id, judged.detail, path)
+            case verdict.Confine(sickness):
+                vitals = job.results[-1].findings.vitals if job.results else None
+                chance = int(self._token(2), 16) / 2**16
+                return decide.confine(record, sickness, "autoclave", vitals, ruling.policy, self._now(), chance)
+            case verdict.LeaveDirty():
+                return ev.ScrubFailed(job.id, judged.detail)
+
+    async def _still_alone(self, running: Running, passed: verdict.Passed) -> verdict.Verdict:
+        """The last look, after the last step and before anybody may call it clean."""
+        fenced = self._fence(running, Step.HEALTH, await self._sight.full(self._ledger.records[running.device]))
+        if fenced is None:
+            return passed
+        return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
+
+    async def _interrupt(self, running: Running, why: str) -> None:
+        record = self._record(running)
+        if record is None:
+            return
+        event = decide.interruption(record, why, self._now())
+        try:
+            await self._ledger.append(running.op, (running.device, event))
+        except LedgerUnavailable as error:
+            _lost_ledger(running, error)
+
+    def _record(self, running: Running) -> Record | None:
+        """The device's record while it still belongs to this job."""
+        record = self._ledger.records[running.device]
+        return record if record.job is not None and record.job.id == running.id else None
+
+    def _fence(self, running: Running, step: Step, facts: Facts) -> decide.Fenced | None:
+        return decide.fence(self._ledger.records[running.device], running.id, step, facts)
+
+    def _task(self, record: Record, job: Job, running: Running, key: str) -> engine.Task:
+        policy = running.ruling.policy
+        steps = verdict.PLANS[job.path]
+        deadlines = {step: getattr(policy.timeouts, step.value) for step in steps}
+        patterns = ("random", "zero") if policy.clear.passes is Passes.RANDOM_ZERO else ("zero",)
+        order = Order(
+            patterns=patterns,
+            key=key,
+            terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
+            terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
+            tenancy_began=record.tenancy_began,
+            grace=policy.evict.grace,
+            patience=policy.budgets.owner_wait,
+        )
+        return engine.Task(job.id, job.path, steps, dict.fromkeys(steps, order), deadlines)
+
+    def _surroundings(self, running: Running) -> engine.Surroundings:
+        device = running.device
+
+        async def look() -> Facts:
+            record = self._ledger.records[device]
+            return await self._sight.full(record, self._siblings(record))
+
+        async def note(event: ev.Event) -> None:
+            await self._ledger.append(running.op, (device, event))
+
+        return engine.Surroundings(
+            worker=lambda: self._worker(device),
+            look=look,
+            fence=lambda step, facts: self._fence(running, step, facts),
+            note=note,
+            progress=running.report,
+            watch_every=self._watch_every,
+        )
+
+    def _siblings(self, record: Record) -> list[Record]:
+        domain = record.device.reset_domain
+        others = self._ledger.records.values() if domain is not None else ()
+        return [other for other in others if other.device.reset_domain == domain and other is not record]
+
+    @asynccontextmanager
+    async def _worker(self, device: str) -> AsyncIterator[engine.Hand]:
+        """A worker for this device, known to our eyes so that it is not taken for an intruder."""
+        backend = self._sight.backend
+        hand = await self._spawn(backend.address(device), backend.files(device))
+        self._sight.own(hand.pid)
+        try:
+            yield hand
+        finally:
+            await hand.kill()
+            self._sight.disown(hand.pid)

@@ -1,0 +1,100 @@
+"""Looking at a ledger from outside: is it whole, and what does it say? Reads only, beside a running writer too."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrubber.errors import FatalError
+from scrubber.ledger import chain, codec, database, faults, headfile, migrations, places, store
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What does not hold; ``seq`` is None when the damage is in no single row."""
+
+    seq: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The verdict on a ledger. ``rows`` counts those that held, ``head`` is the last of them."""
+
+    rows: int
+    head: store.Head | None
+    broken: Broken | None
+    set_aside: tuple[str, ...]  # names of damaged ledgers that lie beside it
+
+
+def verify(path: Path) -> Audit:
+    """Check the chain, every event, the snapshot, the tail and SQLite's format, in one consistent view."""
+    where = places.Places(path)
+    count, head = 0, None
+    try:
+        # The head is read first: a writer may add rows meanwhile, so the rows may be ahead of it but never behind.
+        noted = headfile.read(where.head)
+        with _reading(where) as connection:
+            cut = database.cut(connection)
+            for row in chain.check(cut, database.rows(connection), noted):
+                chain.entry(row)
+                count, head = count + 1, store.Head(row.seq, row.hash)
+            if cut is not None:
+                codec.decode_records(cut.records)
+            database.check_format(connection)
+    except store.CorruptLedgerError as error:
+        return Audit(count, head, Broken(error.seq, error.message), where.aside())
+    return Audit(count, head, None, where.aside())
+
+
+def export(path: Path) -> Iterator[dict[str, object]]:
+    """The snapshot, if there is one, and each row with its hash, ready for JSON; what is no JSON stays text."""
+    with _reading(places.Places(path)) as connection:
+        if (cut := database.cut(connection)) is not None:
+            yield {"seq": cut.head.seq, "hash": cut.head.hash, "kind": "snapshot", "body": _parsed(cut.records)}
+        for row in database.rows(connection):
+            yield {
+                "seq": row.seq, "device": row.device, "wall": row.wall, "uptime": row.uptime, "op": row.op,
+                "kind": row.kind, "body": _parsed(row.body), "prev": row.prev, "hash": row.hash,
+            }  # fmt: skip
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@contextmanager
+def _reading(where: places.Places) -> Iterator[sqlite3.Connection]:
+    if not where.database.exists():
+        raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
+    with faults.told("read the ledger", where.database):
+        connection = _connect(where)
+        try:
+            migrations.version(connection, where.database)
+            with database.transaction(connection, "BEGIN"):
+                yield connection
+        finally:
+            connection.close()
+
+
+def _connect(where: places.Places) -> sqlite3.Connection:
+    connection = database.connect(where.database, "mode=ro")
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError:
+        # In a directory that cannot be written SQLite has no place for the log's index. Without a log it needs none.
+        connection.close()
+        if where.wal.exists() and where.wal.stat().st_size:
+            raise
+        return database.connect(where.database, "mode=ro&immutable=1")
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection

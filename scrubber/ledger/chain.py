@@ -1,0 +1,181 @@
+"""The hash chain: each row carries the hash of the one before, so that no row can change, vanish or move unseen.
+
+Pure: rows in, rows or a complaint out. Besides events the chain holds notes of the ledger's own: how it began (what was
+set aside before it) and where older rows were folded into a snapshot. What a chain cannot show is a tail cut off; that
+is what a :class:`store.Head` kept elsewhere is for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from scrubber.core.events import Entry
+from scrubber.core.model import Moment
+from scrubber.ledger import codec, store
+
+START = store.Head(0, "0" * 64)
+
+BEGUN = "ledger-begun"
+COMPACTED = "ledger-compacted"
+NOTES = frozenset({BEGUN, COMPACTED})
+
+WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a row says, before it has a place."""
+
+    device: str
+    at: Moment
+    op: str
+    kind: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as stored. ``prev`` is the hash of the row before, ``hash`` covers every other column."""
+
+    seq: int
+    device: str
+    wall: float
+    uptime: float
+    op: str
+    kind: str
+    body: str
+    prev: str
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where compaction cut: the last row folded away, and the records as of then."""
+
+    head: store.Head
+    records: str
+
+
+def content(draft: store.Draft) -> Content:
+    """A draft as text; ValueError when it cannot be stored."""
+    kind, body = codec.encode(draft.event)
+    return Content(draft.device, draft.at, draft.op, kind, body)
+
+
+def note(kind: str, at: Moment, body: object) -> Content:
+    """A note of the ledger's own."""
+    return Content("", at, "", kind, codec.canonical(body))
+
+
+def compaction(at: Moment, cut: Cut) -> Content:
+    """The note that vouches for a snapshot."""
+    return note(COMPACTED, at, _vouched(cut))
+
+
+def seal(head: store.Head, contents: Iterable[Content]) -> tuple[Row, ...]:
+    """The rows that follow ``head``."""
+    rows = []
+    for it in contents:
+        # Adding 0.0 makes an int a float and -0.0 a 0.0, as SQLite will: the hash must cover what is read back.
+        wall, uptime = it.at.wall + 0.0, it.at.uptime + 0.0
+        bare = Row(head.seq + 1, it.device, wall, uptime, it.op, it.kind, it.body, head.hash, "")
+        head = store.Head(bare.seq, digest(bare))
+        rows.append(Row(bare.seq, it.device, wall, uptime, it.op, it.kind, it.body, bare.prev, head.hash))
+    return tuple(rows)
+
+
+def fold(cut: Cut | None, rows: Sequence[Row], how: store.Fold) -> Cut:
+    """The cut after these rows: the old snapshot and what they say, folded into one."""
+    before = codec.decode_records(cut.records) if cut else ()
+    after = how(before, entries(check_links(cut.head if cut else START, rows)))
+    return Cut(store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after))
+
+
+def digest(row: Row) -> str:
+    """What the hash of a row must be."""
+    text = codec.canonical([row.prev, row.seq, row.device, row.wall, row.uptime, row.op, row.kind, row.body])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check(cut: Cut | None, rows: Iterable[Row], noted: store.Head | None) -> Iterator[Row]:
+    """Each row as soon as it has held; CorruptLedgerError names the first that does not.
+
+    ``noted`` is the head that was remembered outside the chain: the chain must reach it.
+    """
+    head = cut.head if cut else START
+    _check_noted(head, noted)
+    vouched = None
+    for row in check_links(head, rows):
+        head = store.Head(row.seq, row.hash)
+        _check_noted(head, noted)
+        if row.kind == COMPACTED:
+            vouched = row
+        yield row
+    _check_cut(cut, vouched)
+    _check_tail(head, noted)
+
+
+def check_links(head: store.Head, rows: Iterable[Row]) -> Iterator[Row]:
+    """Each row as soon as it has held by itself and follows the one before, the first one ``head``."""
+    for row in rows:
+        _check_row(head, row)
+        head = store.Head(row.seq, row.hash)
+        yield row
+
+
+def entry(row: Row) -> Entry | None:
+    """The event that a row holds, None for a note; CorruptLedgerError names the row."""
+    if row.kind in NOTES:
+        return None
+    try:
+        event = codec.decode(row.kind, row.body)
+    except store.CorruptLedgerError as error:
+        raise store.CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
+    return Entry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
+
+
+def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+    """The events among rows, in order."""
+    return tuple(found for row in rows if (found := entry(row)) is not None)
+
+
+def _check_row(head: store.Head, row: Row) -> None:
+    if row.seq != head.seq + 1:
+        raise store.CorruptLedgerError(f"row {row.seq} stands where row {head.seq + 1} should", head.seq + 1)
+    if row.hash != digest(row):
+        raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match it", row.seq)
+    if row.prev != head.hash:
+        raise store.CorruptLedgerError(f"row {row.seq} does not follow row {head.seq}: its link is wrong", row.seq)
+
+
+def _check_noted(head: store.Head, noted: store.Head | None) -> None:
+    if noted is not None and noted.seq == head.seq and noted.hash != head.hash:
+        raise store.CorruptLedgerError(f"row {head.seq} is not the one that was acknowledged", head.seq)
+
+
+def _check_tail(head: store.Head, noted: store.Head | None) -> None:
+    if noted is None:
+        if head.seq != 1:  # a crash may come between the first row and its head file, never later
+            raise store.CorruptLedgerError("cannot tell whether the tail is whole: the head file is gone")
+    elif noted.seq > head.seq:
+        raise store.CorruptLedgerError(
+            f"cannot find row {head.seq + 1}: the ledger had reached row {noted.seq}, its tail is lost", head.seq + 1
+        )
+
+
+def _check_cut(cut: Cut | None, vouched: Row | None) -> None:
+    if cut is None and vouched is None:
+        return
+    if cut is None or vouched is None or vouched.body != codec.canonical(_vouched(cut)):
+        seq = vouched.seq if vouched else None
+        raise store.CorruptLedgerError(f"the snapshot is not the one that row {seq or 'none'} vouches for", seq)
+
+
+def _vouched(cut: Cut) -> dict[str, object]:
+    return {
+        "cut": cut.head.seq,
+        "hash": cut.head.hash,
+        "snapshot": hashlib.sha256(cut.records.encode()).hexdigest(),
+    }

@@ -1,0 +1,94 @@
+"""Events as stored text and back. The kinds below are a stored format: a class may be renamed, a kind never.
+
+A new kind, or a new field (with a default), comes with a migration, an empty one if need be: an older program must
+refuse the ledger as a whole rather than stumble over one row. ``tests/ledger/test_codec.py`` holds the format still.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from types import GenericAlias, MappingProxyType
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from scrubber.core import events
+from scrubber.core.events import Event
+from scrubber.core.model import Record
+from scrubber.ledger import store
+
+CLASSES: Mapping[str, type[Event]] = MappingProxyType(
+    {
+        "discovered": events.Discovered,
+        "described": events.Described,
+        "distrusted": events.Distrusted,
+        "granted": events.Granted,
+        "granted-unproven": events.GrantedUnproven,
+        "exposed": events.Exposed,
+        "released": events.Released,
+        "soiled": events.Soiled,
+        "scrub-started": events.ScrubStarted,
+        "probation-started": events.ProbationStarted,
+        "step-started": events.StepStarted,
+        "step-finished": events.StepFinished,
+        "escalated": events.Escalated,
+        "scrub-passed": events.ScrubPassed,
+        "scrub-failed": events.ScrubFailed,
+        "scrub-interrupted": events.ScrubInterrupted,
+        "sickened": events.Sickened,
+        "quarantined": events.Quarantined,
+    }
+)
+KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})
+
+STRICT = ConfigDict(strict=True, extra="forbid")
+
+
+def canonical(value: object) -> str:
+    """One text for one value: sorted keys, no spaces, floats that round-trip exactly, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def encode(event: Event) -> tuple[str, str]:
+    """The kind and the body; ValueError when the event could not be read back."""
+    cls: type = type(event)
+    [plain] = _adapter(cls).dump_python((event,), mode="json", warnings="error")
+    return KINDS[cls], canonical(plain)
+
+
+def decode(kind: str, body: str) -> Event:
+    """The event, or CorruptLedgerError: nothing is guessed, converted or left out."""
+    if (event := CLASSES.get(kind)) is None:
+        raise store.CorruptLedgerError(f"cannot read an event: its kind {kind!r} is not known")
+    decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
+    if len(decoded) != 1:
+        raise store.CorruptLedgerError(f"cannot read an event: {len(decoded)} of them stand where one should")
+    return decoded[0]
+
+
+def encode_records(records: tuple[Record, ...]) -> str:
+    """A snapshot's text."""
+    return canonical(_adapter(Record).dump_python(records, mode="json", warnings="error"))
+
+
+def decode_records(text: str) -> tuple[Record, ...]:
+    """A snapshot's records, or CorruptLedgerError."""
+    return _read(Record, text, "a snapshot")
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter[tuple[Any, ...]]:
+    # Around a tuple, because an adapter of a bare dataclass takes no configuration; inside one it inherits it.
+    several: Any = GenericAlias(tuple, (cls, ...))
+    return TypeAdapter(several, config=STRICT)
+
+
+def _read(cls: type, text: str, what: str) -> tuple[Any, ...]:
+    try:
+        return _adapter(cls).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise store.CorruptLedgerError(f"cannot read {what}: {first['msg']} ({cls.__name__} {place})") from error

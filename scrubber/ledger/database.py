@@ -1,0 +1,165 @@
+"""The SQLite side: how the file is opened, and rows in and out of it."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import chain, store
+
+APPLICATION_ID = 0x41_43_4C_47  # "ACLG": file(1) and we ourselves tell a ledger from any other database
+BUSY_SECONDS = 2.0
+WAL_BYTES = 4 << 20  # what the -wal file is cut back to after a checkpoint
+
+_values = attrgetter("seq", "device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
+_INSERT = """
+    INSERT INTO entries (seq, device, wall, uptime, op, kind, body, prev, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_SELECT = """
+    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM entries
+    WHERE seq BETWEEN ? AND ? ORDER BY seq
+"""
+_NEWEST = """
+    SELECT seq, device, wall, uptime, op, kind, body, prev, hash FROM entries
+    WHERE kind NOT IN ('ledger-begun', 'ledger-compacted')
+    AND (?1 IS NULL OR device = ?1) AND (?2 IS NULL OR wall >= ?2) ORDER BY seq DESC LIMIT ?3
+"""
+
+
+def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
+    """A connection in autocommit mode; text comes as bytes, because damaged text may not be text at all."""
+    # Threads: the store has one writer, but the thread that closes it may be another.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{query}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.text_factory = bytes
+    return connection
+
+
+def make_durable(connection: sqlite3.Connection) -> None:
+    """Every commit from here on is on the disk when it returns, for one fdatasync each."""
+    [(mode,)] = connection.execute("PRAGMA journal_mode = WAL")
+    if mode != b"wal":
+        raise LedgerUnavailable("cannot use the ledger: its file system has no shared memory; use a local disk")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
+    # What a crash or a failed write left in the -wal is brought home first: nothing is built upon a doubtful tail.
+    bring_home(connection)
+
+
+def bring_home(connection: sqlite3.Connection) -> None:
+    """What is in the log is in the database, on the disk; a reader in the way is no error."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """All of it or none of it."""
+    connection.execute(begin)
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:  # SQLite may have rolled back by itself
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**63 - 1) -> Iterator[chain.Row]:
+    """Rows in order; by default every one, also where a damaged number has moved it."""
+    for columns in connection.execute(_SELECT, (first, last)):
+        yield _row(columns)
+
+
+def newest(
+    connection: sqlite3.Connection, device: str | None, since: float | None, limit: int
+) -> tuple[chain.Row, ...]:
+    """The newest rows that hold events, newest last."""
+    found = connection.execute(_NEWEST, (device, since, limit)).fetchall()
+    return tuple(_row(columns) for columns in reversed(found))
+
+
+def insert(connection: sqlite3.Connection, new: Iterable[chain.Row]) -> None:
+    """Rows at the end."""
+    connection.executemany(_INSERT, map(_values, new))
+
+
+def head(connection: sqlite3.Connection) -> store.Head:
+    """The newest row's number and hash, unverified."""
+    found = connection.execute("SELECT seq, hash FROM entries ORDER BY seq DESC LIMIT 1").fetchone()
+    return store.Head(found[0], _text(found[1], found[0])) if found else chain.START
+
+
+def cut(connection: sqlite3.Connection) -> chain.Cut | None:
+    """Where compaction cut, if ever."""
+    match connection.execute("SELECT seq, hash, records FROM snapshot").fetchone():
+        case None:
+            return None
+        case (int(seq), bytes(digest), bytes(records)):
+            return chain.Cut(store.Head(seq, _text(digest, None)), _text(records, None))
+        case _:
+            raise store.CorruptLedgerError("cannot read the snapshot: a column is not of its type")
+
+
+def fold(connection: sqlite3.Connection, new: chain.Cut) -> None:
+    """The snapshot replaces the rows up to its cut."""
+    connection.execute("DELETE FROM entries WHERE seq <= ?", (new.head.seq,))
+    connection.execute(
+        "INSERT OR REPLACE INTO snapshot (one, seq, hash, records) VALUES (1, ?, ?, ?)",
+        (new.head.seq, new.head.hash, new.records),
+    )
+
+
+def shrink(connection: sqlite3.Connection) -> None:
+    """Give free pages back to the file system; what is stored does not change."""
+    connection.executescript("PRAGMA incremental_vacuum")  # frees a page a step, and execute() takes one step only
+    bring_home(connection)
+
+
+def check_format(connection: sqlite3.Connection) -> None:
+    """SQLite's own structure is sound."""
+    [(application,)] = connection.execute("PRAGMA application_id")
+    if application != APPLICATION_ID:
+        raise store.CorruptLedgerError("cannot read the ledger: the file is not one (its application id is another)")
+    # The whole check, not quick_check: compaction keeps the file small enough to read all of it at every start.
+    [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
+    if verdict != b"ok":
+        raise store.CorruptLedgerError(f"cannot read the ledger: its format is damaged ({verdict.decode()})")
+
+
+def _row(columns: tuple[object, ...]) -> chain.Row:
+    match columns:
+        case (
+            int(seq),
+            bytes(device),
+            float(wall),
+            float(uptime),
+            bytes(op),
+            bytes(kind),
+            bytes(body),
+            bytes(prev),
+            bytes(digest),
+        ) if math.isfinite(wall) and math.isfinite(uptime):
+            texts = [_text(it, seq) for it in (op, kind, body, prev, digest)]
+            return chain.Row(seq, _text(device, seq), wall, uptime, *texts)
+        case (int(seq), *_):
+            raise store.CorruptLedgerError(f"row {seq} was changed: a column is not of its type", seq)
+        case _:
+            raise store.CorruptLedgerError("cannot read a row: it has no number")
+
+
+def _text(stored: bytes, seq: int | None) -> str:
+    try:
+        return stored.decode()
+    except UnicodeDecodeError as error:
+        place = "the snapshot" if seq is None else f"row {seq}"
+        raise store.CorruptLedgerError(f"{place} was changed: a column is not text", seq) from error

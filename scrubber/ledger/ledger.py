@@ -1,0 +1,144 @@
+"""The one memory of the service.
+
+Rule 1: ``append`` is legal, then durable, then true, in this order: the table is asked, the store has it on disk, and
+        only then does anybody see the new record.
+Rule 2: start-up replays through the same ``states.apply``. There is no second way to change anything.
+Rule 3: after a write that failed, what is on disk decides: memory is read anew before the next append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import TypeVar
+
+from scrubber.core import states
+from scrubber.core.events import Entry, Event
+from scrubber.core.model import Moment, Record
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger.store import Draft, Head, Loaded, Store
+
+T = TypeVar("T")
+KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
+FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
+
+
+def replay(records: Sequence[Record], entries: Sequence[Entry]) -> tuple[Record, ...]:
+    """The records after these entries."""
+    result = {record.device.uuid: record for record in records}
+    for entry in entries:
+        result[entry.device] = states.apply(result.get(entry.device), entry)
+    return tuple(result.values())
+
+
+class Ledger:
+    """Records by device, as durable as they are true."""
+
+    def __init__(
+        self, store: Store, now: Callable[[], Moment], keep: int = KEEP, loaded: Loaded | None = None
+    ) -> None:
+        """Read everything the store holds, unless whoever opened it has just done so."""
+        self._store = store
+        self._now = now
+        self._keep = keep
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
+        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
+        self._lock = asyncio.Lock()
+        self._moved = asyncio.Event()
+        self._writing: set[asyncio.Task[None]] = set()
+        self._stale = False
+        self.fault: str | None = None
+        self._believe(loaded or store.load())
+
+    def _load(self) -> None:
+        self._believe(self._store.load())
+
+    def _believe(self, loaded: Loaded) -> None:
+        self._records = {record.device.uuid: record for record in replay(loaded.snapshot, loaded.entries)}
+        self._head = loaded.head
+        self._rows = len(loaded.entries)
+
+    @property
+    def records(self) -> Mapping[str, Record]:
+        """What is true now, by device UUID."""
+        return MappingProxyType(self._records)
+
+    @property
+    def head(self) -> Head:
+        """The newest row: who wrote it down elsewhere can tell whether a tail was cut off."""
+        return self._head
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest row."""
+        return self._head.seq
+
+    async def append(self, op: str, *events: tuple[str, Event]) -> None:
+        """Record the events of one operation, all or none. A caller that is cancelled does not tear it apart."""
+        task = asyncio.create_task(self._append(op, events))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+        await asyncio.shield(task)
+
+    async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
+        async with self._lock:
+            if self._stale:
+                await self._write(self._load)
+                self._stale = False
+            at = self._now()
+            changed = self._legal(op, at, events)
+            drafts = [Draft(device, at, op, event) for device, event in events]
+            await self._write(lambda: self._store.append(drafts))
+            self._records.update(changed)
+            self._rows += len(drafts)
+            if self._rows >= self._keep + FOLD_AT_ONCE:
+                self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
+            self._head = self._store.head
+        self._announce()
+
+    def _legal(self, op: str, at: Moment, events: Sequence[tuple[str, Event]]) -> dict[str, Record]:
+        changed: dict[str, Record] = {}
+        for device, event in events:
+            before = changed.get(device, self._records.get(device))
+            changed[device] = states.apply(before, Entry(0, device, at, op, event))
+        return changed
+
+    async def _write(self, work: Callable[[], T]) -> T:
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
+        except LedgerUnavailable as error:
+            self._stale = True
+            self.fault = error.message
+            self._announce()
+            raise
+        self.fault = None
+        return result
+
+    def _announce(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def moved(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
+        """Wait until there is something newer than this row, but not longer than this."""
+        if self.seq != seq:
+            return True
+        try:
+            await asyncio.wait_for(self._moved.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    async def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+        """The newest entries, of one device or of all, newest last."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit))
+
+    async def close(self) -> None:
+        """Finish what is being written, then let go of the file."""
+        if self._writing:
+            await asyncio.wait(self._writing)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
+        self._writer.shutdown()
+        self._readers.shutdown()

@@ -1,0 +1,62 @@
+"""Numbered steps from an empty file to today's schema, and the refusal to open tomorrow's.
+
+Only ever append to ``SCRIPTS``. A script may not change a column that the chain covers: every hash would break. An
+empty script is right for a change of the stored events alone: it makes an older program refuse the file.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from scrubber.errors import FatalError
+
+SCRIPTS = (
+    """
+    CREATE TABLE entries (
+        seq    INTEGER PRIMARY KEY,
+        device TEXT NOT NULL,
+        wall   REAL NOT NULL,
+        uptime REAL NOT NULL,
+        op     TEXT NOT NULL,
+        kind   TEXT NOT NULL,
+        body   TEXT NOT NULL,
+        prev   TEXT NOT NULL,
+        hash   TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE snapshot (
+        one     INTEGER PRIMARY KEY CHECK (one = 1),
+        seq     INTEGER NOT NULL,
+        hash    TEXT NOT NULL,
+        records TEXT NOT NULL
+    ) STRICT;
+    """,
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> None:
+    """The schema is today's. Each script is one transaction: a crash leaves a whole version, never half a one."""
+    found = version(connection, path, scripts)
+    for number, script in enumerate(scripts[found:], start=found + 1):
+        try:
+            connection.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
+        except sqlite3.Error:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+def version(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> int:
+    """The file's schema version; FatalError when it is newer than this program."""
+    [(found,)] = connection.execute("PRAGMA user_version")
+    if found > len(scripts):
+        raise FatalError(
+            f"cannot open the ledger {path}: its schema is version {found}, this program knows up to {len(scripts)}; "
+            "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
+        )
+    return int(found)
+
+
+def outdated(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether there is something to migrate."""
+    return version(connection, path) < len(SCRIPTS)

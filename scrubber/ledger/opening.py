@@ -1,0 +1,137 @@
+"""Opening a ledger: a sound one as it is, none as a new one, a damaged one set aside, whole, beside a new one.
+
+Nothing is ever deleted or mended here. A new ledger knows no device, so everything is UNKNOWN until it was looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scrubber.core.model import Moment
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import chain, database, faults, headfile, migrations, places, sqlite, store
+
+Accept = Callable[[store.Loaded], object]
+"""A last look at what was loaded; raises CorruptLedgerError when it cannot have happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A ledger that was not believed, where it lies now, and why."""
+
+    path: Path
+    why: str
+
+
+def open_or_set_aside(
+    path: Path, at: Moment, accept: Accept = lambda _: None
+) -> tuple[sqlite.SqliteStore, SetAside | None]:
+    """A store that has been loaded once without complaint, and what had to be set aside for it.
+
+    LedgerUnavailable: not now (disk full, read-only, locked); call again later. FatalError: not without a person
+    (another writer, a newer schema). Neither touches what is stored.
+    """
+    where = places.Places(path)
+    with faults.told("open the ledger", path):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = places.Lock(where)
+        try:
+            return _open(where, lock, at, accept)
+        except BaseException:
+            lock.release()
+            raise
+
+
+def _open(
+    where: places.Places, lock: places.Lock, at: Moment, accept: Accept
+) -> tuple[sqlite.SqliteStore, SetAside | None]:
+    try:
+        if not where.database.exists():
+            _check_nothing_left(where)
+            _create(where, chain.note(chain.BEGUN, at, {}))
+        return _loaded(where, lock, accept), None
+    except store.CorruptLedgerError as error:
+        aside = SetAside(_move(where, at), error.message)
+    try:
+        with faults.told("begin a new ledger at", where.database):
+            _create(where, chain.note(chain.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
+        return _loaded(where, lock, accept), aside
+    except LedgerUnavailable as error:
+        raise LedgerUnavailable(f"{error}; a damaged one was set aside as {aside.path}: {aside.why}") from error
+
+
+def _loaded(where: places.Places, lock: places.Lock, accept: Accept) -> sqlite.SqliteStore:
+    opened = sqlite.SqliteStore(where, lock)
+    try:
+        accept(opened.load())
+    except BaseException:
+        opened.disconnect()
+        raise
+    return opened
+
+
+def _check_nothing_left(where: places.Places) -> None:
+    left = [it.name for it in (where.wal, where.shm, where.head) if it.exists()]
+    if left:
+        raise store.CorruptLedgerError(f"cannot find the ledger {where.database}, although {', '.join(left)} is there")
+
+
+def _move(where: places.Places, at: Moment) -> Path:
+    """Rename every file of a ledger out of the way; a crash in between leaves what the next start will not believe."""
+    stamp = datetime.fromtimestamp(at.wall, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+    base = f"{where.database.name}.corrupt-{stamp}"
+    taken = where.aside()
+    name = next(it for n in range(len(taken) + 1) if not _in_use(it := base + (f"-{n}" if n else ""), taken))
+    to = places.Places(where.database.with_name(name))
+    # The log before the database, so that no new database ever meets an old log; the head, which tells, last.
+    for old, new in (
+        (where.wal, to.wal),
+        (where.shm, to.shm),
+        (where.database, to.database),
+        (where.head, to.head),
+    ):
+        if old.exists():
+            old.rename(new)
+    _sync_directory(where)
+    return to.database
+
+
+def _in_use(name: str, taken: tuple[str, ...]) -> bool:
+    return any(it in {name, f"{name}-wal", f"{name}-shm", f"{name}.head"} for it in taken)
+
+
+def _create(where: places.Places, first: chain.Content) -> None:
+    """A new ledger with its first row, built aside and renamed into place: it is there as a whole or not at all."""
+    for leftover in (
+        where.fresh,
+        *(where.fresh.with_name(where.fresh.name + it) for it in ("-journal", "-wal", "-shm")),
+    ):
+        leftover.unlink(missing_ok=True)
+    os.close(os.open(where.fresh, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # -wal and -shm inherit the mode
+    with closing(database.connect(where.fresh)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only an empty file can be told
+        database.make_durable(connection)
+        migrations.migrate(connection, where.database)
+        [row] = chain.seal(chain.START, [first])
+        with database.transaction(connection):
+            connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
+            database.insert(connection, [row])
+        database.bring_home(connection)  # closing would do it too, but would not say when it failed
+    where.fresh.rename(where.database)
+    with closing(headfile.HeadFile(where.head)) as kept:
+        kept.write(store.Head(row.seq, row.hash))
+        kept.sync()
+    _sync_directory(where)
+
+
+def _sync_directory(where: places.Places) -> None:
+    directory = os.open(where.database.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,70 @@
+"""The level-triggered loop: compares what is seen with what the ledger says, asks the service. Does no long work itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scrubber import log
+from scrubber.core.model import DeviceInfo, Incarnation
+from scrubber.devices.base import DeviceError
+from scrubber.errors import AutoclaveError, LedgerUnavailable
+from scrubber.service import Service
+from scrubber.sight import Sight
+
+logger = log.get("monitor")
+
+
+class Monitor:
+    """One round a second is enough: hooks look for themselves, this is for what nobody asks about."""
+
+    def __init__(self, service: Service, sight: Sight, interval: float = 1.0) -> None:
+        """``interval`` is the pause between two rounds."""
+        self._service = service
+        self._sight = sight
+        self._interval = interval
+        self._complaint = ""
+
+    async def run(self) -> None:
+        """Rounds until cancelled. A round that fails is told once and tried again."""
+        while True:
+            await self.round()
+            await asyncio.sleep(self._interval)
+
+    async def round(self) -> None:
+        """Meet every device, then tend each; one that hangs keeps no other waiting."""
+        await self._meet()
+        devices = tuple(self._service.ledger.records)
+        results = await asyncio.gather(*(self._service.tend(device) for device in devices), return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        for failure in failures:
+            self._complain(failure)
+        if not failures:
+            self._complaint = ""
+
+    async def _meet(self) -> None:
+        try:
+            devices, incarnation = await self._sight.inventory(), await self._sight.incarnation()
+        except DeviceError as error:
+            self._complain(error)
+            return
+        for device in devices:
+            await self._introduce(device, incarnation)
+
+    async def _introduce(self, device: DeviceInfo, incarnation: Incarnation) -> None:
+        try:
+            await self._service.meet(device, incarnation)
+        except AutoclaveError as error:
+            self._complain(error)
+
+    def _complain(self, error: BaseException) -> None:
+        """Say it once, not once a second."""
+        text = repr(error)
+        if text == self._complaint:
+            return
+        self._complaint = text
+        if isinstance(error, LedgerUnavailable):
+            logger.error("cannot record what is seen; nothing is granted until this is mended", error=error.message)
+        elif isinstance(error, (AutoclaveError, DeviceError)):
+            logger.warning("cannot tend the devices", error=str(error))
+        else:
+            logger.error("fault in a round", exc_info=error)

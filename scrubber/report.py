@@ -1,0 +1,117 @@
+"""What operators are told: status, history, explanations. Reads, never changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scrubber.core import decide, story, view
+from scrubber.core.events import Entry
+from scrubber.core.model import Record, State
+from scrubber.errors import InvalidRequest, Reason
+from scrubber.ledger import codec
+from scrubber.service import Service
+
+MOST_ENTRIES = 10_000
+EXPLAINED = 200  # the newest rows: enough for several lives of a device
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the service says of itself."""
+
+    version: str
+    backend: str
+    simulated_dir: str
+    state_dir: str
+    started: float
+
+
+class Reporter:
+    """Answers questions about devices by index, UUID or unique prefix."""
+
+    def __init__(self, service: Service, identity: Identity) -> None:
+        """Look through the service's eyes."""
+        self._service = service
+        self._identity = identity
+
+    def find(self, gpu: str) -> str:
+        """The UUID of the one device that this names."""
+        records = self._service.ledger.records
+        if gpu in records:
+            return gpu
+        if gpu.isdecimal():
+            found = [uuid for uuid, record in records.items() if record.device.index == int(gpu)]
+        else:
+            found = [uuid for uuid in records if uuid.lower().startswith(gpu.lower())] if gpu else []
+        if len(found) == 1:
+            return found[0]
+        why = f"{gpu} could be any of {', '.join(sorted(found))}" if found else f"there is no device {gpu}"
+        raise InvalidRequest(why, Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE)
+
+    def status(self, gpus: Sequence[str]) -> view.Status:
+        """Some devices or all, by index."""
+        uuids = [self.find(gpu) for gpu in gpus] or list(self._service.ledger.records)
+        devices = sorted((self.device(uuid) for uuid in uuids), key=lambda device: device.index)
+        return view.Status(tuple(devices), self._about())
+
+    def device(self, uuid: str) -> view.DeviceStatus:
+        """One device."""
+        record = self._service.ledger.records[uuid]
+        running = self._service.jobs.of(uuid)
+        progress = (running.done, running.total) if running else (0, 0)
+        rule = self._service.rulebook.ruling(record.device).rule
+        return view.device_status(record, self._advert(record), rule, self._service.now(), progress)
+
+    def adverts(self) -> tuple[view.Advert, ...]:
+        """What the kubelet may be told of every device."""
+        return tuple(
+            view.Advert(
+                device=uuid,
+                healthy=self._advert(record).healthy,
+                clean=record.state is State.CLEAN,
+                numa_node=record.device.numa_node,
+                resource=record.device.resource,
+            )
+            for uuid, record in sorted(self._service.ledger.records.items())
+        )
+
+    async def history(self, gpu: str, since: float, limit: int) -> tuple[view.HistoryEntry, ...]:
+        """Rows of the ledger, newest last."""
+        device = self.find(gpu) if gpu else None
+        limit = min(limit or MOST_ENTRIES, MOST_ENTRIES)
+        entries = await self._service.ledger.history(device, since or None, limit)
+        return tuple(self._entry(entry) for entry in entries)
+
+    async def explain(self, gpu: str) -> view.Explanation:
+        """How a device came to be where it is, since it was last handed out clean or first seen."""
+        uuid = self.find(gpu)
+        record = self._service.ledger.records[uuid]
+        entries = await self._service.ledger.history(uuid, None, EXPLAINED)
+        why = self._service.rulebook.ruling(record.device).why
+        return view.Explanation(self.device(uuid), tuple(map(self._entry, entries)), view.advice(record), why)
+
+    def _advert(self, record: Record) -> decide.Advert:
+        return decide.advertise(record, self._service.rulebook.ruling(record.device).policy, self._service.now())
+
+    def _about(self) -> view.ServiceStatus:
+        ledger, rulebook, identity = self._service.ledger, self._service.rulebook, self._identity
+        return view.ServiceStatus(
+            version=identity.version,
+            backend=identity.backend,
+            policy=rulebook.name,
+            simulated_dir=identity.simulated_dir,
+            state_dir=identity.state_dir,
+            ledger_rows=ledger.seq,
+            ledger_head=ledger.head.hash,
+            ledger_fault=ledger.fault or "",
+            policy_fault=rulebook.fault,
+            started=identity.started,
+        )
+
+    def _entry(self, entry: Entry) -> view.HistoryEntry:
+        kind, body = codec.encode(entry.event)
+        record = self._service.ledger.records.get(entry.device)
+        index = record.device.index if record else -1
+        text = story.tell(entry.event)
+        return view.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body)

@@ -1,0 +1,69 @@
+"""The policy in force: loaded once, loaded again on request, and what it says of a device.
+
+A file that cannot be read or is wrong changes nothing: the policy that was in force stays, and ``fault`` says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from policies import load, match
+from policies.faults import PolicyError
+from policies.model import Policy, PolicySet
+from scrubber.core.model import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """The policy for one device, the rule it comes from (``file/rule``), and why this one."""
+
+    policy: Policy
+    rule: str
+    why: str
+
+
+class Rulebook:
+    """One policy file, or one of the shipped policies."""
+
+    def __init__(self, source: str) -> None:
+        """Load it; a fault at the start is the caller's to report."""
+        self.source = source
+        self.fault = ""
+        # One attribute, replaced whole: a ruling is never kept beside a policy that it does not come from.
+        self._book: tuple[PolicySet, dict[DeviceInfo, Ruling]] = (load.load(source), {})
+
+    @property
+    def name(self) -> str:
+        """The name the policy gives itself."""
+        return self._book[0].name
+
+    @property
+    def path(self) -> Path | None:
+        """The file to watch; None for a shipped policy."""
+        return None if self.source in load.shipped() else Path(self.source)
+
+    def reload(self) -> bool:
+        """Read it again; may be done in another thread. True when another policy is in force now."""
+        try:
+            fresh = load.load(self.source)
+        except PolicyError as error:
+            self.fault = str(error)
+            return False
+        self.fault = ""
+        changed = fresh != self._book[0]
+        self._book = (fresh, {})
+        return changed
+
+    def ruling(self, device: DeviceInfo) -> Ruling:
+        """What applies to this device."""
+        policies, known = self._book
+        if device not in known:
+            known[device] = _match(policies, device)
+        return known[device]
+
+
+def _match(policies: PolicySet, device: DeviceInfo) -> Ruling:
+    subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
+    found = match.resolve(policies, subject)
+    return Ruling(found.policy, f"{policies.name}/{found.rule}", found.why)

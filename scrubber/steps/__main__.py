@@ -1,0 +1,83 @@
+"""The worker child: one device, one step at a time, until the service hangs up.
+
+It starts for every scrub, so it imports little. It lives as long as its stdin: when the service is gone, so is the
+child, at once and in the middle of whatever it does. Any error that is not the device's ends it with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from scrubber.core.model import Holder
+from scrubber.devices import roster as devices
+from scrubber.node.processes import Processes
+from scrubber.steps import frames, roster
+from scrubber.steps.base import Bench
+
+_BETWEEN_PROGRESS = 0.05
+_CUT_OFF = 3  # exit status when the service hung up in the middle of a step
+
+
+def main() -> None:
+    """Serve one service over stdin and stdout."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which will tell us
+    lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
+    assignment = frames.assignment(lines.readline())
+    sight = Processes(Path("/proc"), devices.container_of(assignment.address), full_sight=assignment.full_sight)
+
+    def holders() -> tuple[Holder, ...] | None:
+        return sight.holders({"device": assignment.files}, exclude=(assignment.service,))["device"]
+
+    bench = Bench(devices.open_gpu(assignment.address), holders, _progress(answers))
+    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    busy = threading.Event()
+    threading.Thread(target=_listen, args=(lines, tasks, busy), daemon=True).start()
+    while True:
+        task = frames.task(tasks.get())
+        busy.set()
+        report = roster.perform(task.step, task.order, bench)
+        busy.clear()
+        _say(answers, frames.Answer(report=report))
+
+
+def _answers() -> BinaryIO:
+    # A library that prints would break the frames: whatever is printed from here on goes to stderr.
+    # Never closed by us, so that the service hears the end only when our exit status stands.
+    answers = os.fdopen(os.dup(1), "wb", closefd=False)
+    os.dup2(2, 1)
+    return answers
+
+
+def _listen(lines: BinaryIO, tasks: queue.SimpleQueue[bytes], busy: threading.Event) -> None:
+    for line in lines:
+        tasks.put(line)
+    os._exit(_CUT_OFF if busy.is_set() else 0)
+
+
+def _say(answers: BinaryIO, answer: frames.Answer) -> None:
+    answers.write(frames.encode(answer))
+    answers.flush()
+
+
+def _progress(answers: BinaryIO) -> Callable[[int, int], None]:
+    said = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if done < total and time.monotonic() < said + _BETWEEN_PROGRESS:
+            return
+        said = time.monotonic()
+        _say(answers, frames.Answer(progress=(done, total)))
+
+    return progress
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""What a step is given and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from scrubber.core.model import Blame, Findings, Holder, Outcome
+from scrubber.devices.base import Gpu, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one step is to do, as plain values: steps know no policy."""
+
+    patterns: tuple[str, ...] = ("zero",)  # clear: what is written, in order
+    key: str = ""  # clear: hex, fresh for every job
+    terminate_leftovers: bool = False  # evict: processes of the last tenancy may be ended
+    terminate_foreign: bool = False  # evict: processes of no tenancy may be ended
+    tenancy_began: float | None = None  # evict: uptime; what started later is a leftover
+    grace: float = 2.0  # evict: seconds between TERM and KILL
+    patience: float = 0.0  # evict: seconds to wait for processes that may not be ended
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a step ended. Whatever is not PASSED is a no."""
+
+    outcome: Outcome
+    detail: str = ""
+    blame: Blame = Blame.DEVICE
+    findings: Findings = field(default_factory=Findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The device under the step's hands."""
+
+    gpu: Gpu
+    holders: Callable[[], tuple[Holder, ...] | None]  # None: it cannot be proven who uses the device
+    progress: Progress
+
+
+class StepModule(Protocol):
+    """A step is a module with one function."""
+
+    def run(self, order: Order, bench: Bench) -> Report:
+        """Do it."""
+        ...

@@ -1,0 +1,29 @@
+"""Overwrite all of the memory, and read back every pattern that was written."""
+
+from __future__ import annotations
+
+from scrubber.core.model import Findings, Mismatch, Outcome
+from scrubber.steps.base import Bench, Order, Report
+
+
+def run(order: Order, bench: Bench) -> Report:
+    """Passes when something was written and everything that was written was read back."""
+    cleared = bench.gpu.clear(bytes.fromhex(order.key), order.patterns, bench.progress)
+    findings = Findings(
+        covered_bytes=cleared.covered_bytes,
+        allocatable_bytes=cleared.allocatable_bytes,
+        residue_bytes=cleared.residue_bytes,
+        mismatch=cleared.mismatch,
+    )
+    if cleared.mismatch is not None:
+        return Report(Outcome.FAILED, _tell(cleared.mismatch), findings=findings)
+    if cleared.covered_bytes == 0:
+        return Report(Outcome.FAILED, "nothing was overwritten", findings=findings)
+    return Report(Outcome.PASSED, findings=findings)
+
+
+def _tell(wrong: Mismatch) -> str:
+    return (
+        f"memory does not hold what is written to it: {wrong.count} bytes differ, the first at offset "
+        f"{wrong.offset:#x} (wrote {wrong.expected:#04x}, read {wrong.got:#04x})"
+    )

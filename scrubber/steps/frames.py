@@ -1,0 +1,64 @@
+"""What the service and its worker child say to each other: one JSON object a line.
+
+The child imports this module at every start, so it is plain Python; ``worker`` checks what comes back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+from scrubber.core.model import Step
+from scrubber.devices.base import Address
+from scrubber.steps.base import Order, Report
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The first line to a child: its device, for good."""
+
+    address: Address
+    files: tuple[str, ...]
+    full_sight: bool
+    service: int  # the pid that is no holder, although it may look at the device
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Every further line to a child: one step."""
+
+    step: Step
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A line from a child: how far it is, or how it ended. Exactly one of the two."""
+
+    progress: tuple[int, int] | None = None
+    report: Report | None = None
+
+
+def encode(frame: Assignment | Task | Answer) -> bytes:
+    """A frame as a line."""
+    return json.dumps(asdict(frame), default=_word).encode() + b"\n"
+
+
+def assignment(line: bytes) -> Assignment:
+    """The first line that a child reads."""
+    said = json.loads(line)
+    return Assignment(Address(**said["address"]), tuple(said["files"]), said["full_sight"], said["service"])
+
+
+def task(line: bytes) -> Task:
+    """Any later line that a child reads."""
+    said = json.loads(line)
+    order = said["order"] | {"patterns": tuple(said["order"]["patterns"])}
+    return Task(Step(said["step"]), Order(**order))
+
+
+def _word(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"{value!r} cannot be said")

@@ -1,0 +1,27 @@
+"""The one list of steps, and the one place where a device's failure becomes a step's."""
+
+from __future__ import annotations
+
+from scrubber.core.model import Findings, Outcome, Step, Vitals
+from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.steps import clear, evict, health, reset, settings, verify
+from scrubber.steps.base import Bench, Order, Report, StepModule
+
+STEPS: dict[Step, StepModule] = {
+    Step.EVICT: evict,
+    Step.RESET: reset,
+    Step.CLEAR: clear,
+    Step.VERIFY: verify,
+    Step.SETTINGS: settings,
+    Step.HEALTH: health,
+}
+
+
+def perform(step: Step, order: Order, bench: Bench) -> Report:
+    """Run a step. Only the device's own errors are reports; anything else is a bug and ends the child."""
+    try:
+        return STEPS[step].run(order, bench)
+    except DeviceLostError as error:
+        return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
+    except DeviceError as error:
+        return Report(Outcome.FAILED, str(error))

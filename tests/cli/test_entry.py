@@ -1,0 +1,211 @@
+"""The entry: quick to load, one line for every failure, the right exit code."""
+
+import os
+import subprocess
+import sys
+
+import click
+import pytest
+
+from policies.faults import Fault, PolicyError
+from scrubber import __version__, cli
+from scrubber.cli import failure
+from scrubber.devices.base import DeviceError
+from scrubber.errors import (
+    FatalError,
+    InvalidRequest,
+    LedgerUnavailable,
+    NotReady,
+    Reason,
+    Refused,
+    Unreachable,
+)
+
+SLOW = {"grpc", "pydantic", "rich", "sqlite3", "ruamel", "asyncio", "structlog"}
+
+
+def python(script, **env):
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **env}
+    )
+
+
+def test_help_loads_no_verb_and_nothing_slow():
+    script = """
+import sys
+from scrubber import cli
+sys.argv = ["autoclave", "--help"]
+try:
+    cli.main()
+finally:
+    print("LOADED", *sorted(sys.modules))
+"""
+    out = python(script).stdout
+    loaded = set(out.rpartition("LOADED")[2].split())
+    assert "Usage: autoclave" in out
+    assert "click" in loaded
+    assert not loaded & SLOW
+    assert not {name for name in loaded if name.startswith(("scrubber.", "policies"))} - {"scrubber.cli"}
+
+
+def test_the_module_is_the_command():
+    run = subprocess.run([sys.executable, "-m", "scrubber", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"autoclave {__version__}\n"
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name, (_, line) in cli.VERBS.items()])
+def test_the_line_of_a_verb_in_the_list_is_the_first_line_of_its_help(name, line):
+    command = cli.cli.get_command(click.Context(cli.cli), name)
+    assert command is not None
+    assert command.name in {name, "command"}
+    assert command.get_short_help_str(200) == line
+
+
+def verbs(command, path=()):
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from verbs(command.get_command(click.Context(command), name), (*path, name))
+    else:
+        yield path, command
+
+
+def flags():
+    for path, command in verbs(cli.cli):
+        for option in command.params:
+            if isinstance(option, click.Option) and path != ("scrubber",):  # that one is read by config
+                yield pytest.param(command, option, id=" ".join((*path, max(option.opts, key=len))))
+
+
+@pytest.mark.parametrize(("command", "option"), list(flags()))
+def test_every_flag_is_also_a_variable_of_its_name(command, option):
+    flag = max(option.opts, key=len).removeprefix("--")
+    expected = f"AUTOCLAVE_{flag.replace('-', '_').upper()}"
+    prefix = command.context_settings.get("auto_envvar_prefix", "")
+    assert (option.envvar or f"{prefix}_{option.name.upper()}") == expected
+
+
+def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
+    assert autoclave("policy", "show", "fast", AUTOCLAVE_VERSION="1.2", AUTOCLAVE_HELP="1").output.startswith("# yaml")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["frob"], "autoclave: cannot run `autoclave`: no such command 'frob'; see `autoclave --help`\n"),
+        (["statsu"], "no such command 'statsu'. Did you mean 'status'? see `autoclave --help`\n"),
+        (["status", "--wach"], "`autoclave status`: no such option '--wach'. Did you mean '--watch'? see"),
+        (["status", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml'"),
+        (["scrub"], "name GPUs, or say --all"),
+        (["scrub", "0", "--all"], "name GPUs, or say --all"),
+        (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow'"),
+        (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
+        (["quarantine", "0"], "missing option '--reason'"),
+        (["quarantine", "--reason", "x"], "missing argument 'GPU'"),
+        (["history", "--since", "yesterday"], "found 'yesterday', expected 10m"),
+        (["history", "--limit", "0"], "0 is not in the range"),
+        (["simulate", "xid", "0", "many"], "'many' is not a valid integer"),
+        (["simulate", "leak", "0", "--size", "1MB"], "expected a size of whole bytes"),
+        (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
+        (["scrubber", "--metrics-address", "x"], "no such option '--metrics-address'"),
+        (["scrubber", "--backend", "amd"], "'amd' is not one of"),
+    ],
+)
+def test_wrong_usage_is_one_line_with_a_remedy_and_exit_code_2(autoclave, args, told):
+    run = autoclave(*args)
+    assert run.exit_code == 2
+    assert run.stdout == ""
+    assert told in run.stderr
+    assert run.stderr.startswith("autoclave: cannot run `autoclave")
+    assert run.stderr.count("\n") == 1
+    assert "--help`" in run.stderr
+
+
+def test_a_bad_value_from_the_environment_names_its_variable(autoclave):
+    run = autoclave("history", AUTOCLAVE_LIMIT="many")
+    assert run.exit_code == 2
+    assert "(from AUTOCLAVE_LIMIT)" in run.stderr
+
+
+def test_a_bad_value_from_a_flag_names_no_variable(autoclave):
+    assert "AUTOCLAVE_LIMIT" not in autoclave("history", "--limit", "many").stderr
+
+
+@pytest.mark.parametrize("args", [[], ["ledger"], ["policy"], ["simulate"]])
+def test_without_a_verb_the_verbs_are_listed_and_the_exit_code_is_2(autoclave, args):
+    run = autoclave(*args)
+    assert run.exit_code == 2
+    assert "Commands:" in run.stderr
+    assert run.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Refused(Reason.IN_USE, "cannot: x"), 1),
+        (NotReady(Reason.SCRUBBING, "cannot: x"), 1),
+        (LedgerUnavailable("cannot: x"), 1),
+        (DeviceError("cannot: x"), 1),
+        (InvalidRequest("cannot: x"), 2),
+        (FatalError("cannot: x"), 2),
+        (PolicyError(Fault("cannot", 1, 1, "", "x", "y")), 2),
+        (Unreachable("cannot: x"), 3),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error, code, capsys):
+    assert failure.report(error) == code
+    assert capsys.readouterr().err.startswith("autoclave: cannot")
+
+
+def test_an_interrupt_says_nothing_more_and_exits_with_130(capsys):
+    assert failure.report(click.Abort()) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(capsys, monkeypatch):
+    monkeypatch.delenv("AUTOCLAVE_DEBUG", raising=False)
+    assert failure.report(KeyError("two\nlines")) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "AUTOCLAVE_DEBUG=1" in told
+
+
+def test_with_debug_an_unexpected_error_shows_its_traceback(capsys, monkeypatch):
+    monkeypatch.setenv("AUTOCLAVE_DEBUG", "1")
+    failure.report(KeyError("x"))
+    assert "KeyError" in capsys.readouterr().err.splitlines()[0]
+
+
+def test_an_error_cannot_make_the_terminal_do_things(capsys):
+    failure.report(Refused(Reason.IN_USE, "cannot scrub: used by \x1b[2Jevil\x07"))
+    assert capsys.readouterr().err == "autoclave: cannot scrub: used by \\x1b[2Jevil\\x07\n"
+
+
+def test_an_unknown_gpu_comes_with_the_verb_that_lists_them(capsys):
+    failure.report(InvalidRequest("there is no device 9", Reason.UNKNOWN_DEVICE))
+    assert capsys.readouterr().err == (
+        "autoclave: cannot do that: there is no device 9; `autoclave status` lists the GPUs\n"
+    )
+
+
+@pytest.mark.parametrize("verb", [["policy", "schema"], ["--help"]])
+def test_a_reader_that_leaves_early_is_no_error_to_speak_of(verb):
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, "-m", "scrubber", *verb], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(writer)
+    assert run.stderr == ""
+
+
+def test_without_a_service_the_exit_code_is_3_and_says_what_is_missing(autoclave, tmp_path):
+    run = autoclave("status", "--run-dir", tmp_path)
+    assert run.exit_code == 3
+    assert "there is no such socket; start `autoclave scrubber`, or name its --run-dir" in run.stderr
+
+
+def test_a_socket_that_nobody_listens_on_is_told_from_one_that_is_missing(autoclave, short_tmp):
+    (short_tmp / "admin.sock").touch()
+    run = autoclave("status", AUTOCLAVE_RUN_DIR=str(short_tmp))
+    assert run.exit_code == 3
+    assert "nobody answers there" in run.stderr

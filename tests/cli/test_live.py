@@ -1,0 +1,268 @@
+"""Verbs against the real service on simulated GPUs."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+
+import pytest
+
+from scrubber.cli import asking
+from scrubber.core import view
+
+LONG = "x" * 501
+
+
+def told(run, code=0):
+    assert run.exit_code == code, run.output
+    return run.stdout
+
+
+def test_status_shows_every_gpu_in_order(autoclave, service, gpu):
+    lines = told(autoclave("status")).splitlines()
+    assert lines[0].split() == ["GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE"]
+    assert [line.split()[0] for line in lines[1:]] == [str(index) for index in range(len(lines) - 1)]
+    assert re.fullmatch(rf"{gpu} +GPU-[0-9a-f]{{8}}\S* +clean +\d+[sm] +yes +-", lines[1 + gpu])
+
+
+def test_a_gpu_is_named_by_index_uuid_or_the_beginning_of_its_uuid(autoclave, gpu):
+    (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+    uuid = device["device"]
+    shown = told(autoclave("status", gpu)).split()[7]
+    for name in (uuid, shown, shown.lower()):
+        assert json.loads(told(autoclave("status", name, "-o", "json")))["items"][0]["index"] == gpu
+
+
+def test_the_status_document_has_every_field_of_the_views(autoclave, service, gpu):
+    document = json.loads(told(autoclave("status", gpu, AUTOCLAVE_OUTPUT="json")))
+    assert set(document["items"][0]) == set(view.DeviceStatus.__dataclass_fields__)
+    assert set(document["service"]) == set(view.ServiceStatus.__dataclass_fields__)
+    assert document["service"]["simulated_dir"] == str(service.simulated_dir)
+
+
+def test_scrub_proves_a_gpu_clean_again(autoclave, gpu):
+    run = autoclave("scrub", gpu, "--path", "slow", "-o", "json")
+    (item,) = json.loads(told(run))["items"]
+    assert (item["clean"], item["index"], item["receipt"]["path"]) == (True, gpu, "slow")
+    assert item["receipt"]["covered_bytes"] == 2**20
+    assert f"GPU {gpu}: " in run.stderr
+    assert f"(job {item['job']})" in run.stderr
+
+
+def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
+    told(autoclave("simulate", "occupy", gpu, "--secret", "hush"))
+    service.settled(gpu, "dirty")
+    refused = autoclave("scrub", gpu)
+    assert refused.exit_code == 1
+    assert re.search(rf"^{gpu} +GPU-\S+ +no ", refused.stdout, re.MULTILINE)
+    assert f"autoclave: GPU {gpu} is not clean: cannot scrub" in refused.stderr
+    told(autoclave("simulate", "release", gpu))
+    service.settled(gpu, "clean")
+    texts = [entry["text"] for entry in json.loads(told(autoclave("history", gpu, "-o", "json")))["items"]]
+    assert any("12 bytes of the last user were found" in text for text in texts)
+
+
+def test_scrub_without_waiting_says_that_it_runs(autoclave, gpu):
+    assert " running " in told(autoclave("scrub", gpu, "--no-wait"))
+
+
+def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
+    out = told(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
+    assert re.fullmatch(rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd\n", out)
+    (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+    assert (device["state"], device["healthy"]) == ("quarantined", False)
+    assert device["quarantine"]["by"] == asking.asker()
+    refused = autoclave("scrub", gpu)
+    assert refused.exit_code == 1
+    assert "it is quarantined" in refused.stderr
+    assert re.search(rf"^{gpu} +GPU-\S+ +yes ", told(autoclave("reinstate", gpu, "--reason", "aired")), re.MULTILINE)
+    again = autoclave("reinstate", gpu)
+    assert again.exit_code == 1
+    assert "not quarantined" in again.stderr
+
+
+def test_a_gpu_that_stays_sick_is_not_reinstated(autoclave, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    told(autoclave("simulate", "bad-memory", gpu, "--offset", "100B"))
+    run = autoclave("reinstate", gpu)
+    assert run.exit_code == 1
+    assert f"`autoclave explain {gpu}` tells what happened" in run.stderr
+    assert "quarantined" in told(autoclave("status", gpu))
+
+
+def test_explain_tells_it_in_order_and_ends_with_what_to_do(autoclave, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    lines = told(autoclave("explain", gpu)).splitlines()
+    text = "\n".join(lines)
+    assert lines[0].startswith(f"GPU {gpu}  GPU-")
+    assert text.index("found Simulated GPU") < text.index("proven clean") < text.index("quarantined by user")
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[2])
+    assert lines[-2].startswith("policy  defaults: ")
+    assert lines[-1] == "advice  a person took it out: `autoclave reinstate` brings it back through the slow path"
+    document = json.loads(told(autoclave("explain", gpu, "-o", "json")))
+    assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
+    assert document["entries"][-1]["kind"] == "quarantined"
+
+
+def test_history_is_limited_from_the_end_and_starts_where_it_is_told(autoclave, gpu):
+    rows = [json.loads(line) for line in told(autoclave("history", gpu, "-o", "jsonl")).splitlines()]
+    assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
+    newest = json.loads(told(autoclave("history", gpu, "--limit", "2", "-o", "json")))["items"]
+    assert newest == rows[-2:]
+    assert told(autoclave("history", gpu, "--since", "2999-01-01")) == "ROW  TIME  GPU  WHAT\n"
+    assert len(told(autoclave("history", gpu, "--since", rows[0]["at"])).splitlines()) >= len(rows)
+
+
+def test_policy_which_names_the_rule(autoclave, gpu):
+    assert re.fullmatch(
+        rf"GPU {gpu} \(GPU-\S+\): defaults: there are no rules\n", told(autoclave("policy", "which", gpu))
+    )
+
+
+def test_the_ledger_is_verified_beside_a_running_service(autoclave, service):
+    assert " holds: " in told(autoclave("ledger", "verify", "--state-dir", service.root / "state"))
+
+
+def test_gpu_names_are_completed_from_the_service(autoclave, service, gpu):
+    line = f"autoclave explain --run-dir {service.run_dir} GPU-"
+    run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="4")
+    uuids = [item["device"] for item in json.loads(told(autoclave("status", "-o", "json")))["items"]]
+    assert run.stdout.split() == [f"plain,{uuid}" for uuid in uuids]
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["status", "99"], "there is no device 99; `autoclave status` lists the GPUs"),
+        (["scrub", "GPU-nope"], "there is no device GPU-nope"),
+        (["explain", "G"], "G could be any of GPU-"),
+        (["simulate", "lost", "99"], "there is no device 99"),
+        (["history", "no such"], "holds a character that none has"),
+        (["status", "0", "0"], "a device was named twice"),
+        (["scrub", "0" * 64], "longer than 63 characters"),
+        (["quarantine", "0", "--reason", " "], "the reason is missing: say why"),
+        (["quarantine", "0", "--reason", "two\nlines"], "the reason holds a control character"),
+        (["quarantine", "0", "--reason", "\x1b[2J"], "the reason holds a control character"),
+        (["quarantine", "0", "--reason", LONG], "the reason has 501 characters, at most 500"),
+        (["reinstate", "0", "--reason", LONG], "the reason has 501 characters, at most 500"),
+    ],
+)
+@pytest.mark.usefixtures("service")
+def test_a_wrong_question_is_answered_in_one_line_with_exit_code_2(autoclave, args, why):
+    run = autoclave(*args)
+    assert run.exit_code == 2
+    assert run.stdout == ""
+    assert why in run.stderr
+    assert run.stderr.startswith("autoclave: cannot do that: ")
+    assert run.stderr.count("\n") == 1
+
+
+def test_leaving_a_scrub_early_says_that_it_goes_on(autoclave, service, gpu):
+    told(autoclave("simulate", "stall-clears", gpu))
+    with service.popen("scrub", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as scrub:
+        seen = ""
+        while "clear" not in seen:
+            seen = scrub.stderr.readline()
+        scrub.send_signal(signal.SIGINT)
+        out, err = scrub.communicate(timeout=20)
+    assert scrub.returncode == 130
+    assert out == ""
+    assert err.strip().splitlines() == ["autoclave: no longer waiting; the scrub goes on, `autoclave status` shows it"]
+    assert "fast path: clear" in told(autoclave("status", gpu))
+    late = autoclave("scrub", gpu, "--timeout", "50ms")
+    assert late.exit_code == 1
+    assert "took longer than 50ms; the scrub goes on" in late.stderr
+    told(autoclave("simulate", "heal", gpu))
+    service.settled(gpu, "clean")
+
+
+def on_a_terminal(service, *args, **env):
+    """What a verb writes when stdout and stderr are a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    env = {"TERM": "xterm-256color", "COLUMNS": "80", **env}
+    with service.popen(*args, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as verb:
+        os.close(theirs)
+        chunks = []
+        try:
+            while chunk := os.read(ours, 65536):
+                chunks.append(chunk)
+        except OSError:  # the kernel's way to say that nobody writes any more
+            pass
+        os.close(ours)
+    return verb.returncode, b"".join(chunks).decode()
+
+
+def test_a_terminal_gets_a_drawn_table(service, gpu):
+    code, text = on_a_terminal(service, "status", gpu)
+    assert code == 0
+    assert "\x1b[32mclean" in text
+    assert "─" in text
+
+
+def test_no_color_takes_the_colours_from_a_terminal(service, gpu):
+    _, text = on_a_terminal(service, "status", gpu, NO_COLOR="1")
+    assert "\x1b[32m" not in text
+    assert "clean" in text
+
+
+def test_a_scrub_on_a_terminal_has_a_bar_for_each_gpu(service, gpu):
+    code, text = on_a_terminal(service, "scrub", gpu)
+    assert code == 0
+    assert f"GPU {gpu} clean" in text
+    assert "━" in text
+    assert "(job " not in text
+
+
+def test_watch_prints_each_change_and_outlives_the_service(autoclave, mortal):
+    mortal.settled(0, "clean")
+    environment = {"AUTOCLAVE_RUN_DIR": str(mortal.run_dir)}
+    with mortal.popen("status", "0", "--watch", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:
+        assert watch.stdout.readline().startswith("GPU  UUID")
+        assert " clean " in watch.stdout.readline()
+        told(autoclave("quarantine", "0", "--reason", "one", **environment))
+        assert watch.stdout.readline().startswith("GPU  UUID")
+        assert "operator: one" in watch.stdout.readline()
+        mortal.kill()
+        assert watch.stderr.readline() == "autoclave: service not reachable, retrying\n"
+        mortal.start()
+        told(autoclave("reinstate", "0", **environment))
+        seen = ""
+        while " clean " not in seen:
+            seen = watch.stdout.readline()
+        watch.send_signal(signal.SIGINT)
+        watch.communicate(timeout=20)
+    assert watch.returncode == 130
+
+
+def test_watching_a_gpu_that_is_not_there_ends_at_once(autoclave, service):
+    run = autoclave("status", "99", "--watch")
+    assert run.exit_code == 2
+
+
+def test_watching_a_service_that_was_never_there_ends_with_3(autoclave, tmp_path):
+    assert autoclave("status", "--watch", AUTOCLAVE_RUN_DIR=str(tmp_path)).exit_code == 3
+
+
+@pytest.mark.parametrize("backend", ["nvidia", "auto"])
+def test_a_backend_that_does_not_exist_yet_is_wrong_usage(autoclave, short_tmp, backend):
+    run = autoclave("scrubber", "--backend", backend, "--run-dir", short_tmp / "r", "--state-dir", short_tmp / "s")
+    assert run.exit_code == 2
+    assert "use --backend simulated" in run.stderr
+
+
+def test_a_second_service_in_the_same_place_is_wrong_usage(service):
+    second = subprocess.run(service.command, capture_output=True, text=True, check=False, timeout=30)
+    assert second.returncode == 2
+    assert second.stderr.startswith("autoclave: cannot ")
+
+
+def test_the_scrubber_takes_wrong_values_from_anywhere_as_wrong_usage(autoclave, tmp_path):
+    bad = tmp_path / "c.yaml"
+    bad.write_text("simulated-gpus: 0\n")
+    run = autoclave("scrubber", AUTOCLAVE_CONFIG=str(bad))
+    assert run.exit_code == 2
+    assert f"{bad}:1:17: simulated_gpus: found the number 0" in run.stderr
+    assert autoclave("scrubber", AUTOCLAVE_SIMULATED_GPUS="none").exit_code == 2
+    assert autoclave("scrubber", "--policy", tmp_path / "none.yaml", "--backend", "simulated").exit_code == 2

@@ -1,0 +1,232 @@
+"""Verbs that need no service: ledger, policy, completion, and drills on a directory."""
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from policies import load
+from scrubber.cli import asking
+from scrubber.core import events
+from scrubber.core.model import DeviceInfo, Incarnation, Moment
+from scrubber.devices.simulated import creation, documents, layout, lease, tenants
+from scrubber.ledger import opening, store
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A state directory with a ledger of three rows."""
+    at = Moment(1_800_000_000.0, 5.0)
+    device = DeviceInfo("GPU-1", 0, "Simulated GPU", 4096)
+    found = events.Discovered(device, Incarnation("boot", "driver"))
+    opened, _ = opening.open_or_set_aside(tmp_path / "ledger.db", at)
+    opened.append([store.Draft("GPU-1", at, "op1", found), store.Draft("GPU-1", at, "op2", events.Described(device))])
+    opened.close()
+    return tmp_path
+
+
+def test_a_whole_ledger_is_verified_without_a_service(autoclave, state):
+    run = autoclave("ledger", "verify", "--state-dir", state)
+    assert run.exit_code == 0
+    assert f"{state}/ledger.db holds: 3 rows, the last is 3 (" in run.stdout
+
+
+def test_a_flipped_byte_is_found_and_its_row_is_named(autoclave, state):
+    with sqlite3.connect(state / "ledger.db") as connection:
+        name = connection.execute("SELECT name FROM sqlite_schema WHERE sql LIKE '%prev%'").fetchone()[0]
+        connection.execute(f"UPDATE {name} SET body = replace(body, 'Simulated', 'Simulatee') WHERE seq = 2")  # noqa: S608
+    connection.close()
+    run = autoclave("ledger", "verify", "--state-dir", state)
+    assert run.exit_code == 1
+    assert run.stdout == ""
+    assert "cannot trust the ledger" in run.stderr
+    assert "row 2 was changed" in run.stderr
+    document = json.loads(autoclave("ledger", "verify", "-o", "json", "--state-dir", state).stdout)
+    assert document["broken"]["seq"] == 2
+
+
+def test_an_export_is_a_line_of_json_for_every_row(autoclave, state):
+    run = autoclave("ledger", "export", AUTOCLAVE_STATE_DIR=str(state))
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [row["seq"] for row in rows] == [1, 2, 3]
+    assert rows[1]["body"]["device"]["model"] == "Simulated GPU"
+    assert rows[1]["hash"] == rows[2]["prev"]
+
+
+@pytest.mark.parametrize("verb", ["verify", "export"])
+def test_a_missing_ledger_is_wrong_usage(autoclave, tmp_path, verb):
+    run = autoclave("ledger", verb, "--state-dir", tmp_path / "nowhere")
+    assert run.exit_code == 2
+    assert "there is no such file; name the state directory" in run.stderr
+
+
+def test_a_ledger_that_was_set_aside_is_mentioned(autoclave, state):
+    (state / "ledger.db.corrupt-1").touch()
+    run = autoclave("ledger", "verify", "--state-dir", state)
+    assert run.exit_code == 0
+    assert "a damaged ledger was set aside before" in run.stderr
+
+
+def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    run = autoclave("policy", "check", "default", tmp_path / "mine.yaml")
+    assert run.exit_code == 0
+    assert run.stdout.splitlines()[1] == f"{tmp_path}/mine.yaml: policy mine can be used, 0 rules"
+
+
+def test_every_fault_of_every_policy_is_told_with_its_place(autoclave, tmp_path):
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")
+    run = autoclave("policy", "check", bad, "default", tmp_path / "none.yaml")
+    assert run.exit_code == 2
+    assert "default: policy default can be used" in run.stdout
+    assert f"{bad}:2:1: rulez: found an unknown key" in run.stderr
+    assert f"{bad}:5:15: defaults.budgets.allocate: found the number 5" in run.stderr
+    assert f"{tmp_path}/none.yaml:1:1: found no such file" in run.stderr
+
+
+def test_a_shipped_policy_is_shown_with_its_comments(autoclave):
+    assert autoclave("policy", "show", "strict").stdout == load.read_shipped("strict")
+
+
+def test_a_policy_that_is_not_shipped_comes_with_the_names_that_are(autoclave):
+    run = autoclave("policy", "show", "lax")
+    assert run.exit_code == 2
+    assert "there are default, fast, observe, strict" in run.stderr
+
+
+def test_the_schema_is_json(autoclave):
+    assert "rules" in json.loads(autoclave("policy", "schema").stdout)["properties"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_asks_autoclave(autoclave, shell):
+    run = autoclave("completion", shell)
+    assert run.exit_code == 0
+    assert f"_AUTOCLAVE_COMPLETE={shell}_complete" in run.stdout
+    assert run.stderr == ""
+
+
+def complete(autoclave, line):
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - (not line.endswith(" ")))}
+    return autoclave(_AUTOCLAVE_COMPLETE="bash_complete", **words).stdout.split()
+
+
+def test_verbs_flags_and_policy_names_are_completed(autoclave):
+    assert complete(autoclave, "autoclave qua") == ["plain,quarantine"]
+    assert "plain,--watch" in complete(autoclave, "autoclave status --")
+    assert complete(autoclave, "autoclave policy show str") == ["plain,strict"]
+
+
+def test_completing_a_gpu_without_a_service_is_silent(autoclave, tmp_path):
+    run = autoclave(
+        _AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS=f"autoclave scrub --run-dir {tmp_path} ", COMP_CWORD="4"
+    )
+    assert run.output.strip() == ""
+
+
+@pytest.fixture
+def gpus(tmp_path):
+    """Two simulated GPUs without a service."""
+    creation.create(tmp_path, 2, 2**20)
+    return tmp_path
+
+
+def drill(autoclave, gpus, *args):
+    run = autoclave("simulate", *args, AUTOCLAVE_SIMULATED_DIR=str(gpus))
+    assert run.exit_code == 0, run.output
+    return run.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "told", "changed"),
+    [
+        (["lost", "0"], "GPU 0: it fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
+        (["hang", "0"], "GPU 0: driver calls for it do not return", {"hang": True}),
+        (["stall-clears", "0"], "GPU 0: clears go nowhere", {"stall_clears": True}),
+        (["skip-clears", "0"], "GPU 0: clears report success", {"skip_clears": True}),
+        (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": documents.Resetting.FAILS}),
+        (["reset-fails", "0", "--how", "slow", "--duration", "2m"], "GPU 0: resets are slow", {"reset_seconds": 120.0}),
+        (
+            ["bad-memory", "0", "--offset", "4KiB", "--bit", "3"],
+            "GPU 0: bit 3 of byte 4096 is stuck at one",
+            {"stuck_bits": (documents.StuckBit(4096, 3),)},
+        ),
+    ],
+)
+def test_a_drill_breaks_one_gpu_and_heal_mends_it(autoclave, gpus, args, told, changed):
+    assert drill(autoclave, gpus, *args).startswith(told)
+    place, other = layout.places(gpus)
+    broken = documents.read(place.faults, documents.Faults)
+    assert {name: getattr(broken, name) for name in changed} == changed
+    assert documents.read(other.faults, documents.Faults) == documents.Faults()
+    drill(autoclave, gpus, "heal", "0")
+    assert documents.read(place.faults, documents.Faults) == documents.Faults()
+
+
+@pytest.mark.parametrize(
+    ("args", "changed"),
+    [
+        (["ecc", "1", "--count", "3"], {"ecc_uncorrectable": 3}),
+        (["remap", "1"], {"remap_pending": True}),
+        (["remap", "1", "--failed"], {"remap_failed": True}),
+        (["leak", "1", "--size", "2MiB"], {"leaked_bytes": 2 * 2**20}),
+    ],
+)
+def test_a_drill_counts_what_a_device_would_count(autoclave, gpus, args, changed):
+    drill(autoclave, gpus, *args)
+    counters = documents.read(layout.places(gpus)[1].counters, documents.Counters)
+    assert counters == documents.Counters(**changed)
+
+
+def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
+    drill(autoclave, gpus, "xid", "1", "79")
+    assert layout.places(gpus)[1].events.read_text() == "79\n"
+
+
+def test_a_drifted_setting_is_left_behind(autoclave, gpus):
+    drill(autoclave, gpus, "drift", "1", "--watts", "99")
+    assert documents.read(layout.places(gpus)[1].settings, documents.Settings).power_limit_watts == 99
+
+
+def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):
+    uuid = layout.places(gpus)[0].info().uuid
+    told = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
+    pid = int(told.split()[3])
+    assert "of container pod-7 uses it" in told
+    assert tenants.scan(gpus, uuid, b"hush") == 3
+    assert drill(autoclave, gpus, "release", "0") == f"GPU 0: ended {pid}\n"
+    assert lease.held(layout.find(gpus, uuid).memory) is False
+    assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses it\n"
+
+
+def test_a_zombie_stays_until_it_is_killed_by_its_pid(autoclave, gpus):
+    pid = int(drill(autoclave, gpus, "zombie", "0").split()[3])
+    os.kill(pid, signal.SIGTERM)
+    assert Path(f"/proc/{pid}").exists()
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"), [("7", "there is 0 (GPU-"), ("GPU-", "it could be any of 0 (GPU-"), ("", "there is 0 (GPU-")]
+)
+def test_a_gpu_that_is_not_there_or_not_one_is_wrong_usage(autoclave, gpus, gpu, why):
+    run = autoclave("simulate", "heal", gpu, "--simulated-dir", gpus)
+    assert run.exit_code == 2
+    assert f"cannot find GPU {gpu}: {why}" in run.stderr
+
+
+def test_a_drill_that_the_gpu_cannot_do_is_refused(autoclave, gpus):
+    run = autoclave("simulate", "bad-memory", "0", "--offset", "1GiB", "--simulated-dir", gpus)
+    assert run.exit_code == 1
+    assert "cannot break bit 0 at offset 1073741824" in run.stderr
+
+
+def test_who_asks_is_named_with_the_number_that_cannot_be_faked(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert asking.asker() == "user root (uid 0)"
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999)
+    assert asking.asker() == "uid 3999999"

@@ -1,0 +1,242 @@
+"""What is printed: tables for people and for grep, documents for programs. The forms are a contract."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+from ruamel.yaml import YAML
+
+from scrubber.cli import document, explain, following, overview, render, table
+from scrubber.core import view
+
+NOW = 1_800_000_000.0
+RECEIPT = view.ReceiptView(
+    id="3dac54cd6a98ac39", path="fast", finished=NOW, covered_bytes=995, allocatable_bytes=1000, residue_bytes=2**20,
+    processes_found=2, processes_terminated=1, policy="default/defaults", policy_digest="12", digest="34", previous="",
+    driver="simulated 1.0", boot_id="b", steps=(view.StepTime("clear", 0.5), view.StepTime("verify", 0.25)),
+)  # fmt: skip
+CLEAN = view.DeviceStatus(
+    device="GPU-aaaaaaaa-0000", index=0, model="Simulated GPU", state="clean", since=NOW - 300, healthy=True,
+    why="clean", memory_bytes=64 * 2**20, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="",
+    job=None, quarantine=None, policy_rule="defaults", setback="",
+)  # fmt: skip
+SICK = replace(
+    CLEAN, device="GPU-bbbbbbbb-0000", index=1, state="quarantined", healthy=False, why="quarantined: xid 79",
+    receipt=None, numa_node=1, pci_address="0000:3b:00.0", mig=True,
+    quarantine=view.QuarantineStatus("xid", "xid 79 was reported", NOW - 90, "autoclave", 2, False, 45.0),
+)  # fmt: skip
+BUSY = replace(
+    CLEAN, device="GPU-cccccccc-0000", index=2, state="scrubbing", why="being scrubbed", receipt=None,
+    job=view.JobStatus("j1", "slow", "request", "clear", NOW, 30, 40),
+)  # fmt: skip
+SERVICE = view.ServiceStatus("0.1.0", "simulated", "default", "/sim", "/state", 7, "ab", "", "", NOW)
+ENTRY = view.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released: gone", '{"why": "gone"}')
+
+
+def test_the_status_table_says_the_most_telling_thing_of_each_device():
+    rows = render.status([CLEAN, SICK, BUSY], NOW)
+    assert rows == [
+        ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
+        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported"],
+        ["2", "GPU-cccccccc", "scrubbing", "5m", "yes", "slow path: clear 75%"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"state": "exposed", "owner": "pod-7"}, "used by pod-7"),
+        ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
+        ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
+        ({"job": view.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
+    ],
+)
+def test_a_note_is_an_owner_a_job_a_setback_or_the_reason(change, told):
+    assert render.note(replace(CLEAN, **change)) == told
+
+
+def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
+    lines = table.plain(render.WIDE, render.wide([CLEAN, SICK], NOW)).splitlines()
+    assert lines[0].split() == list(render.WIDE)
+    assert "0    GPU-aaaaaaaa-0000  clean        5m   yes      64MiB   -             -     defaults" in lines[1]
+    assert "0000:3b:00.0  1" in lines[2]
+    assert "Simulated GPU (MIG)" in lines[2]
+
+
+def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
+    text = table.plain(render.STATUS, render.status([CLEAN, SICK], NOW))
+    assert text == (
+        "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
+        "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
+        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported"
+    )
+
+
+def test_a_plain_table_cuts_nothing_however_long_it_is():
+    assert "x" * 500 in table.plain(["A", "B"], [["1", "x" * 500]])
+
+
+def test_an_empty_table_is_its_header():
+    assert table.plain(["A", "B"], []) == "A  B"
+
+
+def test_a_cell_cannot_break_out_of_its_line():
+    assert table.plain(["A"], [["x\ny\x1b[2J"]]) == "A\nx\\ny\\x1b[2J"
+
+
+def drawn(width):
+    console = Console(width=width, force_terminal=True, file=io.StringIO())
+    rows = render.status([CLEAN, replace(SICK, quarantine=replace(SICK.quarantine, detail="[bold]x[/bold] " * 9))], NOW)
+    console.print(table.drawn(render.STATUS, rows))
+    return console.file.getvalue()
+
+
+def test_a_drawn_table_fits_into_80_columns_and_loses_no_word():
+    text = Text.from_ansi(drawn(80)).plain
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("[bold]x[/bold]") == 9
+    assert "quarantined" in text
+
+
+def test_a_terminal_gets_colours_unless_it_says_no(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[32m" in drawn(80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[32m" not in drawn(80)
+
+
+def test_the_status_document_is_a_list_with_the_service_beside_it():
+    made = overview.as_document(view.Status((CLEAN, SICK), SERVICE))
+    assert list(made) == ["apiVersion", "kind", "items", "service"]
+    assert (made["apiVersion"], made["kind"]) == ("autoclave/v1", "DeviceStatusList")
+    first, second = made["items"]
+    assert first["since"] == "2027-01-15T07:55:00.000Z"
+    assert first["receipt"]["finished"] == "2027-01-15T08:00:00.000Z"
+    assert first["receipt"]["steps"] == [{"step": "clear", "seconds": 0.5}, {"step": "verify", "seconds": 0.25}]
+    assert (first["numa_node"], first["quarantine"]) == (None, None)
+    assert second["quarantine"]["next_probe_seconds"] == 45.0
+    assert made["service"]["started"] == "2027-01-15T08:00:00.000Z"
+
+
+def test_every_field_of_a_view_stands_in_its_document():
+    made = document.fields(CLEAN)
+    assert list(made) == list(view.DeviceStatus.__dataclass_fields__)
+    assert list(made["receipt"]) == list(view.ReceiptView.__dataclass_fields__)
+
+
+def test_json_and_yaml_say_the_same(capsys):
+    made = overview.as_document(view.Status((CLEAN, SICK), SERVICE))
+    document.emit(made, "json")
+    as_json = json.loads(capsys.readouterr().out)
+    document.emit(made, "yaml")
+    as_yaml = YAML(typ="safe", pure=True).load(capsys.readouterr().out)
+    assert as_json == as_yaml == made
+
+
+def test_an_event_is_data_in_a_document_and_not_text_that_holds_data():
+    made = document.entry(ENTRY)
+    assert made["body"] == {"why": "gone"}
+    explanation = view.Explanation(CLEAN, (ENTRY,), ("do it",), "because")
+    assert document.explanation(explanation)["entries"] == [made]
+
+
+def story(device, *advice, entries=(ENTRY,)):
+    return list(explain.story(view.Explanation(device, entries, advice, "defaults: there are no rules"), NOW + 60))
+
+
+def test_an_explanation_tells_what_happened_where_it_stands_and_what_to_do():
+    lines = story(SICK, "look the xid up")
+    assert lines[0] == "GPU 1  GPU-bbbbbbbb-0000  Simulated GPU, 64MiB"
+    assert lines[2].endswith("    1m ago  released: gone")
+    told = "\n".join(lines[4:])
+    assert told.startswith("now     quarantined since ")
+    assert "xid: xid 79 was reported" in told
+    assert "next try in 45s; tried again 2 times so far" in told
+    assert "kept from the kubelet: quarantined: xid 79" in told
+    assert lines[-2:] == ["policy  defaults: there are no rules", "advice  look the xid up"]
+
+
+def test_an_explanation_of_a_clean_device_names_its_receipt_and_asks_for_nothing():
+    told = "\n".join(story(CLEAN))
+    assert "proven by receipt 3dac54cd6a98ac39" in told
+    assert "offered to the kubelet: clean" in told
+    assert told.endswith("advice  nothing to do")
+
+
+def test_a_quarantine_without_a_next_try_says_who_ends_it():
+    sticky = replace(SICK, quarantine=replace(SICK.quarantine, probes=0, sticky=True, next_probe_seconds=None))
+    assert "        out until `autoclave reinstate`; not tried again yet" in story(sticky)
+
+
+def test_an_explanation_leaves_out_the_beginning_of_a_step_unless_it_is_the_last_word():
+    begun = replace(ENTRY, kind="step-started", text="clear started")
+    assert not any("clear started" in line for line in story(CLEAN, entries=(begun, ENTRY)))
+    assert any("clear started" in line for line in story(CLEAN, entries=(ENTRY, begun)))
+
+
+async def stream(*messages):
+    for message in messages:
+        yield message
+
+
+def progress(device, **about):
+    return view.ScrubProgress(device.device, "j1", **about)
+
+
+PASSED = view.ScrubResult(clean=True, state="clean", receipt=RECEIPT)
+FAILED = view.ScrubResult(clean=False, state="quarantined", why="bit 3 is stuck", reason="scrub-failed")
+INDICES = {CLEAN.device: 0, SICK.device: 1}
+
+
+async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(capsys):
+    messages = (
+        progress(CLEAN, step="evict"), progress(CLEAN, step="clear", done_bytes=1, total_bytes=9),
+        progress(CLEAN, step="clear", done_bytes=5, total_bytes=9), progress(SICK, step="evict"),
+        progress(CLEAN, result=PASSED), progress(SICK, result=FAILED),
+    )  # fmt: skip
+    results = await following.follow(stream(*messages), INDICES)
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [
+        "GPU 0: evict (job j1)", "GPU 0: clear (job j1)", "GPU 1: evict (job j1)",
+    ]  # fmt: skip
+    assert told.out == ""
+    assert {device: it.result for device, it in results.items()} == {CLEAN.device: PASSED, SICK.device: FAILED}
+
+
+async def test_a_device_whose_result_never_came_is_not_clean(capsys):
+    results = await following.follow(stream(progress(CLEAN, result=PASSED)), INDICES)
+    assert following.report(results, INDICES, "table") == 1
+    told = capsys.readouterr()
+    assert "1    GPU-bbbbbbbb  no" in told.out
+    assert "GPU 1 is not clean: the service never said how it ended" in told.err
+
+
+def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsys):
+    results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
+    assert following.report(results, INDICES, "table") == 1
+    told = capsys.readouterr()
+    assert told.out == (
+        "GPU  UUID          CLEAN  RESIDUE  COVERAGE  TIME   RECEIPT\n"
+        "0    GPU-aaaaaaaa  yes    1MiB     99.50%    0.75s  3dac54cd6a98ac39\n"
+        "1    GPU-bbbbbbbb  no     -        -         -      -\n"
+    )
+    assert told.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` tells what happened\n"
+
+
+def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
+    assert following.report({CLEAN.device: progress(CLEAN, result=PASSED)}, INDICES, "json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["kind"] == "ScrubResultList"
+    (item,) = made["items"]
+    assert (item["device"], item["index"], item["job"], item["clean"]) == (CLEAN.device, 0, "j1", True)
+    assert item["receipt"]["id"] == RECEIPT.id
+
+
+def test_a_scrub_that_nobody_waits_for_is_no_failure(capsys):
+    running = view.ScrubResult(clean=False, state="scrubbing", running=True)
+    assert following.report({CLEAN.device: progress(CLEAN, result=running)}, INDICES, "table") == 0
+    assert "running" in capsys.readouterr().out

@@ -1,0 +1,64 @@
+"""Guards around every test: no network, no home directory, nothing of the caller's environment; and two gears.
+
+The gate takes few random examples, always the same ones; ``--night`` takes many, and every mutant.
+"""
+
+import ipaddress
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+
+class OutOfBoundsError(RuntimeError):
+    """A test reached for the network. Not an OSError: code that retries those must not swallow it."""
+
+
+def _is_local(host: object) -> bool:
+    if host in (None, "", b"", "localhost", b"localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.decode() if isinstance(host, bytes) else str(host)).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_network(event: str, args: tuple[object, ...]) -> None:
+    match event, args:
+        case (("socket.connect" | "socket.sendto"), (socket.socket(family=family), (host, *_))):
+            if family in (socket.AF_INET, socket.AF_INET6) and not _is_local(host):
+                raise OutOfBoundsError(f"a test must not reach the network: {event} to {host!r}")
+        case "socket.getaddrinfo", (host, *_) if not _is_local(host):
+            raise OutOfBoundsError(f"a test must not reach the network: it looked up {host!r}")
+        case _:
+            pass
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--night", action="store_true", help="many random examples, every mutant")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("gate", max_examples=50, derandomize=True, deadline=None)
+    settings.register_profile("night", max_examples=2000, deadline=None)
+    settings.load_profile("night" if config.getoption("--night") else "gate")
+    # Nothing can be opened under a file, so whoever asks for the home directory fails, child processes included.
+    os.environ["HOME"] = os.devnull
+    for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:
+        del os.environ[name]
+    # An audit hook sees every connect of this process, whichever library asks for it.
+    sys.addaudithook(_refuse_network)
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A directory for unix sockets, whose paths end at 107 bytes; ``tmp_path`` is longer than that."""
+    path = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)

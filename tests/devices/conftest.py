@@ -1,0 +1,90 @@
+"""Simulated GPUs of a test's own, and processes that end with it."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from scrubber.devices.simulated import creation
+from scrubber.devices.simulated.backend import Simulated
+from scrubber.devices.simulated.gpu import SimulatedGpu
+from scrubber.devices.simulated.layout import Place
+from scrubber.node.processes import Processes
+
+MEMORY_BYTES = 3 * 2**20 + 4096  # three whole chunks and a part of one
+
+
+def end(pid: int) -> None:
+    """Kill a process that is not our child, and wait until it is gone."""
+    process = os.pidfd_open(pid)
+    signal.pidfd_send_signal(process, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    assert poll.poll(5000)
+    os.close(process)
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Two small GPUs."""
+
+    root: Path
+    backend: Simulated
+
+    @property
+    def first(self) -> str:
+        return self.backend.inventory()[0].uuid
+
+    @property
+    def second(self) -> str:
+        return self.backend.inventory()[1].uuid
+
+    def place(self, uuid: str) -> Place:
+        return Place(Path(self.backend.address(uuid).place))
+
+    def gpu(self, uuid: str) -> SimulatedGpu:
+        return SimulatedGpu(self.place(uuid).directory)
+
+    def holders(self) -> set[int]:
+        sight = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
+        looks = sight.holders({str(memory): [str(memory)] for memory in self.root.glob("gpu*/memory")})
+        return {holder.pid for holders in looks.values() for holder in holders or ()}
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Iterator[Bank]:
+    creation.create(tmp_path / "gpus", 2, MEMORY_BYTES)
+    bank = Bank(tmp_path / "gpus", Simulated(tmp_path / "gpus"))
+    yield bank
+    for pid in bank.holders():
+        end(pid)
+
+
+Launch = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    """Start a Python process that prints a line once it is ready; it is ended with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(code: str, *arguments: object, **environment: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | environment)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline(), "the process did not get ready"
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()

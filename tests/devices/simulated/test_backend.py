@@ -1,0 +1,105 @@
+"""Sight tells what the files say, and nothing when they do not say it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+
+import pytest
+
+from scrubber.core.model import Vitals, Xid
+from scrubber.devices.base import Backend, DeviceError
+from scrubber.devices.simulated import drills, tenants
+
+
+def test_the_backend_fits_the_port(bank) -> None:
+    port: Backend = bank.backend
+    assert port.name == "simulated"
+
+
+def test_a_new_gpu_is_healthy_and_free(bank) -> None:
+    assert bank.backend.vitals(bank.first) == Vitals()
+    assert bank.backend.in_use(bank.first) is False
+
+
+def test_a_process_is_seen_on_the_gpu_it_uses_only(bank) -> None:
+    pid = tenants.occupy(bank.root, bank.first, b"secret", "pod-a")
+    assert bank.backend.in_use(bank.first) is True
+    assert bank.backend.in_use(bank.second) is False
+    assert bank.backend.container_of(pid) == "pod-a"
+
+
+def test_a_lost_gpu_is_still_named_and_says_nothing_of_its_use(bank) -> None:
+    names = bank.backend.inventory()
+    drills.lose(bank.root, bank.first)
+    assert bank.backend.vitals(bank.first).lost
+    assert bank.backend.in_use(bank.first) is None
+    assert bank.backend.inventory() == names
+
+
+def test_a_gpu_that_was_pulled_out_is_still_named_but_cannot_be_asked(bank) -> None:
+    names = bank.backend.inventory()
+    uuid = bank.first
+    shutil.rmtree(bank.place(uuid).directory)
+    assert bank.backend.inventory() == names
+    with pytest.raises(DeviceError):
+        bank.backend.vitals(uuid)
+    with pytest.raises(DeviceError):
+        bank.backend.in_use(uuid)
+
+
+def test_a_gpu_in_the_place_of_another_does_not_answer_for_it(bank) -> None:
+    first, second = bank.first, bank.second
+    shutil.copy(bank.place(second).device, bank.place(first).device)
+    with pytest.raises(DeviceError, match="another gpu"):
+        bank.backend.vitals(first)
+
+
+def test_an_unreadable_gpu_that_was_never_known_stops_the_inventory(bank) -> None:
+    (bank.root / "gpu1/device.json").write_text("{")
+    with pytest.raises(DeviceError, match=r"device\.json of gpu1"):
+        bank.backend.inventory()
+
+
+@pytest.mark.parametrize("name", ["counters", "faults"])
+def test_a_broken_document_is_never_read_as_healthy(bank, name: str) -> None:
+    uuid = bank.first
+    (bank.place(uuid).directory / f"{name}.json").write_text("{}")
+    with pytest.raises(DeviceError, match=name):
+        bank.backend.vitals(uuid)
+
+
+@pytest.mark.parametrize("log", ["79", "79\nseventy\n", "\n"], ids=["half a line", "a word", "an empty line"])
+def test_a_broken_event_log_is_never_read_as_quiet(bank, log: str) -> None:
+    bank.place(bank.first).events.write_text(log)
+    with pytest.raises(DeviceError, match=r"events\.log"):
+        bank.backend.vitals(bank.first)
+
+
+def test_events_are_numbered_in_their_order(bank) -> None:
+    drills.xid(bank.root, bank.first, 79)
+    drills.xid(bank.root, bank.first, 13)
+    assert bank.backend.vitals(bank.first).xids == (Xid(1, 79), Xid(2, 13))
+
+
+def test_a_hanging_gpu_answers_nobody_until_it_is_healed(bank) -> None:
+    uuid = bank.first
+    drills.hang(bank.root, uuid)
+    answers: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(bank.backend.vitals(uuid))),
+        threading.Thread(target=lambda: answers.append(bank.backend.in_use(uuid))),
+    ]
+    for thread in threads:
+        thread.start()
+    assert bank.backend.vitals(bank.second) == Vitals()  # the other one answers meanwhile
+    assert answers == []
+    drills.heal(bank.root, uuid)
+    for thread in threads:
+        thread.join(5)
+    assert len(answers) == len(threads)
+
+
+def test_an_unknown_name_is_an_error(bank) -> None:
+    with pytest.raises(DeviceError, match="cannot find GPU-nobody"):
+        bank.backend.vitals("GPU-nobody")

@@ -1,0 +1,43 @@
+"""GPUs are made once and stay who they are."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from scrubber.devices.simulated import creation
+from scrubber.devices.simulated.backend import Simulated
+
+
+def test_a_gpu_keeps_its_name_and_its_memory_over_restarts(tmp_path: Path) -> None:
+    creation.create(tmp_path, 1, 4096)
+    before = Simulated(tmp_path).inventory()
+    (tmp_path / "gpu0/memory").write_bytes(b"x" * 4096)
+    creation.create(tmp_path, 2, 8192)
+    after = Simulated(tmp_path).inventory()
+    assert after[:1] == before
+    assert (tmp_path / "gpu0/memory").read_bytes() == b"x" * 4096
+    assert [info.memory_bytes for info in after] == [4096, 8192]
+
+
+def test_only_the_owner_may_look_into_the_memory(tmp_path: Path) -> None:
+    creation.create(tmp_path / "gpus", 1, 4096)
+    assert stat.S_IMODE((tmp_path / "gpus").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "gpus/gpu0").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "gpus/gpu0/memory").stat().st_mode) == 0o600
+
+
+def test_the_memory_takes_no_space_before_it_is_used(tmp_path: Path) -> None:
+    creation.create(tmp_path, 1)
+    memory = (tmp_path / "gpu0/memory").stat()
+    assert (memory.st_size, memory.st_blocks) == (64 * 2**20, 0)
+
+
+def test_loading_the_driver_anew_gives_it_another_name(tmp_path: Path) -> None:
+    creation.create(tmp_path, 1, 4096)
+    backend = Simulated(tmp_path)
+    before = backend.driver()
+    creation.create(tmp_path, 1, 4096)
+    assert backend.driver() == before
+    creation.load_driver(tmp_path)
+    assert backend.driver() != before

@@ -1,0 +1,65 @@
+"""A document is exactly right, or the device cannot be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import documents
+from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Settings, StuckBit
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Counters(ecc_uncorrectable=3, remap_pending=True),
+        Settings(),
+        Faults(reset=Resetting.SLOW, reset_seconds=2.5, stuck_bits=(StuckBit(7, 1), StuckBit(9, 0))),
+        DeviceInfo("GPU-1", 0, "Simulated GPU", 4096, numa_node=1),
+    ],
+)
+def test_what_was_written_is_read_back(tmp_path: Path, document: object) -> None:
+    documents.write(tmp_path / "document.json", document)
+    assert documents.read(tmp_path / "document.json", type(document)) == document
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"ecc_uncorrectable": 0, "remap_pending": fal',
+        "[]",
+        "{}",
+        json.dumps(asdict(Counters()) | {"colour": "red"}),
+        json.dumps(asdict(Counters()) | {"remap_pending": 0}),
+        json.dumps(asdict(Counters()) | {"ecc_uncorrectable": True}),
+        json.dumps(asdict(Counters()) | {"ecc_uncorrectable": None}),
+    ],
+)
+def test_a_document_that_is_not_exactly_right_is_an_error_and_never_a_default(tmp_path: Path, text: str) -> None:
+    (tmp_path / "counters.json").write_text(text)
+    with pytest.raises(DeviceError, match=r"cannot read counters\.json"):
+        documents.read(tmp_path / "counters.json", Counters)
+
+
+def test_a_missing_document_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError):
+        documents.read(tmp_path / "counters.json", Counters)
+
+
+def test_an_unknown_word_is_an_error(tmp_path: Path) -> None:
+    documents.write(tmp_path / "faults.json", Faults())
+    text = (tmp_path / "faults.json").read_text()
+    (tmp_path / "faults.json").write_text(text.replace('"works"', '"perhaps"'))
+    with pytest.raises(DeviceError, match="perhaps"):
+        documents.read(tmp_path / "faults.json", Faults)
+
+
+def test_writing_leaves_nothing_beside_the_document(tmp_path: Path) -> None:
+    documents.write(tmp_path / "counters.json", Counters())
+    assert [path.name for path in tmp_path.iterdir()] == ["counters.json"]

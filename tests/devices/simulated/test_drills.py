@@ -1,0 +1,44 @@
+"""Every fault can be made and healed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core.model import Vitals
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import drills
+
+SICK = {
+    "ecc": (lambda root, uuid: drills.ecc(root, uuid, 2), Vitals(ecc_uncorrectable=2)),
+    "remap pending": (drills.remap, Vitals(remap_pending=True)),
+    "remap failed": (lambda root, uuid: drills.remap(root, uuid, failed=True), Vitals(remap_failed=True)),
+    "leak": (lambda root, uuid: drills.leak(root, uuid, 4096), Vitals(leaked_bytes=4096)),
+    "lost": (drills.lose, Vitals(lost=True)),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_fault_shows_in_the_vitals_of_its_gpu_until_it_is_healed(bank, name: str) -> None:
+    inject, sick = SICK[name]
+    inject(bank.root, bank.first)
+    assert bank.backend.vitals(bank.first) == sick
+    assert bank.backend.vitals(bank.second) == Vitals()
+    drills.heal(bank.root, bank.first)
+    assert bank.backend.vitals(bank.first) == Vitals(ecc_uncorrectable=sick.ecc_uncorrectable)
+
+
+def test_faults_add_up(bank) -> None:
+    drills.ecc(bank.root, bank.first)
+    drills.remap(bank.root, bank.first)
+    drills.ecc(bank.root, bank.first)
+    drills.lose(bank.root, bank.first)
+    sick = Vitals(ecc_uncorrectable=2, remap_pending=True)
+    assert bank.backend.vitals(bank.first) == replace(sick, lost=True)
+
+
+@pytest.mark.parametrize(("offset", "bit"), [(-1, 0), (2**40, 0), (0, 8), (0, -1)])
+def test_a_bit_that_is_not_there_cannot_be_broken(bank, offset: int, bit: int) -> None:
+    with pytest.raises(DeviceError, match="cannot break bit"):
+        drills.bad_memory(bank.root, bank.first, offset, bit)

@@ -1,0 +1,208 @@
+"""What a clear promises is true of the bytes in the file."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from scrubber.core.model import Mismatch, Vitals
+from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Gpu, Verified
+from scrubber.devices.simulated import creation, documents, drills
+from scrubber.devices.simulated.documents import Resetting, Settings
+
+KEY = b"k" * 16
+BOTH = ("random", "zero")
+
+
+def nowhere(_done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def size_of(bank) -> int:
+    return bank.place(bank.first).memory.stat().st_size
+
+
+def test_the_gpu_fits_the_port(bank) -> None:
+    port: Gpu = bank.gpu(bank.first)
+    assert port.vitals() == Vitals()
+
+
+@pytest.mark.parametrize("patterns", [("zero",), BOTH], ids=["zero", "random+zero"])
+def test_every_byte_is_zero_after_a_clear_and_the_residue_was_counted(bank, patterns) -> None:
+    memory = bank.place(bank.first).memory
+    memory.write_bytes(bytes(100) + os.urandom(5000).replace(b"\0", b"\1") + bytes(size_of(bank) - 5100))
+    size = size_of(bank)
+    assert bank.gpu(bank.first).clear(KEY, patterns, nowhere) == Cleared(size, size, 5000)
+    assert memory.read_bytes() == bytes(size)
+    assert bank.gpu(bank.first).verify(nowhere) == Verified(size, size)
+
+
+def test_the_random_pattern_is_keyed_and_differs_in_every_place(bank) -> None:
+    memory = bank.place(bank.first).memory
+    bank.gpu(bank.first).clear(KEY, ("random",), nowhere)
+    one = memory.read_bytes()
+    bank.gpu(bank.first).clear(b"another key", ("random",), nowhere)
+    assert one != memory.read_bytes()
+    blocks = [one[at : at + 4096] for at in range(0, len(one), 4096)]
+    assert len(set(blocks)) == len(blocks)
+    assert one.count(0) < len(one) / 128
+
+
+def test_a_pattern_without_a_key_or_a_name_is_refused_before_anything_is_touched(bank) -> None:
+    memory = bank.place(bank.first).memory
+    memory.write_bytes(b"x" * size_of(bank))
+    for key, patterns in ((b"", BOTH), (KEY, ("zero", "ones"))):
+        with pytest.raises(ValueError, match="cannot write pattern"):
+            bank.gpu(bank.first).clear(key, patterns, nowhere)
+    assert memory.read_bytes() == b"x" * size_of(bank)
+
+
+def test_no_pattern_covers_nothing(bank) -> None:
+    assert bank.gpu(bank.first).clear(KEY, (), nowhere).covered_bytes == 0
+
+
+@pytest.mark.parametrize("offset", [0, 5, 2**20 - 1, 2**20, 3 * 2**20 + 4095])
+def test_a_stuck_bit_is_found_at_its_exact_offset(bank, offset: int) -> None:
+    drills.bad_memory(bank.root, bank.first, offset, bit=3)
+    cleared = bank.gpu(bank.first).clear(KEY, ("zero",), nowhere)
+    assert cleared.mismatch == Mismatch(offset, 0, 8, 1)
+    assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(offset, 0, 8, 1)
+
+
+def test_all_bad_bytes_are_counted_and_the_first_is_named(bank) -> None:
+    for offset in (2**21, 77, 78):
+        drills.bad_memory(bank.root, bank.first, offset, bit=0)
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch == Mismatch(77, 0, 1, 3)
+
+
+def test_swapped_chunks_are_noticed(bank, monkeypatch) -> None:
+    """Memory whose addresses are crossed holds what was written, elsewhere."""
+    write = os.pwrite
+
+    def crossed(handle: int, data: bytes, offset: int) -> int:
+        return write(handle, data, {0: 2**20, 2**20: 0}.get(offset, offset))
+
+    monkeypatch.setattr(os, "pwrite", crossed)
+    mismatch = bank.gpu(bank.first).clear(KEY, ("random",), nowhere).mismatch
+    assert mismatch is not None
+    assert mismatch.count > 2**20
+
+
+def test_verify_finds_one_byte_that_was_left(bank) -> None:
+    with bank.place(bank.first).memory.open("r+b") as memory:
+        memory.seek(2**20 + 17)
+        memory.write(b"\x2a")
+    assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(2**20 + 17, 0, 0x2A, 1)
+
+
+def test_a_clear_that_lies_is_caught_by_verify(bank) -> None:
+    bank.place(bank.first).memory.write_bytes(b"secret" + bytes(size_of(bank) - 6))
+    drills.skip_clears(bank.root, bank.first)
+    assert bank.gpu(bank.first).clear(KEY, BOTH, nowhere).mismatch is None
+    assert bank.gpu(bank.first).verify(nowhere).mismatch == Mismatch(0, 0, ord("s"), 6)
+
+
+def test_memory_that_shrank_is_not_covered(bank) -> None:
+    size = size_of(bank)
+    os.truncate(bank.place(bank.first).memory, size // 2)
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere) == Cleared(size // 2, size, 0)
+    assert bank.gpu(bank.first).verify(nowhere) == Verified(size // 2, size)
+
+
+def test_memory_that_is_gone_is_an_error(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    bank.place(bank.first).memory.unlink()
+    with pytest.raises(DeviceError, match="cannot reach the memory"):
+        gpu.verify(nowhere)
+
+
+def test_progress_grows_to_its_end(bank) -> None:
+    said: list[tuple[int, int]] = []
+    bank.gpu(bank.first).clear(KEY, BOTH, lambda done, total: said.append((done, total)))
+    assert said == sorted(said)
+    assert said[-1] == (5 * size_of(bank), 5 * size_of(bank))
+    assert {total for _, total in said} == {5 * size_of(bank)}
+
+
+def test_an_idle_gpu_does_not_keep_its_memory_open(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    gpu.clear(KEY, BOTH, nowhere)
+    gpu.verify(nowhere)
+    assert bank.backend.in_use(bank.first) is False
+
+
+def test_a_reset_forgets_what_is_volatile_and_keeps_the_memory(bank) -> None:
+    bank.place(bank.first).memory.write_bytes(b"secret" + bytes(size_of(bank) - 6))
+    drills.ecc(bank.root, bank.first)
+    drills.leak(bank.root, bank.first)
+    drills.remap(bank.root, bank.first)
+    drills.remap(bank.root, bank.first, failed=True)
+    bank.gpu(bank.first).reset()
+    assert bank.gpu(bank.first).vitals() == Vitals(remap_failed=True)
+    assert bank.place(bank.first).memory.read_bytes().startswith(b"secret")
+
+
+def test_settings_come_back_and_the_drift_is_told_once(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    drills.drift(bank.root, bank.first, power_limit_watts=700)
+    assert gpu.restore_settings() == ("power_limit_watts: 700 -> 350",)
+    assert gpu.restore_settings() == ()
+    assert documents.read(bank.place(bank.first).settings, Settings) == creation.BASELINE
+
+
+def test_a_reset_leaves_settings_to_restore(bank) -> None:
+    bank.gpu(bank.first).reset()
+    assert bank.gpu(bank.first).restore_settings() == ("power_limit_watts: 400 -> 350", "persistence: False -> True")
+
+
+@pytest.mark.parametrize(("how", "words"), [(Resetting.REFUSED, "in use"), (Resetting.FAILS, "did not come back")])
+def test_a_broken_reset_is_an_error_and_changes_nothing(bank, how: Resetting, words: str) -> None:
+    drills.remap(bank.root, bank.first)
+    drills.break_reset(bank.root, bank.first, how)
+    with pytest.raises(DeviceError, match=words):
+        bank.gpu(bank.first).reset()
+    assert bank.gpu(bank.first).vitals().remap_pending
+
+
+def test_a_slow_reset_takes_its_time(bank, monkeypatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("scrubber.devices.simulated.gpu.time.sleep", slept.append)
+    drills.break_reset(bank.root, bank.first, Resetting.SLOW, 3)
+    bank.gpu(bank.first).reset()
+    assert slept == [3.0]
+
+
+def test_nothing_works_on_a_lost_gpu(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    drills.lose(bank.root, bank.first)
+    deeds = (
+        gpu.reset,
+        gpu.vitals,
+        gpu.restore_settings,
+        lambda: gpu.verify(nowhere),
+        lambda: gpu.clear(KEY, BOTH, nowhere),
+    )
+    for deed in deeds:
+        with pytest.raises(DeviceLostError):
+            deed()
+
+
+def test_a_stalled_clear_goes_on_when_it_is_healed(bank) -> None:
+    uuid = bank.first
+    drills.stall_clears(bank.root, uuid)
+    counted, results = threading.Event(), []
+    total = 3 * size_of(bank)
+
+    def progress(done: int, _total: int) -> None:
+        if done == total // 3:
+            counted.set()
+
+    clear = threading.Thread(target=lambda: results.append(bank.gpu(uuid).clear(KEY, ("zero",), progress)))
+    clear.start()
+    assert counted.wait(5)
+    assert results == []
+    drills.heal(bank.root, uuid)
+    clear.join(5)
+    assert results == [Cleared(size_of(bank), size_of(bank), 0)]

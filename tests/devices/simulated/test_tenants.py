@@ -1,0 +1,89 @@
+"""Tenants are real processes that use the memory."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import containers, tenants
+
+SECRET = b"the launch code is 0000"
+POD = f"pod-{uuid.uuid4()}"  # containers are known to the whole machine, other test runs included
+
+
+def ended(process: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_a_tenant_s_secret_is_in_memory_in_three_places_once_its_pid_is_told(bank) -> None:
+    tenants.occupy(bank.root, bank.first, SECRET, POD, offset=1000)
+    data = bank.place(bank.first).memory.read_bytes()
+    assert data[1000:].startswith(SECRET)
+    assert data[len(data) // 2 :].startswith(SECRET)
+    assert data.endswith(SECRET)
+
+
+def test_the_next_tenant_can_read_what_the_last_one_left(bank) -> None:
+    tenants.occupy(bank.root, bank.first, SECRET, POD)
+    tenants.release(bank.root, bank.first)
+    assert tenants.scan(bank.root, bank.first, SECRET) == 3
+    assert tenants.scan(bank.root, bank.second, SECRET) == 0
+
+
+def test_a_secret_is_not_in_the_tenant_s_command_line_or_environment(bank) -> None:
+    pid = tenants.occupy(bank.root, bank.first, SECRET, POD)
+    assert SECRET not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert SECRET not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_a_container_is_alive_as_long_as_a_process_of_it(bank) -> None:
+    assert not containers.alive(POD)
+    tenants.occupy(bank.root, bank.first, SECRET, POD)
+    assert containers.alive(POD)
+    assert not containers.alive(POD[:-1])
+    tenants.release(bank.root, bank.first)
+    assert not containers.alive(POD)
+
+
+def test_release_ends_the_containers_of_that_gpu_and_nothing_else(bank) -> None:
+    first = tenants.occupy(bank.root, bank.first, SECRET, POD)
+    second = tenants.occupy(bank.root, bank.second, SECRET, POD)
+    zombie = tenants.zombie(bank.root, bank.first)
+    assert tenants.release(bank.root, bank.first) == (first,)
+    assert bank.holders() == {second, zombie}
+
+
+def test_a_zombie_outlives_sigterm_belongs_to_nobody_and_is_not_our_child(bank, monkeypatch) -> None:
+    monkeypatch.setenv(containers.MARK, "pod-of-the-shell")
+    pid = tenants.zombie(bank.root, bank.first)
+    process = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGTERM)
+        assert not ended(process, 0.1)
+        assert containers.of(pid) is None
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        os.kill(pid, signal.SIGKILL)
+        assert ended(process, 5)
+    finally:
+        os.close(process)
+
+
+def test_a_tenant_that_cannot_open_the_memory_says_why(bank) -> None:
+    uuid = bank.first
+    bank.place(uuid).memory.unlink()
+    with pytest.raises(DeviceError, match="No such file"):
+        tenants.occupy(bank.root, uuid, SECRET, POD)
+
+
+def test_nobody_s_container_is_none() -> None:
+    assert containers.of(os.getpid()) is None
+    assert containers.of(2**22 + 1) is None

@@ -1,0 +1,164 @@
+"""A driver call that never returns harms nobody but its own device."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from scrubber.core.model import Vitals
+from scrubber.devices.base import DeviceError
+from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.simulated import drills
+
+SOON = 0.02
+LONG = 10.0
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Calls that wait for it hang until the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def released(caller: Caller) -> None:
+    while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
+        await asyncio.sleep(0.001)
+
+
+async def test_an_answer_comes_back() -> None:
+    assert await Caller().ask("a", lambda: 42, LONG) == 42
+
+
+async def test_an_error_of_the_call_reaches_the_asker_and_frees_the_key() -> None:
+    caller = Caller()
+    with pytest.raises(ZeroDivisionError):
+        await caller.ask("a", lambda: 1 // 0, LONG)
+    assert await caller.ask("a", lambda: 42, LONG) == 42
+
+
+async def test_a_call_that_hangs_is_unresponsive_at_its_deadline(gate: threading.Event) -> None:
+    caller = Caller()
+    with pytest.raises(UnresponsiveError, match="did not answer"):
+        await caller.ask("a", gate.wait, SOON)
+    assert caller.stuck() == {"a"}
+    assert issubclass(UnresponsiveError, DeviceError)
+
+
+async def test_a_stuck_key_is_refused_at_once_and_without_another_call(gate: threading.Event) -> None:
+    caller = Caller()
+    with pytest.raises(UnresponsiveError):
+        await caller.ask("a", gate.wait, SOON)
+    called = threading.Event()
+    async with asyncio.timeout(1):
+        for _ in range(100):
+            with pytest.raises(UnresponsiveError, match="has not returned"):
+                await caller.ask("a", called.set, LONG)
+    assert not called.is_set()
+
+
+async def test_many_stuck_keys_do_not_starve_another(gate: threading.Event) -> None:
+    caller = Caller()
+    asked = [caller.ask(f"stuck-{number}", gate.wait, SOON) for number in range(20)]
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(outcome, UnresponsiveError) for outcome in outcomes)
+    assert await caller.ask("healthy", lambda: 42, LONG) == 42
+
+
+async def test_a_key_works_again_when_its_stuck_call_returns_after_all(gate: threading.Event) -> None:
+    caller = Caller()
+    with pytest.raises(UnresponsiveError):
+        await caller.ask("a", gate.wait, SOON)
+    gate.set()
+    await released(caller)
+    assert await caller.ask("a", lambda: 42, LONG) == 42
+
+
+async def test_a_key_has_one_call_at_a_time() -> None:
+    caller = Caller()
+    running, most, lock = 0, 0, threading.Lock()
+
+    def call() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.001)
+        with lock:
+            running -= 1
+
+    await asyncio.gather(*(caller.ask("a", call, LONG) for _ in range(20)))
+    assert most == 1
+
+
+async def test_those_who_wait_for_their_turn_learn_at_once_that_the_call_is_stuck(gate: threading.Event) -> None:
+    caller = Caller()
+    asked = [caller.ask("a", gate.wait, SOON), *(caller.ask("a", gate.wait, LONG) for _ in range(5))]
+    async with asyncio.timeout(1):
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(outcome, UnresponsiveError) for outcome in outcomes)
+
+
+async def test_an_impatient_asker_does_not_condemn_a_call_that_is_still_in_time(gate: threading.Event) -> None:
+    caller = Caller()
+    first = asyncio.create_task(caller.ask("a", gate.wait, LONG))
+    await asyncio.sleep(0)
+    with pytest.raises(UnresponsiveError, match="no turn"):
+        await caller.ask("a", gate.wait, SOON)
+    assert caller.stuck() == frozenset()
+    gate.set()
+    assert await first is True
+
+
+async def test_a_cancelled_asker_does_not_free_the_key_while_its_call_runs(gate: threading.Event) -> None:
+    caller = Caller()
+    asker = asyncio.create_task(caller.ask("a", gate.wait, LONG))
+    await asyncio.sleep(0)
+    asker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asker
+    with pytest.raises(UnresponsiveError, match="no turn"):
+        await caller.ask("a", lambda: 42, SOON)
+    gate.set()
+    assert await caller.ask("a", lambda: 42, LONG) == 42
+
+
+async def test_threads_are_used_again() -> None:
+    caller = Caller()
+    names = {await caller.ask(str(number), threading.get_ident, LONG) for number in range(50)}
+    assert len(names) == 1
+
+
+async def test_a_hanging_gpu_makes_only_itself_unresponsive(bank) -> None:
+    caller, first, second = Caller(), bank.first, bank.second
+    drills.hang(bank.root, first)
+    with pytest.raises(UnresponsiveError):
+        await caller.ask(first, lambda: bank.backend.vitals(first), SOON)
+    assert await caller.ask(second, lambda: bank.backend.vitals(second), LONG) == Vitals()
+    assert caller.stuck() == {first}
+    drills.heal(bank.root, first)
+    await released(caller)
+    assert await caller.ask(first, lambda: bank.backend.vitals(first), LONG) == Vitals()
+
+
+def test_the_interpreter_does_not_wait_for_a_stuck_call_at_exit() -> None:
+    code = """
+import asyncio, threading
+from scrubber.devices.calls import Caller, UnresponsiveError
+
+async def main():
+    try:
+        await Caller().ask("a", threading.Event().wait, 0.01)
+    except UnresponsiveError:
+        print("told")
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=10, check=True)
+    assert (done.stdout, done.stderr) == (b"told\n", b"")

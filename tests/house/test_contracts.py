@@ -1,0 +1,97 @@
+"""The import contracts bite: each planted import breaks the contract that is meant for it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+PURE, FLOORS, MEMORY = "core is pure", "scrubber: floors", "hands and eyes have no memory"
+DOOR, HOUSES, POLICIES = "one door", "houses:", "policies are asked by the scrubber only"
+PROTOBUF, WIRE, CYCLE = "protobuf stops at the door", "our wire types stay in api", "no import cycle"
+STEPS, LOOKS, DRIVER = "steps do not know each other", "looks never act", "the plugin never loads a driver library"
+
+PLANTED = [
+    ("scrubber/core/decide.py", "import time", PURE),
+    ("scrubber/core/states.py", "import structlog", PURE),
+    ("scrubber/core/verdict.py", "import random", PURE),
+    ("scrubber/core/story.py", "import asyncio", PURE),
+    ("scrubber/core/model.py", "from scrubber import log", PURE),
+    ("scrubber/errors.py", "import grpc", PURE),  # core sees it through errors
+    ("policies/match.py", "import pathlib", PURE),
+    ("policies/units.py", "import os", PURE),  # the model sees it through units
+    ("scrubber/core/decide.py", "from scrubber.ledger import ledger", FLOORS),
+    ("scrubber/engine.py", "from scrubber import service", FLOORS),
+    ("scrubber/engine.py", "from scrubber import sight", FLOORS),
+    ("scrubber/service.py", "from scrubber.api import server", FLOORS),
+    ("scrubber/service.py", "from scrubber import monitor", FLOORS),
+    ("scrubber/health/__init__.py", "from scrubber import service", FLOORS),
+    ("scrubber/devices/calls.py", "from scrubber import node", FLOORS),
+    ("scrubber/app.py", "from scrubber import daemon", FLOORS),
+    ("scrubber/utils.py", "import re", FLOORS),  # a room that nobody planned
+    ("scrubber/steps/clear.py", "from scrubber import ledger", MEMORY),
+    ("scrubber/node/__init__.py", "from scrubber import ledger", MEMORY),
+    ("scrubber/steps/evict.py", "from policies import model", MEMORY),
+    ("scrubber/devices/calls.py", "from scrubber import config", MEMORY),
+    ("scrubber/health/__init__.py", "from scrubber.steps import health", LOOKS),
+    ("scrubber/sight.py", "from scrubber.steps import evict", LOOKS),
+    ("scrubber/steps/clear.py", "from scrubber.steps import verify", STEPS),
+    ("scrubber/steps/verify.py", "from scrubber.steps import reset", STEPS),
+    ("plugin/__init__.py", "from scrubber.core import decide", DOOR),
+    ("dashboards/__init__.py", "from scrubber import service", DOOR),
+    ("plugin/__init__.py", "from policies import load", POLICIES),
+    ("policies/model.py", "from scrubber.core import model", HOUSES),
+    ("scrubber/service.py", "import plugin", HOUSES),
+    ("plugin/__init__.py", "import dashboards", HOUSES),
+    ("plugin/__init__.py", "import pynvml", DRIVER),
+    ("scrubber/api/client.py", "from scrubber.devices import base", DRIVER),  # the plugin sees it through the door
+    ("scrubber/service.py", "from google.protobuf import message", PROTOBUF),
+    ("scrubber/cli/__init__.py", "from scrubber.api import scrub_pb2", WIRE),
+    ("scrubber/ledger/store.py", "from scrubber.ledger import ledger", CYCLE),
+]
+
+
+@pytest.fixture
+def rooms(tmp_path):
+    """A copy of everything that the contracts speak of, with a plugin that walks through its one door."""
+    for room in ("scrubber", "plugin", "policies", "dashboards"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "plugin" / "gate.py").write_text("from scrubber import errors\nfrom scrubber.api import client\n")
+    return tmp_path
+
+
+def verdicts(rooms):
+    """One line a contract: its name, KEPT or BROKEN, and how many imports it was told to ignore."""
+    report = subprocess.run(
+        [LINT_IMPORTS, "--no-cache", "--no-logo"],
+        cwd=rooms,
+        env={**os.environ, "COLUMNS": "500"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return [line for line in report.stdout.splitlines() if " KEPT" in line or " BROKEN" in line]
+
+
+def test_nothing_is_broken_before_anything_is_planted(rooms):
+    lines = verdicts(rooms)
+    assert lines
+    assert [line for line in lines if " BROKEN" in line] == []
+
+
+@pytest.mark.parametrize(("file", "line", "contract"), PLANTED, ids=[f"{f}: {line}" for f, line, _ in PLANTED])
+def test_a_planted_import_breaks_its_contract(rooms, file, line, contract):
+    with (rooms / file).open("a") as source:
+        source.write(f"\n{line}\n")
+    assert [verdict for verdict in verdicts(rooms) if verdict.startswith(contract) and " BROKEN" in verdict]
+
+
+def test_every_contract_has_a_planted_violation(rooms):
+    planted = tuple({contract for _, _, contract in PLANTED})
+    assert [line for line in verdicts(rooms) if not line.startswith(planted)] == []

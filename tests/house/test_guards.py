@@ -1,0 +1,70 @@
+"""The guards of ``tests/conftest.py`` guard."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+NOWHERE = "192.0.2.1"  # reserved for documentation, never routed
+
+
+@pytest.mark.parametrize("call", [socket.socket.connect, socket.socket.connect_ex])
+def test_a_test_cannot_connect_to_the_network(call):
+    with socket.socket() as sock, pytest.raises(RuntimeError, match="must not reach the network"):
+        call(sock, (NOWHERE, 80))
+
+
+def test_a_test_cannot_send_a_datagram_to_the_network():
+    with (
+        socket.socket(type=socket.SOCK_DGRAM) as sock,
+        pytest.raises(RuntimeError, match="must not reach the network"),
+    ):
+        sock.sendto(b"hello", (NOWHERE, 53))
+
+
+def test_a_test_cannot_look_up_a_name():
+    with pytest.raises(RuntimeError, match="must not reach the network"):
+        socket.getaddrinfo("example.invalid", 80)
+
+
+async def test_the_event_loop_is_guarded_too():
+    with pytest.raises(RuntimeError, match="must not reach the network"):
+        await asyncio.open_connection(NOWHERE, 80)
+
+
+def test_loopback_is_open():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), timeout=5):
+        pass
+
+
+def test_a_socket_path_under_short_tmp_can_be_bound_and_reached(short_tmp):
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind(str(short_tmp / "scrubber.sock"))
+        server.listen()
+        client.connect(str(short_tmp / "scrubber.sock"))
+
+
+def test_the_home_directory_cannot_be_touched():
+    with pytest.raises(NotADirectoryError):
+        (Path.home() / ".autoclave").write_text("")
+
+
+def test_a_child_process_has_no_home_either():
+    script = "from pathlib import Path; Path('~/.autoclave').expanduser().write_text('')"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "NotADirectoryError" in child.stderr
+
+
+def test_the_callers_configuration_does_not_leak_in():
+    assert not [name for name in os.environ if name.startswith("AUTOCLAVE_")]
+
+
+def test_the_gate_takes_the_same_few_examples_every_time(request):
+    if request.config.getoption("--night"):
+        pytest.skip("at night the examples are many and new")
+    assert (settings().max_examples, settings().derandomize) == (50, True)

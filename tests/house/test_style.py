@@ -1,0 +1,152 @@
+"""House rules that no linter knows: budgets, charters, late imports, and a reason beside every exemption."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from pathspec import GitIgnoreSpec
+
+ROOT = Path(__file__).parents[2]
+HOUSES = ("scrubber", "plugin", "policies", "dashboards")
+FILE_BUDGET, FUNCTION_BUDGET = 400, 50
+DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+LAZY = "scrubber/cli/"  # the verbs are loaded when they are called
+
+IGNORED = GitIgnoreSpec.from_lines([*(ROOT / ".gitignore").read_text().splitlines(), ".git"])
+FILES = [
+    path
+    for top in sorted(ROOT.iterdir())
+    if not IGNORED.match_file(top.name + "/" * top.is_dir())
+    for path in ([top] if top.is_file() else sorted(top.rglob("*")))
+    if path.is_file() and not IGNORED.match_file(path.relative_to(ROOT))
+]
+WRITTEN = [path for path in FILES if path.suffix == ".py" and "_pb2" not in path.name]  # by a person
+
+REGISTRY = re.compile(r"pypi\.org|pythonhosted\.org|pypi/+simple|file:///\w")
+MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:home|root|Users|work|farm)/")
+RULE = re.compile(r'"[A-Z]{1,4}[0-9]{0,4}"|ignore_(?:errors|missing)')
+
+
+def place(path, line=None):
+    name = path.relative_to(ROOT).as_posix()
+    return f"{name}:{line}" if line else name
+
+
+def modules(*tops):
+    """Path and syntax tree of each module that a person wrote, in some or all top folders."""
+    for path in WRITTEN:
+        if not tops or path.relative_to(ROOT).parts[0] in tops:
+            yield path, ast.parse(path.read_text())
+
+
+def functions(tree):
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def test_the_walk_sees_the_houses_and_nothing_that_git_ignores():
+    names = {place(path) for path in FILES}
+    assert {"pyproject.toml", "scrubber/errors.py", "tests/house/test_style.py"} <= names
+    assert not [name for name in names if name.startswith((".venv", ".git/")) or "__pycache__" in name]
+
+
+def test_a_file_keeps_its_budget_or_says_why():
+    over = []
+    for path, tree in modules():
+        lines = len(path.read_text().splitlines())
+        if lines > FILE_BUDGET and "over 400 lines" not in (ast.get_docstring(tree) or "").lower():
+            over.append(f"{place(path)} has {lines} lines")
+    assert over == []
+
+
+def test_a_function_keeps_its_budget_or_says_why():
+    over = []
+    for path, tree in modules():
+        for node in functions(tree):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > FUNCTION_BUDGET and "over 50 lines" not in (ast.get_docstring(node) or "").lower():
+                over.append(f"{place(path, node.lineno)} {node.name} has {lines} lines")
+    assert over == []
+
+
+def test_every_module_opens_with_its_sentence():
+    assert [place(path) for path, tree in modules() if not ast.get_docstring(tree)] == []
+
+
+def test_everything_public_has_its_sentence():
+    bare = []
+    for path, tree in modules(*HOUSES):
+        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+        scopes = [tree, *(node for node in classes if not node.name.startswith("_"))]
+        defined = [node for scope in scopes for node in scope.body if isinstance(node, DEFINITION)]
+        bare += [
+            f"{place(path, node.lineno)} {node.name}"
+            for node in defined
+            if not node.name.startswith("_") and not ast.get_docstring(node)
+        ]
+    assert bare == []
+
+
+def test_imports_stand_at_the_top():
+    late = []
+    for path, tree in modules():
+        for function in functions(tree):
+            inner = [node for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)]
+            late += [place(path, node.lineno) for node in inner]
+    assert late == []
+
+
+def test_only_the_command_line_loads_modules_late():
+    late = [
+        place(path)
+        for path, tree in modules(*HOUSES)
+        if not place(path).startswith(LAZY)
+        and {"import_module", "__import__"}
+        & {getattr(node, "attr", getattr(node, "id", None)) for node in ast.walk(tree)}
+    ]
+    assert late == []
+
+
+def test_a_package_holds_its_charter_and_re_exports_nothing():
+    busy = []
+    for path, tree in modules(*HOUSES):
+        if path.name != "__init__.py" or place(path).startswith(LAZY):
+            continue
+        busy += [
+            place(path, node.lineno)
+            for node in tree.body[1:]
+            if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__")
+        ]
+    assert busy == []
+
+
+def test_nothing_is_called_after_a_drawer():
+    drawers = {"utils", "util", "helpers", "helper", "common", "misc", "manager"}
+    assert [place(path) for path in WRITTEN if {path.stem, *path.parent.relative_to(ROOT).parts} & drawers] == []
+
+
+def test_every_exemption_in_pyproject_has_its_reason():
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    rules = [line for line in lines if RULE.search(line) and not line.startswith("select")]
+    assert rules
+    assert [line for line in rules if not re.search(r"# \S", line)] == []
+
+
+@pytest.mark.parametrize("mark", ["noqa", "type: ignore", "pragma"])
+def test_every_exemption_in_the_code_has_its_reason(mark):
+    bare = re.compile(rf"# {mark}(?:: ?[A-Z]+[0-9]+(?:, ?[A-Z]+[0-9]+)*|\[[a-z, -]+\])?$")
+    assert [
+        place(path, number)
+        for path in WRITTEN
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if bare.search(line)
+    ] == []
+
+
+@pytest.mark.parametrize("pattern", [REGISTRY, MACHINE_PATH], ids=["registry", "machine-path"])
+def test_no_text_names_the_machine_it_was_written_on(pattern):
+    found = []
+    for path in FILES:
+        text = path.read_bytes().decode(errors="replace")
+        found += [f"{place(path)}: {match[0]}" for match in pattern.finditer(text)]
+    assert found == []

@@ -1,0 +1,166 @@
+"""`ledger verify`: one flipped byte is found and its row named, whatever the byte was."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.core import events
+from scrubber.core.model import Moment
+from scrubber.errors import FatalError
+from scrubber.ledger import audit, chain, database, opening, places, sqlite, store
+
+NOW = Moment(1_750_000_000.25, 1234.5)
+COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
+READ = {it: f"SELECT {it} FROM entries WHERE seq = ?" for it in COLUMNS}  # noqa: S608 - our own column names
+CAST = "CASE typeof(?1) WHEN 'blob' THEN CAST(?1 AS TEXT) ELSE ?1 END"  # bytes that are no longer text, as text
+WRITE = {it: f"UPDATE entries SET {it} = {CAST} WHERE seq = ?2" for it in COLUMNS}  # noqa: S608 - our own column names
+
+Drafter = Callable[..., store.Draft]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compacted ledger of rows 16 to 36, closed."""
+    path = tmp_path_factory.mktemp("sample") / "ledger.sqlite"
+    ledger, _ = opening.open_or_set_aside(path, NOW)
+    for number in range(34):
+        ledger.append([store.Draft(f"GPU-{number % 2}", NOW, "op-1", events.Released(f"reason {number}"))])
+    ledger.compact(lambda records, _: records, 20, NOW)
+    ledger.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def scratch(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch") / sample.name
+
+
+def renew(sample: Path, scratch: Path) -> None:
+    for it in scratch.parent.iterdir():
+        it.unlink()
+    for name in (sample.name, "ledger.head"):
+        shutil.copy(sample.with_name(name), scratch.with_name(name))
+
+
+def everything(path: Path) -> list[dict[str, object]] | None:
+    """All that is stored, None when it cannot be read."""
+    try:
+        return list(audit.export(path))
+    except (store.CorruptLedgerError, FatalError):
+        return None
+
+
+def test_a_sound_ledger_is_found_sound(sample: Path) -> None:
+    verdict = audit.verify(sample)
+    assert verdict.broken is None
+    assert verdict.rows == 21
+    assert verdict.head is not None
+    assert verdict.head.seq == 36
+
+
+@given(seq=st.integers(16, 36), column=st.sampled_from(COLUMNS), data=st.data())
+def test_one_flipped_byte_of_a_row_names_the_row(
+    sample: Path, scratch: Path, seq: int, column: str, data: st.DataObject
+) -> None:
+    renew(sample, scratch)
+    with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        stored = connection.execute(READ[column], (seq,)).fetchone()[0]
+        if isinstance(stored, str):
+            flipped = bytearray(stored.encode() or b"\0")  # a note of the ledger's own names no device
+            flipped[data.draw(st.integers(0, len(flipped) - 1))] ^= data.draw(st.integers(1, 255))
+            connection.execute(WRITE[column], (flipped, seq))
+        else:
+            other = data.draw(st.floats(allow_nan=False).filter(lambda it: it != stored))
+            connection.execute(WRITE[column], (other, seq))
+    broken = audit.verify(scratch).broken
+    assert broken is not None
+    assert broken.seq == seq
+
+
+@given(seq=st.integers(16, 36), other=st.integers(-(2**63), 2**63 - 1))
+def test_a_row_that_was_renumbered_is_noticed(sample: Path, scratch: Path, seq: int, other: int) -> None:
+    renew(sample, scratch)
+    with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        taken = {it[0] for it in connection.execute("SELECT seq FROM entries")}
+        if other in taken:
+            return
+        connection.execute("UPDATE entries SET seq = ? WHERE seq = ?", (other, seq))
+    broken = audit.verify(scratch).broken
+    assert broken is not None
+    assert broken.seq in {seq, 16}
+
+
+@pytest.mark.parametrize("change", ["seq = 3", "hash = upper(hash)", "records = '[ ]'"])
+def test_a_changed_snapshot_is_noticed(sample: Path, scratch: Path, change: str) -> None:
+    renew(sample, scratch)
+    with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        connection.execute(f"UPDATE snapshot SET {change}")  # noqa: S608 - our own words
+    assert audit.verify(scratch).broken is not None
+
+
+@given(data=st.data())
+def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample: Path, scratch: Path, data: st.DataObject) -> None:
+    """Never a traceback, and never "sound" when anything that was stored reads differently."""
+    renew(sample, scratch)
+    raw = bytearray(sample.read_bytes())
+    place = data.draw(st.one_of(st.integers(0, 99), st.integers(0, len(raw) - 1)))
+    raw[place] ^= data.draw(st.integers(1, 255))
+    scratch.write_bytes(raw)
+    try:
+        verdict = audit.verify(scratch)
+    except FatalError:
+        return  # the schema version itself was hit: refused as newer
+    if verdict.broken is None:
+        assert everything(scratch) == everything(sample)
+    ledger, aside = opening.open_or_set_aside(scratch, NOW)
+    loaded = ledger.load()
+    ledger.close()
+    assert (aside is not None) == (verdict.broken is not None)
+    assert len(loaded.entries) == (0 if aside else 20)
+
+
+def test_a_row_that_is_chained_but_says_nothing_known_is_named(sample: Path, scratch: Path) -> None:
+    renew(sample, scratch)
+    before = audit.verify(scratch).head
+    assert before is not None
+    rows = chain.seal(before, [chain.Content("GPU-1", NOW, "op", "no-such-kind", "{}")])
+    with closing(database.connect(scratch)) as connection:
+        database.insert(connection, rows)
+    broken = audit.verify(scratch).broken
+    assert broken == audit.Broken(37, "row 37: cannot read an event: its kind 'no-such-kind' is not known")
+
+
+def test_beside_a_running_writer_it_sees_what_was_acknowledged(
+    ledger: sqlite.SqliteStore, path: Path, draft: Drafter
+) -> None:
+    for number in range(2, 20):
+        ledger.append([draft()])
+        verdict = audit.verify(path)
+        assert (verdict.broken, verdict.rows) == (None, number)
+
+
+def test_an_export_says_every_row_and_the_snapshot(sample: Path) -> None:
+    [snapshot, *rows] = audit.export(sample)
+    assert (snapshot["kind"], snapshot["seq"], snapshot["body"]) == ("snapshot", 15, [])
+    assert rows[0]["prev"] == snapshot["hash"]
+    assert [it["seq"] for it in rows] == list(range(16, 37))
+    assert rows[0]["body"] == {"why": "reason 14"}
+
+
+def test_no_ledger_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(FatalError, match="there is no such file"):
+        audit.verify(tmp_path / "ledger.sqlite")
+
+
+def test_the_lock_is_not_needed_to_look(sample: Path) -> None:
+    lock = places.Lock(places.Places(sample))
+    assert audit.verify(sample).broken is None
+    lock.release()

@@ -1,0 +1,144 @@
+"""Events as text: nothing is lost, nothing is guessed, and the format does not move unnoticed."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.core import events, model
+from scrubber.ledger import chain, codec, migrations, store
+
+HERE = Path(__file__).parent
+EVENTS = typing.get_args(events.Event)
+
+
+def values(wanted: object) -> st.SearchStrategy[typing.Any]:
+    """Any value of a type, floats finite: a clock or a counter is never NaN."""
+    if dataclasses.is_dataclass(wanted) and isinstance(wanted, type):
+        hints = typing.get_type_hints(wanted)
+        return st.builds(wanted, **{it.name: values(hints[it.name]) for it in dataclasses.fields(wanted)})
+    if wanted is float:
+        return st.floats(allow_nan=False, allow_infinity=False)
+    parts = typing.get_args(wanted)
+    if typing.get_origin(wanted) is tuple:
+        several = st.lists(values(parts[0]), max_size=2).map(tuple)
+        return several if parts[-1] is ... else st.tuples(*map(values, parts))
+    if isinstance(wanted, types.UnionType):
+        return st.one_of(*map(values, parts))
+    return st.from_type(typing.cast("type", wanted))
+
+
+def test_every_event_of_the_union_has_a_kind() -> None:
+    assert set(codec.CLASSES.values()) == set(EVENTS)
+    assert not chain.NOTES & set(codec.CLASSES)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda it: it.__name__)
+def test_every_event_comes_back_as_it_went(event: type[events.Event]) -> None:
+    @given(values(event))
+    def comes_back(it: events.Event) -> None:
+        assert codec.decode(*codec.encode(it)) == it
+
+    comes_back()
+
+
+@given(st.lists(values(model.Record), max_size=2).map(tuple))
+def test_records_come_back_as_they_went(records: tuple[model.Record, ...]) -> None:
+    assert codec.decode_records(codec.encode_records(records)) == records
+
+
+def test_a_body_is_canonical() -> None:
+    holder = model.Holder(7, 0.1, "é x", None)
+    assert codec.encode(events.Soiled("why", (holder,))) == (
+        "soiled",
+        '{"holders":[{"command":"é x","container":null,"pid":7,"started":0.1,"state":"S"}],"why":"why"}',
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "complaint"),
+    [
+        ("no-such-kind", "{}", "'no-such-kind' is not known"),
+        ("released", "{", "Invalid JSON"),
+        ("released", "{}", "Field required"),
+        ("released", '{"why":1}', "valid string"),
+        ("released", '{"why":"x","more":1}', "Unexpected keyword"),
+        ("soiled", '{"why":"x","holders":[{"pid":"7","started":1.0,"command":"","container":null}]}', "valid integer"),
+        ("soiled", '{"why":"x","holders":[{"pid":7,"started":1,"command":"","container":null,"x":0}]}', "Unexpected"),
+        ("step-started", '{"job":"j","step":"dance","path":"fast"}', "step"),
+        ("released", '{"why":"x"},{"why":"y"}', "2 of them"),
+    ],
+)
+def test_what_is_not_exactly_an_event_is_corrupt(kind: str, body: str, complaint: str) -> None:
+    with pytest.raises(store.CorruptLedgerError, match=complaint):
+        codec.decode(kind, body)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"device":{}}]', "nonsense"])
+def test_what_is_not_exactly_a_snapshot_is_corrupt(text: str) -> None:
+    with pytest.raises(store.CorruptLedgerError, match="cannot read a snapshot"):
+        codec.decode_records(text)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.Released(typing.cast("str", 3)),
+        events.Soiled("x", (model.Holder(1, math.nan, "c", None),)),
+        events.Soiled("x", (model.Holder(1, math.inf, "c", None),)),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(event: events.Event) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        codec.encode(event)
+
+
+def golden() -> list[chain.Row]:
+    lines = (HERE / "golden.jsonl").read_text().splitlines()
+    return [chain.Row(**json.loads(line)) for line in lines]
+
+
+def test_rows_written_by_older_versions_are_still_read() -> None:
+    """One stored row of each kind, frozen: never regenerate this file, only add to its end."""
+    rows = golden()
+    held = list(chain.check_links(chain.START, rows))
+    decoded = chain.entries(held)
+    assert {codec.KINDS[type(it.event)] for it in decoded} == set(codec.CLASSES)
+    assert [row.kind for row in rows if row.kind in chain.NOTES] == [chain.BEGUN, chain.COMPACTED]
+
+
+def test_snapshots_written_by_older_versions_are_still_read() -> None:
+    [full, bare] = codec.decode_records((HERE / "golden_records.json").read_text().strip())
+    assert full.quarantine is not None
+    assert bare.quarantine is None
+
+
+def described(wanted: object) -> object:
+    """Everything that decides how a type is stored, and no class name: a class may be renamed."""
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return sorted(str(it.value) for it in wanted)
+    if isinstance(wanted, type) and dataclasses.is_dataclass(wanted):
+        return {name: described(hint) for name, hint in typing.get_type_hints(wanted).items()}
+    parts = [described(part) for part in typing.get_args(wanted)]
+    return [type(wanted).__name__, *parts] if parts else str(wanted)
+
+
+def test_the_stored_format_changes_only_with_the_schema_version() -> None:
+    stored = {kind: described(event) for kind, event in codec.CLASSES.items()} | {"snapshot": described(model.Record)}
+    found = hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
+    version = str(len(migrations.SCRIPTS))
+    assert json.loads((HERE / "golden_format.json").read_text()).get(version) == found, (
+        f"the stored events changed: released versions would stumble over them. Append a migration (an empty one will "
+        f"do) to migrations.SCRIPTS and put its number with {found!r} into golden_format.json; as long as version "
+        f"{version} was never released, replacing its line is enough"
+    )

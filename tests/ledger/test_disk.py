@@ -1,0 +1,215 @@
+"""Disks that fill up, fail or turn read-only, processes that are killed: what was acknowledged holds, and only that."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from scrubber.core import events
+from scrubber.core.model import Moment
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import audit, database, opening, sqlite, store
+
+HERE = Path(__file__).parent
+NOW = Moment(1_750_000_000.0, 1.0)
+KILLS = 20
+
+Drafter = Callable[..., store.Draft]
+Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
+
+
+def numbers(path: Path) -> list[int]:
+    """What a ledger that somebody wrote with writer.py holds; it must open without complaint."""
+    ledger, aside = opening.open_or_set_aside(path, NOW)
+    entries = ledger.load().entries
+    ledger.close()
+    assert aside is None
+    assert audit.verify(path).broken is None
+    return [int(it.event.why.split()[0]) for it in entries if isinstance(it.event, events.Released)]
+
+
+def acknowledged(output: list[str]) -> list[int]:
+    return [int(line.split()[2]) for line in output if line.startswith("acknowledged")]
+
+
+@functools.cache
+def can(*command: str) -> bool:
+    """Whether this machine lets us: a harmless try."""
+    return (
+        shutil.which(command[0]) is not None
+        and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    )
+
+
+def kill_mid_append(path: Path, lines: int, *words: str) -> list[str]:
+    """A writer that was killed while it wrote, and everything it had said by then."""
+    command: list[str | Path] = [sys.executable, HERE / "writer.py", path, "1000000", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        output = [child.stdout.readline() for _ in range(lines)]
+        os.kill(child.pid, signal.SIGKILL)
+        return [line for line in output + child.stdout.readlines() if line.endswith("\n")]
+
+
+def test_killed_twenty_times_no_acknowledged_row_is_lost(path: Path) -> None:
+    expected: list[int] = []
+    for kill in range(KILLS):
+        expected += acknowledged(kill_mid_append(path, 2 + kill * 7))
+        found = numbers(path)
+        assert found[: len(expected)] == expected
+        assert len(found) <= len(expected) + 1, "more than the one row that was under way"
+        expected = found
+
+
+def test_killed_while_it_compacts_the_chain_is_whole(path: Path) -> None:
+    for kill in range(6):
+        last = acknowledged(kill_mid_append(path, 40 + kill, "compact"))[-1]
+        assert numbers(path)[-1] in {last, last + 1}
+
+
+def test_at_a_size_limit_it_refuses_and_keeps_what_it_had(path: Path) -> None:
+    command: list[str | Path] = [sys.executable, HERE / "writer.py", path, "100000", "limit-file-size", "200000"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert found[-1].startswith("refused")
+    assert "disk" in found[-1]
+    assert len(acknowledged(found)) > 10
+    assert numbers(path) == acknowledged(found)
+
+
+needs_strace = pytest.mark.skipif(not can("strace", "-f"), reason="strace is missing or may not trace here")
+
+
+def with_failing_syncs(when: str, path: Path, *words: str) -> list[str]:
+    """What a writer said while the n-th sync, every n-th or all from the n-th on came back with EIO."""
+    inject = f"inject=fsync,fdatasync:error=EIO:when={when}"
+    traced = ["strace", "-f", "-qq", "-o", os.devnull, "-e", "trace=fsync,fdatasync", "-e", inject]
+    command: list[str | Path] = [*traced, sys.executable, HERE / "writer.py", path, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+
+
+@needs_strace
+@pytest.mark.parametrize("when", ["12", "9+5"])
+def test_rows_whose_sync_failed_are_refused_and_stay_away(open_ledger: Opener, path: Path, when: str) -> None:
+    """They have reached the file by then, and SQLite alone would find them again."""
+    open_ledger()[0].close()
+    found = with_failing_syncs(when, path, "40", "patient")
+    refused = [line for line in found if line.startswith("refused")]
+    assert refused
+    assert all("the disk reports an I/O error" in line for line in refused)
+    assert acknowledged(found)[-1] > int(refused[0].split()[1]), "it did not go on by itself"
+    assert numbers(path) == acknowledged(found)
+
+
+@needs_strace
+def test_nothing_is_acknowledged_without_a_sync(open_ledger: Opener, path: Path) -> None:
+    open_ledger()[0].close()
+    found = with_failing_syncs("10+", path, "30", "patient")
+    answers = [line.split()[0] for line in found[1:30]]
+    assert answers == sorted(answers), "a row was acknowledged after the syncs had begun to fail"
+    assert set(answers) == {"acknowledged", "refused"}
+    assert numbers(path)[: len(acknowledged(found))] == acknowledged(found)
+
+
+@needs_strace
+@pytest.mark.parametrize("when", ["1", "6", "12", "15", "16", "17"])
+def test_a_birth_that_failed_is_begun_again(path: Path, when: str) -> None:
+    """SQLite itself shrugs at a directory that could not be synced; whatever else fails must be said."""
+    assert with_failing_syncs(when, path, "0") in ([], ["open"])
+    assert numbers(path) == []
+
+
+needs_mount = pytest.mark.skipif(not can("unshare", "-rm"), reason="no mount namespace may be made here")
+
+
+def hostile(kind: str, disk: Path) -> dict[str, object]:
+    script = 'mount -t tmpfs -o size=1m tmpfs "$2" && exec "$0" "$3" "$1" "$2"'
+    command: list[str | Path] = ["unshare", "-rm", "sh", "-c", script, sys.executable, kind, disk, HERE / "hostile.py"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    return dict(json.loads(found.stdout))
+
+
+@needs_mount
+def test_on_a_full_disk_it_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    told = hostile("full", tmp_path)
+    message = f"cannot write to the ledger {tmp_path}/ledger.sqlite: the disk is full, or a size limit is reached; "
+    assert told == {
+        "refusals": [message + f"free some space under {tmp_path}"] * 3,
+        "again": None,
+        "truthful": True,
+        "sound": True,
+    }
+
+
+@needs_mount
+def test_on_a_read_only_disk_it_refuses_and_can_be_verified(tmp_path: Path) -> None:
+    told = hostile("read-only", tmp_path)
+    message = f"cannot open the ledger {tmp_path}/ledger.sqlite: it is read-only; mount {tmp_path} writable, "
+    assert told == {
+        "refusals": [message + "or mend who may write there"] * 2,
+        "rows": 2,
+        "entries": ["a"],
+        "aside": False,
+    }
+
+
+def size(directory: Path) -> int:
+    return sum(it.stat().st_size for it in directory.iterdir())
+
+
+def test_months_of_events_stay_small(ledger: sqlite.SqliteStore, path: Path, draft: Drafter) -> None:
+    largest = 0
+    for number in range(400):
+        ledger.append([draft("x" * 100)] * 50)
+        if number % 10 == 9:
+            ledger.compact(lambda records, _: records, 500, NOW)
+            largest = max(largest, path.stat().st_size)
+    assert largest < 400_000
+    assert size(path.parent) < 5_000_000
+    assert audit.verify(path).broken is None
+
+
+def test_compaction_gives_the_space_back(ledger: sqlite.SqliteStore, path: Path, draft: Drafter) -> None:
+    ledger.append([draft("x" * 1000)] * 1000)
+    ledger.compact(lambda records, _: records, 500, NOW)
+    before = path.stat().st_size
+    ledger.compact(lambda records, _: records, 0, NOW)
+    assert before > 500_000
+    assert path.stat().st_size < 50_000
+
+
+def test_a_row_that_somebody_else_removed_stops_the_writer(
+    ledger: sqlite.SqliteStore, path: Path, draft: Drafter
+) -> None:
+    ledger.append([draft("a")])
+    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+        stranger.execute("DELETE FROM entries WHERE seq = 2")
+    with pytest.raises(store.CorruptLedgerError, match="its tail is lost"):
+        ledger.load()
+    with pytest.raises(store.CorruptLedgerError, match="somebody else changed it"):
+        ledger.append([draft("b")])
+
+
+def test_while_another_program_locks_it_it_refuses_and_then_goes_on(
+    ledger: sqlite.SqliteStore, path: Path, draft: Drafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    ledger.disconnect()
+    with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(LedgerUnavailable, match="another program keeps it locked; close it"):
+            ledger.append([draft("a")])
+        stranger.execute("ROLLBACK")
+    ledger.append([draft("b")])
+    assert [it.event for it in ledger.load().entries] == [events.Released("b")]

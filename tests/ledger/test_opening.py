@@ -1,0 +1,236 @@
+"""Sound, new or damaged: what opening does, and that nothing is ever thrown away."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import Moment
+from scrubber.errors import FatalError, LedgerUnavailable
+from scrubber.ledger import audit, headfile, opening, places, sqlite, store
+
+NOW = Moment(1_750_000_000.25, 1234.5)
+NAME = "ledger.sqlite.corrupt-20250615T150640Z"
+
+Drafter = Callable[..., store.Draft]
+Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
+
+
+def fill(open_ledger: Opener, draft: Drafter, rows: int = 40) -> None:
+    """A ledger with some rows, cleanly closed: number n holds "n"."""
+    ledger, _ = open_ledger()
+    for number in range(2, rows + 2):
+        ledger.append([draft(str(number))])
+    ledger.close()
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """What is stored; SQLite's empty log and its index come and go with every look."""
+    return {it.name: it.read_bytes() for it in directory.iterdir() if not it.name.endswith((".lock", "-wal", "-shm"))}
+
+
+def test_a_new_ledger_is_private(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    ledger, aside = open_ledger()
+    ledger.append([draft()])
+    assert aside is None
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert {it.name for it in path.parent.iterdir()} == {
+        "ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head", "ledger.lock",
+    }  # fmt: skip
+    assert {it.stat().st_mode & 0o777 for it in path.parent.iterdir()} == {0o600}
+
+
+def test_a_sound_ledger_opens_as_it_is(open_ledger: Opener, draft: Drafter) -> None:
+    fill(open_ledger, draft)
+    ledger, aside = open_ledger()
+    assert aside is None
+    assert [it.seq for it in ledger.load().entries] == list(range(2, 42))
+
+
+def test_remains_of_a_start_that_was_cut_off_do_not_matter(open_ledger: Opener, path: Path) -> None:
+    path.parent.mkdir()
+    for name in ("ledger.sqlite.new", "ledger.sqlite.new-wal", "ledger.sqlite.new-shm", "ledger.lock"):
+        (path.parent / name).write_bytes(b"half")
+    assert open_ledger()[1] is None
+
+
+def test_a_crash_between_the_first_row_and_its_head_file_does_not_matter(open_ledger: Opener, path: Path) -> None:
+    open_ledger()[0].close()
+    places.Places(path).head.unlink()
+    assert open_ledger()[1] is None
+
+
+def test_a_second_writer_is_refused_by_name(open_ledger: Opener, path: Path) -> None:
+    open_ledger()
+    program = "import sys; from pathlib import Path; from scrubber.ledger import places; \
+places.Lock(places.Places(Path(sys.argv[1])))"
+    found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert "cannot open the ledger" in found.stderr
+    with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that one first"):
+        opening.open_or_set_aside(path, NOW)
+
+
+def test_a_newer_schema_is_refused_and_left_alone(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    fill(open_ledger, draft)
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    before = contents(path.parent)
+    with pytest.raises(FatalError, match="version 99"):
+        open_ledger()
+    with pytest.raises(FatalError, match="version 99"):
+        audit.verify(path)
+    assert contents(path.parent) == before
+
+
+def test_a_damaged_ledger_is_set_aside_whole(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    fill(open_ledger, draft)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE entries SET body = replace(body, '7', '8') WHERE seq = 17")
+    connection.close()
+    before = contents(path.parent)
+    ledger, aside = open_ledger()
+    assert aside is not None
+    assert (aside.path.name, aside.why) == (NAME, "row 17 was changed: its hash does not match it")
+    assert ledger.load().entries == ()
+    after = contents(path.parent)
+    assert after[NAME] == before["ledger.sqlite"]
+    assert after[f"{NAME}.head"] == before["ledger.head"]
+    assert audit.verify(aside.path).broken == audit.Broken(17, aside.why), "it can still be read where it lies"
+    ledger.append([draft()])
+    [first, _] = audit.export(path)
+    assert (first["kind"], first["body"]) == ("ledger-begun", {"set_aside": NAME, "why": aside.why})
+    assert {NAME, f"{NAME}.head"} <= set(audit.verify(path).set_aside)
+
+
+def test_a_second_damage_makes_a_second_file(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    for _ in range(3):
+        fill(open_ledger, draft, 3)
+        path.write_bytes(b"not a database at all" * 100)
+        ledger, aside = open_ledger()
+        assert aside is not None
+        ledger.close()
+    assert {NAME, f"{NAME}-1", f"{NAME}-2"} <= set(audit.verify(path).set_aside)
+
+
+@pytest.mark.parametrize("share", [0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99])
+def test_a_truncated_ledger_is_set_aside(open_ledger: Opener, draft: Drafter, path: Path, share: float) -> None:
+    fill(open_ledger, draft)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    verdict = audit.verify(path)
+    ledger, aside = open_ledger()
+    assert verdict.broken is not None
+    assert aside is not None
+    assert aside.path.read_bytes() == whole[: int(len(whole) * share)]
+    assert ledger.load().entries == ()
+
+
+@pytest.mark.parametrize("share", [0, 0.2, 0.5, 0.8, 0.99])
+def test_a_truncated_log_is_noticed_and_not_touched(
+    open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path, share: float
+) -> None:
+    """SQLite takes the part of its log that is sound for the whole: only the head file knows better."""
+    ledger, _ = open_ledger()
+    for number in range(30):
+        ledger.append([draft(str(number))])
+    crashed = tmp_path / "crashed"
+    shutil.copytree(path.parent, crashed, ignore=shutil.ignore_patterns("*-shm"))
+    log = crashed / "ledger.sqlite-wal"
+    cut = log.read_bytes()[: int(log.stat().st_size * share)]
+    log.write_bytes(cut)
+    broken = audit.verify(crashed / path.name).broken
+    opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
+    opened.close()
+    assert broken is not None
+    assert "its tail is lost" in broken.why
+    assert aside is not None
+    assert "its tail is lost" in aside.why
+    assert (crashed / f"{NAME}-wal").read_bytes() == cut
+
+
+def test_a_whole_log_without_its_index_is_recovered(
+    open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path
+) -> None:
+    ledger, _ = open_ledger()
+    entries = ledger.append([draft("a")]) + ledger.append([draft("b")])
+    crashed = tmp_path / "crashed"
+    shutil.copytree(path.parent, crashed, ignore=shutil.ignore_patterns("*-shm"))
+    opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
+    assert aside is None
+    assert opened.load().entries == entries
+    opened.close()
+
+
+def test_an_older_copy_put_back_is_not_believed(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    fill(open_ledger, draft, 5)
+    old = path.read_bytes()
+    fill(open_ledger, draft, 5)
+    path.write_bytes(old)
+    aside = open_ledger()[1]
+    assert aside is not None
+    assert "its tail is lost" in aside.why
+
+
+@pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.head"])
+def test_a_file_that_vanished_is_noticed(open_ledger: Opener, draft: Drafter, path: Path, name: str) -> None:
+    fill(open_ledger, draft)
+    (path.parent / name).unlink()
+    aside = open_ledger()[1]
+    assert aside is not None
+
+
+def test_a_damaged_head_is_noticed(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    fill(open_ledger, draft)
+    places.Places(path).head.write_bytes(b"\xff" * 86)
+    aside = open_ledger()[1]
+    assert aside is not None
+    assert "ledger.head is damaged" in aside.why
+    head = headfile.read(places.Places(path).head)
+    assert head is not None
+    assert head.seq == 1
+
+
+@pytest.mark.parametrize("moved", [1, 2, 3])
+def test_a_crash_while_setting_aside_is_not_believed_either(
+    open_ledger: Opener, draft: Drafter, path: Path, moved: int
+) -> None:
+    """Killed between two renames, the next start finds some of a ledger: it must not take it for all of it."""
+    ledger, _ = open_ledger()
+    ledger.append([draft()])
+    kept = {it.name: it.read_bytes() for it in path.parent.iterdir()}
+    ledger.close()
+    for name in ("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite", "ledger.head")[moved:]:
+        (path.parent / name).write_bytes(kept[name])
+    if moved < 3:
+        (path.parent / "ledger.sqlite-shm").unlink(missing_ok=True)
+    for name in ("ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.sqlite", "ledger.head")[:moved]:
+        (path.parent / name).unlink(missing_ok=True)
+    reopened, aside = open_ledger()
+    assert aside is not None
+    assert reopened.load().entries == ()
+
+
+def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger: Opener, draft: Drafter, path: Path) -> None:
+    def refuse(loaded: store.Loaded) -> None:
+        if loaded.entries:
+            raise store.CorruptLedgerError("row 2 cannot follow")
+
+    fill(open_ledger, draft)
+    ledger, aside = opening.open_or_set_aside(path, NOW, refuse)
+    ledger.close()
+    assert aside is not None
+    assert aside.why == "row 2 cannot follow"
+
+
+def test_when_it_cannot_be_opened_the_lock_is_free_again(path: Path) -> None:
+    path.mkdir(parents=True)
+    for _ in range(2):
+        with pytest.raises(LedgerUnavailable, match="cannot read the ledger"):
+            opening.open_or_set_aside(path, NOW)

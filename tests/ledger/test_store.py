@@ -1,0 +1,141 @@
+"""One contract, every store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events
+from scrubber.core.events import Entry
+from scrubber.core.model import DeviceInfo, Incarnation, Moment, Record, State
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import memory, store
+
+AT = Moment(1_750_000_000.0, 1.0)
+NOBODY = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"), State.UNKNOWN, Moment(0.0, 0.0))
+
+Drafter = Callable[..., store.Draft]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def kept(request: pytest.FixtureRequest) -> store.Store:
+    it: store.Store = memory.MemoryStore() if request.param == "memory" else request.getfixturevalue("ledger")
+    it.load()
+    return it
+
+
+def whys(entries: Sequence[Entry]) -> list[str]:
+    return [it.event.why for it in entries if isinstance(it.event, events.Released)]
+
+
+def concatenate(records: tuple[Record, ...], entries: Sequence[Entry]) -> tuple[Record, ...]:
+    """A fold that shows what it was given, and in which order."""
+    before = records[0] if records else NOBODY
+    said = "".join([before.device.model if records else "", *whys(entries)])
+    return (replace(before, device=replace(before.device, model=said)),)
+
+
+def test_what_was_appended_is_loaded_in_order(kept: store.Store, draft: Drafter) -> None:
+    first = kept.append([draft("a"), draft("b", "GPU-2")])
+    second = kept.append([draft("c")])
+    loaded = kept.load()
+    assert loaded.entries == first + second
+    assert [it.seq for it in loaded.entries] == sorted({it.seq for it in loaded.entries})
+    assert loaded.head.seq == loaded.entries[-1].seq
+    assert [(it.device, it.at, it.op) for it in first] == [
+        (it.device, it.at, it.op) for it in (draft("a"), draft("b", "GPU-2"))
+    ]
+
+
+def test_nothing_to_append_is_no_error(kept: store.Store) -> None:
+    assert kept.append([]) == ()
+
+
+def test_odd_moments_and_texts_come_back_as_they_are(kept: store.Store, draft: Drafter) -> None:
+    for wall in (0.1 + 0.2, -0.0, 5e-324, 1.7976931348623157e308, 3):
+        kept.append([draft("x\x00\n'é\U0001f9ea", "GPU-\x00'", wall)])
+    assert [it.at.wall for it in kept.load().entries] == [0.30000000000000004, 0.0, 5e-324, 1.7976931348623157e308, 3.0]
+    assert whys(kept.load().entries) == ["x\x00\n'é\U0001f9ea"] * 5
+
+
+@pytest.mark.parametrize("spoilt", ["why", "device", "wall"])
+def test_a_batch_with_an_event_that_cannot_be_stored_leaves_nothing(
+    kept: store.Store, draft: Drafter, spoilt: str
+) -> None:
+    bad = {"why": draft("\udc80"), "device": draft("b", "\udc80"), "wall": draft("b", wall=float("nan"))}[spoilt]
+    with pytest.raises(ValueError, match=r"."):
+        kept.append([draft("a"), bad])
+    kept.append([draft("c")])
+    assert whys(kept.load().entries) == ["c"]
+
+
+def test_history_is_the_newest_of_a_device_since_a_time_newest_last(kept: store.Store, draft: Drafter) -> None:
+    for number in range(6):
+        kept.append([draft(str(number), f"GPU-{number % 2}", wall=float(number))])
+    assert whys(kept.history(None, None, 100)) == ["0", "1", "2", "3", "4", "5"]
+    assert whys(kept.history(None, None, 2)) == ["4", "5"]
+    assert whys(kept.history("GPU-1", None, 2)) == ["3", "5"]
+    assert whys(kept.history(None, 4.0, 100)) == ["4", "5"]
+    assert whys(kept.history("GPU-7", None, 100)) == []
+
+
+def test_history_may_be_asked_from_another_thread(kept: store.Store, draft: Drafter) -> None:
+    kept.append([draft("a")])
+    seen: list[tuple[Entry, ...]] = []
+    thread = threading.Thread(target=lambda: seen.append(kept.history(None, None, 10)))
+    thread.start()
+    thread.join()
+    assert [whys(it) for it in seen] == [["a"]]
+
+
+def test_compaction_folds_what_is_old_and_keeps_the_newest(kept: store.Store, draft: Drafter) -> None:
+    kept.append([draft(letter) for letter in "abcdefgh"])
+    assert kept.compact(concatenate, 3, AT) >= 5
+    loaded = kept.load()
+    assert [it.device.model for it in loaded.snapshot] == ["abcde"]
+    assert whys(loaded.entries) == ["f", "g", "h"]
+    assert whys(kept.history(None, None, 10)) == ["f", "g", "h"]
+    kept.append([draft("i")])
+    kept.compact(concatenate, 1, AT)
+    assert [it.device.model for it in kept.load().snapshot] == ["abcdefgh"]
+    assert whys(kept.load().entries) == ["i"]
+
+
+def test_compaction_may_keep_nothing(kept: store.Store, draft: Drafter) -> None:
+    kept.append([draft("a"), draft("b")])
+    kept.compact(concatenate, 0, AT)
+    loaded = kept.load()
+    assert ([it.device.model for it in loaded.snapshot], loaded.entries) == (["ab"], ())
+    assert kept.append([draft("c")])[0].seq > loaded.head.seq
+    assert whys(kept.load().entries) == ["c"]
+
+
+def test_compaction_with_nothing_old_does_nothing(kept: store.Store, draft: Drafter) -> None:
+    kept.append([draft("a")])
+    before = kept.load()
+    assert kept.compact(concatenate, 10, AT) == 0
+    assert kept.load() == before
+
+
+def test_a_fold_that_fails_changes_nothing(kept: store.Store, draft: Drafter) -> None:
+    def fails(_records: tuple[Record, ...], _entries: Sequence[Entry]) -> tuple[Record, ...]:
+        raise KeyError("no such state")
+
+    kept.append([draft("a"), draft("b"), draft("c")])
+    before = kept.load()
+    with pytest.raises(KeyError):
+        kept.compact(fails, 1, AT)
+    assert kept.load() == before
+    kept.append([draft("d")])
+    assert whys(kept.load().entries) == ["a", "b", "c", "d"]
+
+
+def test_a_closed_store_says_so(kept: store.Store, draft: Drafter) -> None:
+    kept.close()
+    kept.close()
+    for call in (kept.load, lambda: kept.append([draft()]), lambda: kept.compact(concatenate, 0, AT)):
+        with pytest.raises(LedgerUnavailable, match="it is closed"):
+            call()

@@ -1,0 +1,48 @@
+"""A real writer in a process of its own: says each acknowledged row on stdout, dies when it is told to or is killed.
+
+writer.py LEDGER COUNT [compact] [limit-file-size BYTES] [patient]
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+from scrubber.core import events
+from scrubber.core.model import Moment
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import opening, store
+
+NOW = Moment(1_750_000_000.0, 1.0)
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)  # noqa: T201 - its output is what the test reads
+
+
+def main(path: Path, count: int, *words: str) -> None:
+    ledger, _ = opening.open_or_set_aside(path, NOW)
+    if "limit-file-size" in words:
+        limit = int(words[words.index("limit-file-size") + 1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    say("open")
+    for number in range(count):
+        draft = store.Draft("GPU-1", NOW, "op", events.Released(f"{number} " + "x" * 200))
+        try:
+            [entry] = ledger.append([draft])
+        except LedgerUnavailable as error:
+            say("refused", number, error.message)
+            if "patient" not in words:
+                return
+            time.sleep(0.001)
+            continue
+        say("acknowledged", entry.seq, number)
+        if "compact" in words and number % 7 == 0:
+            ledger.compact(lambda records, _: records, 20, NOW)
+    ledger.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,76 @@
+"""The judge: nothing wrong stays untold, nothing right is accused, whatever the model."""
+
+from typing import Annotated, Self
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from policies import judge
+from policies.model import Model, Policy, impossible
+
+
+class Span(Model):
+    """Two rules between values, on one floor."""
+
+    low: int = 1
+    high: int = 2
+    left: int = 1
+    right: int = 2
+
+    @model_validator(mode="after")
+    def low_is_lower(self) -> Self:
+        """The first rule."""
+        if self.low >= self.high:
+            raise impossible("low with high", "low to be lower", "low", "high")
+        return self
+
+    @model_validator(mode="after")
+    def left_is_left(self) -> Self:
+        """The second, which the library does not reach while the first is broken."""
+        if self.left >= self.right:
+            raise impossible("left with right", "left to be less", "left", "right")
+        return self
+
+
+class Required(Model):
+    """A value that must be there, and one that must be right."""
+
+    name: str
+    size: Annotated[int, Field(gt=0)] = 1
+
+
+def told(model, data):
+    return [(problem.loc, problem.found) for problem in judge.judge(model, data)]
+
+
+def test_nothing_is_wrong_with_what_can_be_read():
+    assert judge.judge(Policy, {}) == ()
+    assert judge.read(Policy, {"mode": "observe", "quarantine": {"xids": [1]}}).quarantine.xids == (1,)
+
+
+def test_what_is_wrong_cannot_be_read():
+    with pytest.raises(ValidationError):
+        judge.read(Policy, {"mode": "other"})
+
+
+def test_two_broken_rules_of_one_model_are_both_told():
+    assert told(Span, {"low": 9, "left": 9}) == [((), "low with high"), ((), "left with right")]
+
+
+def test_a_broken_combination_knows_the_values_it_is_about():
+    (problem,) = judge.judge(Span, {"low": 9})
+    assert problem.places == (("low",), ("high",))
+    assert problem.under(("a", 0)).places == (("a", 0, "low"), ("a", 0, "high"))
+
+
+def test_a_wrong_entry_of_a_list_hides_no_combination_elsewhere():
+    found = told(Policy, {"evict": {"grace": "1h"}, "quarantine": {"xids": [1, 0]}})
+    assert found == [(("quarantine", "xids", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
+
+
+def test_a_missing_key_is_told_once_and_does_not_end_the_search():
+    assert told(Required, {"size": 0}) == [(("name",), "nothing"), (("size",), "the number 0")]
+
+
+def test_what_was_taken_away_is_not_missed():
+    assert told(Required, {"name": 5}) == [(("name",), "the number 5")]

@@ -1,0 +1,354 @@
+"""Policy files: a policy set, or every fault with its place."""
+
+import copy
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+
+from policies import load
+from policies.faults import quote
+from policies.model import Mode, PolicySet, Route
+
+
+def faults(text):
+    with pytest.raises(load.PolicyError) as caught:
+        load.load_text(text, "p.yaml")
+    return [str(fault) for fault in caught.value.faults]
+
+
+def read(text):
+    return load.load_text(text, "p.yaml")
+
+
+EVERYTHING_WRONG = """\
+name: Bad Name
+defaults:
+  mode: obsreve
+  budgets:
+    alocate: 3s
+    allocate: 10
+    start: 31s
+    start: 20s
+  evict: {grace: 20s}
+  timeouts: {evict: 10s, reset: 0s}
+  clear: {min_coverage: "0.5"}
+  proof:
+  paths: {escalate: yes}
+  quarantine:
+    xids: 5
+    probation: {factor: .inf, flap_limit: 2.5}
+rules:
+  - name: a
+    match: {model: "NVIDIA*"}
+    policy: {budgets: {owner_wait: 6s}}
+  - name: a
+    match: {model: "", gpu: [0, "1", -1]}
+    policy: {}
+  - name: defaults
+    match: {model: "NVIDIA H100", mig: true}
+    policy: {evict: {grace: 1m}}
+  - [5]
+  - {name: q, match: {gpu: []}}
+extra: 1
+"""
+EVERY_FAULT = """\
+p.yaml:1:7: name: found text "Bad Name", expected a name of lower-case letters, digits and dashes, such as h100-nodes
+p.yaml:3:9: defaults.mode: found text "obsreve", expected enforce or observe (did you mean observe?)
+p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allocate, start, owner_wait \
+(did you mean allocate?)
+p.yaml:6:15: defaults.budgets.allocate: found the number 10, expected a duration such as 10s or 5m \
+(units: ms, s, m, h, d)
+p.yaml:7:12: defaults.budgets.start: found text "31s", expected less than 30s
+p.yaml:8:5: defaults.budgets.start: found the key again (first on line 7), expected each key once
+p.yaml:10:33: defaults.timeouts.reset: found text "0s", expected more than 0s
+p.yaml:11:25: defaults.clear.min_coverage: found text "0.5", expected a number
+p.yaml:12:3: defaults.proof: found nothing, expected a value; leave the key out to keep the default
+p.yaml:13:21: defaults.paths.escalate: found text "yes", expected true or false
+p.yaml:15:11: defaults.quarantine.xids: found the number 5, expected a list
+p.yaml:16:25: defaults.quarantine.probation.factor: found text ".inf", expected a number
+p.yaml:16:43: defaults.quarantine.probation.flap_limit: found the number 2.5, expected a whole number
+p.yaml:21:11: rules[1].name: found the name "a" again, expected a name that neither another rule nor defaults has
+p.yaml:22:20: rules[1].match.model: found text "", expected text that is not empty
+p.yaml:22:33: rules[1].match.gpu[1]: found text "1", expected an index such as 0, or a UUID or the beginning of one, \
+such as GPU-8f2c
+p.yaml:22:38: rules[1].match.gpu[2]: found the number -1, expected an index such as 0, or a UUID or the beginning of \
+one, such as GPU-8f2c
+p.yaml:24:11: rules[2].name: found the name "defaults" again, expected a name that neither another rule nor defaults has
+p.yaml:25:12: rules[2].match: found a rule that is never reached, expected devices that rule a, which comes first, \
+does not take
+p.yaml:27:5: rules[3]: found a list, expected a mapping of keys and values
+p.yaml:28:5: rules[4].policy: found nothing, expected the key policy
+p.yaml:28:28: rules[4].match.gpu: found 0 entries, expected at least 1
+p.yaml:29:1: extra: found an unknown key, expected one of name, description, defaults, rules
+"""
+
+
+def test_all_faults_of_a_file_are_told_at_once_from_top_to_bottom():
+    assert "\n".join(faults(EVERYTHING_WRONG)) + "\n" == EVERY_FAULT
+
+
+def test_a_fault_holds_its_parts():
+    with pytest.raises(load.PolicyError) as caught:
+        read("name: a\ndefaults: {budgets: {alocate: 1s}}\n")
+    expected = "one of allocate, start, owner_wait (did you mean allocate?)"
+    assert caught.value.faults == (load.Fault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),)
+
+
+def test_a_file_may_say_nothing_but_its_name():
+    assert read("name: a") == PolicySet(name="a")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "problem"),
+    [
+        ("owner_wait: 6s", "owner_wait 6s with allocate 5s"),
+        ("allocate: 1s", "owner_wait 2s with allocate 1s"),
+        ("allocate: 1s, owner_wait: 1.5s", "owner_wait 1500ms with allocate 1s"),
+    ],
+)
+def test_an_impossible_combination_is_told_at_the_value_that_is_written(budgets, problem):
+    first = budgets.partition(":")[0] if "owner_wait" not in budgets else "owner_wait"
+    (fault,) = faults(f"name: a\ndefaults:\n  budgets: {{{budgets}}}\n")
+    assert fault.startswith("p.yaml:3:")
+    assert f"defaults.budgets.{first}: found {problem}, expected owner_wait to be at most allocate" in fault
+
+
+def test_combinations_are_found_besides_other_faults():
+    found = faults(
+        "name: a\ndefaults:\n  budgets: {owner_wait: 6s}\n  evict: {grace: 20s}\n  proof: {max_age: 5}\n"
+        "  quarantine: {xids: [0], probation: {first: 2h}}\n"
+    )
+    assert [fault.split(":")[1] for fault in found] == ["3", "4", "5", "6", "6"]
+
+
+def test_a_combination_beside_a_fault_is_not_judged_as_it_may_be_right_once_mended():
+    (fault,) = faults("name: a\ndefaults:\n  evict: {grace: 20s}\n  timeouts: {evit: 30s}\n")
+    assert "unknown key" in fault
+    (fault,) = faults("name: a\ndefaults:\n  evict: {grace: 20s}\n  timeouts: 30s\n")
+    assert "a mapping of keys and values" in fault
+
+
+def test_a_rule_says_only_what_differs_from_the_defaults():
+    text = """
+name: a
+defaults: {budgets: {allocate: 4s}, paths: {first_look: fast}, quarantine: {xids: [1, 2]}}
+rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, quarantine: {xids: [3]}}}]
+"""
+    policy = read(text).rules[0].policy
+    assert (policy.mode, policy.paths.first_look, policy.quarantine.xids) == (Mode.OBSERVE, Route.FAST, (3,))
+    assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 2)
+
+
+def test_a_combination_that_only_arises_from_the_merge_is_blamed_on_the_rule():
+    (fault,) = faults("""\
+name: a
+defaults: {evict: {grace: 9s}}
+rules:
+  - name: b
+    match: {}
+    policy: {timeouts: {evict: 5s}}
+""")
+    assert fault.startswith("p.yaml:6:32: rules[0].policy.timeouts.evict: found evict.grace 9s with timeouts.evict 5s")
+
+
+def test_a_rule_is_not_blamed_for_what_it_inherits():
+    (fault,) = faults("""\
+name: a
+defaults: {evict: {grace: 20s, leftovers: 5}}
+rules: [{name: b, match: {}, policy: {evict: {foreign: wait}}}]
+""")
+    assert fault.startswith("p.yaml:2:43: defaults.evict.leftovers")
+
+
+def test_a_rule_that_is_never_reached_is_a_fault():
+    (fault,) = faults("""\
+name: a
+rules:
+  - {name: h100, match: {model: "NVIDIA H100*"}, policy: {}}
+  - {name: pcie, match: {model: "NVIDIA H100 PCIe"}, policy: {}}
+""")
+    assert fault == (
+        "p.yaml:4:25: rules[1].match: found a rule that is never reached, "
+        "expected devices that rule h100, which comes first, does not take"
+    )
+
+
+def test_more_rules_than_can_be_compared_are_refused():
+    rules = "".join(f"  - {{name: r{n}, match: {{gpu: [{n}]}}, policy: {{}}}}\n" for n in range(257))
+    (fault,) = faults(f"name: a\nrules:\n{rules}")
+    assert fault == "p.yaml:3:3: rules: found 257 entries, expected at most 256"
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "expected"),
+    [
+        ("budgets.allocate", "5.1s", "at most 5s"),
+        ("budgets.allocate", "0s", "more than 0s"),
+        ("budgets.start", "30s", "less than 30s"),
+        ("clear.min_coverage", "1.01", "at most 1.0"),
+        ("clear.min_coverage", "0", "more than 0.0"),
+        ("quarantine.probation.factor", "0.9", "at least 1.0"),
+        ("quarantine.probation.flap_limit", "0", "at least 1"),
+        ("evict.grace", "-1s", "a duration such as 10s or 5m (units: ms, s, m, h, d)"),
+    ],
+)
+def test_a_value_beyond_its_limit_is_told_the_limit_in_its_own_unit(field, wrong, expected):
+    *way, key = field.split(".")
+    document = f"{{{key}: {wrong}}}"
+    for name in reversed(way):
+        document = f"{{{name}: {document}}}"
+    (fault,) = faults(f"name: a\ndefaults: {document}\n")
+    assert f"defaults.{field}: found " in fault
+    assert fault.endswith(f", expected {expected}")
+
+
+@pytest.mark.parametrize("entry", ["true", "-1", "1.5", "'0'", "GPU-", "gpu-8f", "[]", "~"])
+def test_what_is_no_index_and_no_uuid_is_one_fault(entry):
+    (fault,) = faults(f"name: a\nrules: [{{name: b, match: {{gpu: [0, {entry}]}}, policy: {{}}}}]\n")
+    assert fault.startswith("p.yaml:2:36: rules[0].match.gpu[1]: found ")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("5", "the number 5"), ("[]", "a list"), ("true", "true"), ("a", 'text "a"')]
+)
+def test_a_file_that_is_no_mapping_is_one_fault(text, found):
+    assert faults(text) == [f"p.yaml:1:1: found {found}, expected a mapping of keys and values"]
+
+
+def test_a_key_that_a_terminal_would_obey_is_shown_in_quotes():
+    (fault,) = faults('name: a\n"\\e[2Jx": 1\n')
+    assert fault.startswith('p.yaml:2:1: "\\u001b[2Jx": found an unknown key')
+
+
+def test_long_text_is_shown_shortened():
+    (fault,) = faults(f"name: a\ndefaults: {{mode: {'x' * 10_000}}}\n")
+    assert len(fault) < 200
+
+
+def test_a_file_is_read_from_its_path(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("\ufeffname: mine\ndescription: für uns\n")
+    assert load.load(str(path)) == PolicySet(name="mine", description="für uns")
+
+
+def unreadable(path):
+    with pytest.raises(load.PolicyError) as caught:
+        load.load(str(path))
+    (fault,) = caught.value.faults
+    assert str(fault).startswith(f"{path}:{fault.line}:{fault.column}: found ")
+    return fault
+
+
+def test_a_missing_file_names_the_shipped_policies():
+    fault = unreadable("strickt")
+    assert (fault.line, fault.column, fault.found) == (1, 1, "no such file")
+    assert fault.expected == "a policy file or one of default, fast, observe, strict"
+
+
+def test_a_directory_is_one_fault(tmp_path):
+    assert unreadable(tmp_path).found == "a file that cannot be read (Is a directory)"
+
+
+def test_a_name_that_no_file_can_have_is_one_fault():
+    assert unreadable("a\0b").found == "a file that cannot be read (embedded null byte)"
+
+
+def test_a_file_that_may_not_be_read_is_one_fault(tmp_path):
+    # A loop of links cannot be opened by anybody, not even by root, whom permissions do not stop.
+    path = tmp_path / "loop.yaml"
+    path.symlink_to(path)
+    assert unreadable(path).found.startswith("a file that cannot be read (Too many levels")
+
+
+def test_a_large_file_is_refused_unread():
+    assert unreadable("/dev/zero").expected == "at most 256KiB"
+
+
+def test_an_empty_file_is_one_fault(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.touch()
+    assert unreadable(path).found == "an empty file"
+
+
+def test_bytes_that_are_no_text_are_told_with_their_place(tmp_path):
+    path = tmp_path / "latin.yaml"
+    path.write_bytes("name: a\ndescription: für\n".encode("latin-1"))
+    fault = unreadable(path)
+    assert (fault.line, fault.column, fault.found, fault.expected) == (2, 15, "the byte 0xfc", "UTF-8 text")
+
+
+DOCUMENT = YAML(typ="safe", pure=True).load(load.read_shipped("default"))
+DOCUMENT["rules"] = [
+    {"name": "h100", "match": {"model": "NVIDIA H100*", "mig": False}, "policy": {"budgets": {"start": "9s"}}},
+    {"name": "two", "match": {"gpu": [0, "GPU-8f2c"]}, "policy": {"evict": {"grace": "1s"}, "mode": "observe"}},
+]
+JUNK = st.sampled_from(
+    [None, True, -1, 0, 5, 2.5, 10**30, "", "10", "10s", "90s", "slow", "x: y", [], [1], {}, {"x": 1}]
+)
+
+
+def outcome(text):
+    """The faults of a text, none when it loads; a refusal without a fault is an error of its own."""
+    try:
+        read(text)
+    except load.PolicyError as error:
+        return error.faults or pytest.fail("refused without a fault")
+    return ()
+
+
+def places(value, way=()):
+    """Every place inside a document."""
+    yield way
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in entries:
+        yield from places(inner, (*way, key))
+
+
+def mutated(document, place, junk, rename):
+    """The document with junk at a place, or with the key there misspelt."""
+    document = copy.deepcopy(document)
+    if not place:
+        return junk
+    *way, last = place
+    parent = document
+    for key in way:
+        parent = parent[key]
+    if rename and isinstance(parent, dict):
+        parent[f"{last}s"] = parent.pop(last)
+    else:
+        parent[last] = junk
+    return document
+
+
+def dumped(document):
+    out = io.StringIO()
+    YAML(typ="safe", pure=True).dump(document, out)
+    return out.getvalue()
+
+
+@given(st.sampled_from(list(places(DOCUMENT))), JUNK, st.booleans())
+def test_every_fault_of_a_mutated_document_has_a_line_and_a_column(place, junk, rename):
+    text = dumped(mutated(DOCUMENT, place, junk, rename))
+    lines = text.splitlines()
+    for fault in outcome(text):
+        assert 1 <= fault.line <= len(lines), fault
+        assert 1 <= fault.column <= len(lines[fault.line - 1]) + 1, fault
+        assert fault.found, fault
+        assert "Input should" not in fault.expected, fault
+
+
+@given(st.sampled_from([place for place in places(DOCUMENT) if place and isinstance(place[-1], str)]))
+def test_a_misspelt_key_is_always_found_at_its_own_line(place):
+    text = dumped(mutated(DOCUMENT, place, None, rename=True))
+    wrong = [fault for fault in faults(text) if "unknown key" in fault]
+    assert wrong
+    line = int(wrong[0].split(":")[1])
+    assert f"{place[-1]}s" in text.splitlines()[line - 1]
+
+
+@given(st.text())
+def test_whatever_is_shown_of_a_file_stays_on_one_line(text):
+    assert quote(text).isprintable()

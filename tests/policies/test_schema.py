@@ -1,0 +1,55 @@
+"""The schema that editors read and the page that people read say what the model says."""
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from policies import load, schema
+from policies.model import Match, Policy
+
+PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+SCHEMA = json.loads(schema.render())
+
+
+def test_the_committed_schema_is_the_rendered_one():
+    assert resources.files("policies").joinpath("schema.json").read_text() == schema.render()
+
+
+def test_nothing_in_the_schema_may_be_null_and_every_mapping_is_closed():
+    assert "null" not in schema.render()
+    mappings = [SCHEMA, *(model for model in SCHEMA["$defs"].values() if model.get("type") == "object")]
+    assert len(mappings) == 12
+    assert all(model["additionalProperties"] is False for model in mappings)
+
+
+def test_every_field_of_the_schema_is_explained():
+    for model in (SCHEMA, *SCHEMA["$defs"].values()):
+        for name, field in model.get("properties", {}).items():
+            assert "description" in field or "description" in SCHEMA["$defs"][field["$ref"].split("/")[-1]], name
+
+
+def test_defaults_in_the_schema_are_written_as_in_a_file():
+    assert SCHEMA["$defs"]["Budgets"]["properties"]["allocate"]["default"] == "5s"
+
+
+@pytest.mark.parametrize("name", ["Policy", "Match"])
+def test_the_page_holds_the_table_of_every_field(name):
+    assert schema.table(name) in PAGE
+
+
+def test_the_tables_miss_no_field():
+    rows = set(re.findall(r"^\| `([\w.]+)` \|", PAGE, re.MULTILINE))
+    assert {"budgets.allocate", "quarantine.probation.flap_limit", "mode"} <= rows
+    assert set(Match.model_fields) <= rows
+    assert {row.split(".")[0] for row in rows} >= set(Policy.model_fields)
+
+
+def test_the_page_shows_a_file_that_loads_and_one_whose_faults_are_as_shown():
+    good, bad = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert load.load_text(good, "rack.yaml").rules[0].name == "h100"
+    with pytest.raises(load.PolicyError) as caught:
+        load.load_text(bad, "rack.yaml")
+    assert f"```text\n{caught.value}\n```" in PAGE

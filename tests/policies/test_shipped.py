@@ -1,0 +1,95 @@
+"""The shipped files: complete, commented, and different only where they say so."""
+
+import re
+
+import pytest
+from ruamel.yaml import YAML
+
+from policies import load
+from policies.model import Eviction, Mode, Passes, Policy, Route
+
+NAMES = ("default", "fast", "observe", "strict")
+DEFAULT = load.load("default").defaults
+
+
+def document(name):
+    return YAML(typ="safe", pure=True).load(load.read_shipped(name))
+
+
+def leaves(mapping, prefix=""):
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def at(policy, path):
+    for part in path.split("."):
+        policy = getattr(policy, part)
+    return policy
+
+
+def test_the_four_are_shipped():
+    assert load.shipped() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_policy_loads_under_its_own_name_and_says_what_it_is_for(name):
+    policy_set = load.load(name)
+    assert policy_set.name == name
+    assert policy_set.description
+    assert policy_set.rules == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_line_leads_an_editor_to_the_schema(name):
+    assert load.read_shipped(name).splitlines()[0] == "# yaml-language-server: $schema=schema.json"
+
+
+def test_the_default_file_says_what_the_model_says():
+    assert Policy() == DEFAULT
+
+
+def test_the_default_file_spells_out_every_field():
+    assert set(leaves(document("default")["defaults"])) == set(leaves(Policy().model_dump()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_that_is_set_has_a_comment_above_it_or_above_its_neighbours(name):
+    lines = load.read_shipped(name).splitlines()
+    for number, line in enumerate(lines):
+        if re.match(r"\s{2,}\w+: +\S", line):
+            above = next(text for text in reversed(lines[:number]) if not re.match(r"\s*\w+: +\S", text))
+            assert above.strip().startswith("#"), f"{name}.yaml:{number + 1}: {line}"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "default"])
+def test_the_other_files_say_only_what_differs(name):
+    policy = load.load(name).defaults
+    for path in leaves(document(name)["defaults"]):
+        assert at(policy, path) != at(DEFAULT, path), path
+
+
+def test_observe_is_the_only_one_that_hands_out_without_proof_and_it_kills_nothing():
+    modes = {name: load.load(name).defaults.mode for name in NAMES}
+    assert [name for name, mode in modes.items() if mode is not Mode.ENFORCE] == ["observe"]
+    evict = load.load("observe").defaults.evict
+    assert (evict.leftovers, evict.foreign) == (Eviction.WAIT, Eviction.WAIT)
+
+
+def test_strict_is_stricter_wherever_it_differs():
+    strict = load.load("strict").defaults
+    assert (strict.paths.first_look, strict.paths.new_tenant) == (Route.SLOW, Route.SLOW)
+    assert strict.evict.foreign is Eviction.WAIT
+    assert strict.clear.min_coverage > DEFAULT.clear.min_coverage
+    assert strict.proof.max_age < DEFAULT.proof.max_age
+    assert strict.quarantine.probation.flap_limit == 1
+    assert strict.quarantine.probation.first > DEFAULT.quarantine.probation.first
+
+
+def test_fast_takes_the_short_way_and_still_proves():
+    fast = load.load("fast").defaults
+    assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (Passes.ZERO, Route.FAST, Route.FAST)
+    assert (fast.mode, fast.paths.escalate) == (Mode.ENFORCE, True)
+    assert fast.clear.min_coverage == DEFAULT.clear.min_coverage

@@ -1,0 +1,56 @@
+"""Asks the pretend driver on the loop, with the deadlines and the bookkeeping of ``scrubber.devices.calls.Caller``."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from scrubber.devices.calls import UnresponsiveError
+from tests.service.node import HungError
+
+T = TypeVar("T")
+LOOK_AGAIN = 0.05  # how soon a call that hung returns after its cause was healed
+
+
+class PretendCaller:
+    """One call a key at a time. Answers take some turns of the loop, never the same number, so that things cross."""
+
+    def __init__(self, chance: random.Random) -> None:
+        """``chance`` decides how many turns."""
+        self._chance = chance
+        self._under_way: dict[str, asyncio.Task[object]] = {}
+
+    async def ask(self, key: str, question: Callable[[], T], deadline: float) -> T:
+        """The answer, or UnresponsiveError when it is late."""
+        ends = asyncio.get_running_loop().time() + deadline
+        while (earlier := self._under_way.get(key)) is not None and not earlier.done():
+            if earlier.get_name() == "overdue":
+                raise UnresponsiveError(f"cannot ask {key}: an earlier call has not returned")
+            await asyncio.wait({earlier}, timeout=max(0.0, ends - asyncio.get_running_loop().time()))
+            if not earlier.done():
+                raise UnresponsiveError(f"cannot ask {key}: no turn within {deadline:g} s")
+        call = asyncio.create_task(self._answer(question))
+        self._under_way[key] = call
+        await asyncio.wait({call}, timeout=ends - asyncio.get_running_loop().time())
+        if not call.done():
+            call.set_name("overdue")
+            raise UnresponsiveError(f"{key} did not answer within {deadline:g} s")
+        return call.result()
+
+    async def _answer(self, question: Callable[[], T]) -> T:
+        await self._turns()
+        while True:
+            try:
+                answer = question()
+            except HungError:
+                await asyncio.sleep(LOOK_AGAIN)
+            else:
+                break
+        await self._turns()
+        return answer
+
+    async def _turns(self) -> None:
+        for _ in range(self._chance.randrange(3)):
+            await asyncio.sleep(0)

@@ -1,0 +1,73 @@
+"""The store of one life of the service: shows every durable row to the truth, fails on request, and dies with its life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from scrubber.core.events import Entry
+from scrubber.core.model import Moment
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import store
+
+
+class KilledError(BaseException):
+    """SIGKILL: no handler of errors may see it as one."""
+
+
+class Disk:
+    """A real store behind it outlives it."""
+
+    def __init__(self, inner: store.Store, witness: Callable[[Entry], None]) -> None:
+        """``witness`` is told of every row the moment it is durable."""
+        self.inner = inner
+        self.dead = False
+        self.full = False  # nothing can be written
+        self.failures = 0  # so many writes fail
+        self.dies_after: int | None = None  # rows until the service is killed, before it hears of the last one
+        self.attempts = 0
+        self._witness = witness
+
+    @property
+    def head(self) -> store.Head:
+        """The newest row."""
+        return self.inner.head
+
+    def load(self) -> store.Loaded:
+        """Everything."""
+        self._live()
+        return self.inner.load()
+
+    def append(self, drafts: Sequence[store.Draft]) -> tuple[Entry, ...]:
+        """All or none, as long as there is somebody to write."""
+        self._live()
+        self.attempts += 1
+        if self.full or self.failures > 0:
+            self.failures -= self.failures > 0
+            raise LedgerUnavailable("cannot write to the ledger: the disk is full")
+        entries = self.inner.append(drafts)
+        for entry in entries:
+            self._witness(entry)
+        if self.dies_after is not None:
+            self.dies_after -= len(entries)
+            self.dead = self.dies_after <= 0
+        self._live()
+        return entries
+
+    def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+        """The newest entries."""
+        return self.inner.history(device, since, limit)
+
+    def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
+        """Fold what is old."""
+        self._live()
+        if self.full:
+            raise LedgerUnavailable("cannot shrink the ledger: the disk is full")
+        return self.inner.compact(fold, keep, at)
+
+    def close(self) -> None:
+        """The service lets go of it."""
+        self.inner.close()
+
+    def _live(self) -> None:
+        if self.dead:
+            raise KilledError

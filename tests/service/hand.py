@@ -1,0 +1,156 @@
+"""A pretend worker: does the steps on a pretend GPU, takes its time over each block, and can be killed between two.
+
+It reports what it really did. Its saboteurs, which report what they did not do, are in ``test_saboteurs``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from scrubber.core.model import Blame, Findings, Holder, Mismatch, Outcome, Path, Step, StepResult
+from scrubber.devices.base import Progress
+from scrubber.steps.base import Order, Report
+from tests.service.node import BLOCK, BLOCKS, Gpu, Kind, Node, Process
+from tests.service.truth import Truth
+
+TAKES = {Step.EVICT: 0.1, Step.RESET: 0.5, Step.CLEAR: 0.2, Step.VERIFY: 0.1, Step.SETTINGS: 0.05, Step.HEALTH: 0.05}
+
+
+class GoneError(Exception):
+    """The worker was killed, or died."""
+
+
+class Hand:
+    """One worker on one device."""
+
+    def __init__(self, node: Node, truth: Truth, uuid: str) -> None:
+        """It has the device open from now on."""
+        self.node = node
+        self.truth = truth
+        self.gpu: Gpu = node.gpus[uuid]
+        self.life = node.life
+        truth.working(self.gpu)
+        self.process: Process = node.enter(uuid, Kind.WORKER, "worker")
+        self.gpu.deeds.clear()
+        self._gone = asyncio.Event()
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.process.pid
+
+    async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+        """One step's result, always."""
+        began = self.node.loop.time()
+        try:
+            async with asyncio.timeout(deadline):
+                report = await self.perform(step, order, on_progress)
+        except TimeoutError:
+            await self.kill()
+            report = Report(Outcome.TIMED_OUT, f"{step.value} was late")
+        except GoneError:
+            await self.kill()
+            report = Report(Outcome.DIED, f"{step.value} has no result")
+        if report.outcome is Outcome.PASSED:
+            self.gpu.deeds.append(step)
+        seconds = self.node.loop.time() - began
+        return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)
+
+    async def finish(self) -> bool:
+        """It ends well."""
+        well = not self._gone.is_set()
+        await self.kill()
+        return well
+
+    async def kill(self) -> None:
+        """It is gone. A service that is dead itself kills nobody."""
+        self._gone.set()
+        if self.life == self.node.life:
+            self.node.leave(self.process)
+
+    async def perform(self, step: Step, order: Order, progress: Progress) -> Report:
+        """What the real steps would do."""
+        gpu = self.gpu
+        if gpu.crashes and step is Step.CLEAR:
+            raise GoneError
+        if gpu.lost:
+            return Report(Outcome.FAILED, "the device has fallen off its bus")
+        await self.spend(10**6 if gpu.stalls or gpu.hangs else TAKES[step])
+        match step:
+            case Step.EVICT:
+                return await self._evict(order)
+            case Step.RESET:
+                return self._reset()
+            case Step.CLEAR:
+                return await self._clear(progress)
+            case Step.VERIFY:
+                return await self._verify(progress)
+            case Step.SETTINGS:
+                self.truth.deed(gpu, step)
+                gpu.drift = False
+                return Report(Outcome.PASSED)
+            case Step.HEALTH:
+                return Report(Outcome.PASSED, findings=Findings(vitals=gpu.vitals()))
+
+    async def spend(self, seconds: float) -> None:
+        """Let time pass, unless somebody kills the worker or its service meanwhile."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._gone.wait(), seconds)
+        if self._gone.is_set() or self.life != self.node.life:
+            raise GoneError
+
+    async def _evict(self, order: Order) -> Report:
+        if self.gpu.blind:
+            return Report(Outcome.FAILED, "cannot prove who uses the device", Blame.TENANT)
+        found = [process for process in self.gpu.processes.values() if process is not self.process]
+        holders = tuple(Holder(it.pid, it.started, it.name, it.container) for it in found)
+        ended = [process for process in found if process.container is None and _condemned(process, order)]
+        if ended:
+            await self.spend(order.grace / 2)
+        for process in ended:
+            if process.alive and process.container is None:
+                self.truth.killing(self.gpu, process)
+                self.node.leave(process)
+        left = [process for process in self.gpu.processes.values() if process is not self.process]
+        findings = Findings(holders=holders, terminated=tuple(process.pid for process in ended))
+        if left:
+            return Report(Outcome.FAILED, "still on the device", Blame.TENANT, findings)
+        return Report(Outcome.PASSED, findings=findings)
+
+    def _reset(self) -> Report:
+        self.truth.deed(self.gpu, Step.RESET)
+        if self.gpu.reset_fails:
+            return Report(Outcome.FAILED, "reset refused")
+        self.gpu.remap_pending, self.gpu.leaked = False, 0
+        return Report(Outcome.PASSED)
+
+    async def _clear(self, progress: Progress) -> Report:
+        gpu = self.gpu
+        reach = BLOCKS // 2 if gpu.skimpy else BLOCKS
+        residue = sum(block is not None for block in gpu.blocks) * BLOCK
+        for block in range(reach):
+            self.truth.deed(gpu, Step.CLEAR)
+            gpu.blocks[block] = None
+            progress((block + 1) * BLOCK, reach * BLOCK)
+            await self.spend(TAKES[Step.CLEAR])
+        wrong = Mismatch(7, 0xFF, 0xFE, 1) if gpu.bad_memory else None
+        findings = Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong)
+        return Report(Outcome.FAILED if wrong else Outcome.PASSED, "a bit did not hold" if wrong else "", findings=findings)
+
+    async def _verify(self, progress: Progress) -> Report:
+        gpu = self.gpu
+        reach = BLOCKS // 2 if gpu.skimpy else BLOCKS
+        wrong: Mismatch | None = None
+        for block in range(reach):
+            if gpu.blocks[block] is not None:
+                wrong = wrong or Mismatch(block * BLOCK, 0, 0x41, BLOCK)
+            progress((block + 1) * BLOCK, reach * BLOCK)
+            await self.spend(TAKES[Step.VERIFY])
+        findings = Findings(covered_bytes=reach * BLOCK, allocatable_bytes=BLOCKS * BLOCK, mismatch=wrong)
+        return Report(Outcome.FAILED if wrong else Outcome.PASSED, "not zero" if wrong else "", findings=findings)
+
+
+def _condemned(process: Process, order: Order) -> bool:
+    leftover = order.tenancy_began is not None and process.started >= order.tenancy_began
+    return order.terminate_leftovers if leftover else order.terminate_foreign

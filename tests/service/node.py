@@ -1,0 +1,243 @@
+"""A pretend node: GPUs, the processes on them, the containers they belong to, and every fault we know of.
+
+It is the truth that the service's beliefs are held against: which bytes lie in a memory, who wrote them, and who was
+there to see. It is a ``devices.base.Backend`` and, through ``holders``, the sight of all processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from scrubber.core.model import DeviceInfo, Holder, Moment, Step, Vitals, Xid
+from scrubber.devices.base import Address, DeviceError, DeviceLostError
+from tests.service.virtual import VirtualLoop
+
+BLOCK = 2**20
+BLOCKS = 4
+WALL = 1_760_000_000.0
+BOOTING = 30.0  # uptime when a boot's first program runs
+
+
+class HungError(Exception):
+    """This call does not return before the cause is healed."""
+
+
+class Kind(Enum):
+    """Why a process is on a device."""
+
+    TENANT = "tenant"  # it was let on
+    INTRUDER = "intruder"  # nobody asked
+    WORKER = "worker"  # a scrub of ours
+
+
+@dataclass(eq=False)
+class Process:
+    """A process that uses a device. ``seen``: some look has met it."""
+
+    pid: int
+    gpu: str
+    kind: Kind
+    name: str  # whose bytes it writes
+    started: float  # uptime
+    came: float  # the loop's time
+    life: int | None  # the service that was up when it came
+    container: str | None = None
+    seen: bool = False
+    alive: bool = True
+    unwatched: bool = False  # it was there while no service was up
+
+
+@dataclass(eq=False)
+class Gpu:
+    """One device: what its memory holds, who is on it, what is wrong with it."""
+
+    info: DeviceInfo
+    blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # who wrote; None is zero
+    processes: dict[int, Process] = field(default_factory=dict)
+    deeds: list[Step] = field(default_factory=list)  # what the newest worker really did, in order
+    drift: bool = False
+    lost: bool = False
+    hangs: bool = False
+    blind: bool = False  # nobody can say who uses it
+    coy: bool = False  # the driver alone cannot say
+    bad_memory: bool = False
+    stalls: bool = False
+    crashes: bool = False  # its workers die
+    reset_fails: bool = False
+    skimpy: bool = False  # half of it cannot be reached
+    xids: list[Xid] = field(default_factory=list)
+    ecc: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    leaked: int = 0
+
+    def users(self) -> list[Process]:
+        """Everybody on it but workers."""
+        return [process for process in self.processes.values() if process.kind is not Kind.WORKER]
+
+    def heal(self) -> None:
+        """As good as new; what lies in memory stays."""
+        self.lost = self.hangs = self.blind = self.coy = self.bad_memory = self.stalls = self.crashes = False
+        self.reset_fails = self.skimpy = self.remap_pending = self.remap_failed = False
+        self.leaked = 0
+
+    def vitals(self) -> Vitals:
+        """What it says of itself."""
+        return Vitals(
+            lost=self.lost,
+            xids=tuple(self.xids),
+            ecc_uncorrectable=self.ecc,
+            remap_pending=self.remap_pending,
+            remap_failed=self.remap_failed,
+            leaked_bytes=self.leaked,
+        )
+
+
+class Node:
+    """The devices of one machine, over its boots."""
+
+    name = "pretend"
+
+    def __init__(self, loop: VirtualLoop, gpus: int) -> None:
+        """The last two devices share a reset domain, if there are three."""
+        self.loop = loop
+        self.gpus: dict[str, Gpu] = {}
+        self.alive: set[str] = set()  # containers of which something runs
+        self.boots = 1
+        self.drivers = 1
+        self.deaf = False  # the driver as a whole hangs
+        self.hung_at = float("-inf")  # when somebody last asked a driver that hangs
+        self.life: int | None = None  # the service that is up
+        self.jump = 0.0  # what somebody did to the wall clock
+        self._booted = -BOOTING
+        self._pids = itertools.count(100)
+        for index in range(gpus):
+            domain = "nvlink-0" if gpus > 2 and index >= gpus - 2 else None
+            info = DeviceInfo(f"GPU-{index:04x}", index, "Pretend H100", BLOCK * BLOCKS, reset_domain=domain)
+            self.gpus[info.uuid] = Gpu(info)
+
+    def now(self) -> Moment:
+        """Both clocks."""
+        return Moment(WALL + self.loop.time() + self.jump, self.loop.time() - self._booted)
+
+    @property
+    def boot_id(self) -> str:
+        """Names this boot."""
+        return f"boot-{self.boots}"
+
+    # -- what happens to it
+
+    def enter(self, uuid: str, kind: Kind, name: str, container: str | None = None) -> Process:
+        """A process opens the device; a tenant and an intruder write all over it."""
+        gpu, now = self.gpus[uuid], self.now()
+        process = Process(
+            next(self._pids), uuid, kind, name, now.uptime, self.loop.time(), self.life, container,
+            unwatched=self.life is None,
+        )  # fmt: skip
+        gpu.processes[process.pid] = process
+        if container is not None:
+            self.alive.add(container)
+        if kind is not Kind.WORKER:
+            gpu.blocks = [process] * BLOCKS
+        return process
+
+    def leave(self, process: Process) -> None:
+        """It ends; what it wrote stays."""
+        process.alive = False
+        process.unwatched |= self.life != process.life
+        self.gpus[process.gpu].processes.pop(process.pid, None)
+
+    def end_container(self, container: str, *, leaving: bool = False) -> None:
+        """Everything of a container ends, or its processes stay behind as nobody's (``leaving``)."""
+        self.alive.discard(container)
+        for process in self.everybody():
+            if process.container == container and leaving:
+                process.container = None
+            elif process.container == container:
+                self.leave(process)
+
+    def everybody(self) -> Iterator[Process]:
+        """All processes on all devices."""
+        return itertools.chain.from_iterable(list(gpu.processes.values()) for gpu in self.gpus.values())
+
+    def reboot(self) -> None:
+        """Nobody survives; memory may."""
+        for process in self.everybody():
+            self.leave(process)
+        self.alive.clear()
+        self.boots += 1
+        self._booted = self.loop.time() - BOOTING
+        for gpu in self.gpus.values():
+            gpu.xids.clear()
+
+    # -- scrubber.devices.base.Backend
+
+    def inventory(self) -> tuple[DeviceInfo, ...]:
+        """All devices."""
+        self._speak()
+        return tuple(gpu.info for gpu in self.gpus.values())
+
+    def driver(self) -> str:
+        """This driver instance."""
+        self._speak()
+        return f"driver-{self.boots}.{self.drivers}"
+
+    def in_use(self, uuid: str) -> bool | None:
+        """The driver's own word."""
+        gpu = self._answering(uuid)
+        for process in gpu.processes.values():
+            process.seen = True
+        return None if gpu.coy or gpu.blind else bool(gpu.processes)
+
+    def vitals(self, uuid: str) -> Vitals:
+        """Health now."""
+        return self._answering(uuid).vitals()
+
+    def files(self, uuid: str) -> tuple[str, ...]:
+        """One pretend file a device."""
+        return (f"/dev/pretend/{uuid}",)
+
+    def address(self, uuid: str) -> Address:
+        """Where a hand finds it."""
+        return Address(self.name, uuid)
+
+    def container_of(self, pid: int) -> str | None:
+        """The container of a process."""
+        return next((process.container for process in self.everybody() if process.pid == pid), None)
+
+    def container_alive(self, container: str) -> bool:
+        """Whether anything of it runs."""
+        return container in self.alive
+
+    # -- the sight of processes
+
+    def holders(
+        self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()
+    ) -> dict[str, tuple[Holder, ...] | None]:
+        """Who uses each device; None where that cannot be proven."""
+        return {uuid: None if self.gpus[uuid].blind else self._holders(uuid, exclude) for uuid in files}
+
+    def _holders(self, uuid: str, exclude: Collection[int]) -> tuple[Holder, ...]:
+        found = [process for process in self.gpus[uuid].processes.values() if process.pid not in exclude]
+        for process in found:
+            process.seen = True
+        return tuple(Holder(it.pid, it.started, f"{it.name} --secret", it.container) for it in found)
+
+    def _speak(self) -> None:
+        if self.deaf:
+            self.hung_at = self.loop.time()
+            raise HungError
+
+    def _answering(self, uuid: str) -> Gpu:
+        gpu = self.gpus.get(uuid)
+        if gpu is None:
+            raise DeviceError(f"there is no {uuid}")
+        if gpu.hangs:
+            self.hung_at = self.loop.time()
+            raise HungError
+        if gpu.lost:
+            raise DeviceLostError(f"{uuid} has fallen off its bus")
+        return gpu

@@ -1,0 +1,156 @@
+"""What really is, held against what the service does: every deed and every durable row is judged as it happens.
+
+A violation is a promise broken towards a tenant. Two things are excused, because nobody could have known: an intruder
+that came and went between two looks of a service that was up, and one that came less than a look ago.
+"""
+
+from __future__ import annotations
+
+from policies.model import Eviction, Mode, Policy
+from scrubber.core import events as ev
+from scrubber.core import states
+from scrubber.core.model import Path, Record, State, Step
+from scrubber.rulebook import Rulebook
+from tests.service.node import Gpu, Kind, Node, Process
+
+WATCH_EVERY = 0.25
+A_LOOK = WATCH_EVERY + 0.01
+A_SLOW_LOOK = 15.0  # a hung driver keeps a look waiting for so long at most
+STEPS = {
+    Path.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH],
+    Path.SLOW: [Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH],
+}
+
+
+class Truth:
+    """The judge."""
+
+    def __init__(self, node: Node, rulebook: Rulebook) -> None:
+        """Nothing has happened yet."""
+        self.node = node
+        self.rulebook = rulebook
+        self.violations: list[str] = []
+        self.entries: list[ev.Entry] = []
+        self.records: dict[str, Record] = {}
+        self.granted: dict[str, float] = {}  # when a device last went out
+        self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
+        self.visitors: dict[str, set[str]] = {}  # containers that were on it since it was last proven
+        self.asked: list[frozenset[str]] = []  # what callers asked for in one go
+
+    def policy(self, uuid: str) -> Policy:
+        """What is in force for a device."""
+        return self.rulebook.ruling(self.node.gpus[uuid].info).policy
+
+    def accuse(self, text: str) -> None:
+        """A promise was broken."""
+        self.violations.append(f"row {len(self.entries)}, {self.node.loop.time():.2f} s: {text}")
+
+    # -- deeds
+
+    def working(self, gpu: Gpu) -> None:
+        """A worker opens a device (I4)."""
+        if any(it.kind is Kind.WORKER and it.life == self.node.life for it in gpu.processes.values()):
+            self.accuse(f"two workers on {gpu.info.uuid}")
+
+    def deed(self, gpu: Gpu, step: Step) -> None:
+        """Something destructive happens now (I2)."""
+        for process in gpu.users():
+            if self._known_long(process.came):
+                self.accuse(f"{step.value} on {gpu.info.uuid} while {process.name} uses it")
+        if step is Step.RESET:
+            for sibling in self._siblings(gpu):
+                self._reset_under(gpu, sibling)
+
+    def killing(self, gpu: Gpu, process: Process) -> None:
+        """A worker ends a process."""
+        policy = self.policy(gpu.info.uuid)
+        if process.container is not None:
+            self.accuse(f"{process.name} of a live container was killed on {gpu.info.uuid}")
+        before_any_tenancy = gpu.info.uuid not in self.granted or process.came < self.granted[gpu.info.uuid]
+        stranger = process.kind is Kind.INTRUDER and before_any_tenancy
+        if stranger and policy.evict.foreign is Eviction.WAIT:
+            self.accuse(f"{process.name}, nobody's tenant, was killed on {gpu.info.uuid}")
+        if process.kind is Kind.TENANT and policy.evict.leftovers is Eviction.WAIT and not before_any_tenancy:
+            self.accuse(f"{process.name} was killed on {gpu.info.uuid} although the policy waits")
+
+    # -- rows
+
+    def written(self, entry: ev.Entry) -> None:
+        """A row is durable."""
+        before = self.records.get(entry.device)
+        self.entries.append(entry)
+        self.records[entry.device] = states.apply(before, entry)
+        match entry.event:
+            case ev.Granted():
+                self._granted(entry.device, before)
+            case ev.GrantedUnproven():
+                self.granted[entry.device] = self.node.loop.time()
+                self.unproven.add(entry.device)
+                if self.policy(entry.device).mode is not Mode.OBSERVE:
+                    self.accuse(f"{entry.device} went out unproven, and nobody wrote that it may (I1)")
+            case ev.ScrubPassed(_, receipt):
+                self._believed_clean(entry.device, before, receipt.path)
+
+    def started(self, tenant: str, uuid: str) -> None:
+        """The service says that a container of this tenant may start."""
+        if uuid in self.unproven or self.policy(uuid).mode is Mode.OBSERVE:
+            return
+        if tenant not in self.visitors.get(uuid, set()):
+            self._no_bytes_but(uuid, tenant, "started on")
+        for process in self.node.gpus[uuid].users():
+            if process.container != tenant and self._known_long(process.came):
+                self.accuse(f"{tenant} was started on {uuid} beside {process.name}")
+
+    def _granted(self, uuid: str, before: Record | None) -> None:
+        gpu = self.node.gpus[uuid]
+        if before is None or before.state not in (State.CLEAN, State.GRANTED) or before.sickness or before.quarantine:
+            self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
+        for process in gpu.processes.values():
+            if process.kind is not Kind.WORKER or process.life == self.node.life:
+                if self._known_long(process.came, 0.0):
+                    self.accuse(f"{uuid} was granted while {process.name} is on it")
+        self._no_bytes_but(uuid, None, "granted")
+        self.granted[uuid] = self.node.loop.time()
+
+    def _believed_clean(self, uuid: str, before: Record | None, path: Path) -> None:
+        gpu = self.node.gpus[uuid]
+        self._no_bytes_but(uuid, None, "called clean")
+        if gpu.deeds != STEPS[path] or before is None or before.job is None or before.job.path is not path:
+            self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
+        if gpu.lost or gpu.remap_failed or gpu.remap_pending or gpu.leaked or gpu.bad_memory or gpu.skimpy or gpu.drift:
+            self.accuse(f"{uuid} was called clean although it is not well")
+        fatal = self.policy(uuid).quarantine.xids
+        if before and any(xid.code in fatal and xid.number > before.baseline.last_xid for xid in gpu.xids):
+            self.accuse(f"{uuid} was called clean in spite of a fatal xid")
+        if any(self._known_long(process.came, 0.0) for process in gpu.users()):
+            self.accuse(f"{uuid} was called clean while it is used")
+        self.unproven.discard(uuid)
+        self.visitors.pop(uuid, None)
+
+    # -- the same few looks
+
+    def _no_bytes_but(self, uuid: str, tenant: str | None, what: str) -> None:
+        writers = {it for it in self.node.gpus[uuid].blocks if it is not None and it.name != tenant}
+        for writer in writers:
+            if not self._excused(writer):
+                self.accuse(f"leak: {uuid} was {what} with bytes of {writer.name} in its memory")
+
+    def _excused(self, writer: Process) -> bool:
+        unseen = writer.kind is Kind.INTRUDER and not writer.seen and not writer.alive
+        return unseen and (not writer.unwatched or self.policy(writer.gpu).proof.survives_restart)
+
+    def _known_long(self, since: float, look: float = A_LOOK) -> bool:
+        """Whether a look that is good enough had the time to show it."""
+        hung = self.node.loop.time() - self.node.hung_at < A_SLOW_LOOK
+        return self.node.loop.time() - since > look + (A_SLOW_LOOK if hung else 0.0) or (look == 0.0 and not hung)
+
+    def _siblings(self, gpu: Gpu) -> list[Gpu]:
+        domain = gpu.info.reset_domain
+        return [it for it in self.node.gpus.values() if domain and it.info.reset_domain == domain and it is not gpu]
+
+    def _reset_under(self, gpu: Gpu, sibling: Gpu) -> None:
+        uuid = sibling.info.uuid
+        state = self.records[uuid].state
+        taken = state in (State.GRANTED, State.EXPOSED) and self._known_long(self.granted.get(uuid, 0.0))
+        if taken or any(self._known_long(process.came) for process in sibling.processes.values()):
+            self.accuse(f"{gpu.info.uuid} was reset while its sibling {uuid} is in use")

@@ -1,0 +1,83 @@
+"""An event loop whose time is virtual: it stands still while anything can be done, and jumps when nothing can.
+
+Whatever would run on a thread runs on the loop, at a later turn: the same calls give the same history every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class StuckError(AssertionError):
+    """Somebody waits for what will never happen."""
+
+
+class _Selector(selectors.DefaultSelector):
+    """Passes the time instead of waiting for it."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and (timeout is None or timeout > 0):
+            self.loop.pass_time(timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """``advance`` runs it for some virtual seconds; ``run_until_complete`` takes as many as are needed."""
+
+    def __init__(self) -> None:
+        """Time begins at zero."""
+        selector = _Selector()
+        selector.loop = self
+        super().__init__(selector)
+        self._now = 0.0
+        self._until: float | None = None
+
+    def time(self) -> float:
+        """Seconds since the loop was made, by its own reckoning."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Everything that happens within these seconds, the last instant included; the caller is not on the loop."""
+        self._until = self._now + seconds
+        try:
+            self.run_forever()
+        finally:
+            self._until = None
+
+    def pass_time(self, timeout: float | None) -> None:
+        """Nothing can be done before ``timeout``: go there, or to where ``advance`` ends."""
+        then = None if timeout is None else self._now + timeout
+        if self._until is not None and (then is None or then > self._until):
+            self._now = self._until
+            self.stop()
+        elif then is None:
+            raise StuckError("nothing will ever happen on this loop again")
+        else:
+            self._now = then
+
+    def run_in_executor(  # type: ignore[override] # a future of ours, done on the loop
+        self, _executor: object, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Done at the next turn, whether or not anybody still waits for it: as a thread would."""
+        answer: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:  # handed to whoever asked, like a thread's
+                if not answer.cancelled():
+                    answer.set_exception(error)
+            else:
+                if not answer.cancelled():
+                    answer.set_result(result)
+
+        self.call_soon(work)
+        return answer

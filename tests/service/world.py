@@ -1,0 +1,266 @@
+"""The real service on a pretend node: real Service, Jobs, engine, Sight, Ledger and rulebook, a clock that nobody waits for.
+
+``start`` brings the service up over whatever the store holds, ``die`` is SIGKILL: nothing that the dead service would
+still do reaches the store, a device or a caller. ``check`` compares what the service believes with the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from scrubber.core.model import Grant, Record, State
+from scrubber.devices.base import Address
+from scrubber.devices.calls import Caller
+from scrubber.errors import LedgerUnavailable
+from scrubber.jobs import Jobs
+from scrubber.ledger import memory, store
+from scrubber.ledger.ledger import Ledger
+from scrubber.monitor import Monitor
+from scrubber.node.processes import Processes
+from scrubber.report import Identity, Reporter
+from scrubber.rulebook import Rulebook
+from scrubber.service import Service, Tools
+from scrubber.sight import Sight
+from tests.service.caller import PretendCaller
+from tests.service.disk import Disk
+from tests.service.hand import Hand
+from tests.service.node import Kind, Node, Process
+from tests.service.truth import WATCH_EVERY, Truth
+from tests.service.virtual import VirtualLoop
+
+KEEP = 40  # rows: so few that every longer history is compacted on its way
+
+
+@dataclass(frozen=True)
+class Life:
+    """One run of the service, from its start to its kill."""
+
+    number: int
+    disk: Disk
+    ledger: Ledger
+    sight: Sight
+    jobs: Jobs
+    service: Service
+    monitor: Monitor
+    reporter: Reporter
+
+
+class World:
+    """A node, its service, and the truth about both."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop | None = None,
+        *,
+        gpus: int = 2,
+        policy: str = "default",
+        reopen: Callable[[], store.Store] | None = None,
+        hand: type[Hand] = Hand,
+        jobs: type[Jobs] = Jobs,
+        seed: int = 0,
+    ) -> None:
+        """``reopen`` gives the store anew after a kill; without it there is one in memory that outlives all kills."""
+        self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
+        self.chance = random.Random(seed)
+        self.node = Node(self.loop, gpus)
+        self.rulebook = Rulebook(policy)
+        self.truth = Truth(self.node, self.rulebook)
+        self.uuids = tuple(self.node.gpus)
+        self.tenants: dict[str, str] = {}  # device -> who was let on last
+        self._kept = memory.MemoryStore()
+        self._reopen = reopen or (lambda: self._kept)
+        self._hand = hand
+        self._jobs = jobs
+        self._lives = 0
+        self._names = 0
+        self._run_dir = tempfile.TemporaryDirectory(prefix="ac-")
+        self._up: Life | None = None
+
+    # -- the service
+
+    @property
+    def life(self) -> Life:
+        """The service that is up."""
+        assert self._up is not None, "the service is down"
+        return self._up
+
+    @property
+    def up(self) -> bool:
+        """Whether there is one."""
+        return self._up is not None
+
+    @property
+    def service(self) -> Service:
+        """Its use cases."""
+        return self.life.service
+
+    def record(self, device: str) -> Record:
+        """What it believes of a device."""
+        return self.life.ledger.records[device]
+
+    def state(self, device: str) -> State:
+        """Where it believes a device to be."""
+        return self.record(device).state
+
+    async def start(self, *, watching: bool = True) -> None:
+        """As ``daemon`` does it: recover, look once, then go on looking."""
+        self._lives += 1
+        self.node.life = self._lives
+        self._up = self._build()
+        with suppress(LedgerUnavailable):
+            await self.service.recover()
+        await self.life.monitor.round()
+        if watching:
+            self.spawn(self.life.monitor.run())
+
+    async def die(self, *, lingering: bool = False) -> None:
+        """SIGKILL. A worker may linger, stuck in its driver."""
+        life, self._up = self.life, None
+        life.disk.dead = True
+        self.node.life = None
+        for process in self.node.everybody():
+            process.unwatched = True
+            if process.kind is Kind.WORKER and not lingering:
+                self.node.leave(process)
+        doomed = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+        self._let_go(life.disk.inner)
+
+    async def stop(self) -> None:
+        """SIGTERM."""
+        life, self._up = self.life, None
+        await life.service.stop()
+        await self._end_of(life)
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+        self._run_dir.cleanup()
+
+    def spawn(self, work) -> asyncio.Task:
+        """Something that goes on beside the test."""
+        task = self.loop.create_task(work)
+        task.add_done_callback(lambda it: it.cancelled() or it.exception())
+        return task
+
+    async def clean(self, *devices: str) -> None:
+        """Wait until these are clean."""
+        for device in devices or self.uuids:
+            await self.reach(device, State.CLEAN)
+
+    async def reach(self, device: str, state: State) -> Record:
+        """Wait until the service believes a device to be there."""
+        async with asyncio.timeout(600):
+            while self.state(device) is not state:
+                await self.life.ledger.moved(self.life.ledger.seq, 1.0)
+        return self.record(device)
+
+    # -- callers
+
+    def name(self) -> str:
+        """Somebody new."""
+        self._names += 1
+        return f"pod-{self._names}"
+
+    async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[Grant]:
+        """The first gate."""
+        self.truth.asked.append(frozenset(devices))
+        grants = await self.service.acquire(devices, announced=announced)
+        for device in devices:
+            self.tenants[device] = tenant
+        return grants
+
+    async def begin(self, tenant: str, *devices: str) -> list[Process]:
+        """The second gate, and what it lets through."""
+        await self.service.start(devices, tenant)
+        return [self.run(tenant, device) for device in devices]
+
+    def run(self, tenant: str, device: str) -> Process:
+        """A container of this tenant uses the device from now on, and writes its secrets there."""
+        self.truth.started(tenant, device)
+        self.tenants[device] = tenant
+        self.truth.visitors.setdefault(device, set()).add(tenant)
+        return self.node.enter(device, Kind.TENANT, tenant, container=tenant)
+
+    def intrude(self, device: str, *, container: bool = False) -> Process:
+        """Somebody uses the device without asking."""
+        name = self.name()
+        if container:
+            self.truth.visitors.setdefault(device, set()).add(name)
+        return self.node.enter(device, Kind.INTRUDER, name, container=name if container else None)
+
+    async def tenancy(self, *devices: str) -> str:
+        """A tenant that came in by the front door and has written its secrets."""
+        tenant = self.name()
+        await self.acquire(tenant, *devices)
+        for device in devices:
+            self.run(tenant, device)
+        return tenant
+
+    def restart_kubelet(self) -> None:
+        """Another life of the kubelet: its socket is another file."""
+        fresh = Path(self._run_dir.name, "fresh")
+        fresh.touch()
+        fresh.replace(Path(self._run_dir.name, "kubelet.sock"))
+
+    # -- the truth
+
+    def check(self) -> None:
+        """No promise was broken so far, and the service believes what it wrote."""
+        assert self.truth.violations == []
+        if self.up and self.life.ledger.fault is None and not self.life.disk.dead:
+            assert dict(self.life.ledger.records) == self.truth.records
+            self._check_adverts()
+            for device, record in self.life.ledger.records.items():
+                assert record.job is None or self.life.jobs.of(device), f"{device} has a job that nobody does"
+
+    def _check_adverts(self) -> None:
+        adverts = {advert.device: advert for advert in self.life.reporter.adverts()}
+        assert set(adverts) == set(self.life.ledger.records), "a device is not listed any more (I3)"
+        for device, record in self.life.ledger.records.items():
+            observed = self.truth.policy(device).mode.value == "observe"
+            out = record.state is State.QUARANTINED or record.quarantine is not None or record.sickness is not None
+            unknown = record.state is State.UNKNOWN and not observed
+            assert not (adverts[device].healthy and (out or unknown)), f"{device} is advertised healthy (I3)"
+            assert adverts[device].clean == (record.state is State.CLEAN)
+
+    # -- how it is put together
+
+    def _build(self) -> Life:
+        disk = Disk(self._reopen(), self.truth.written)
+        ledger = Ledger(disk, self.node.now, KEEP)
+        sight = Sight(
+            self.node, cast("Processes", self.node), self.node.boot_id, Path(self._run_dir.name), self.node.now().uptime
+        )
+        sight._caller = cast("Caller", PretendCaller(self.chance))
+        token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
+        jobs = self._jobs(ledger, sight, self._hire, self.node.now, token, WATCH_EVERY)
+        service = Service(ledger, sight, jobs, self.rulebook, Tools(self.node.now, token, self.chance.random))
+        reporter = Reporter(service, Identity("test", "pretend", "", "", self.node.now().wall))
+        return Life(self._lives, disk, ledger, sight, jobs, service, Monitor(service, sight), reporter)
+
+    async def _hire(self, address: Address, _files: Sequence[str]) -> Hand:
+        await asyncio.sleep(0)
+        return self._hand(self.node, self.truth, address.place)
+
+    async def _end_of(self, life: Life) -> None:
+        doomed = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
+        for task in doomed:
+            task.cancel()
+        await asyncio.gather(*doomed, return_exceptions=True)
+        self.node.life = None
+        if life.disk.inner is not self._kept:
+            await life.ledger.close()
+
+    def _let_go(self, inner: store.Store) -> None:
+        """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""
+        if inner is not self._kept:
+            inner.close()

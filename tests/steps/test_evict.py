@@ -1,0 +1,197 @@
+"""Nobody remains on the device, and nobody is touched who may not be."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import Blame, Holder, Outcome
+from scrubber.devices.simulated import tenants
+from scrubber.node import clock
+from scrubber.node.processes import Processes
+from scrubber.steps import evict
+from scrubber.steps.base import Bench, Order, Report
+
+POD = f"pod-{uuid.uuid4()}"
+LEFTOVERS = Order(terminate_leftovers=True, tenancy_began=0.0, grace=0.05)
+Look = Callable[[], tuple[Holder, ...] | None]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One GPU, and evict at work on it."""
+
+    root: Path
+    uuid: str
+    look: Look
+
+    def run(self, order: Order, look: Look | None = None) -> Report:
+        return evict.run(order, Bench(None, look or self.look, lambda _done, _total: None))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def floor(bank) -> Floor:
+    sight = Processes(Path("/proc"), bank.backend.container_of, full_sight=False)
+    return Floor(bank.root, bank.first, lambda: sight.holders({"gpu": bank.backend.files(bank.first)})["gpu"])
+
+
+def lives(pid: int) -> bool:
+    handle = os.pidfd_open(pid)
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    ended = poll.poll(0)
+    os.close(handle)
+    return not ended
+
+
+def test_a_device_that_nobody_uses_passes(floor: Floor) -> None:
+    assert floor.run(Order()) == Report(Outcome.PASSED)
+
+
+def test_what_cannot_be_seen_does_not_pass(floor: Floor) -> None:
+    report = floor.run(LEFTOVERS, look=lambda: None)
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
+    assert "cannot prove who uses the device" in report.detail
+
+
+def test_a_zombie_that_ignores_sigterm_is_killed(floor: Floor) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    report = floor.run(LEFTOVERS)
+    assert report.outcome is Outcome.PASSED
+    assert report.findings.terminated == (pid,)
+    assert [holder.pid for holder in report.findings.holders] == [pid]
+    assert floor.look() == ()
+
+
+def test_one_that_listens_to_sigterm_is_not_killed(floor: Floor, bank, launch) -> None:
+    """It has the grace to tidy up."""
+    code = """
+import os, signal, sys
+memory = os.open(sys.argv[1], os.O_RDWR)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print(1, flush=True)
+signal.pause()
+"""
+    process = launch(code, bank.place(bank.first).memory)
+    report = floor.run(replace(LEFTOVERS, grace=10.0))
+    assert report.findings.terminated == (process.pid,)
+    assert process.wait(5) == 7
+
+
+def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> None:
+    tenant = tenants.occupy(floor.root, floor.uuid, b"secret", POD)
+    leftover = tenants.zombie(floor.root, floor.uuid)
+    report = floor.run(Order(terminate_leftovers=True, terminate_foreign=True, tenancy_began=0.0, patience=60))
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
+    assert POD in report.detail
+    assert report.findings.terminated == ()
+    assert lives(tenant)
+    assert lives(leftover)  # the tenant is told first; nothing happens on its device meanwhile
+
+
+def test_a_process_older_than_the_tenancy_is_foreign_and_waited_for(floor: Floor) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    report = floor.run(replace(LEFTOVERS, tenancy_began=clock.now().uptime, patience=0.1))
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
+    assert f"still on the device: pid {pid}" in report.detail
+    assert lives(pid)
+
+
+def test_without_a_tenancy_everyone_is_foreign(floor: Floor) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    assert floor.run(replace(LEFTOVERS, tenancy_began=None)).outcome is Outcome.FAILED
+    assert lives(pid)
+    assert floor.run(Order(terminate_foreign=True, grace=0.05)).findings.terminated == (pid,)
+
+
+def test_leftovers_are_left_when_the_policy_says_wait(floor: Floor) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    order = Order(terminate_leftovers=False, terminate_foreign=True, tenancy_began=0.0)
+    assert floor.run(order).outcome is Outcome.FAILED
+    assert lives(pid)
+
+
+def test_a_foreign_process_that_ends_in_time_is_enough(floor: Floor) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    looks: list[object] = []
+
+    def look() -> tuple[Holder, ...] | None:
+        looks.append(found := floor.look())
+        if len(looks) == 2:
+            os.kill(pid, signal.SIGKILL)
+        return found
+
+    report = floor.run(Order(patience=30), look)
+    assert report.outcome is Outcome.PASSED
+    assert report.findings.terminated == ()
+    assert [holder.pid for holder in report.findings.holders] == [pid]
+
+
+def test_a_process_that_lets_go_of_the_device_is_not_ended(floor: Floor, bank, launch) -> None:
+    code = """
+import os, signal, sys
+memory = os.open(sys.argv[1], os.O_RDWR)
+signal.signal(signal.SIGUSR1, lambda *_: os.close(memory))
+print(1, flush=True)
+while True:
+    signal.pause()
+"""
+    process = launch(code, bank.place(bank.first).memory)
+    process.send_signal(signal.SIGUSR1)
+    assert floor.run(Order(patience=30)).outcome is Outcome.PASSED
+    assert lives(process.pid)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"started": 1.0}, {"container": POD}],
+    ids=["the number has gone to another process", "it is in a container now"],
+)
+def test_a_process_that_is_not_the_same_at_the_second_look_is_never_signalled(floor: Floor, change) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    first = floor.look()
+    assert first is not None
+    looks = [first, tuple(replace(holder, **change) for holder in first), ()]
+    report = floor.run(LEFTOVERS, lambda: looks.pop(0))
+    assert report.findings.terminated == ()
+    assert lives(pid)
+
+
+def test_a_process_that_cannot_be_seen_at_the_second_look_is_never_signalled(floor: Floor) -> None:
+    pid = tenants.zombie(floor.root, floor.uuid)
+    looks = [floor.look(), None, None]
+    assert floor.run(LEFTOVERS, lambda: looks.pop(0)).outcome is Outcome.FAILED
+    assert lives(pid)
+
+
+def test_one_that_cannot_be_killed_is_named_as_stuck(floor: Floor) -> None:
+    stuck = Holder(2**22 + 1, 1.0, "stuck", None, state="D")
+    report = floor.run(LEFTOVERS, lambda: (stuck,))
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
+    assert "stuck in the kernel (state D)" in report.detail
+    assert report.findings.terminated == ()
+
+
+def test_one_that_is_dead_already_holds_nothing(floor: Floor) -> None:
+    assert floor.run(Order(), lambda: (Holder(2**22 + 1, 1.0, "gone", None, state="Z"),)).outcome is Outcome.PASSED
+
+
+def test_running_it_twice_is_safe(floor: Floor) -> None:
+    tenants.zombie(floor.root, floor.uuid)
+    assert floor.run(LEFTOVERS).outcome is Outcome.PASSED
+    assert floor.run(LEFTOVERS) == Report(Outcome.PASSED)
+
+
+def test_no_descriptor_is_left_behind(floor: Floor) -> None:
+    tenants.zombie(floor.root, floor.uuid)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    floor.run(Order(patience=0.01))
+    floor.run(LEFTOVERS)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -1,0 +1,310 @@
+"""A step ends with a result, in time, with no child left; only the child's own word can pass it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path as File
+
+import pytest
+
+from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
+from scrubber.devices.simulated import drills, tenants
+from scrubber.steps import worker as workers
+from scrubber.steps.base import Order
+from scrubber.steps.worker import Worker
+
+LONG = 30.0
+CLEAR = Order(patterns=("random", "zero"), key="00ff")
+Spawn = Callable[..., Awaitable[Worker]]
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def descriptors() -> set[str]:
+    links = [link for link in File("/proc/self/fd").iterdir() if link.is_symlink()]
+    found = {f"{link.name} {link.readlink()}" for link in links}
+    return {entry for entry in found if "pipe:" in entry or "pidfd" in entry}
+
+
+def children() -> list[str]:
+    """The processes that were started here and not collected, dead ones included."""
+    return File(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def open_files(pid: int) -> list[str]:
+    return [str(link.readlink()) for link in File(f"/proc/{pid}/fd").iterdir()]
+
+
+def exists(pid: int) -> bool:
+    return File("/proc", str(pid)).exists()
+
+
+async def do(worker: Worker, step: Step, order: Order = CLEAR, deadline: float = LONG) -> StepResult:
+    return await worker.do(step, Path.FAST, order, deadline, ignore)
+
+
+@pytest.fixture
+async def spawn(bank) -> AsyncIterator[Spawn]:
+    """Spawn workers on the first GPU; whatever a test does with them, nothing of them may remain."""
+    before = descriptors()
+    spawned: list[Worker] = []
+
+    async def start(program: tuple[str, ...] = workers.PROGRAM) -> Worker:
+        address, files = bank.backend.address(bank.first), bank.backend.files(bank.first)
+        worker = await Worker.spawn(address, files, full_sight=False, program=program)
+        spawned.append(worker)
+        return worker
+
+    yield start
+    for worker in spawned:
+        await worker.kill()
+        assert not exists(worker.pid)
+    await asyncio.sleep(0)  # the loop closes pipes one turn after their end
+    assert descriptors() == before
+
+
+def script(code: str) -> tuple[str, ...]:
+    """A child that is not our own: it has read its assignment and its first task when the code runs."""
+    return (sys.executable, "-c", f"import os, sys, time\nsys.stdin.readline()\nsys.stdin.readline()\n{code}")
+
+
+async def test_all_steps_pass_one_after_the_other_and_the_child_ends_well(bank, spawn: Spawn) -> None:
+    bank.place(bank.first).memory.write_bytes(b"secret" * 1000)
+    worker = await spawn()
+    results = [await do(worker, step) for step in Step]
+    assert [(result.step, result.outcome) for result in results] == [(step, Outcome.PASSED) for step in Step]
+    assert all(0 < result.seconds < LONG for result in results)
+    assert b"secret" not in bank.place(bank.first).memory.read_bytes()
+    assert await worker.finish()
+
+
+async def test_a_zombie_is_evicted_from_the_child(bank, spawn: Spawn) -> None:
+    pid = tenants.zombie(bank.root, bank.first)
+    order = Order(terminate_leftovers=True, tenancy_began=0.0, grace=0.05)
+    result = await do(await spawn(), Step.EVICT, order)
+    assert (result.outcome, result.findings.terminated) == (Outcome.PASSED, (pid,))
+
+
+async def test_the_service_is_no_holder(bank, spawn: Spawn) -> None:
+    """It has the memory open for a moment whenever it asks whether anybody has."""
+    worker = await spawn()
+    with bank.place(bank.first).memory.open("rb"):
+        result = await do(worker, Step.EVICT, Order(terminate_foreign=True))
+    assert (result.outcome, result.findings.holders) == (Outcome.PASSED, ())
+
+
+async def test_progress_is_told_and_ends_at_the_end(bank, spawn: Spawn) -> None:
+    said: list[tuple[int, int]] = []
+    worker = await spawn()
+    await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, lambda done, total: said.append((done, total)))
+    total = 5 * bank.place(bank.first).memory.stat().st_size
+    assert said[-1] == (total, total)
+
+
+async def test_a_failure_of_the_device_is_a_report_and_the_child_lives(bank, spawn: Spawn) -> None:
+    drills.lose(bank.root, bank.first)
+    worker = await spawn()
+    result = await do(worker, Step.RESET)
+    assert (result.outcome, result.blame) == (Outcome.FAILED, Blame.DEVICE)
+    drills.heal(bank.root, bank.first)
+    assert (await do(worker, Step.RESET)).outcome is Outcome.PASSED
+    assert await worker.finish()
+
+
+async def test_a_stalled_clear_is_killed_at_its_deadline(bank, spawn: Spawn) -> None:
+    drills.stall_clears(bank.root, bank.first)
+    worker = await spawn()
+    result = await do(worker, Step.CLEAR, deadline=0.5)
+    assert result.outcome is Outcome.TIMED_OUT
+    assert "clear was not done within 0.5 s" in result.detail
+    assert 0.5 <= result.seconds < 2
+    assert not exists(worker.pid)
+    assert bank.backend.in_use(bank.first) is False
+
+
+async def test_a_used_up_worker_passes_nothing_more(bank, spawn: Spawn) -> None:
+    drills.stall_clears(bank.root, bank.first)
+    worker = await spawn()
+    await do(worker, Step.CLEAR, deadline=0.3)
+    drills.heal(bank.root, bank.first)
+    assert (await do(worker, Step.HEALTH)).outcome is Outcome.DIED
+    assert not await worker.finish()
+
+
+async def test_a_child_that_is_killed_in_the_middle_of_a_step_has_died(bank, spawn: Spawn) -> None:
+    drills.stall_clears(bank.root, bank.first)
+    worker = await spawn()
+    killed = lambda _done, _total: os.kill(worker.pid, signal.SIGKILL)  # noqa: E731 -- as short as it is deadly
+    result = await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, killed)
+    assert result.outcome is Outcome.DIED
+    assert "status -9" in result.detail
+
+
+async def test_a_bug_in_a_step_ends_the_child_and_its_words_are_kept(spawn: Spawn) -> None:
+    result = await do(await spawn(), Step.CLEAR, Order(patterns=("ones",)))
+    assert result.outcome is Outcome.DIED
+    assert "status 1" in result.detail
+    assert "ValueError: cannot write pattern 'ones'" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("print('hello')", "no frame"),
+        ("print('{}')", "neither progress nor a report"),
+        ("""print('{"progress": [1]}')""", "no frame"),
+        ("""print('{"report": {}}')""", "no frame"),
+        ("""print('{"report": {"outcome": "fine"}}')""", "no frame"),
+        ("""print('{"report": {"outcome": true}}')""", "no frame"),
+        ("""print('{"progress": [1, 2], "report": {"outcome": "passed"}}')""", "neither progress nor a report"),
+        ("""print('{"report": {"outcome": "passed"}}', end="")""", "hung up"),
+        ("print('x' * 2**21)", "more than"),
+        ("sys.exit(0)", "status 0"),
+        ("print('oops', file=sys.stderr); sys.exit(5)", "status 5 oops"),
+        ("os.close(1); time.sleep(60)", "status -9"),
+        ("os.abort()", "status -6"),
+    ],
+)
+async def test_a_child_that_says_anything_but_a_report_has_died(spawn: Spawn, code: str, words: str) -> None:
+    worker = await spawn(script(code))
+    result = await do(worker, Step.CLEAR)
+    assert result.outcome is Outcome.DIED
+    assert words in result.detail
+    assert not exists(worker.pid)
+
+
+async def test_a_child_that_floods_is_killed_and_not_stored(spawn: Spawn) -> None:
+    worker = await spawn(script("while True: os.write(2, b'x' * 65536); os.write(1, b'{}' * 4096)"))
+    result = await do(worker, Step.CLEAR)
+    assert result.outcome is Outcome.DIED
+    assert len(result.detail) < 10_000
+
+
+async def test_a_child_that_never_started_has_died(spawn: Spawn) -> None:
+    result = await do(await spawn((sys.executable, "-c", "import no_such_module")), Step.CLEAR)
+    assert result.outcome is Outcome.DIED
+    assert "No module named 'no_such_module'" in result.detail
+
+
+async def test_a_cancelled_step_kills_its_child(bank, spawn: Spawn) -> None:
+    drills.stall_clears(bank.root, bank.first)
+    worker = await spawn()
+    begun = asyncio.Event()
+    step = asyncio.create_task(worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, lambda _done, _total: begun.set()))
+    await begun.wait()
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert not exists(worker.pid)
+
+
+async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
+    def fail(_done: int, _total: int) -> None:
+        raise ZeroDivisionError
+
+    worker = await spawn()
+    with pytest.raises(ZeroDivisionError):
+        await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, fail)
+    assert not exists(worker.pid)
+
+
+async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank) -> None:
+    before = descriptors()
+    for turns in range(6):
+        address, files = bank.backend.address(bank.first), bank.backend.files(bank.first)
+        spawning = asyncio.create_task(Worker.spawn(address, files, full_sight=False))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        spawning.cancel()
+        [outcome] = await asyncio.gather(spawning, return_exceptions=True)
+        if isinstance(outcome, Worker):
+            await outcome.kill()
+    async with asyncio.timeout(5):
+        while descriptors() != before:  # noqa: ASYNC110 -- the kernel says so to nobody
+            await asyncio.sleep(0.001)
+    assert children() == []
+
+
+async def test_a_child_that_does_not_leave_is_killed(spawn: Spawn, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "_ENDS_WITHIN", 0.2)
+    worker = await spawn((sys.executable, "-c", "import time; time.sleep(60)"))
+    assert not await worker.finish()
+    assert not exists(worker.pid)
+
+
+async def test_a_cancelled_farewell_kills_the_child(spawn: Spawn) -> None:
+    worker = await spawn((sys.executable, "-c", "import time; time.sleep(60)"))
+    farewell = asyncio.create_task(worker.finish())
+    await asyncio.sleep(0)
+    farewell.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await farewell
+    assert not exists(worker.pid)
+
+
+async def test_ctrl_c_at_the_terminal_of_the_service_does_not_reach_the_child(spawn: Spawn) -> None:
+    worker = await spawn()
+    await do(worker, Step.HEALTH)
+    assert os.getsid(worker.pid) == worker.pid
+    os.kill(worker.pid, signal.SIGINT)
+    assert (await do(worker, Step.HEALTH)).outcome is Outcome.PASSED
+
+
+async def test_the_child_has_its_pipes_and_nothing_else_open(spawn: Spawn, tmp_path: File) -> None:
+    secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(secret, True)
+    worker = await spawn()
+    os.close(secret)
+    await do(worker, Step.HEALTH)
+    assert [file for file in open_files(worker.pid) if not file.startswith("pipe:")] == []
+
+
+def test_the_child_loads_nothing_that_is_slow_to_load() -> None:
+    code = "import sys, scrubber.steps.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert "scrubber" in done.stdout.split()
+    heavy = {"pydantic", "grpc", "asyncio", "rich", "structlog", "click", "ruamel", "google", "sqlite3", "policies"}
+    assert heavy.isdisjoint(done.stdout.split())
+
+
+SERVICE = """
+import asyncio, sys
+from scrubber.core.model import Path, Step
+from scrubber.devices.base import Address
+from scrubber.steps.base import Order
+from scrubber.steps.worker import Worker
+
+async def main(place, step):
+    worker = await Worker.spawn(Address("simulated", place), (place + "/memory",), full_sight=False)
+    if step == "idle":
+        await worker.do(Step.HEALTH, Path.FAST, Order(), 60, print)
+        print(worker.pid, flush=True)
+        await asyncio.sleep(60)
+    await worker.do(Step.CLEAR, Path.FAST, Order(), 60, lambda *_: print(worker.pid, flush=True))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("step", ["idle", "clear"])
+def test_when_the_service_is_killed_its_child_is_gone_within_a_second(bank, step: str) -> None:
+    drills.stall_clears(bank.root, bank.first)
+    command = [sys.executable, "-c", SERVICE, str(bank.place(bank.first).directory), step]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
+        assert service.stdout is not None
+        child = os.pidfd_open(int(service.stdout.readline()))
+        service.kill()
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    ended = poll.poll(1000)
+    os.close(child)
+    assert ended
+    assert bank.backend.in_use(bank.first) is False

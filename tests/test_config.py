@@ -1,0 +1,188 @@
+"""The configuration: later places win, every value knows its place, every fault names where to mend it."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from scrubber import config
+from scrubber.config import Backend, LogFormat, LogLevel, ScrubberConfig
+from scrubber.errors import FatalError
+
+RUN_DIR_LIMIT = config.LONGEST_SOCKET - len("/scrubber.sock")
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Write a configuration file and resolve it, with an environment and flags."""
+
+    def resolve(text, environ=(), **flags):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        return config.resolve(path, dict(environ), flags)
+
+    return resolve
+
+
+def test_without_anything_the_defaults_are_in_force():
+    resolved = config.resolve(None, {}, {})
+    assert resolved.config == ScrubberConfig()
+    assert resolved.config.backend is Backend.AUTO
+    assert resolved.config.socket == Path("/run/autoclave/scrubber.sock")
+    assert resolved.config.admin_socket == Path("/run/autoclave/admin.sock")
+    assert resolved.config.ledger == Path("/var/lib/autoclave/ledger.db")
+    assert resolved.config.kubelet_dir == Path("/var/lib/kubelet/device-plugins")
+    assert resolved.config.simulated_dir == Path("/var/lib/autoclave/simulated")
+    assert set(resolved.origins.values()) == {"default"}
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(file, tmp_path):
+    text = "policy: strict\nlog-level: debug\nsimulated_gpus: 4\n"
+    environ = {"AUTOCLAVE_LOG_LEVEL": "warning", "AUTOCLAVE_SIMULATED_GPUS": "5"}
+    resolved = file(text, environ, simulated_gpus=6, backend=None)
+    found = resolved.config
+    assert (found.policy, found.log_level, found.simulated_gpus) == ("strict", LogLevel.WARNING, 6)
+    assert resolved.origins["policy"] == f"{tmp_path}/config.yaml:1:9"
+    assert resolved.origins["log_level"] == "AUTOCLAVE_LOG_LEVEL"
+    assert resolved.origins["simulated_gpus"] == "--simulated-gpus"
+    assert resolved.origins["backend"] == "default"
+    assert set(resolved.origins) == set(ScrubberConfig.model_fields)
+
+
+def test_every_value_can_be_given_in_every_place(file):
+    given = {
+        "backend": "simulated", "policy": "fast", "state_dir": "/s", "run_dir": "/r", "kubelet_dir": "/k",
+        "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
+        "log_format": "json",
+    }  # fmt: skip
+    wanted = ScrubberConfig(
+        backend=Backend.SIMULATED, policy="fast", state_dir=Path("/s"), run_dir=Path("/r"), kubelet_dir=Path("/k"),
+        simulated_dir=Path("/g"), simulated_gpus=7, simulated_memory="1MiB", log_level=LogLevel.ERROR,
+        log_format=LogFormat.JSON,
+    )  # fmt: skip
+    assert set(given) == set(ScrubberConfig.model_fields)
+    kebab = "".join(f"{name.replace('_', '-')}: {value}\n" for name, value in given.items())
+    environ = {f"AUTOCLAVE_{name.upper()}": str(value) for name, value in given.items()}
+    assert file(kebab).config == wanted
+    assert config.resolve(None, environ, {}).config == wanted
+    assert config.resolve(None, {}, given).config == wanted
+
+
+def test_simulated_gpus_move_with_the_state_unless_they_have_a_place_of_their_own():
+    assert config.resolve(None, {}, {"state_dir": "/s"}).config.simulated_dir == Path("/s/simulated")
+    assert config.resolve(None, {}, {"state_dir": "/s", "simulated_dir": "/g"}).config.simulated_dir == Path("/g")
+    assert ScrubberConfig(state_dir=Path("/s")).simulated_dir == Path("/s/simulated")
+
+
+def test_a_relative_path_means_here_for_whoever_types_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert config.resolve(None, {"AUTOCLAVE_STATE_DIR": "s"}, {}).config.state_dir == tmp_path / "s"
+    assert config.resolve(None, {}, {"state_dir": "s"}).config.state_dir == tmp_path / "s"
+
+
+def test_an_empty_variable_was_not_given():
+    assert config.resolve(None, {"AUTOCLAVE_POLICY": ""}, {}).origins["policy"] == "default"
+
+
+def test_variables_of_other_verbs_are_nobodys_fault():
+    environ = {"AUTOCLAVE_OUTPUT": "json", "AUTOCLAVE_PORT": "tcp://10.0.0.1:1"}
+    assert config.resolve(None, environ, {}).config == ScrubberConfig()
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "# policy: strict\n\n  # later\n", "{}\n"])
+def test_a_file_that_says_nothing_is_all_defaults(file, text):
+    assert file(text).config == ScrubberConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "told"),
+    [
+        ("polici: strict\n", "1:1", "polici: found an unknown key, expected one of backend, policy"),
+        ("polici: strict\n", "1:1", "(did you mean policy?)"),
+        ("policy: fast\npolicy: fast\n", "2:1", "found the key again (first on line 1)"),
+        ("run-dir: /a\nrun_dir: /b\n", "2:1", "found the key again (first on line 1)"),
+        ("policy: 5\n", "1:9", "found the number 5, expected text"),
+        ("policy:\n", "1:1", "found nothing, expected a value"),
+        ("policy: ''\n", "1:9", "expected text that is not empty"),
+        ("state-dir: state\n", "1:12", 'found text "state", expected an absolute path'),
+        ("state-dir: 5\n", "1:12", "found the number 5, expected an absolute path"),
+        ("simulated-gpus: 0\n", "1:17", "found the number 0, expected at least 1"),
+        ("simulated-gpus: 257\n", "1:17", "found the number 257, expected at most 256"),
+        ("simulated-gpus: '2'\n", "1:17", 'found text "2", expected a whole number'),
+        ("simulated-memory: 64\n", "1:19", "expected a size of whole bytes such as 64MiB"),
+        ("simulated-memory: 1KiB\n", "1:19", "expected between 4KiB and 1TiB"),
+        ("backend: amd\n", "1:10", "expected auto or nvidia or simulated"),
+        ("log-level: loud\n", "1:12", "expected debug or info or warning or error"),
+        ("log-format: xml\n", "1:13", "expected auto or console or json"),
+        (f"run-dir: /{'r' * RUN_DIR_LIMIT}\n", "1:10", "found a path too long by 1 bytes"),
+        ("- policy\n", "1:1", "found a list, expected a mapping"),
+        ("policy: [\n", "2:1", "found broken YAML"),
+        ("policy: &a fast\n", "1:9", "found the anchor"),
+        ("5\n", "1:1", "expected a mapping"),
+    ],
+)
+def test_a_fault_in_the_file_has_its_line_and_column(file, tmp_path, text, place, told):
+    with pytest.raises(FatalError) as caught:
+        file(text)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"cannot use the configuration {tmp_path}/config.yaml: mend what stands here"
+    assert len(lines) == 2
+    assert lines[1].startswith(f"{tmp_path}/config.yaml:{place}: ")
+    assert told in lines[1]
+
+
+def test_all_faults_of_a_file_are_told_at_once_from_top_to_bottom(file):
+    with pytest.raises(FatalError) as caught:
+        file("state-dir: x\npolicies: y\nsimulated-gpus: 0\nlog-level:\n")
+    assert [line.split(":")[1] for line in str(caught.value).splitlines()[1:]] == ["1", "2", "3", "4"]
+
+
+def test_a_wrong_value_in_the_file_is_refused_even_when_a_flag_would_win(file):
+    with pytest.raises(FatalError, match="expected at least 1"):
+        file("simulated-gpus: 0\n", simulated_gpus=2)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "told"),
+    [
+        (
+            {"AUTOCLAVE_SIMULATED_GPUS": "two"},
+            {},
+            'AUTOCLAVE_SIMULATED_GPUS: found text "two", expected a whole number',
+        ),
+        ({"AUTOCLAVE_SIMULATED_GPUS": "0"}, {}, "AUTOCLAVE_SIMULATED_GPUS: found the number 0, expected at least 1"),
+        ({"AUTOCLAVE_BACKEND": "amd"}, {}, 'AUTOCLAVE_BACKEND: found text "amd"'),
+        ({}, {"simulated_memory": "64MB"}, '--simulated-memory: found text "64MB", expected a size'),
+        ({}, {"run_dir": "/" + "r" * RUN_DIR_LIMIT}, "--run-dir: found a path too long by 1 bytes"),
+        ({"AUTOCLAVE_RUN_DIR": "/" + "ü" * 60}, {}, "AUTOCLAVE_RUN_DIR: found a path too long by 28 bytes"),
+    ],
+)
+def test_a_wrong_value_from_elsewhere_names_the_variable_or_the_flag(environ, flags, told):
+    with pytest.raises(FatalError) as caught:
+        config.resolve(None, environ, flags)
+    assert str(caught.value).startswith(f"cannot use {told}")
+
+
+def test_several_wrong_values_are_told_in_one_line():
+    with pytest.raises(FatalError) as caught:
+        config.resolve(None, {"AUTOCLAVE_LOG_LEVEL": "loud"}, {"simulated_gpus": 0})
+    assert "AUTOCLAVE_LOG_LEVEL: " in str(caught.value)
+    assert "; --simulated-gpus: " in str(caught.value) or "--simulated-gpus: " in str(caught.value).split("; ")[0]
+    assert "\n" not in str(caught.value)
+
+
+def test_the_longest_socket_path_that_the_kernel_takes_is_taken():
+    assert config.resolve(None, {}, {"run_dir": "/" + "r" * (RUN_DIR_LIMIT - 1)}).config.run_dir
+
+
+def test_a_file_that_is_missing_or_no_text_is_told_with_a_remedy(tmp_path):
+    with pytest.raises(FatalError, match="No such file or directory; name another with --config"):
+        config.resolve(tmp_path / "none.yaml", {}, {})
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(FatalError, match="it is no UTF-8 text; name another with --config"):
+        config.resolve(tmp_path / "binary.yaml", {}, {})
+
+
+def test_a_configuration_in_force_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        ScrubberConfig().policy = "fast"  # type: ignore[misc] # that is the point
