@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench mutate night proto lock clean
+.PHONY: help demo test lint format bench mutate night proto docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,10 @@ proto: $(READY) ## regenerate the committed stubs from scrubber/api/scrub.proto
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
 	  --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) \
 	  scrubber/api/scrub.proto
+
+docs: $(READY) ## write the generated pages anew: commands, policy schema
+	@$(BIN)/python -m scrubber.cli.manual > docs/cli.md
+	@$(BIN)/python -m policies.schema > policies/schema.json
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
 	@$(BIN)/python -m pip install -qq uv

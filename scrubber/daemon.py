@@ -124,7 +124,11 @@ async def _await_hangups(hangup: asyncio.Event, rulebook: Rulebook) -> None:
 
 
 async def _reload(rulebook: Rulebook) -> None:
+    """Say what came of it, once: an editor touches a file several times when it saves."""
+    before = rulebook.fault
     if await asyncio.to_thread(rulebook.reload):
         logger.info("policy loaded", policy=rulebook.name, source=rulebook.source)
-    elif rulebook.fault:
+    elif rulebook.fault and rulebook.fault != before:
         logger.error("policy not loaded, the old one stays in force", source=rulebook.source, faults=rulebook.fault)
+    elif before and not rulebook.fault:
+        logger.info("policy file mended: it says what is in force already", source=rulebook.source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from policies.model import Eviction, Passes
 from scrubber import engine, log
@@ -91,6 +91,8 @@ class Jobs:
         self._token = token
         self._watch_every = watch_every
         self._running: dict[str, Running] = {}
+        self._turns: dict[str, asyncio.Lock] = {}  # by reset domain
+        self._queued: set[str] = set()  # devices whose job waits for its turn: nothing of ours is on them yet
         self._stopping = False
 
     def of(self, device: str) -> Running | None:
@@ -151,7 +153,8 @@ class Jobs:
             record = self._record(running)
             if record is None or record.job is None:
                 return
-            await engine.run(self._task(record, record.job, running, key), self._surroundings(running))
+            async with self._turn(record, record.job):
+                await engine.run(self._task(record, record.job, running, key), self._surroundings(running))
             if await self._concluded(running):
                 return
 
@@ -247,7 +250,26 @@ class Jobs:
     def _siblings(self, record: Record) -> list[Record]:
         domain = record.device.reset_domain
         others = self._ledger.records.values() if domain is not None else ()
-        return [other for other in others if other.device.reset_domain == domain and other is not record]
+        return [
+            replace(other, state=State.DIRTY) if other.device.uuid in self._queued else other
+            for other in others
+            if other.device.reset_domain == domain and other is not record
+        ]
+
+    @asynccontextmanager
+    async def _turn(self, record: Record, job: Job) -> AsyncIterator[None]:
+        """One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever."""
+        device, domain = record.device.uuid, record.device.reset_domain
+        if domain is None or job.path is ScrubPath.FAST:
+            yield
+            return
+        self._queued.add(device)
+        try:
+            async with self._turns.setdefault(domain, asyncio.Lock()):
+                self._queued.discard(device)
+                yield
+        finally:
+            self._queued.discard(device)
 
     @asynccontextmanager
     async def _worker(self, device: str) -> AsyncIterator[engine.Hand]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from scrubber import log
-from scrubber.core.model import DeviceInfo, Incarnation
 from scrubber.devices.base import DeviceError
 from scrubber.errors import AutoclaveError, LedgerUnavailable
 from scrubber.service import Service
@@ -31,30 +31,20 @@ class Monitor:
             await asyncio.sleep(self._interval)
 
     async def round(self) -> None:
-        """Meet every device, then tend each; one that hangs keeps no other waiting."""
-        await self._meet()
+        """Meet every device, then tend each; what fails for one, or hangs, keeps no other waiting."""
+        attempts = [await _attempt(self._service.try_ledger), await _attempt(self._meet)]
         devices = tuple(self._service.ledger.records)
         results = await asyncio.gather(*(self._service.tend(device) for device in devices), return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
+        failures = [failure for failure in (*attempts, *results) if failure is not None]
         for failure in failures:
             self._complain(failure)
         if not failures:
             self._complaint = ""
 
     async def _meet(self) -> None:
-        try:
-            devices, incarnation = await self._sight.inventory(), await self._sight.incarnation()
-        except DeviceError as error:
-            self._complain(error)
-            return
-        for device in devices:
-            await self._introduce(device, incarnation)
-
-    async def _introduce(self, device: DeviceInfo, incarnation: Incarnation) -> None:
-        try:
+        incarnation = await self._sight.incarnation()
+        for device in await self._sight.inventory():
             await self._service.meet(device, incarnation)
-        except AutoclaveError as error:
-            self._complain(error)
 
     def _complain(self, error: BaseException) -> None:
         """Say it once, not once a second."""
@@ -68,3 +58,11 @@ class Monitor:
             logger.warning("cannot tend the devices", error=str(error))
         else:
             logger.error("fault in a round", exc_info=error)
+
+
+async def _attempt(work: Callable[[], Awaitable[None]]) -> BaseException | None:
+    try:
+        await work()
+    except (AutoclaveError, DeviceError) as error:
+        return error
+    return None

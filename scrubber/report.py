@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scrubber.core import decide, story, view
+from scrubber.core import events as ev
 from scrubber.core.events import Entry
 from scrubber.core.model import Record, State
 from scrubber.errors import InvalidRequest, Reason
@@ -46,8 +47,8 @@ class Reporter:
             found = [uuid for uuid in records if uuid.lower().startswith(gpu.lower())] if gpu else []
         if len(found) == 1:
             return found[0]
-        why = f"{gpu} could be any of {', '.join(sorted(found))}" if found else f"there is no device {gpu}"
-        raise InvalidRequest(why, Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE)
+        why = f"it could be any of {', '.join(sorted(found))}" if found else "there is none of that name"
+        raise InvalidRequest(f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE)
 
     def status(self, gpus: Sequence[str]) -> view.Status:
         """Some devices or all, by index."""
@@ -84,15 +85,20 @@ class Reporter:
         return tuple(self._entry(entry) for entry in entries)
 
     async def explain(self, gpu: str) -> view.Explanation:
-        """How a device came to be where it is, since it was last handed out clean or first seen."""
+        """How a device came to be where it is, since it was last handed out or first seen."""
         uuid = self.find(gpu)
         record = self._service.ledger.records[uuid]
-        entries = await self._service.ledger.history(uuid, None, EXPLAINED)
+        entries = _chapter(await self._service.ledger.history(uuid, None, EXPLAINED), record.state)
         why = self._service.rulebook.ruling(record.device).why
         return view.Explanation(self.device(uuid), tuple(map(self._entry, entries)), view.advice(record), why)
 
     def _advert(self, record: Record) -> decide.Advert:
-        return decide.advertise(record, self._service.rulebook.ruling(record.device).policy, self._service.now())
+        policy = self._service.rulebook.ruling(record.device).policy
+        advert = decide.advertise(record, policy, self._service.now())
+        # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
+        if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
+            return decide.Advert(healthy=False, why="the ledger cannot be written")
+        return advert
 
     def _about(self) -> view.ServiceStatus:
         ledger, rulebook, identity = self._service.ledger, self._service.rulebook, self._identity
@@ -115,3 +121,11 @@ class Reporter:
         index = record.device.index if record else -1
         text = story.tell(entry.event)
         return view.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body)
+
+
+def _chapter(entries: tuple[Entry, ...], state: State) -> tuple[Entry, ...]:
+    """From the grant that began this life of the device; while it is handed out, from the one before, for the proof."""
+    begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
+    starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
+    wanted = 2 if state in (State.GRANTED, State.EXPOSED) else 1
+    return entries[starts[-min(wanted, len(starts))] :] if starts else entries

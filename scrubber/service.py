@@ -188,6 +188,12 @@ class Service:
         async with self._locked([device.uuid]):
             await self.ledger.append(self._op(), (device.uuid, event))
 
+    async def try_ledger(self) -> None:
+        """After a write that failed: write something that changes nothing, so that it shows when it works again."""
+        record = next(iter(self.ledger.records.values()), None)
+        if self.ledger.fault is not None and record is not None:
+            await self.ledger.append(self._op(), (record.device.uuid, ev.Described(record.device)))
+
     async def tend(self, device: str) -> None:
         """Compare what is seen with what is recorded, and do the next sensible thing about it."""
         if self._stopping:
@@ -225,7 +231,7 @@ class Service:
     def _known(self, device: str) -> Record:
         record = self.ledger.records.get(device)
         if record is None:
-            raise InvalidRequest(f"there is no device {device}", Reason.UNKNOWN_DEVICE)
+            raise InvalidRequest(f"cannot find device {device}: there is none of that name", Reason.UNKNOWN_DEVICE)
         return record
 
     def _policy(self, device: str) -> Policy:

@@ -86,7 +86,7 @@ class Sight:
     async def vitals(self, uuid: str) -> Vitals:
         """Health as reported. A report that cannot be read is no healthy one."""
         try:
-            return await self._caller.ask(f"{uuid} vitals", lambda: self.backend.vitals(uuid), self.patience)
+            return await self._caller.ask(uuid, lambda: self.backend.vitals(uuid), self.patience)
         except DeviceLostError:
             return Vitals(lost=True)
         except DeviceError:

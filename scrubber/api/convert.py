@@ -12,6 +12,8 @@ from google.protobuf.message import Message
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
 
+_KNOWN_HINTS: dict[str, dict[str, Any]] = {}
+
 
 def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
     """Fill a message from a view. What is None stays unset."""
@@ -42,7 +44,14 @@ def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401
 
 def from_message(kind: type[V], message: Message) -> V:
     """The view that a message carries. What is unset and may be None is None."""
-    return kind(**{name: _read(message, name, hint) for name, hint in get_type_hints(kind).items()})
+    return kind(**{name: _read(message, name, hint) for name, hint in _hints(kind.__name__, kind).items()})
+
+
+def _hints(name: str, kind: type[object]) -> dict[str, Any]:
+    """Looked up once a view: it takes longer than all the rest of a conversion."""
+    if name not in _KNOWN_HINTS:
+        _KNOWN_HINTS[name] = get_type_hints(kind)
+    return _KNOWN_HINTS[name]
 
 
 def _read(message: Message, name: str, hint: Any) -> Any:  # noqa: ANN401

@@ -29,7 +29,7 @@ class Parsed(click.ParamType[Any]):
         self.name = name
         self._parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
         """The value, or a usage error."""
         try:
             return self._parse(value) if isinstance(value, str) else value

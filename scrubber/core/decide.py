@@ -411,7 +411,7 @@ def _path(record: Record, policy: Policy) -> Path:
 def _as_start(answer: AcquireAnswer) -> StartAnswer:
     """At a start there is no time to wait: the kubelet asks again by itself."""
     match answer:
-        case Wait(reason, message):
+        case Wait(reason, message) | Refuse(reason, message):
             return Refuse(reason, message.replace("hand out", "start on"))
         case Scrub(path, Trigger.ACQUIRE):
             return Scrub(path, Trigger.START)
@@ -437,8 +437,9 @@ def _start_exposed(record: Record, facts: Facts, owner: str, now: Moment) -> Sta
         return _as_start(_busy(record)) if others else Proceed()
     if record.owner is not None and record.owner.container is None and facts.holders and not others:
         return Note(ev.Exposed(Owner(owner, now)))
-    if _in_use(record, facts) is not None:
-        return _as_start(_busy(record))
+    busy = _in_use(record, facts)
+    if busy is not None:
+        return _as_start(busy)
     return Note(ev.Released("another owner is about to start and its last user is gone"))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.core import events as ev
-from scrubber.core.model import Baseline, Job, Moment, Record, Setback, State
+from scrubber.core.model import Baseline, Job, Moment, Path, Record, Setback, State
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -90,6 +90,8 @@ def apply(record: Record | None, entry: ev.Entry) -> Record:
     if isinstance(event, ev.Discovered):
         if record is not None:
             raise IllegalEventError(f"{entry.device} was discovered twice")
+        if event.device.uuid != entry.device:
+            raise IllegalEventError(f"{entry.device} cannot be discovered as {event.device.uuid}")
         return Record(event.device, event.incarnation, State.UNKNOWN, entry.at)
     if record is None:
         raise IllegalEventError(f"{type(event).__name__} for {entry.device}, which was never discovered")
@@ -109,6 +111,8 @@ def guard(record: Record, event: ev.Event) -> None:
         case ev.ScrubFailed() | ev.ScrubInterrupted():
             _demand(record.job is not None and event.job == record.job.id, "it is about another job")
             _demand(record.quarantine is None, "a quarantined device does not leave its probation like this")
+        case ev.Described(device):
+            _demand(device.uuid == record.device.uuid, "it describes another device")
         case ev.ScrubStarted():
             _demand(record.sickness is None, "the device is sick")
         case ev.Granted(grant):
@@ -149,7 +153,8 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None)
         case ev.ScrubStarted() | ev.ProbationStarted():
-            return replace(record, job=event.job, receipt=None, grant=None, owner=None, owed=event.job.path)
+            owed = Path.SLOW if record.owed is Path.SLOW else event.job.path
+            return replace(record, job=event.job, receipt=None, grant=None, owner=None, owed=owed)
         case ev.StepStarted():
             return replace(record, job=replace(_job(record), step=event.step))
         case ev.StepFinished():

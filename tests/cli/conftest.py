@@ -5,13 +5,16 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from scrubber import cli
+from scrubber.api import client
 from scrubber.cli import asking
+from scrubber.core import view
 
 GPUS = 20  # at least as many as tests that ask for one
 
@@ -19,10 +22,10 @@ GPUS = 20  # at least as many as tests that ask for one
 class Service:
     """The real service on simulated GPUs, as a process."""
 
-    def __init__(self, root, gpus):
+    def __init__(self, root: Path, gpus: int) -> None:
         self.root = root
         self.run_dir, self.simulated_dir = root / "run", root / "gpus"
-        self.command = [
+        self.command: list[str | Path] = [
             sys.executable, "-m", "scrubber", "scrubber", "--backend", "simulated", "--log-format", "json",
             "--run-dir", self.run_dir, "--state-dir", root / "state", "--simulated-dir", self.simulated_dir,
             "--kubelet-dir", root, "--simulated-gpus", str(gpus), "--simulated-memory", "1MiB",
@@ -31,29 +34,31 @@ class Service:
 
     def start(self):
         self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.log = self.process.stderr
         heard = []
-        for line in self.process.stderr:
+        for line in self.log:
             heard.append(line)
             if '"serving"' in line:
                 break
         else:
             pytest.fail("the service did not start:\n" + "".join(heard), pytrace=False)
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        threading.Thread(target=self.log.read, daemon=True).start()
 
     def kill(self):
         self.process.kill()
         self.process.wait()
-        self.process.stderr.close()
+        self.log.close()
 
     def stop(self):
         self.process.terminate()
         assert self.process.wait(20) == 0
-        self.process.stderr.close()
+        self.log.close()
 
     def settled(self, gpu, state):
         """The device, as soon as it is in that state."""
 
-        async def until(admin):
+        async def until(admin: client.Admin) -> view.DeviceStatus:
             status = await admin.status([str(gpu)])
             while status.devices[0].state != state:
                 status = await admin.status([str(gpu)], newer_than=status.service.ledger_rows, wait=10)
@@ -71,7 +76,7 @@ class Service:
 def autoclave(request):
     """Run ``autoclave`` in this process: with its arguments, and what the environment says."""
 
-    def run(*args, **env):
+    def run(*args: object, **env: str) -> Result:
         if "service" in request.fixturenames:
             env = {"AUTOCLAVE_RUN_DIR": str(request.getfixturevalue("service").run_dir), **env}
         return CliRunner().invoke(cli.cli, list(map(str, args)), prog_name="autoclave", env=env)
@@ -89,7 +94,7 @@ def service():
 
 
 @pytest.fixture(scope="module")
-def _unused():
+def _unused() -> Iterator[int]:
     return iter(range(GPUS))
 
 

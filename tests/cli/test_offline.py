@@ -37,7 +37,7 @@ def test_a_whole_ledger_is_verified_without_a_service(autoclave, state):
 def test_a_flipped_byte_is_found_and_its_row_is_named(autoclave, state):
     with sqlite3.connect(state / "ledger.db") as connection:
         name = connection.execute("SELECT name FROM sqlite_schema WHERE sql LIKE '%prev%'").fetchone()[0]
-        connection.execute(f"UPDATE {name} SET body = replace(body, 'Simulated', 'Simulatee') WHERE seq = 2")  # noqa: S608
+        connection.execute(f"UPDATE {name} SET body = replace(body, 'Simulated', 'Simulatee') WHERE seq = 2")  # noqa: S608 - our own schema's name
     connection.close()
     run = autoclave("ledger", "verify", "--state-dir", state)
     assert run.exit_code == 1

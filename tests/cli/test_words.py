@@ -56,7 +56,7 @@ def test_a_time_for_machines_is_utc_wherever_it_is_asked_for():
 @pytest.mark.usefixtures("tokyo")
 @pytest.mark.parametrize(
     "text",
-    ["2026-11-20 21:00:30.25", "2026-11-20T12:00:30.250Z", "2026-11-20T13:00:30.25+01:00", "2026-11-20 21:00:30.25"],
+    ["2026-11-20 21:00:30.25", "2026-11-20T12:00:30.250Z", "2026-11-20T13:00:30.25+01:00"],
 )
 def test_a_moment_without_an_offset_is_local_and_with_one_is_exact(text):
     assert words.since(text) == NOON

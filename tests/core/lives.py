@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
 from policies.model import Evict, Eviction, Mode, Paths, Policy, Route
@@ -12,7 +14,6 @@ from scrubber.core import states, verdict
 from scrubber.core.model import (
     Ailment,
     Baseline,
-    Blame,
     DeviceInfo,
     Facts,
     Findings,
@@ -25,6 +26,7 @@ from scrubber.core.model import (
     Owner,
     Path,
     Quarantine,
+    Receipt,
     Record,
     Sickness,
     Step,
@@ -38,6 +40,7 @@ NOW = Moment(wall=1_750_000_000.0, uptime=10_000.0)
 HERE = Incarnation("boot-1", "driver-1")
 REBOOTED = Incarnation("boot-2", "driver-1")
 RELOADED = Incarnation("boot-1", "driver-2")
+AWAY = NOW.uptime + 1  # since when we watch, when the service was away after a proof
 DEVICE = DeviceInfo("GPU-1", 0, "NVIDIA H100 80GB HBM3", 1000)
 
 ENFORCE = Policy()
@@ -57,6 +60,11 @@ LOST = Sickness(Ailment.LOST, "the device has fallen off its bus")
 PULLED = Sickness(Ailment.OPERATOR, "suspect", sticky=True)
 
 
+def rows(*table: tuple[object, ...]) -> list[ParameterSet]:
+    """Parameters from rows that begin with their sentence."""
+    return [pytest.param(*row[1:], id=str(row[0])) for row in table]
+
+
 def later(seconds: float) -> Moment:
     """So long after NOW."""
     return Moment(NOW.wall + seconds, NOW.uptime + seconds)
@@ -74,13 +82,14 @@ def result(step: Step, path: Path = Path.FAST, outcome: Outcome = Outcome.PASSED
         Step.VERIFY: {"covered_bytes": 1000, "allocatable_bytes": 1000},
         Step.HEALTH: {"vitals": WELL},
     }
-    found = Findings(**{**measured.get(step, {}), **findings})  # type: ignore[arg-type] # names and types by hand
+    found = Findings(**{**measured.get(step, {}), **findings})  # type: ignore[arg-type] # by name
     return StepResult(step, path, outcome, 0.25, findings=found)
 
 
 def results(path: Path = Path.FAST, **findings: dict[str, object]) -> tuple[StepResult, ...]:
     """A path on which every step passed; findings by the name of the step."""
-    return tuple(result(step, path, **findings.get(step.value, {})) for step in verdict.PLANS[path])
+    passed = Outcome.PASSED
+    return tuple(result(step, path, passed, **findings.get(step.value, {})) for step in verdict.PLANS[path])
 
 
 def finished(path: Path = Path.FAST, name: str = "job-1", **findings: dict[str, object]) -> Job:
@@ -104,6 +113,12 @@ def grant(record: Record, *, announced: bool = True, epoch: str = "epoch-1", pro
     return Grant("grant-1", NOW, epoch, announced, receipt)
 
 
+def proof(record: Record) -> Receipt:
+    """The receipt that stands."""
+    assert record.receipt is not None
+    return record.receipt
+
+
 def quarantine(sickness: Sickness = LOST, next_probe: float | None = NOW.uptime + 60) -> Quarantine:
     """A quarantine that began now."""
     return Quarantine(sickness, NOW, "autoclave", Baseline(), 0, next_probe)
@@ -124,6 +139,7 @@ GRANTED = live(CLEAN, ev.Granted(grant(CLEAN)))
 UNANNOUNCED = live(CLEAN, ev.Granted(grant(CLEAN, announced=False)))
 UNPROVEN = live(UNKNOWN, ev.GrantedUnproven(grant(UNKNOWN), "observe"))
 EXPOSED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True)))
+EXPOSED_TO_B = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True)))
 NAMELESS = live(GRANTED, ev.Exposed(Owner(None, NOW)))
 DIRTY = live(EXPOSED, ev.Released("its pod is gone"))
 SOILED = live(CLEAN, ev.Soiled("it was used without a grant", (FOREIGN,)))
@@ -136,10 +152,7 @@ REINSTATED = live(STICKY, ev.ProbationStarted(job(Path.SLOW, Trigger.REINSTATE),
 SICK_IN_USE = live(EXPOSED, ev.Sickened(LOST))
 SICK_GRANTED = live(GRANTED, ev.Sickened(LOST))
 SICK_DIRTY = live(SICK_IN_USE, ev.Released("its pod is gone"))
-LIVES = {
-    name: value for name, value in list(globals().items()) if isinstance(value, Record)
-}  # every one of them by its name
-IDLE, BUSY = (), (OF_A,)
+LIVES = {name: value for name, value in list(globals().items()) if isinstance(value, Record)}
 
 
 def facts(
@@ -156,12 +169,76 @@ def facts(
     return Facts(incarnation, epoch, holders, since, alive, siblings, vitals)
 
 
-def example(kind: type[ev.Event], record: Record, at: Moment = NOW) -> ev.Event:  # noqa: PLR0911, C901 - one arm an event
-    """An event of this kind that could be about this record."""
-    name = record.job.id if record.job else "job-1"
-    fitting: dict[type[ev.Event], object] = {
-        ev.Discovered: lambda: ev.Discovered(DEVICE, HERE),
-        ev.Described: lambda: ev.Described(replace(DEVICE, index=3)),
-        ev.Distrusted: lambda: ev.Distrusted("the node was rebooted", REBOOTED),
-    }
-    raise NotImplementedError((kind, name, at, fitting))
+def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:
+    """One event of each kind, each about this very record: its job, its receipt, its clock."""
+    running = record if record.job else FIRST_LOOK
+    name = running.job.id if running.job else ""
+    every = (
+        ev.Discovered(DEVICE, HERE),
+        ev.Described(replace(DEVICE, index=3)),
+        ev.Distrusted("the node was rebooted", REBOOTED if record.incarnation == HERE else HERE),
+        ev.Granted(grant(record)),
+        ev.GrantedUnproven(grant(record, proven=False), "not scrubbed"),
+        ev.Exposed(Owner(B, at)),
+        ev.Released("its pod is gone"),
+        ev.Soiled("it was used without a grant", (FOREIGN,)),
+        ev.ScrubStarted(job(name="job-2")),
+        ev.ProbationStarted(job(Path.SLOW, Trigger.PROBATION, "job-2"), "autoclave"),
+        ev.StepStarted(name, Step.CLEAR, Path.FAST),
+        ev.StepFinished(name, result(Step.CLEAR)),
+        ev.Escalated(name, "clear failed", Path.SLOW),
+        passed(running, at),
+        ev.ScrubFailed(name, "a process is on it"),
+        ev.ScrubInterrupted(name, "the service was stopped"),
+        ev.Sickened(LOST),
+        ev.Quarantined(quarantine()),
+    )
+    return {type(event): event for event in every}
+
+
+@st.composite
+def walks(draw: st.DrawFn, most: int = 12) -> list[tuple[Record, ev.Event, Record]]:
+    """A life: legal events in any order, each with the record before and after it."""
+    record, steps = UNKNOWN, []
+    for number in range(draw(st.integers(0, most))):
+        at = later(10.0 * number)
+        kind = draw(st.sampled_from(list(states.TABLE[record.state])))
+        event = events_about(record, at)[kind]
+        try:
+            after = live(record, event, at=at)
+        except states.IllegalEventError:  # a guard: the record would not take it, and did not change
+            continue
+        steps.append((record, event, after))
+        record = after
+    return steps
+
+
+def records() -> st.SearchStrategy[Record]:
+    """A device at any point of any life, or at one of the points that have a name."""
+    wandered = walks().map(lambda steps: steps[-1][2] if steps else UNKNOWN)
+    return st.sampled_from(list(LIVES.values())) | wandered
+
+
+def sights(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) -> st.SearchStrategy[Facts]:
+    """Anything that could be seen."""
+    somebody = st.lists(st.sampled_from([OF_A, OF_B, LEFTOVER, FOREIGN]), max_size=2).map(tuple)
+    return st.builds(
+        facts,
+        holders if holders is not None else st.none() | somebody,
+        alive=st.sampled_from([None, True, False]),
+        incarnation=st.sampled_from([HERE, HERE, REBOOTED, RELOADED]),
+        epoch=st.sampled_from(["epoch-1", "epoch-2"]),
+        since=st.sampled_from([0.0, NOW.uptime + 1]),
+        siblings=st.sampled_from([None, True, False]),
+        vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), Vitals(leaked_bytes=7)]),
+    )
+
+
+def policies() -> st.SearchStrategy[Policy]:
+    """Any of the policies above."""
+    return st.sampled_from(POLICIES)
+
+
+def moments() -> st.SearchStrategy[Moment]:
+    """Just now, within the budgets, after them, and when every proof is old."""
+    return st.sampled_from([later(0.5), later(30), later(3600), later(200_000)])

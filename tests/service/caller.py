@@ -32,6 +32,7 @@ class PretendCaller:
             if not earlier.done():
                 raise UnresponsiveError(f"cannot ask {key}: no turn within {deadline:g} s")
         call = asyncio.create_task(self._answer(question))
+        call.add_done_callback(lambda it: it.cancelled() or it.exception())  # its asker may be gone
         self._under_way[key] = call
         await asyncio.wait({call}, timeout=ends - asyncio.get_running_loop().time())
         if not call.done():

@@ -8,10 +8,7 @@ from scrubber.core.events import Entry
 from scrubber.core.model import Moment
 from scrubber.errors import LedgerUnavailable
 from scrubber.ledger import store
-
-
-class KilledError(BaseException):
-    """SIGKILL: no handler of errors may see it as one."""
+from tests.service.virtual import KilledError
 
 
 class Disk:

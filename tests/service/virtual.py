@@ -13,6 +13,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+class KilledError(BaseException):
+    """SIGKILL: no handler of errors may see it as one."""
+
+
 class StuckError(AssertionError):
     """Somebody waits for what will never happen."""
 
@@ -39,6 +43,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
         self._now = 0.0
         self._until: float | None = None
+        self.complaints: list[str] = []  # what tasks died of without anybody asking
+        self.set_exception_handler(self._complain)
 
     def time(self) -> float:
         """Seconds since the loop was made, by its own reckoning."""
@@ -62,6 +68,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             raise StuckError("nothing will ever happen on this loop again")
         else:
             self._now = then
+
+    def _complain(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, KilledError):
+            self.complaints.append(f"{context['message']}: {error!r}")
 
     def run_in_executor(  # type: ignore[override] # a future of ours, done on the loop
         self, _executor: object, func: Callable[..., T], *args: Any

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from scrubber.core import story
 from scrubber.core.model import Grant, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
@@ -32,7 +33,7 @@ from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
 from tests.service.hand import Hand
 from tests.service.node import Kind, Node, Process
-from tests.service.truth import WATCH_EVERY, Truth
+from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import VirtualLoop
 
 KEEP = 40  # rows: so few that every longer history is compacted on its way
@@ -82,6 +83,8 @@ class World:
         self._names = 0
         self._run_dir = tempfile.TemporaryDirectory(prefix="ac-")
         self._up: Life | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._orphans: dict[str, float] = {}  # jobs that nobody does, and when that was first seen
 
     # -- the service
 
@@ -117,8 +120,7 @@ class World:
         with suppress(LedgerUnavailable):
             await self.service.recover()
         await self.life.monitor.round()
-        if watching:
-            self.spawn(self.life.monitor.run())
+        self._watching = self.spawn(self.life.monitor.run()) if watching else None
 
     async def die(self, *, lingering: bool = False) -> None:
         """SIGKILL. A worker may linger, stuck in its driver."""
@@ -129,17 +131,19 @@ class World:
             process.unwatched = True
             if process.kind is Kind.WORKER and not lingering:
                 self.node.leave(process)
-        doomed = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
-        for task in doomed:
-            task.cancel()
-        await asyncio.gather(*doomed, return_exceptions=True)
+        await self._end_tasks()
         self._let_go(life.disk.inner)
 
     async def stop(self) -> None:
         """SIGTERM."""
         life, self._up = self.life, None
+        if self._watching is not None:
+            self._watching.cancel()
         await life.service.stop()
-        await self._end_of(life)
+        await self._end_tasks()
+        self.node.life = None
+        if life.disk.inner is not self._kept:
+            await life.ledger.close()
 
     def close(self) -> None:
         """Nothing is left behind."""
@@ -181,11 +185,12 @@ class World:
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
         """The second gate, and what it lets through."""
         await self.service.start(devices, tenant)
+        for device in devices:
+            self.truth.started(tenant, device)
         return [self.run(tenant, device) for device in devices]
 
     def run(self, tenant: str, device: str) -> Process:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
-        self.truth.started(tenant, device)
         self.tenants[device] = tenant
         self.truth.visitors.setdefault(device, set()).add(tenant)
         return self.node.enter(device, Kind.TENANT, tenant, container=tenant)
@@ -215,12 +220,21 @@ class World:
 
     def check(self) -> None:
         """No promise was broken so far, and the service believes what it wrote."""
-        assert self.truth.violations == []
+        assert not self.truth.violations, "\n".join(self.truth.violations)
+        assert not self.loop.complaints, "\n".join(self.loop.complaints)
         if self.up and self.life.ledger.fault is None and not self.life.disk.dead:
-            assert dict(self.life.ledger.records) == self.truth.records
-            self._check_adverts()
             for device, record in self.life.ledger.records.items():
-                assert record.job is None or self.life.jobs.of(device), f"{device} has a job that nobody does"
+                assert record == self.truth.records[device], f"{record}\nis not\n{self.truth.records[device]}"
+            self._check_adverts()
+            self._check_orphans()
+
+    def _check_orphans(self) -> None:
+        """A job that nobody does is closed by the next round that can write; a hung driver may hold that up."""
+        records, jobs, now = self.life.ledger.records, self.life.jobs, self.loop.time()
+        orphans = [record.job.id for device, record in records.items() if record.job and not jobs.of(device)]
+        self._orphans = {job: self._orphans.get(job, now) for job in orphans}
+        late = [job for job, since in self._orphans.items() if now - since > A_SLOW_LOOK]
+        assert not late, f"jobs that nobody does: {late}"
 
     def _check_adverts(self) -> None:
         adverts = {advert.device: advert for advert in self.life.reporter.adverts()}
@@ -231,6 +245,11 @@ class World:
             unknown = record.state is State.UNKNOWN and not observed
             assert not (adverts[device].healthy and (out or unknown)), f"{device} is advertised healthy (I3)"
             assert adverts[device].clean == (record.state is State.CLEAN)
+
+    def story(self, device: str) -> str:
+        """How a device came to be where it is."""
+        rows = [entry for entry in self.truth.entries if entry.device == device]
+        return "\n".join(f"{row.seq:4} {row.at.uptime:8.2f} {device} {story.tell(row.event)}" for row in rows)
 
     # -- how it is put together
 
@@ -251,14 +270,11 @@ class World:
         await asyncio.sleep(0)
         return self._hand(self.node, self.truth, address.place)
 
-    async def _end_of(self, life: Life) -> None:
+    async def _end_tasks(self) -> None:
         doomed = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
         for task in doomed:
             task.cancel()
         await asyncio.gather(*doomed, return_exceptions=True)
-        self.node.life = None
-        if life.disk.inner is not self._kept:
-            await life.ledger.close()
 
     def _let_go(self, inner: store.Store) -> None:
         """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.model import Blame, Holder, Outcome
+from scrubber.devices.base import Gpu
 from scrubber.devices.simulated import tenants
 from scrubber.node import clock
 from scrubber.node.processes import Processes
@@ -31,15 +32,21 @@ class Floor:
     root: Path
     uuid: str
     look: Look
+    gpu: Gpu
 
     def run(self, order: Order, look: Look | None = None) -> Report:
-        return evict.run(order, Bench(None, look or self.look, lambda _done, _total: None))  # type: ignore[arg-type]
+        return evict.run(order, Bench(self.gpu, look or self.look, lambda _done, _total: None))
 
 
 @pytest.fixture
 def floor(bank) -> Floor:
     sight = Processes(Path("/proc"), bank.backend.container_of, full_sight=False)
-    return Floor(bank.root, bank.first, lambda: sight.holders({"gpu": bank.backend.files(bank.first)})["gpu"])
+    return Floor(
+        bank.root,
+        bank.first,
+        lambda: sight.holders({"gpu": bank.backend.files(bank.first)})["gpu"],
+        bank.gpu(bank.first),
+    )
 
 
 def lives(pid: int) -> bool:

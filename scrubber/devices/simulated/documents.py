@@ -10,9 +10,11 @@ import os
 import threading
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum, EnumMeta
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
@@ -78,20 +80,30 @@ class Faults:
     stuck_bits: tuple[StuckBit, ...] = ()
 
 
+Document = Driver | Settings | Counters | Faults | DeviceInfo
+
+
 def read(path: Path, kind: type[T]) -> T:
     """The document in a file, exactly as its kind describes it."""
     try:
-        value = _decode(kind, json.loads(path.read_bytes()))
+        found = path.stat()
+        value = _decoded(path, cast("type", kind), found.st_ino, found.st_mtime_ns, found.st_size)
     except (OSError, ValueError) as error:
         raise DeviceError(f"cannot read {path.name} of {path.parent.name}: {error}") from error
     assert isinstance(value, kind)  # noqa: S101 -- tells mypy what _decode has just done
     return value
 
 
-def write(path: Path, document: object) -> None:
+@lru_cache(maxsize=4096)
+def _decoded(path: Path, kind: type, _inode: int, _changed: int, _size: int) -> object:
+    """Decoded once for each time that the file was written: the monitor reads every document every second."""
+    return _decode(kind, json.loads(path.read_bytes()))
+
+
+def write(path: Path, document: Document) -> None:
     """Replace a document in one move: a reader sees the old one or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
-    aside.write_text(json.dumps(asdict(document), indent=2, default=_word) + "\n")  # type: ignore[call-overload]
+    aside.write_text(json.dumps(asdict(document), indent=2, default=_word) + "\n")
     aside.replace(path)
 
 

@@ -48,6 +48,14 @@ def test_a_gpu_that_was_pulled_out_is_still_named_but_cannot_be_asked(bank) -> N
         bank.backend.in_use(uuid)
 
 
+def test_a_known_gpu_that_cannot_be_read_any_more_is_still_named(bank) -> None:
+    names = bank.backend.inventory()
+    bank.place(names[0].uuid).device.write_text("{")
+    assert bank.backend.inventory() == names
+    with pytest.raises(DeviceError, match=r"device\.json of gpu0"):
+        bank.backend.vitals(names[0].uuid)
+
+
 def test_a_gpu_in_the_place_of_another_does_not_answer_for_it(bank) -> None:
     first, second = bank.first, bank.second
     shutil.copy(bank.place(second).device, bank.place(first).device)
@@ -87,8 +95,8 @@ def test_a_hanging_gpu_answers_nobody_until_it_is_healed(bank) -> None:
     drills.hang(bank.root, uuid)
     answers: list[object] = []
     threads = [
-        threading.Thread(target=lambda: answers.append(bank.backend.vitals(uuid))),
-        threading.Thread(target=lambda: answers.append(bank.backend.in_use(uuid))),
+        threading.Thread(target=lambda: answers.append(bank.backend.vitals(uuid)), daemon=True),
+        threading.Thread(target=lambda: answers.append(bank.backend.in_use(uuid)), daemon=True),
     ]
     for thread in threads:
         thread.start()

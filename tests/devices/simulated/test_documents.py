@@ -23,7 +23,7 @@ from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Se
         DeviceInfo("GPU-1", 0, "Simulated GPU", 4096, numa_node=1),
     ],
 )
-def test_what_was_written_is_read_back(tmp_path: Path, document: object) -> None:
+def test_what_was_written_is_read_back(tmp_path: Path, document: documents.Document) -> None:
     documents.write(tmp_path / "document.json", document)
     assert documents.read(tmp_path / "document.json", type(document)) == document
 

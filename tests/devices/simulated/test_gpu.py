@@ -21,7 +21,7 @@ def nowhere(_done: int, _total: int) -> None:
 
 
 def size_of(bank) -> int:
-    return bank.place(bank.first).memory.stat().st_size
+    return int(bank.place(bank.first).memory.stat().st_size)
 
 
 def test_the_gpu_fits_the_port(bank) -> None:
@@ -199,7 +199,8 @@ def test_a_stalled_clear_goes_on_when_it_is_healed(bank) -> None:
         if done == total // 3:
             counted.set()
 
-    clear = threading.Thread(target=lambda: results.append(bank.gpu(uuid).clear(KEY, ("zero",), progress)))
+    # A daemon, so that a red test still ends.
+    clear = threading.Thread(target=lambda: results.append(bank.gpu(uuid).clear(KEY, ("zero",), progress)), daemon=True)
     clear.start()
     assert counted.wait(5)
     assert results == []

@@ -1,0 +1,309 @@
+"""Who may have a device: the two gates and the release, as tables of cases.
+
+W and S numbers are the cases of the design in which memory in use is wiped, or a needed scrub is skipped.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.model import Clear, Paths, Proof, Route
+from scrubber.core import decide
+from scrubber.core import events as ev
+from scrubber.core.decide import Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
+from scrubber.core.model import Blame, Holder, Owner, Path, Step, Trigger
+from scrubber.errors import Reason
+from tests.core import lives
+from tests.core.lives import (
+    AWAY,
+    ENFORCE,
+    FOREIGN,
+    LEFTOVER,
+    NOW,
+    OBSERVE,
+    OF_A,
+    OF_B,
+    STRICT,
+    A,
+    B,
+    facts,
+    later,
+    rows,
+)
+
+NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that nobody uses it")
+IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
+BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
+GONE = Note(ev.Released("it was asked for again and its last user is gone"))
+SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
+FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
+SLOW = Scrub(Path.SLOW, Trigger.ACQUIRE)
+EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
+OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
+SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
+BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=Route.FAST)})
+DAY = Proof().max_age
+UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
+
+
+ACQUIRE = rows(
+    ("a clean device that nobody uses is handed out", lives.CLEAN, facts(), ENFORCE, HandOut()),
+    ("W16 no sight of processes: a clean device is not handed out", lives.CLEAN, facts(None), ENFORCE, NOT_PROVEN),
+    ("S10 a clean device that is used without a grant is soiled", lives.CLEAN, facts((OF_B,)), ENFORCE,
+     Note(ev.Soiled("it was used without a grant", (OF_B,)))),
+    ("a proof under another clearing policy is none", lives.CLEAN, facts(), OTHER_PROOF, EXPIRED),
+    ("S8 a proof from before the service was away is none", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
+    ("a proof outlives the service where policy says so", lives.CLEAN, facts(since=AWAY), SURVIVES, HandOut()),
+    ("S6 a proof of another boot is distrusted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+    ("a proof under another driver instance is distrusted", lives.CLEAN, facts(incarnation=lives.RELOADED), ENFORCE,
+     Note(ev.Distrusted("the driver was loaded anew", lives.RELOADED))),
+    ("an init and an app container share a grant in one admission", lives.GRANTED, facts(), ENFORCE, HandOut()),
+    ("S7 a grant of another kubelet life counts as dirty", lives.GRANTED, facts(epoch="epoch-2"), ENFORCE, GONE),
+    ("S4 a grant whose start is not announced is never shared", lives.UNANNOUNCED, facts(), ENFORCE, GONE),
+    ("a grant without a proof is never shared", lives.UNPROVEN, facts(), ENFORCE, GONE),
+    ("S8 a grant from before the service was away is not shared", lives.GRANTED, facts(since=AWAY), ENFORCE, GONE),
+    ("a grant whose proof another policy made is not shared", lives.GRANTED, facts(), OTHER_PROOF, GONE),
+    ("a grant that a container already uses is not shared", lives.GRANTED, facts((OF_A,)), ENFORCE, IN_USE),
+    ("a grant that a stray process uses is not shared", lives.GRANTED, facts((LEFTOVER,)), ENFORCE, GONE),
+    ("W16 no sight of processes: a grant is not shared", lives.GRANTED, facts(None), ENFORCE, NOT_PROVEN),
+    ("W1 double allocation: a live owner is refused", lives.EXPOSED, facts((OF_A,), alive=True), ENFORCE, IN_USE),
+    ("W2 force delete: a live owner without a process is refused", lives.EXPOSED, facts(alive=True), ENFORCE, IN_USE),
+    ("W3 checkpoint lost: a process of a container is not disturbed", lives.EXPOSED, facts((OF_A,), alive=False),
+     ENFORCE, IN_USE),
+    ("W13 nobody can say whether the owner lives: it is not taken for gone", lives.EXPOSED, facts(alive=None), ENFORCE,
+     NOT_PROVEN),
+    ("W16 no sight of processes: a dead owner's device waits", lives.EXPOSED, facts(None, alive=False), ENFORCE,
+     NOT_PROVEN),
+    ("W20 another pod still has it open after the owner's end", lives.EXPOSED, facts((OF_B,), alive=False), ENFORCE,
+     IN_USE),
+    ("S5 a tenant that ended a moment ago left its bytes", lives.EXPOSED, facts(alive=False), ENFORCE, GONE),
+    ("orphans of a dead owner do not keep the device", lives.EXPOSED, facts((LEFTOVER,), alive=False), ENFORCE, GONE),
+    ("W15 a user that no kubelet knows is gone with its last process", lives.NAMELESS, facts(), ENFORCE, GONE),
+    ("S11 an empty dirty device is scrubbed all the same", lives.DIRTY, facts(), ENFORCE, FAST),
+    ("orphans of the last tenant are cleared away", lives.DIRTY, facts((LEFTOVER,)), ENFORCE, FAST),
+    ("orphans stay where policy says wait", lives.DIRTY, facts((LEFTOVER,)), STRICT, IN_USE),
+    ("W10 a host daemon is waited for", lives.DIRTY, facts((FOREIGN,)), ENFORCE, IN_USE),
+    ("one that must stay is enough", lives.DIRTY, facts((LEFTOVER, FOREIGN)), ENFORCE, IN_USE),
+    ("W9 a container of somebody else is never cleared away", lives.DIRTY, facts((OF_B,)), lives.RUTHLESS, IN_USE),
+    ("W16 no sight of processes: a dirty device is not scrubbed", lives.DIRTY, facts(None), ENFORCE, NOT_PROVEN),
+    ("the slow path between tenants where policy says so", lives.DIRTY, facts(), STRICT, SLOW),
+    ("a device of which nothing is known takes the slow path", lives.UNKNOWN, facts(), ENFORCE, SLOW),
+    ("a first look is fast where policy says so", lives.UNKNOWN, facts(), BRISK, FAST),
+    ("a slow path that was cut off is not followed by a fast one", UNKNOWN_AFTER_SLOW, facts(), ENFORCE, SLOW),
+    ("W14 lost ledger: a device in use is not scrubbed", lives.UNKNOWN, facts((OF_A,)), lives.RUTHLESS, IN_USE),
+    ("a device that is being scrubbed is joined", lives.SCRUBBING, facts(), ENFORCE, Join()),
+    ("a quarantined device is refused", lives.QUARANTINED, facts(), ENFORCE,
+     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
+    ("a grant on a device that fell sick is not shared", lives.SICK_GRANTED, facts(), ENFORCE, SICK),
+    ("a released device that is sick is refused", lives.SICK_DIRTY, facts(), ENFORCE, SICK),
+)  # fmt: skip
+OBSERVED = rows(
+    ("a clean device is handed out with its proof", lives.CLEAN, facts(), HandOut()),
+    ("a used device is handed out, and it is said why not", lives.EXPOSED, facts((OF_A,), alive=True),
+     HandOut("cannot hand out GPU-1: it is still in use")),
+    ("a dirty device is handed out unscrubbed", lives.DIRTY, facts(),
+     HandOut("not scrubbed: would have taken the fast path (acquire)")),
+    ("a clean device is handed out unproven when its proof is old", lives.CLEAN, facts(since=AWAY),
+     HandOut("not scrubbed: would have taken the fast path (proof-expired)")),
+    ("a sick device is handed out", lives.SICK_DIRTY, facts(), HandOut("cannot hand out GPU-1: it is unhealthy")),
+    ("what has happened is recorded first", lives.CLEAN, facts((OF_B,)),
+     Note(ev.Soiled("it was used without a grant", (OF_B,)))),
+    ("a scrub that a person started is joined", lives.SCRUBBING, facts(), Join()),
+    ("a quarantined device is refused even so", lives.QUARANTINED, facts(),
+     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), ACQUIRE)
+def test_acquire(record, seen, policy, answer):
+    assert decide.acquire(record, seen, policy, later(1)) == answer
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), OBSERVED)
+def test_acquire_under_observe(record, seen, answer):
+    assert decide.acquire(record, seen, OBSERVE, later(1)) == answer
+
+
+@pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
+def test_a_proof_stands_until_it_is_too_old(seconds, stands):
+    assert decide.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
+
+
+def test_s17_the_age_of_a_proof_is_not_told_by_the_wall_clock():
+    jumped = replace(later(1), wall=NOW.wall + 10 * DAY)
+    assert decide.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
+
+
+def test_no_receipt_is_no_proof():
+    assert not decide.proof_stands(None, facts(), ENFORCE, NOW)
+
+
+@pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
+def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
+    assert decide.proof_stands(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
+
+
+START = rows(
+    ("the first start of a grant", lives.GRANTED, facts(), ENFORCE, Note(ev.Exposed(Owner(A, later(1))))),
+    ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
+     Note(ev.Exposed(Owner(A, later(1))))),
+    ("W17 somebody else's container is on the grant", lives.GRANTED, facts((OF_B,)), ENFORCE, BUSY),
+    ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE, BUSY),
+    ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE, BUSY),
+    ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
+    ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
+     ENFORCE, Note(ev.Released("its proof ended before it was started on"))),
+    ("the grant of an observing policy is scrubbed once it enforces", lives.UNPROVEN, facts(), ENFORCE,
+     Note(ev.Released("its proof ended before it was started on"))),
+    ("a container that already runs is not scrubbed away under an old proof", lives.GRANTED,
+     facts((OF_A,), since=AWAY), ENFORCE, Note(ev.Exposed(Owner(A, later(1))))),
+    ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
+     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
+    ("a restart of the same owner", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
+    ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.EXPOSED, facts((OF_A,), alive=True),
+     ENFORCE, Proceed()),
+    ("a restart where somebody else has appeared", lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
+    ("a restart of the same owner on a sick device is left alone", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
+     Proceed()),
+    ("W16 no sight of processes: nothing restarts", lives.EXPOSED, facts(None, alive=True), ENFORCE,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
+    ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
+     Note(ev.Exposed(Owner(A, later(1))))),
+    ("a nameless user that is gone was somebody else", lives.NAMELESS, facts(), ENFORCE,
+     Note(ev.Released("another owner is about to start and its last user is gone"))),
+    ("a nameless user that is still there is not taken for another's container", lives.NAMELESS, facts((OF_B,)),
+     ENFORCE, BUSY),
+    ("W12 nobody can say whether the other owner lives", lives.EXPOSED_TO_B, facts(alive=None), ENFORCE,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
+    ("W17 another owner is alive", lives.EXPOSED_TO_B, facts(alive=True), ENFORCE, BUSY),
+    ("a start is no proof of ownership: the container on it may be anybody's", lives.EXPOSED_TO_B,
+     facts((OF_A,), alive=False), ENFORCE, BUSY),
+    ("S1 the same devices, another owner: no restart", lives.EXPOSED_TO_B, facts(alive=False), ENFORCE,
+     Note(ev.Released("another owner is about to start and its last user is gone"))),
+    ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
+     Scrub(Path.SLOW, Trigger.START)),
+    ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+    ("S3 a start on a dirty device goes through the first gate", lives.DIRTY, facts(), ENFORCE,
+     Scrub(Path.FAST, Trigger.START)),
+    ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
+    ("a start on a clean device with an old proof", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
+    ("a start on a dirty device that is in use", lives.DIRTY, facts((OF_B,)), ENFORCE, BUSY),
+    ("a sick device that was not granted", lives.SICK_DIRTY, facts(), ENFORCE,
+     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
+    ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
+    ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
+     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
+    ("observe: somebody else's container is on it, and it starts", lives.GRANTED, facts((OF_B,)), OBSERVE,
+     Note(ev.Exposed(Owner(A, later(1))))),
+    ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None), OBSERVE, Proceed()),
+    ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
+     Note(ev.Exposed(Owner(A, later(1))))),
+    ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, Note(ev.Exposed(Owner(A, later(1))))),
+    ("observe: a grant on a sick device starts", lives.SICK_GRANTED, facts(), OBSERVE,
+     Note(ev.Exposed(Owner(A, later(1))))),
+    ("observe: a dirty device is handed out", lives.DIRTY, facts(), OBSERVE,
+     HandOut("not scrubbed: would have taken the fast path (acquire)")),
+    ("observe: a quarantined device is refused even so", lives.QUARANTINED, facts(), OBSERVE,
+     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), START)
+def test_start(record, seen, policy, answer):
+    assert decide.start(record, seen, policy, A, later(1)) == answer
+
+
+GIVEN_BACK = Note(ev.Released("it was given back"))
+TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use")
+RELEASE = rows(
+    ("an exposed device whose owner is gone", lives.EXPOSED, facts(alive=False), GIVEN_BACK),
+    ("a grant that nobody used", lives.GRANTED, facts(), GIVEN_BACK),
+    ("orphans are no users", lives.EXPOSED, facts((LEFTOVER,), alive=False), GIVEN_BACK),
+    ("W5 the caller's word is not enough: the owner lives", lives.EXPOSED, facts(alive=True), TAKE_BACK),
+    ("W17 a caller who is not the owner: a container is on it", lives.EXPOSED, facts((OF_A,), alive=False), TAKE_BACK),
+    ("nobody can say", lives.EXPOSED, facts(None),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that nobody uses it")),
+    ("W13 nobody can say whether the owner lives", lives.EXPOSED, facts(),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that nobody uses it")),
+    ("what is not handed out cannot be given back, and that is no fault", lives.CLEAN, facts((OF_A,)), Proceed()),
+    ("given back twice", lives.DIRTY, facts(None), Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), RELEASE)
+def test_release(record, seen, answer):
+    assert decide.release(record, seen) == answer
+
+
+FENCE = rows(
+    ("nobody is on it", Step.CLEAR, facts(), None),
+    ("W11 the job lost its device", Step.CLEAR, None, "does not belong to this job"),
+    ("the driver was reloaded under it", Step.CLEAR, facts(incarnation=lives.RELOADED), "restarted under the job"),
+    ("W16 no sight of processes", Step.EVICT, facts(None), "cannot be proven"),
+    ("W21 a container appeared before the evict", Step.EVICT, facts((OF_A,)), "container uses the device (train-a"),
+    ("orphans are what the evict is for", Step.EVICT, facts((LEFTOVER, FOREIGN)), None),
+    ("W21 a container appeared before the clear", Step.CLEAR, facts((OF_A,)), "live container"),
+    ("an orphan appeared before the clear", Step.CLEAR, facts((LEFTOVER,)), "used by orphan (pid 43)"),
+    ("an orphan appeared before the last look", Step.HEALTH, facts((LEFTOVER, FOREIGN)), "nv-hostengine (pid 44)"),
+    ("W8 a neighbour is in use", Step.RESET, facts(siblings=True), "reset domain"),
+    ("W8 nobody can say whether a neighbour is in use", Step.RESET, facts(siblings=None), "reset domain"),
+    ("a reset of a device without busy neighbours", Step.RESET, facts(siblings=False), None),
+    ("a clear does not reach the neighbours", Step.CLEAR, facts(siblings=True), None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "seen", "why"), FENCE)
+def test_fence(step, seen, why):
+    fenced = decide.fence(lives.SCRUBBING, "job-1" if seen else "job-9", step, seen or facts())
+    assert fenced is None if why is None else fenced is not None and why in fenced.why
+
+
+def test_a_fence_before_a_record_that_is_not_being_scrubbed_is_shut():
+    assert decide.fence(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
+        Blame.SERVICE, "the device does not belong to this job any more"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "blame"),
+    [
+        (facts(incarnation=lives.REBOOTED), Blame.SERVICE),
+        (facts(None), Blame.TENANT),
+        (facts((OF_A,)), Blame.TENANT),
+        (facts((LEFTOVER,)), Blame.TENANT),
+        (facts(siblings=True), Blame.TENANT),
+    ],
+)
+def test_a_device_is_never_to_blame_for_a_fence(seen, blame):
+    fenced = decide.fence(lives.SCRUBBING, "job-1", Step.RESET, seen)
+    assert fenced is not None
+    assert fenced.blame is blame
+
+
+BEGAN = NOW.uptime
+TERMINABLE = rows(
+    ("a leftover, terminate", Holder(1, BEGAN, "x", None), lives.DIRTY, ENFORCE, True),
+    ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
+    ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
+    ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.RUTHLESS,
+     True),
+    ("there was no tenancy, wait", LEFTOVER, lives.SOILED, ENFORCE, False),
+    ("there was no tenancy, terminate", LEFTOVER, lives.SOILED, lives.RUTHLESS, True),
+    ("a live container's, whatever policy says", OF_A, lives.DIRTY, lives.RUTHLESS, False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
+def test_terminable(holder, record, policy, may):
+    assert decide.terminable(holder, record, policy) is may
+
+
+def test_the_sentence_for_b_names_nobody_else():
+    """B asks for a device that A holds: the answer must not say who A is."""
+    answer = decide.acquire(lives.EXPOSED, facts((OF_A,), alive=True), ENFORCE, NOW)
+    assert isinstance(answer, Wait)
+    assert B not in answer.message
+    assert not {"41", "train-a", A} & set(answer.message.split())

@@ -1,0 +1,356 @@
+"""The law of the table, one line a law; and what each event changes besides the state."""
+
+import re
+import typing
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core import states
+from scrubber.core.model import Baseline, Moment, Owner, Path, Setback, State, Step
+from scrubber.core.states import TABLE, IllegalEventError
+from tests.core import lives
+from tests.core.lives import LIVES, NOW, events_about, later, live
+
+EVENTS = set(typing.get_args(ev.Event))
+MOVES = {(state, kind, to) for state, row in TABLE.items() for kind, to in row.items() if to is not state}
+STAYS = {(state, kind) for state, row in TABLE.items() for kind, to in row.items() if to is state}
+IN_USE = {State.GRANTED, State.EXPOSED}
+JOBLESS = set(State) - {State.SCRUBBING}
+
+
+def entering(target):
+    return {(state, kind) for state, kind, to in MOVES if to is target}
+
+
+def accepting(kind):
+    return {state for state, row in TABLE.items() if kind in row}
+
+
+# -- the law
+
+
+def test_every_state_has_a_row():
+    assert set(TABLE) == set(State)
+
+
+def test_every_event_has_a_place_in_the_table_but_the_first():
+    assert {kind for row in TABLE.values() for kind in row} == EVENTS - {ev.Discovered}
+
+
+def test_granted_is_entered_from_clean_by_granted_or_by_the_written_exception():
+    proven = {(state, kind) for state, kind in entering(State.GRANTED) if kind is not ev.GrantedUnproven}
+    assert proven == {(State.CLEAN, ev.Granted)}
+
+
+def test_the_written_exception_is_never_made_for_a_job_or_a_quarantine():
+    assert accepting(ev.GrantedUnproven) == set(State) - {State.SCRUBBING, State.QUARANTINED}
+
+
+def test_clean_is_entered_by_a_passed_scrub_only():
+    assert entering(State.CLEAN) == {(State.SCRUBBING, ev.ScrubPassed)}
+
+
+def test_quarantine_is_left_by_probation_only():
+    assert {kind for state, kind, _ in MOVES if state is State.QUARANTINED} == {ev.ProbationStarted}
+
+
+def test_quarantine_is_open_to_every_state_but_those_in_use():
+    assert accepting(ev.Quarantined) == set(State) - IN_USE
+    assert entering(State.QUARANTINED) == {
+        (state, ev.Quarantined) for state in set(State) - IN_USE - {State.QUARANTINED}
+    }
+
+
+def test_scrubbing_is_entered_by_the_start_of_a_job_and_never_from_a_device_in_use():
+    idle = {State.UNKNOWN, State.DIRTY, State.CLEAN}
+    started = {(state, ev.ScrubStarted) for state in idle}
+    assert entering(State.SCRUBBING) == started | {(State.QUARANTINED, ev.ProbationStarted)}
+
+
+def test_a_job_that_does_not_pass_leaves_the_device_dirty_or_quarantined():
+    left = {(kind, to) for state, kind, to in MOVES if state is State.SCRUBBING and to is not State.CLEAN}
+    assert left == {
+        (ev.ScrubFailed, State.DIRTY),
+        (ev.ScrubInterrupted, State.DIRTY),
+        (ev.Quarantined, State.QUARANTINED),
+    }
+
+
+def test_dirty_is_where_a_use_or_a_job_ends():
+    assert entering(State.DIRTY) == {
+        (State.GRANTED, ev.Released),
+        (State.EXPOSED, ev.Released),
+        (State.CLEAN, ev.Soiled),
+        (State.SCRUBBING, ev.ScrubFailed),
+        (State.SCRUBBING, ev.ScrubInterrupted),
+    }
+
+
+def test_exposed_is_entered_by_a_user_of_a_granted_or_a_forgotten_device():
+    assert entering(State.EXPOSED) == {(State.GRANTED, ev.Exposed), (State.UNKNOWN, ev.Exposed)}
+
+
+def test_distrust_is_possible_wherever_no_job_runs_and_ends_no_quarantine():
+    assert accepting(ev.Distrusted) == JOBLESS
+    assert {to for _, kind, to in MOVES if kind is ev.Distrusted} == {State.UNKNOWN}
+    assert (State.QUARANTINED, ev.Distrusted) in STAYS
+
+
+def test_a_device_may_be_described_anew_at_any_time():
+    assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
+
+
+def test_what_happens_within_a_job_happens_in_scrubbing_only():
+    for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated, ev.ScrubPassed, ev.ScrubFailed, ev.ScrubInterrupted):
+        assert accepting(kind) == {State.SCRUBBING}
+
+
+def test_steps_and_escalations_do_not_move_a_device():
+    assert {(State.SCRUBBING, kind) for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated)} <= STAYS
+
+
+def test_a_device_in_use_may_fall_sick_and_stays_in_use():
+    assert accepting(ev.Sickened) == IN_USE
+    assert {state for state, kind in STAYS if kind is ev.Sickened} == IN_USE
+
+
+def test_a_grant_may_be_given_again_and_a_second_user_may_be_seen():
+    assert {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.EXPOSED, ev.Exposed)} <= STAYS
+
+
+def test_nothing_else_is_answered_by_staying():
+    staying = {ev.Described, ev.Distrusted, ev.StepStarted, ev.StepFinished, ev.Escalated, ev.Sickened}
+    kept = {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.EXPOSED, ev.Exposed)}
+    assert {it for it in STAYS if it[1] not in staying} == kept | {(State.QUARANTINED, ev.Quarantined)}
+    assert {state for state, kind in STAYS if kind is ev.Distrusted} == {State.UNKNOWN, State.QUARANTINED}
+
+
+def test_every_move_is_in_the_drawing_and_nothing_else():
+    head, first, *arrows = states.diagram().splitlines()
+    assert (head, first.split()) == ("stateDiagram-v2", ["[*]", "-->", "unknown:", "Discovered"])
+    drawn = re.findall(r"^ {4}(\w+) --> (\w+): (\w+(?:, \w+)*)$", "\n".join(arrows), re.MULTILINE)
+    assert len(drawn) == len(arrows)
+    moves = {(state, name, to) for state, to, names in drawn for name in names.split(", ")}
+    assert moves == {(state.value, kind.__name__, to.value) for state, kind, to in MOVES}
+
+
+# -- the law, applied
+
+
+def test_there_is_a_life_for_every_state():
+    assert {record.state for record in LIVES.values()} == set(State)
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_an_event_moves_a_device_as_the_table_says_or_raises_and_changes_nothing(name):
+    record = LIVES[name]
+    untouched = replace(record)
+    for kind, event in events_about(record).items():
+        if kind in TABLE[record.state]:
+            continue
+        with pytest.raises(IllegalEventError, match=r"cannot happen to a device that is|was discovered twice"):
+            live(record, event)
+    assert record == untouched
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "to"), sorted(MOVES, key=str), ids=lambda it: getattr(it, "__name__", str(it))
+)
+def test_every_move_of_the_table_can_be_made(state, kind, to):
+    record = next(record for record in LIVES.values() if record.state is state)
+    moved = live(record, events_about(record)[kind], at=later(5))
+    assert (moved.state, moved.since) == (to, later(5))
+
+
+def test_an_event_that_moves_nothing_leaves_the_time_of_the_last_move():
+    assert live(lives.CLEAN, ev.Described(lives.DEVICE), at=later(5)).since == NOW
+
+
+@pytest.mark.parametrize("kind", sorted(EVENTS - {ev.Discovered}, key=str), ids=lambda kind: kind.__name__)
+def test_nothing_happens_to_a_device_that_was_never_discovered(kind):
+    with pytest.raises(IllegalEventError, match="never discovered"):
+        live(None, events_about(lives.UNKNOWN)[kind])
+
+
+def test_a_device_is_discovered_and_described_under_its_own_name_s16():
+    other = replace(lives.DEVICE, uuid="GPU-2")
+    with pytest.raises(IllegalEventError, match="cannot be discovered as GPU-2"):
+        live(None, ev.Discovered(other, lives.HERE))
+    with pytest.raises(IllegalEventError, match="describes another device"):
+        live(lives.CLEAN, ev.Described(other))
+
+
+def test_a_device_is_discovered_once():
+    with pytest.raises(IllegalEventError, match="discovered twice"):
+        live(lives.UNKNOWN, ev.Discovered(lives.DEVICE, lives.HERE))
+
+
+# -- the guards
+
+
+OTHER_JOB = [
+    ev.StepStarted("job-9", Step.CLEAR, Path.FAST),
+    ev.StepFinished("job-9", lives.result(Step.CLEAR)),
+    ev.Escalated("job-9", "clear failed", Path.SLOW),
+    replace(lives.passed(lives.SCRUBBING), job="job-9"),
+    ev.ScrubFailed("job-9", "x"),
+    ev.ScrubInterrupted("job-9", "x"),
+]
+
+
+@pytest.mark.parametrize("event", OTHER_JOB, ids=lambda event: type(event).__name__)
+def test_an_event_of_another_job_is_refused(event):
+    with pytest.raises(IllegalEventError, match="another job"):
+        live(lives.SCRUBBING, event)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"device": "GPU-2"}, "for another device"),
+        ({"incarnation": lives.REBOOTED}, "another boot or driver"),
+        ({"incarnation": lives.RELOADED}, "another boot or driver"),
+        ({"previous": None}, "does not follow"),
+        ({"previous": "0000"}, "does not follow"),
+    ],
+)
+def test_a_receipt_that_is_not_the_next_of_this_device_and_boot_is_refused(change, complaint):
+    event = lives.passed(lives.SCRUBBING)
+    with pytest.raises(IllegalEventError, match=complaint):
+        live(lives.SCRUBBING, replace(event, receipt=replace(event.receipt, **change)))
+
+
+@pytest.mark.parametrize("event", [ev.ScrubFailed("job-1", "x"), ev.ScrubInterrupted("job-1", "x")], ids=str)
+def test_probation_does_not_end_in_dirty(event):
+    with pytest.raises(IllegalEventError, match="does not leave its probation like this"):
+        live(lives.PROBED, event)
+
+
+def test_a_sick_device_is_not_scrubbed():
+    with pytest.raises(IllegalEventError, match="sick"):
+        live(lives.SICK_DIRTY, ev.ScrubStarted(lives.job()))
+
+
+def test_a_sick_device_is_not_granted_again():
+    with pytest.raises(IllegalEventError, match="sick"):
+        live(lives.SICK_GRANTED, ev.Granted(lives.grant(lives.SICK_GRANTED)))
+
+
+@pytest.mark.parametrize("receipt", [None, "0000"])
+def test_a_grant_names_the_receipt_that_stands(receipt):
+    with pytest.raises(IllegalEventError, match="no such receipt"):
+        live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt=receipt)))
+
+
+def test_an_unproven_grant_cannot_be_given_again_as_a_proven_one():
+    with pytest.raises(IllegalEventError, match="no such receipt"):
+        live(lives.UNPROVEN, ev.Granted(lives.grant(lives.UNPROVEN)))
+
+
+# -- what an event changes besides the state
+
+AT = Moment(NOW.wall + 7, NOW.uptime + 7)
+SEEN = Owner(lives.B, later(3))
+MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
+CHANGES = [
+    ("a description is replaced, S16", lives.CLEAN, ev.Described(replace(lives.DEVICE, index=3)),
+     {"device": replace(lives.DEVICE, index=3)}),
+    ("a grant begins a tenancy", lives.CLEAN, ev.Granted(lives.grant(lives.CLEAN)),
+     {"grant": lives.grant(lives.CLEAN), "tenancy_began": AT.uptime}),
+    ("a second grant leaves the tenancy's beginning", lives.GRANTED, ev.Granted(lives.grant(lives.GRANTED, epoch="2")),
+     {"grant": lives.grant(lives.GRANTED, epoch="2")}),
+    ("an unproven grant ends the proof", lives.CLEAN, ev.GrantedUnproven(lives.grant(lives.CLEAN, proven=False), "x"),
+     {"grant": lives.grant(lives.CLEAN, proven=False), "tenancy_began": AT.uptime, "receipt": None}),
+    ("an unproven grant on a used device forgets the owner and keeps its leftovers in view", lives.EXPOSED,
+     ev.GrantedUnproven(lives.grant(lives.EXPOSED), "x"), {"grant": lives.grant(lives.EXPOSED), "owner": None}),
+    ("a user ends the proof", lives.GRANTED, ev.Exposed(SEEN), {"owner": SEEN, "receipt": None}),
+    ("a user of a forgotten device began when it was seen", lives.UNKNOWN, ev.Exposed(SEEN),
+     {"owner": SEEN, "tenancy_began": later(3).uptime}),
+    ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.EXPOSED,
+     ev.Released("gone"), {"grant": None, "owner": None}),
+    ("a grant given back loses its proof", lives.GRANTED, ev.Released("gone"), {"grant": None, "receipt": None}),
+    ("foreign use ends the proof and is no tenancy", lives.CLEAN, ev.Soiled("used"), {"receipt": None}),
+    ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
+     {"job": lives.job(name="job-2"), "receipt": None, "owed": Path.FAST}),
+    ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST),
+     {"job": replace(lives.job(), step=Step.CLEAR)}),
+    ("a step that ends leaves its result", live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST)),
+     ev.StepFinished("job-1", lives.result(Step.CLEAR)),
+     {"job": replace(lives.job(), results=(lives.result(Step.CLEAR),))}),
+    ("a fast job does not pay the debt of a slow one that was cut off", replace(lives.DIRTY, owed=Path.SLOW),
+     ev.ScrubStarted(lives.job()), {"job": lives.job(), "owed": Path.SLOW}),
+    ("an escalated job owes the slow path", lives.SCRUBBING, ev.Escalated("job-1", "x", Path.SLOW),
+     {"job": replace(lives.job(), path=Path.SLOW), "owed": Path.SLOW}),
+    ("a failed job is remembered", lives.SCRUBBING, ev.ScrubFailed("job-1", "busy"),
+     {"job": None, "setback": Setback("busy", AT, 1)}),
+    ("a job that fails again is counted", live(lives.SET_BACK, ev.ScrubStarted(lives.job())),
+     ev.ScrubFailed("job-1", "still busy"), {"job": None, "setback": Setback("still busy", AT, 2)}),
+    ("an interrupted job is no setback", lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x"), {"job": None}),
+    ("a sickness waits", lives.EXPOSED, ev.Sickened(lives.LOST), {"sickness": lives.LOST}),
+    ("a quarantine takes the sickness over, and what is known of the health", lives.SICK_DIRTY,
+     ev.Quarantined(replace(lives.quarantine(), baseline=MARKED)),
+     {"sickness": None, "quarantine": replace(lives.quarantine(), baseline=MARKED), "baseline": MARKED}),
+    ("a quarantine ends the job", lives.SCRUBBING, ev.Quarantined(lives.quarantine()),
+     {"job": None, "quarantine": lives.quarantine()}),
+    ("a quarantine ends the proof", lives.CLEAN, ev.Quarantined(lives.quarantine()),
+     {"receipt": None, "quarantine": lives.quarantine()}),
+    ("distrust ends everything but the quarantine", lives.EXPOSED, ev.Distrusted("x", lives.RELOADED),
+     {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None}),
+    ("distrust ends a proof", lives.CLEAN, ev.Distrusted("x", lives.RELOADED),
+     {"incarnation": lives.RELOADED, "receipt": None}),
+    ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
+     ev.Distrusted("x", lives.REBOOTED), {"incarnation": lives.REBOOTED, "tenancy_began": None, "setback": None}),
+    ("distrust brings the next probe forward", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
+     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime)}),
+    ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
+     {"incarnation": lives.REBOOTED}),
+    ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
+     {"incarnation": lives.REBOOTED, "tenancy_began": None, "baseline": Baseline()}),
+    ("a driver reload does not begin the event log anew", replace(lives.DIRTY, baseline=MARKED),
+     ev.Distrusted("x", lives.RELOADED), {"incarnation": lives.RELOADED, "tenancy_began": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "event", "changed"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
+def test_an_event_changes_this_and_nothing_else(before, event, changed):
+    after = live(before, event, at=AT)
+    assert replace(after, state=before.state, since=before.since) == replace(before, **changed)
+
+
+def test_a_passed_scrub_ends_the_tenancy_the_setback_and_the_debt():
+    again = live(lives.SET_BACK, ev.ScrubStarted(lives.job()))
+    event = lives.passed(again, AT)
+    event = replace(event, receipt=replace(event.receipt, baseline=MARKED))
+    assert live(again, event, at=AT) == replace(
+        again, state=State.CLEAN, since=AT, job=None, receipt=event.receipt, last_receipt=event.receipt.digest,
+        baseline=MARKED, tenancy_began=None, setback=None, owed=None,
+    )  # fmt: skip
+
+
+def test_a_passed_probation_ends_the_quarantine_and_counts_as_a_return():
+    clean = live(lives.PROBED, lives.passed(lives.PROBED), at=AT)
+    assert (clean.quarantine, clean.returns) == (None, (AT.wall,))
+
+
+def test_an_ordinary_scrub_is_no_return():
+    assert live(lives.SCRUBBING, lives.passed(lives.SCRUBBING)).returns == ()
+
+
+def test_the_newest_ten_returns_are_kept():
+    before = replace(lives.PROBED, returns=tuple(map(float, range(10))))
+    assert live(before, lives.passed(before), at=AT).returns == (*map(float, range(1, 10)), AT.wall)
+
+
+def test_probation_keeps_the_quarantine_until_it_has_passed():
+    assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, lives.quarantine())
+
+
+def test_a_probation_that_fails_is_quarantined_again():
+    assert live(lives.PROBED, ev.Quarantined(lives.quarantine())).state is State.QUARANTINED
+
+
+def test_receipts_form_a_chain():
+    first, second = lives.proof(lives.CLEAN), lives.proof(live(lives.SCRUBBING, lives.passed(lives.SCRUBBING)))
+    assert (first.previous, second.previous) == (None, first.digest)

@@ -1,0 +1,318 @@
+"""What is done about a device that nobody asked for just now, and what the kubelet is told of it: tables of cases."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.model import Evict, Eviction, Probation
+from policies.model import Quarantine as QuarantineRules
+from scrubber.core import decide
+from scrubber.core import events as ev
+from scrubber.core.decide import Advert, AskOperator, Note, NotYet, Probe, Proceed, Scrub
+from scrubber.core.model import (
+    Ailment,
+    Baseline,
+    Owner,
+    Path,
+    Quarantine,
+    Setback,
+    Sickness,
+    Trigger,
+    Vitals,
+    Xid,
+)
+from tests.core import lives
+from tests.core.lives import (
+    AWAY,
+    ENFORCE,
+    FOREIGN,
+    LEFTOVER,
+    LOST,
+    NOW,
+    OBSERVE,
+    OF_A,
+    OF_B,
+    PULLED,
+    RUTHLESS,
+    STRICT,
+    XID_79,
+    A,
+    facts,
+    later,
+    rows,
+)
+
+XID = Sickness(Ailment.XID, "xid 79 was reported")
+LEAK = Vitals(leaked_bytes=7)
+AT = later(1)
+UNSEEN = lives.live(lives.GRANTED, ev.Exposed(Owner(A, NOW)))
+CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
+DUE = later(60)
+
+
+def waiting(count):
+    return replace(lives.SET_BACK, setback=Setback("busy", NOW, count))
+
+
+def quarantined(sickness, baseline=Baseline()):
+    return Note(ev.Quarantined(Quarantine(sickness, AT, "autoclave", baseline, 0, AT.uptime + 48.0)))
+
+
+TEND = rows(
+    ("S6 a reboot is noted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+    ("a reload is noted in quarantine, too", lives.QUARANTINED, facts(incarnation=lives.RELOADED), ENFORCE,
+     Note(ev.Distrusted("the driver was loaded anew", lives.RELOADED))),
+    ("a reboot under a job is the fence's business", lives.SCRUBBING, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Proceed()),
+    # clean
+    ("a clean device is left alone", lives.CLEAN, facts(), ENFORCE, Proceed()),
+    ("S10 a clean device that is used is soiled", lives.CLEAN, facts((FOREIGN,)), ENFORCE,
+     Note(ev.Soiled("it was used without a grant", (FOREIGN,)))),
+    ("S10 under observe, too", lives.CLEAN, facts((FOREIGN,)), OBSERVE,
+     Note(ev.Soiled("it was used without a grant", (FOREIGN,)))),
+    ("S11 memory that nobody holds is not free", lives.CLEAN, facts(vitals=LEAK), ENFORCE,
+     Note(ev.Soiled("7 bytes are held by no visible process"))),
+    ("health that was not asked for is no news", lives.CLEAN, facts(vitals=None), ENFORCE, Proceed()),
+    ("an old proof is renewed", lives.CLEAN, facts(since=AWAY), ENFORCE, Scrub(Path.FAST, Trigger.PROOF_EXPIRED)),
+    ("W16 an old proof is not renewed without a look", lives.CLEAN, facts(None, since=AWAY), ENFORCE, Proceed()),
+    ("observe renews no proof", lives.CLEAN, facts(since=AWAY), OBSERVE, Proceed()),
+    ("a clean device that is sick is taken out", lives.CLEAN, facts(vitals=XID_79), ENFORCE,
+     quarantined(XID, baseline=Baseline(1, 0))),
+    ("observe takes a sick device out, too", lives.CLEAN, facts(vitals=XID_79), OBSERVE,
+     quarantined(XID, baseline=Baseline(1, 0))),
+    # dirty
+    ("a released device is scrubbed ahead of need", lives.DIRTY, facts((LEFTOVER,)), ENFORCE,
+     Scrub(Path.FAST, Trigger.RELEASE)),
+    ("a soiled device is scrubbed once it is free", lives.SOILED, facts(), ENFORCE,
+     Scrub(Path.FAST, Trigger.FOREIGN_USE)),
+    ("W10 a soiled device that is in use waits", lives.SOILED, facts((FOREIGN,)), ENFORCE, Proceed()),
+    ("W9 a container on a dirty device is left alone", lives.DIRTY, facts((OF_B,)), RUTHLESS, Proceed()),
+    ("W16 a dirty device is not scrubbed without a look", lives.DIRTY, facts(None), ENFORCE, Proceed()),
+    ("observe scrubs nothing", lives.DIRTY, facts(), OBSERVE, Proceed()),
+    ("a first look that was cut off stays a slow one", CUT_OFF, facts(), ENFORCE,
+     Scrub(Path.SLOW, Trigger.FOREIGN_USE)),
+    ("a failed scrub is tried again after a second", lives.SET_BACK, facts(), ENFORCE, Scrub(Path.FAST, Trigger.RETRY)),
+    ("not before", replace(lives.SET_BACK, setback=Setback("busy", later(0.001))), facts(), ENFORCE, Proceed()),
+    ("a second failure waits two seconds", waiting(2), facts(), ENFORCE, Proceed()),
+    ("a released device that fell sick in use is taken out", lives.SICK_DIRTY, facts(), ENFORCE, quarantined(LOST)),
+    # unknown
+    ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), RUTHLESS,
+     Note(ev.Exposed(Owner(A, AT, seen=True)))),
+    ("in use and sick: its user comes first", lives.UNKNOWN, facts((OF_A,), vitals=XID_79), ENFORCE,
+     Note(ev.Exposed(Owner(A, AT, seen=True)))),
+    ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, Proceed()),
+    ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Proceed()),
+    ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(Path.SLOW, Trigger.FIRST_LOOK)),
+    # in use
+    ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),
+    ("R11 a container on a grant whose start was not announced", lives.GRANTED, facts((OF_A,)), ENFORCE,
+     Note(ev.Exposed(Owner(A, AT, seen=True)))),
+    ("W15 a process of no container on a grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
+     Note(ev.Exposed(Owner(None, AT)))),
+    ("a nameless user gets its name", lives.NAMELESS, facts((FOREIGN, OF_A)), ENFORCE,
+     Note(ev.Exposed(Owner(A, AT, seen=True)))),
+    ("a nameless user that stays so", lives.NAMELESS, facts((FOREIGN,)), ENFORCE, Proceed()),
+    ("W16 no sight of processes: an owner is not taken for gone", lives.EXPOSED, facts(None, alive=False), ENFORCE,
+     Proceed()),
+    ("an owner that is seen for the first time", UNSEEN, facts(alive=True), ENFORCE,
+     Note(ev.Exposed(Owner(A, NOW, seen=True)))),
+    ("an owner that is seen again", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
+    ("W21 an owner that has not come yet has not gone", UNSEEN, facts(alive=False), ENFORCE, Proceed()),
+    ("its owner is gone", lives.EXPOSED, facts((LEFTOVER,), alive=False), ENFORCE,
+     Note(ev.Released("its owner is gone"))),
+    ("W13 nobody can say whether its owner lives", lives.EXPOSED, facts(), ENFORCE, Proceed()),
+    ("W20 its owner is gone and another container has it open", lives.EXPOSED, facts((OF_B,), alive=False), ENFORCE,
+     Proceed()),
+    ("a device in use that falls sick is left alone", lives.EXPOSED, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
+     Note(ev.Sickened(XID))),
+    ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.Sickened(XID))),
+    ("a sick device in use stays with its user", lives.SICK_IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
+     Proceed()),
+    ("a sick device whose user is gone is released first", lives.SICK_IN_USE, facts(alive=False), ENFORCE,
+     Note(ev.Released("its owner is gone"))),
+    ("a grant that fell sick is called back: it would wait for ever", lives.SICK_GRANTED, facts(), ENFORCE,
+     Note(ev.Released("it fell sick before anybody started on it"))),
+    ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.Sickened(LOST)), facts(), ENFORCE,
+     Proceed()),
+    ("a sick device after a reboot is taken out",
+     lives.live(lives.SICK_IN_USE, ev.Distrusted("x", lives.REBOOTED)), facts(incarnation=lives.REBOOTED), ENFORCE,
+     quarantined(LOST)),
+    # scrubbing and quarantine
+    ("a job judges for itself", lives.SCRUBBING, facts(vitals=XID_79), ENFORCE, Proceed()),
+    ("probation waits for its time", lives.QUARANTINED, facts(), ENFORCE, Proceed()),
+    ("a sick device in quarantine is where it should be", lives.QUARANTINED, facts(vitals=XID_79), ENFORCE, Proceed()),
+)  # fmt: skip
+TEND_DUE = rows(
+    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, Probe()),
+    ("W16 probation does not begin without a look", lives.QUARANTINED, facts(None), ENFORCE, Proceed()),
+    ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), RUTHLESS, Proceed()),
+    ("probation waits for a host process", lives.QUARANTINED, facts((FOREIGN,)), ENFORCE, Proceed()),
+    ("an orphan does not keep a device in quarantine for ever",
+     lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE, Probe()),
+    ("a sticky quarantine waits for a person", lives.STICKY, facts(), ENFORCE, Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND)
+def test_tend(record, seen, policy, answer):
+    assert decide.tend(record, seen, policy, AT, 0.0) == answer
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND_DUE)
+def test_tend_when_probation_is_due(record, seen, policy, answer):
+    assert decide.tend(record, seen, policy, DUE, 0.0) == answer
+
+
+@pytest.mark.parametrize(("count", "pause"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (5000, 60)], ids=str)
+def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_count(count, pause):
+    assert decide.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
+    assert isinstance(decide.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0), Scrub)
+
+
+@pytest.mark.parametrize(
+    ("record", "at", "answer"),
+    [
+        (lives.QUARANTINED, later(59.9), NotYet(NOW.uptime + 60)),
+        (lives.QUARANTINED, later(60), Probe()),
+        (lives.STICKY, later(1e9), AskOperator()),
+        (lives.CLEAN, later(1e9), AskOperator()),
+    ],
+    ids=["too early", "due", "sticky", "not quarantined"],
+)
+def test_probation(record, at, answer):
+    assert decide.probation(record, at) == answer
+
+
+ADVERT = rows(
+    ("clean", lives.CLEAN, ENFORCE, True, "clean"),
+    ("a device in use is never unlisted: granted", lives.GRANTED, ENFORCE, True, "granted"),
+    ("a device in use is never unlisted: exposed", lives.EXPOSED, ENFORCE, True, "exposed"),
+    ("just released", lives.DIRTY, ENFORCE, True, "released, about to be scrubbed"),
+    ("cut off right after a release", lives.live(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x")), ENFORCE, True,
+     "released, about to be scrubbed"),
+    ("on its fast path", lives.SCRUBBING, ENFORCE, True, "being scrubbed, clean within the allocate budget"),
+    ("on its slow path", lives.FIRST_LOOK, ENFORCE, False, "scrubbing"),
+    ("on its fast path, again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), ENFORCE, False, "scrubbing"),
+    ("escalated", lives.live(lives.SCRUBBING, ev.Escalated("job-1", "x", Path.SLOW)), ENFORCE, False, "scrubbing"),
+    ("soiled", lives.SOILED, ENFORCE, False, "dirty"),
+    ("its scrub failed", lives.SET_BACK, ENFORCE, False, "dirty"),
+    ("unknown", lives.UNKNOWN, ENFORCE, False, "unknown"),
+    ("quarantined", lives.QUARANTINED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
+    ("on probation", lives.PROBED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
+    ("sick in use", lives.SICK_IN_USE, ENFORCE, False, "sick: the device has fallen off its bus"),
+    ("sick and released", lives.SICK_DIRTY, ENFORCE, False, "sick: the device has fallen off its bus"),
+    ("observe: dirty", lives.DIRTY, OBSERVE, True, "policy observe refuses nothing"),
+    ("observe: unknown", lives.UNKNOWN, OBSERVE, True, "policy observe refuses nothing"),
+    ("observe: quarantined", lives.QUARANTINED, OBSERVE, False, "quarantined: the device has fallen off its bus"),
+    ("observe: sick", lives.SICK_IN_USE, OBSERVE, False, "sick: the device has fallen off its bus"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
+def test_advertise(record, policy, healthy, why):
+    assert decide.advertise(record, policy, AT) == Advert(healthy=healthy, why=why)
+
+
+@pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])
+def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record):
+    budget = ENFORCE.budgets.allocate
+    assert decide.advertise(record, ENFORCE, later(budget)).healthy
+    assert not decide.advertise(record, ENFORCE, later(budget + 0.001)).healthy
+
+
+# -- quarantine
+
+RULES = Probation.model_validate({"first": "1m", "longest": "10m", "flap_limit": 3, "flap_window": "1000s"})
+PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantineRules(probation=RULES)})
+
+
+def confine(record, sickness=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
+    return decide.confine(record, sickness, "autoclave", vitals, policy, AT, chance).quarantine
+
+
+def tried(probes):
+    return replace(lives.QUARANTINED, quarantine=replace(lives.quarantine(), probes=probes))
+
+
+def test_a_first_quarantine_begins_now_and_is_tried_after_the_first_pause():
+    assert confine(lives.CLEAN) == Quarantine(LOST, AT, "autoclave", Baseline(), 0, AT.uptime + 60)
+
+
+@pytest.mark.parametrize(("probes", "pause"), [(0, 120), (1, 240), (2, 480), (3, 600), (100_000, 600)])
+def test_pauses_grow_up_to_the_longest_whatever_the_count(probes, pause):
+    again = confine(tried(probes))
+    assert (again.probes, again.next_probe, again.since) == (probes + 1, AT.uptime + pause, NOW)
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 48), (0.5, 54), (1.0, 60)])
+def test_chance_spreads_the_probes_of_many_devices_and_never_exceeds_the_pause(chance, pause):
+    assert confine(lives.CLEAN, chance=chance).next_probe == pytest.approx(AT.uptime + pause)
+
+
+def test_a_sticky_sickness_waits_for_a_person():
+    assert confine(lives.CLEAN, PULLED).next_probe is None
+
+
+def test_a_reinstatement_that_failed_does_not_start_probation_by_itself():
+    assert confine(lives.REINSTATED, LOST).next_probe is None
+
+
+@pytest.mark.parametrize(
+    ("ages", "flapping"),
+    [((), False), ((1, 2), False), ((1, 2, 1000), True), ((1, 2, 1000.5), False), ((1, 2, 3, 4), True)],
+    ids=str,
+)
+def test_a_device_that_keeps_coming_back_waits_for_a_person(ages, flapping):
+    record = replace(lives.CLEAN, returns=tuple(AT.wall - age for age in ages))
+    found = confine(record)
+    assert (found.next_probe is None) is flapping
+    assert (found.sickness.ailment is Ailment.FLAPPING) is flapping
+    assert found.sickness.sticky is flapping
+
+
+def test_flapping_says_of_what():
+    record = replace(lives.CLEAN, returns=(AT.wall,) * 3)
+    words = "it came back from quarantine 3 times within the flap window"
+    assert confine(record).sickness.detail == f"{LOST.detail}; {words}"
+
+
+def test_a_sticky_sickness_is_not_called_flapping():
+    assert confine(replace(lives.CLEAN, returns=(AT.wall,) * 3), PULLED).sickness == PULLED
+
+
+def test_what_a_device_was_quarantined_for_is_no_news_in_its_probation():
+    seen = Vitals(xids=(Xid(4, 79), Xid(5, 13)), ecc_uncorrectable=2)
+    assert confine(lives.CLEAN, vitals=seen).baseline == Baseline(5, 2)
+
+
+def test_health_that_nobody_read_leaves_what_was_known():
+    record = replace(lives.CLEAN, baseline=Baseline(5, 2))
+    assert confine(record).baseline == Baseline(5, 2)
+
+
+def test_an_interrupted_job_is_interrupted():
+    assert decide.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
+
+
+@pytest.mark.parametrize(
+    ("record", "due"), [(lives.PROBED, AT.uptime), (lives.REINSTATED, None)], ids=["probation", "reinstatement"]
+)
+def test_an_interrupted_probation_is_quarantined_as_before(record, due):
+    expected = replace(record.quarantine, next_probe=due)
+    assert decide.interruption(record, "killed", AT) == ev.Quarantined(expected)
+
+
+def test_nothing_is_interrupted_without_a_job():
+    with pytest.raises(ValueError, match="no job"):
+        decide.interruption(lives.CLEAN, "killed", AT)
+
+
+def test_waiting_for_orphans_is_a_policy():
+    policy = ENFORCE.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
+    assert decide.tend(lives.DIRTY, facts((LEFTOVER,)), policy, AT, 0.0) == Proceed()
+    assert decide.tend(lives.DIRTY, facts((LEFTOVER,)), STRICT, AT, 0.0) == Proceed()
+
+
+def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
+    assert decide.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == Proceed()

@@ -1,0 +1,356 @@
+"""A job proves what every one of its steps proved, and nothing more; the receipt says exactly that."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.model import Clear
+from scrubber.core import verdict
+from scrubber.core.model import (
+    Ailment,
+    Baseline,
+    Blame,
+    Holder,
+    Incarnation,
+    Mismatch,
+    Moment,
+    Outcome,
+    Path,
+    Receipt,
+    Sickness,
+    Step,
+    Vitals,
+    Xid,
+)
+from scrubber.core.verdict import Confine, Escalate, Failed, LeaveDirty, Passed
+from tests.core import lives
+from tests.core.lives import ENFORCE, NOW, finished, result, results
+
+FRESH = Baseline()
+WRONG = Mismatch(offset=4096, expected=0, got=255, count=3)
+PLANNED = [(path, step) for path, plan in verdict.PLANS.items() for step in plan]
+HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
+FULL = ENFORCE.model_copy(update={"clear": Clear(min_coverage=1.0)})
+
+
+def judge(job, baseline=FRESH, policy=ENFORCE):
+    return verdict.judge(job, baseline, policy)
+
+
+def spoiled(path, step, **changes):
+    """A job of which one result is different."""
+    job = finished(path)
+    return replace(job, results=tuple(replace(it, **changes) if it.step is step else it for it in job.results))
+
+
+@pytest.mark.parametrize("path", Path)
+def test_a_path_on_which_every_step_passed_is_a_proof(path):
+    assert isinstance(judge(finished(path)), Passed)
+
+
+def test_both_paths_evict_before_and_look_after_and_only_the_slow_one_resets():
+    for path, plan in verdict.PLANS.items():
+        assert (plan[0], plan[-1]) == (Step.EVICT, Step.HEALTH)
+        assert plan.index(Step.CLEAR) < plan.index(Step.VERIFY) < plan.index(Step.SETTINGS)
+        assert (Step.RESET in plan) is (path is Path.SLOW)
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.PASSED])
+@pytest.mark.parametrize(("path", "step"), PLANNED)
+def test_i6_one_step_that_did_not_pass_is_no_proof(path, step, outcome):
+    judged = judge(spoiled(path, step, outcome=outcome, detail="so it was"))
+    assert isinstance(judged, Failed)
+    assert (judged.step, judged.detail) == (step, f"{step.value} {outcome.value}: so it was")
+
+
+@pytest.mark.parametrize(("path", "step"), PLANNED)
+def test_i6_one_step_that_is_missing_is_no_proof(path, step):
+    job = finished(path)
+    judged = judge(replace(job, results=tuple(it for it in job.results if it.step is not step)))
+    assert isinstance(judged, Failed)
+    assert (judged.step, judged.blame) == (step, Blame.DEVICE)
+
+
+@pytest.mark.parametrize(("path", "step"), PLANNED)
+def test_a_step_that_ran_twice_is_no_proof(path, step):
+    job = finished(path)
+    assert isinstance(judge(replace(job, results=(*job.results, result(step, path)))), Failed)
+
+
+@pytest.mark.parametrize("path", Path)
+def test_steps_in_another_order_are_no_proof(path):
+    job = finished(path)
+    judged = judge(replace(job, results=job.results[::-1]))
+    assert isinstance(judged, Failed)
+    assert "what ran is health, settings, verify, clear," in judged.detail
+
+
+def test_nothing_is_no_proof():
+    assert judge(lives.job()).detail.endswith("what ran is nothing")
+
+
+def test_a_step_that_is_not_of_the_path_may_not_fail_in_it_either():
+    job = finished(Path.FAST)
+    assert isinstance(judge(replace(job, results=(*job.results, result(Step.RESET, outcome=Outcome.FAILED)))), Failed)
+
+
+def test_results_of_the_fast_path_do_not_count_for_the_slow_one():
+    job = replace(finished(Path.FAST), path=Path.SLOW)
+    assert isinstance(judge(job), Failed)
+
+
+def escalated(*fast):
+    """A job that failed on the fast path and passed on the slow one."""
+    return replace(finished(Path.SLOW), results=(*fast, *results(Path.SLOW)))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIED])
+def test_a_slow_path_that_passed_makes_up_for_a_fast_one_that_did_not(outcome):
+    assert isinstance(judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome))), Passed)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_memory_that_did_not_hold_a_bit_on_the_fast_path_poisons_the_slow_one(outcome):
+    judged = judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome, mismatch=WRONG)))
+    assert isinstance(judged, Failed)
+    assert (judged.step, judged.blame, judged.sickness.ailment) == (Step.CLEAR, Blame.DEVICE, Ailment.MEMORY_FAULT)
+
+
+def test_memory_that_did_not_hold_a_bit_is_not_forgotten_when_a_tenant_cuts_the_slow_path_short():
+    fast = result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=WRONG)
+    cut = replace(result(Step.EVICT, Path.SLOW, Outcome.ABORTED), blame=Blame.TENANT)
+    judged = judge(replace(lives.job(Path.SLOW), results=(fast, cut)))
+    assert judged.sickness.ailment is Ailment.MEMORY_FAULT
+
+
+@pytest.mark.parametrize("step", Step)
+@pytest.mark.parametrize("blame", Blame)
+def test_the_blame_is_that_of_the_step(step, blame):
+    judged = judge(spoiled(Path.SLOW, step, outcome=Outcome.ABORTED, blame=blame))
+    ailment = Ailment.RESET_FAILED if (step, blame) == (Step.RESET, Blame.DEVICE) else Ailment.SCRUB_FAILED
+    assert (judged.blame, judged.sickness) == (blame, Sickness(ailment, f"{step.value} aborted"))
+
+
+# -- coverage
+
+
+def measured(clear, verify, **more):
+    """A job with these (covered, allocatable) bytes."""
+    return finished(
+        clear={"covered_bytes": clear[0], "allocatable_bytes": clear[1], **more},
+        verify={"covered_bytes": verify[0], "allocatable_bytes": verify[1]},
+    )
+
+
+ALL = (1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("covered", "policy", "enough"),
+    [(994, ENFORCE, False), (995, ENFORCE, True), (1000, ENFORCE, True), (499, HALF, False), (500, HALF, True),
+     (999, FULL, False), (1000, FULL, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("step", verdict.MEASURED)
+def test_s15_coverage_below_what_policy_wants_is_no_proof(step, covered, policy, enough):
+    part = (covered, 1000)
+    job = measured(part, ALL) if step is Step.CLEAR else measured(ALL, part)
+    judged = judge(job, policy=policy)
+    if enough:
+        assert isinstance(judged, Passed)
+    else:
+        assert isinstance(judged, Failed)
+        assert (judged.step, judged.blame) == (step, Blame.DEVICE)
+        assert judged.detail.startswith(f"{step.value} covered {covered / 1000:.2%}, the policy wants ")
+
+
+@pytest.mark.parametrize("figures", [(None, 1000), (0, 1000), (1000, None), (0, 0), (1000, 0), (None, None)])
+@pytest.mark.parametrize("step", verdict.MEASURED)
+def test_coverage_that_was_not_measured_is_none(step, figures):
+    judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures))
+    assert judged == verdict.failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
+
+
+@pytest.mark.parametrize("figures", [(2000, 1000), (1001, 1000), (1, -1)])
+@pytest.mark.parametrize("step", verdict.MEASURED)
+def test_covering_more_than_there_is_is_counting_wrongly(step, figures):
+    judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures), policy=HALF)
+    said = f"{step.value} says it covered {figures[0]} of {figures[1]} bytes: it counts wrongly"
+    assert judged == verdict.failed(step, Blame.DEVICE, said)
+
+
+def test_memory_that_the_clear_could_reach_and_the_verify_could_not_was_not_verified():
+    judged = judge(measured(ALL, (600, 600)))
+    assert judged.detail == "verify covered 60.00%, the policy wants 99.50%"
+
+
+def test_memory_that_the_verify_could_reach_and_the_clear_could_not_was_not_cleared():
+    judged = judge(measured((600, 600), ALL))
+    assert judged.detail == "clear covered 60.00%, the policy wants 99.50%"
+
+
+# -- health
+
+
+def test_health_that_was_not_read_is_no_health():
+    judged = judge(finished(health={"vitals": None}))
+    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
+
+
+def test_memory_that_no_visible_process_holds_is_not_clean():
+    judged = judge(finished(health={"vitals": Vitals(leaked_bytes=1)}))
+    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "1 bytes are held by no visible process")
+
+
+KNOWN = Baseline(last_xid=5, ecc_uncorrectable=2)
+DIAGNOSES = [
+    ("well", Vitals(), None),
+    ("lost", Vitals(lost=True), Ailment.LOST),
+    ("unresponsive", Vitals(unresponsive=True), Ailment.UNRESPONSIVE),
+    ("a new fatal xid", Vitals(xids=(Xid(6, 79),)), Ailment.XID),
+    ("an old fatal xid", Vitals(xids=(Xid(5, 79),)), None),
+    ("a new harmless xid", Vitals(xids=(Xid(6, 13),)), None),
+    ("an old fatal xid before a new harmless one", Vitals(xids=(Xid(5, 79), Xid(6, 13))), None),
+    ("an event log that was begun anew", Vitals(xids=(Xid(1, 79),)), Ailment.XID),
+    ("a new memory error", Vitals(ecc_uncorrectable=3), Ailment.ECC),
+    ("an old memory error", Vitals(ecc_uncorrectable=2), None),
+    ("a counter that was begun anew", Vitals(ecc_uncorrectable=1), Ailment.ECC),
+    ("a counter that was begun anew at none", Vitals(ecc_uncorrectable=0), None),
+    ("a failed remap", Vitals(remap_failed=True), Ailment.REMAP_FAILED),
+    ("a pending remap", Vitals(remap_pending=True), Ailment.REMAP_PENDING),
+    ("the worst first: lost", Vitals(lost=True, unresponsive=True, remap_failed=True), Ailment.LOST),
+    ("the worst first: remap", Vitals(remap_failed=True, ecc_uncorrectable=3, remap_pending=True),
+     Ailment.REMAP_FAILED),
+    ("the worst first: memory", Vitals(ecc_uncorrectable=3, xids=(Xid(6, 79),)), Ailment.ECC),
+    ("the worst first: xid", Vitals(xids=(Xid(6, 79),), remap_pending=True), Ailment.XID),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("vitals", "ailment"), [row[1:] for row in DIAGNOSES], ids=[row[0] for row in DIAGNOSES])
+def test_only_what_is_new_makes_a_device_sick(vitals, ailment):
+    found = verdict.diagnose(vitals, KNOWN, ENFORCE)
+    assert (found.ailment if found else None) is ailment
+    assert found is None or found.sticky is (ailment is Ailment.REMAP_FAILED)
+    judged = judge(finished(health={"vitals": vitals}), KNOWN)
+    if found is None:
+        assert isinstance(judged, Passed)
+    else:
+        assert judged == Failed(Step.HEALTH, Blame.DEVICE, found.detail, found)
+
+
+def test_a_diagnosis_counts_what_is_new():
+    errors = verdict.diagnose(Vitals(ecc_uncorrectable=5), KNOWN, ENFORCE)
+    assert errors == Sickness(Ailment.ECC, "3 new uncorrectable memory error(s)")
+    xids = verdict.diagnose(Vitals(xids=(Xid(6, 79), Xid(7, 48))), KNOWN, ENFORCE)
+    assert xids == Sickness(Ailment.XID, "xid 48 was reported")
+
+
+def test_what_was_seen_is_known():
+    seen = Vitals(xids=(Xid(7, 13), Xid(6, 79)), ecc_uncorrectable=3)
+    assert verdict.known(seen, KNOWN) == Baseline(7, 3)
+    assert verdict.diagnose(seen, verdict.known(seen, KNOWN), ENFORCE) is None
+
+
+def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
+    assert verdict.known(Vitals(), KNOWN) == Baseline(5, 0)
+    assert verdict.known(None, KNOWN) == KNOWN
+
+
+# -- consequences
+
+CONSEQUENCES = [
+    (Blame.DEVICE, Path.FAST, True, False, Escalate(Path.SLOW)),
+    (Blame.DEVICE, Path.FAST, True, True, Escalate(Path.SLOW)),
+    (Blame.DEVICE, Path.FAST, False, False, Confine(lives.LOST)),
+    (Blame.DEVICE, Path.SLOW, True, False, Confine(lives.LOST)),
+    (Blame.DEVICE, Path.SLOW, False, True, Confine(lives.LOST)),
+    *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
+    *((blame, path, True, True, Confine(lives.LOST)) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
+]
+
+
+@pytest.mark.parametrize(("blame", "path", "escalate", "confined", "then"), CONSEQUENCES)
+def test_what_follows_a_failure(blame, path, escalate, confined, then):
+    failure = verdict.failed(Step.CLEAR, blame, "so it was", lives.LOST)
+    assert verdict.consequence(failure, path, escalate=escalate, confined=confined) == then
+
+
+def test_a_failure_without_a_diagnosis_is_a_failed_scrub():
+    failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
+    assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Sickness(Ailment.SCRUB_FAILED, "so it was"))
+
+
+# -- the receipt
+
+ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
+
+
+def receipt_of(job, record=lives.FIRST_LOOK):
+    judged = judge(job, policy=HALF)
+    assert isinstance(judged, Passed)
+    return verdict.write_receipt(record, job, judged, ("rule-1", "digest-1"), NOW)
+
+
+def test_a_receipt_says_what_was_measured():
+    job = finished(
+        Path.SLOW,
+        evict={"holders": (ORPHAN, TWIN), "terminated": (7,)},
+        clear={"covered_bytes": 990, "allocatable_bytes": 1000, "residue_bytes": 5},
+        verify={"covered_bytes": 980, "allocatable_bytes": 999, "holders": (ORPHAN,)},
+        health={"vitals": Vitals(ecc_uncorrectable=0, xids=(Xid(3, 13),))},
+    )
+    said = receipt_of(job)
+    assert said == Receipt(
+        id=said.digest[:16], device="GPU-1", job="job-1", path=Path.SLOW, incarnation=lives.HERE, policy="rule-1",
+        policy_digest="digest-1", finished=NOW, steps=tuple((step, 0.25) for step in verdict.PLANS[Path.SLOW]),
+        covered_bytes=980, allocatable_bytes=1000, residue_bytes=5, processes_found=2, processes_terminated=1,
+        baseline=Baseline(3, 0), previous=None, digest=verdict.digest_of(said),
+    )  # fmt: skip
+
+
+def test_a_receipt_counts_the_residue_and_the_time_of_a_failed_path_too():
+    said = receipt_of(escalated(result(Step.CLEAR, outcome=Outcome.FAILED, residue_bytes=70, terminated=(8, 9))))
+    assert (said.residue_bytes, said.processes_terminated, len(said.steps)) == (70, 2, 7)
+
+
+def test_a_receipt_says_the_most_that_could_have_been_covered():
+    said = receipt_of(measured((990, 990), (990, 1000)))
+    assert (said.covered_bytes, said.allocatable_bytes) == (990, 1000)
+
+
+def test_a_receipt_names_the_one_before():
+    assert receipt_of(finished(), lives.SCRUBBING).previous == lives.proof(lives.CLEAN).digest
+
+
+OTHER = {
+    "device": "GPU-2", "job": "job-9", "path": Path.FAST, "incarnation": Incarnation("boot-1", "driver-9"),
+    "policy": "rule-2", "policy_digest": "digest-2", "finished": Moment(NOW.wall, 1.0), "steps": (),
+    "covered_bytes": 1, "allocatable_bytes": 1, "residue_bytes": 1, "processes_found": 1, "processes_terminated": 1,
+    "baseline": Baseline(0, 1), "previous": "0000",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [it.name for it in dataclasses.fields(Receipt) if it.name not in {"id", "digest"}])
+def test_a_receipt_cannot_be_changed_unnoticed(field):
+    said = receipt_of(finished(Path.SLOW))
+    forged = replace(said, **{field: OTHER[field]})
+    assert forged != said
+    assert verdict.digest_of(forged) != said.digest
+
+
+def test_a_digest_is_the_same_in_every_life_of_the_service():
+    digest = verdict.digest_of(receipt_of(finished(Path.SLOW)))
+    assert digest == "c05d8bcb7a85efa7343041bd2641af296d09f21ce989619d20608c24ce5f1f0d"
+
+
+# -- any job
+
+
+@given(st.lists(st.builds(result, st.sampled_from(Step), st.sampled_from(Path), st.sampled_from(Outcome)), max_size=14))
+def test_i6_whatever_the_results_a_proof_is_the_whole_plan_passed(found):
+    for path in Path:
+        if isinstance(judge(replace(lives.job(path), results=tuple(found))), Passed):
+            ran = [(it.step, it.outcome) for it in found if it.path is path]
+            assert ran == [(step, Outcome.PASSED) for step in verdict.PLANS[path]]

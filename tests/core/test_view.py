@@ -1,0 +1,111 @@
+"""What is shown of a device is what its record says, in the words of the stable contract."""
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import decide, view
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Path, Sickness, Step
+from tests.core import lives
+from tests.core.lives import ENFORCE, NOW, later, live
+
+AT = later(10)
+
+
+def shown(record, progress=(0, 0)):
+    return view.device_status(record, decide.advertise(record, ENFORCE, AT), "rule-1", AT, progress)
+
+
+def test_a_clean_device_shows_its_receipt():
+    receipt = lives.proof(lives.CLEAN)
+    assert shown(lives.CLEAN) == view.DeviceStatus(
+        device="GPU-1", index=0, model="NVIDIA H100 80GB HBM3", state="clean", since=NOW.wall, healthy=True,
+        why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=view.receipt_view(receipt),
+        owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
+    )  # fmt: skip
+
+
+def test_a_receipt_is_shown_whole():
+    receipt = lives.proof(lives.CLEAN)
+    steps = tuple(view.StepTime(step.value, 0.25) for step, _ in receipt.steps)
+    assert view.receipt_view(receipt) == view.ReceiptView(
+        id=receipt.id, path="slow", finished=NOW.wall, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0,
+        processes_found=0, processes_terminated=0, policy="defaults", policy_digest=ENFORCE.proof_digest,
+        digest=receipt.digest, previous="", driver="driver-1", boot_id="boot-1", steps=steps,
+    )  # fmt: skip
+    assert [step.step for step in steps] == ["evict", "reset", "clear", "verify", "settings", "health"]
+
+
+def test_a_receipt_shows_the_one_before():
+    assert view.receipt_view(replace(lives.proof(lives.CLEAN), previous="0000")).previous == "0000"
+
+
+def test_a_device_shows_where_it_sits():
+    device = replace(lives.DEVICE, numa_node=1, pci_address="0000:41:00.0", mig=True)
+    status = shown(live(lives.CLEAN, ev.Described(device)))
+    assert (status.numa_node, status.pci_address, status.mig) == (1, "0000:41:00.0", True)
+
+
+@pytest.mark.parametrize(
+    ("record", "owner"), [(lives.EXPOSED, "pod-a"), (lives.NAMELESS, "unknown"), (lives.CLEAN, "")], ids=["a", "?", "-"]
+)
+def test_the_owner_is_shown_where_there_is_one(record, owner):
+    assert shown(record).owner == owner
+
+
+def test_a_job_shows_its_present_step_and_how_far_it_is():
+    record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    assert shown(record, (64, 1000)).job == view.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)
+
+
+def test_a_job_between_two_steps_shows_none():
+    assert shown(lives.SCRUBBING).job.step == ""
+
+
+def test_a_quarantine_shows_when_it_will_be_tried_again():
+    assert shown(lives.QUARANTINED).quarantine == view.QuarantineStatus(
+        "lost", "the device has fallen off its bus", NOW.wall, "autoclave", 0, sticky=False, next_probe_seconds=50.0
+    )
+
+
+def test_a_probe_that_is_due_is_due_now():
+    assert view.quarantine_status(lives.quarantine(), later(1000)).next_probe_seconds == 0.0
+
+
+def test_a_sticky_quarantine_shows_no_next_probe():
+    status = shown(lives.STICKY).quarantine
+    assert (status.sticky, status.next_probe_seconds) == (True, None)
+
+
+def test_a_setback_shows_why():
+    assert shown(lives.SET_BACK).setback == "a process is on it"
+
+
+@pytest.mark.parametrize("ailment", Ailment)
+def test_every_ailment_has_its_advice(ailment):
+    sickness = Sickness(ailment, "so it is")
+    kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(sickness)))
+    in_use = live(lives.EXPOSED, ev.Sickened(sickness))
+    [words] = view.advice(kept)
+    assert words == view.ADVICE[ailment]
+    assert words.isprintable()
+    assert words[0].islower()
+    assert view.advice(in_use) == (f"drain it: {words}",)
+
+
+def test_advice_exists_for_ailments_and_nothing_else():
+    assert set(view.ADVICE) == set(Ailment)
+
+
+def test_a_setback_has_its_advice():
+    assert view.advice(lives.SET_BACK) == (
+        "end the process that is on it, or wait: the scrub is tried again by itself",
+    )
+
+
+@pytest.mark.parametrize(
+    "record", [lives.CLEAN, lives.EXPOSED, lives.SCRUBBING, lives.DIRTY], ids=lambda it: it.state.value
+)
+def test_no_advice_where_nobody_has_to_do_anything(record):
+    assert view.advice(record) == ()

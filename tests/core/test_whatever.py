@@ -1,0 +1,266 @@
+"""What holds of every life and of every decision, whatever has happened, whatever is seen, whatever policy says."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.model import Mode
+from scrubber.core import decide, states
+from scrubber.core import events as ev
+from scrubber.core.model import Path, State, Step
+from tests.core import lives
+from tests.core.lives import ENFORCE, LIVES, NOW, OBSERVE, A, B, facts, later, live
+
+RECORD, SEEN, BLIND, POLICY, MOMENT = (
+    lives.records(),
+    lives.sights(),
+    lives.sights(st.none()),
+    lives.policies(),
+    lives.moments(),
+)
+CHANCE = st.floats(0, 1, exclude_max=True)
+CROWD = st.lists(st.sampled_from([lives.OF_B, lives.LEFTOVER, lives.FOREIGN]), max_size=2).map(
+    lambda it: (lives.OF_A, *it)
+)
+CROWDED = lives.sights(CROWD)
+OWNED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
+GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
+RUNNING = [record for record in LIVES.values() if record.job is not None]
+IN_USE = {State.GRANTED, State.EXPOSED}
+DEEDS = (decide.Scrub, decide.Probe)
+ENOUGH = 5  # notes that one question may lead to
+
+
+def everything_asked(record, seen, policy, now, chance=0.0):
+    """The answers to all questions about a device, by question."""
+    return {
+        "acquire": decide.acquire(record, seen, policy, now),
+        "start": decide.start(record, seen, policy, A, now),
+        "tend": decide.tend(record, seen, policy, now, chance),
+        "release": decide.release(record, seen),
+    }
+
+
+def events_of(record, answer):
+    """What the service would record of an answer."""
+    match answer:
+        case decide.Note(event):
+            return (event,)
+        case decide.HandOut(unproven=None):
+            return (ev.Granted(lives.grant(record)),)
+        case decide.HandOut(str(why)):
+            return (ev.GrantedUnproven(lives.grant(record, proven=False), why),)
+        case decide.Scrub(path, trigger):
+            return (ev.ScrubStarted(lives.job(path, trigger, "job-9")),)
+        case decide.Probe():
+            return (ev.ProbationStarted(lives.job(Path.SLOW, name="job-9"), "autoclave"),)
+    return ()
+
+
+def settle(ask, record, now):
+    """Ask until the answer is no note, as the service does; the record then, and the answer."""
+    noted = []
+    for _ in range(ENOUGH):
+        answer = ask(record)
+        if not isinstance(answer, decide.Note):
+            return record, answer
+        noted.append(answer.event)
+        record = live(record, answer.event, at=now)
+    raise AssertionError(f"it does not settle: {noted}")
+
+
+@given(RECORD, BLIND, POLICY, MOMENT)
+def test_unknown_is_no_nothing_is_handed_out_proven_or_done_to_a_device_that_cannot_be_looked_at(
+    record, seen, policy, now
+):
+    answers = everything_asked(record, seen, policy, now)
+    for answer in answers.values():
+        assert answer != decide.HandOut(unproven=None)
+        assert not isinstance(answer, DEEDS)
+    assert answers["start"] != decide.Proceed() or policy.mode is Mode.OBSERVE
+    if record.state in {State.GRANTED, State.EXPOSED}:
+        assert answers["release"] != decide.Proceed()
+
+
+@given(RECORD, CROWDED, POLICY, MOMENT)
+def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, policy, now):
+    for answer in everything_asked(record, seen, policy, now).values():
+        assert not isinstance(answer, DEEDS)
+        assert not isinstance(answer, decide.Note) or not isinstance(answer.event, ev.Released)
+    assert not any(decide.terminable(holder, record, policy) for holder in seen.holders if holder.container)
+
+
+@given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)
+def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, alive, policy, now):
+    seen = replace(seen, incarnation=record.incarnation, owner_alive=alive)
+    for answer in everything_asked(record, seen, policy, now).values():
+        assert not isinstance(answer, DEEDS)
+        assert not isinstance(answer, decide.Note) or not isinstance(answer.event, ev.Released)
+
+
+@given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
+def test_a_sentence_for_tenants_names_no_process_and_no_container(record, seen, policy, now, chance):
+    for answer in everything_asked(record, seen, policy, now, chance).values():
+        if isinstance(answer, decide.Wait | decide.Refuse):
+            assert record.device.uuid in answer.message
+            for holder in (lives.OF_A, lives.OF_B, lives.LEFTOVER, lives.FOREIGN):
+                assert holder.command not in answer.message
+                assert str(holder.pid) not in answer.message
+            assert A not in answer.message
+            assert B not in answer.message
+
+
+@given(RECORD, SEEN, MOMENT)
+def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_out(record, seen, now):
+    seen = replace(seen, incarnation=record.incarnation)
+    record, answer = settle(lambda it: decide.acquire(it, seen, OBSERVE, now), record, now)
+    if record.state is State.QUARANTINED:
+        assert isinstance(answer, decide.Refuse)
+    else:
+        assert isinstance(answer, decide.HandOut | decide.Join)
+
+
+@given(RECORD, POLICY, MOMENT)
+def test_i3_quarantined_and_sick_devices_are_never_advertised_nor_are_unknown_ones_but_under_observe(
+    record, policy, now
+):
+    advert = decide.advertise(record, policy, now)
+    assert advert.why
+    unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
+    if unproven or record.quarantine is not None or record.sickness is not None:
+        assert not advert.healthy
+    elif record.state in {State.CLEAN, State.GRANTED, State.EXPOSED}:
+        assert advert.healthy
+
+
+@given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
+def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
+    for answer in everything_asked(record, seen, policy, now, chance).values():
+        live(record, *events_of(record, answer), at=now)
+
+
+@given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
+def test_whatever_is_asked_settles(record, seen, policy, now, chance):
+    settle(lambda it: decide.acquire(it, seen, policy, now), record, now)
+    settle(lambda it: decide.start(it, seen, policy, A, now), record, now)
+    settle(lambda it: decide.release(it, seen), record, now)
+    settle(lambda it: decide.tend(it, seen, policy, now, chance), record, now)
+
+
+@given(st.sampled_from(GRANTED), lives.sights(st.just(())), MOMENT)
+def test_i1_where_policy_enforces_nothing_starts_on_a_grant_without_a_standing_proof(record, seen, now):
+    answer = decide.start(record, seen, ENFORCE, A, now)
+    if isinstance(answer, decide.Note) and isinstance(answer.event, ev.Exposed):
+        assert decide.proof_stands(record.receipt, seen, ENFORCE, now)
+
+
+@given(RECORD, SEEN, MOMENT)
+def test_i1_where_policy_enforces_whatever_goes_out_has_a_standing_proof_and_no_user(record, seen, now):
+    if decide.acquire(record, seen, ENFORCE, now) == decide.HandOut():
+        assert seen.holders == ()
+        assert record.sickness is None
+        assert seen.incarnation == record.incarnation == record.receipt.incarnation
+        assert decide.proof_stands(record.receipt, seen, ENFORCE, now)
+
+
+@given(RECORD, SEEN, st.sampled_from(Step))
+def test_i2_a_step_goes_on_only_where_its_own_job_is_alone(record, seen, step):
+    if decide.fence(record, "job-1", step, seen) is None:
+        assert record.job.id == "job-1"
+        assert seen.holders is not None
+        assert not any(holder.container for holder in seen.holders)
+        assert step is Step.EVICT or seen.holders == ()
+        assert step is not Step.RESET or seen.siblings_busy is False
+
+
+@given(st.sampled_from(RUNNING), MOMENT)
+def test_i5_i6_an_interrupted_job_leaves_no_clean_device(record, now):
+    after = live(record, decide.interruption(record, "killed", now), at=now)
+    assert after.state is (State.DIRTY if record.quarantine is None else State.QUARANTINED)
+    assert (after.job, after.receipt) == (None, None)
+
+
+# -- any life
+
+
+@given(lives.walks())
+def test_in_any_life_what_a_record_says_fits_its_state(walk):
+    for _, _, record in walk:
+        proven = record.grant is not None and record.grant.receipt is not None
+        assert (record.receipt is not None) == (
+            record.state is State.CLEAN or (record.state is State.GRANTED and proven)
+        ), "a receipt is held while it stands, and at no other time"
+        assert (record.job is not None) == (record.state is State.SCRUBBING)
+        assert (record.owner is not None) == (record.state is State.EXPOSED)
+        assert record.quarantine is not None or record.state is not State.QUARANTINED
+        assert record.quarantine is None or record.state in {State.QUARANTINED, State.SCRUBBING}
+        assert record.grant is None or record.state in IN_USE
+        assert record.tenancy_began is not None or record.state not in IN_USE
+        assert record.sickness is None or record.state in IN_USE | {State.DIRTY, State.UNKNOWN}
+
+
+@given(lives.walks())
+def test_in_any_life_i1_granted_comes_from_clean_with_its_receipt_or_is_marked(walk):
+    for before, event, after in walk:
+        if after.state is State.GRANTED and before.state is not State.GRANTED:
+            marked = isinstance(event, ev.GrantedUnproven) and after.grant.receipt is None
+            assert marked or (before.state is State.CLEAN and after.grant.receipt == before.receipt.id)
+
+
+@given(lives.walks())
+def test_in_any_life_clean_is_a_job_that_passed_with_its_receipt(walk):
+    for before, event, after in walk:
+        if after.state is State.CLEAN and before.state is not State.CLEAN:
+            assert isinstance(event, ev.ScrubPassed)
+            assert event.receipt.job == before.job.id
+            assert after.receipt == event.receipt
+            assert after.receipt.incarnation == after.incarnation
+
+
+@given(lives.walks())
+def test_the_same_events_lead_to_the_same_record(walk):
+    for before, event, after in walk:
+        assert states.apply(before, ev.Entry(1, "GPU-1", after.since, "op", event)).state is after.state
+
+
+# -- liveness: nothing is stuck for ever once it is free and well
+
+STUCK_BY_INTENT = {"STICKY": "a person took it out", "REINSTATED": "its job ends first"}
+
+
+def years_later(record, policy=ENFORCE):
+    """Tend a free, well device until it is clean or nothing more happens; its record then."""
+    seen = facts(alive=False)
+    for day in range(1, 8):
+        now = later(86_400.0 * day)
+        seen = replace(seen, incarnation=record.incarnation, watched_since=0.0)
+        record, answer = settle(lambda it: decide.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
+        if record.job is not None:
+            return live(record, lives.passed(record, now), at=now)
+        record = live(record, *events_of(record, answer), at=now)
+    return record
+
+
+@pytest.mark.parametrize("name", [name for name in LIVES if name not in STUCK_BY_INTENT])
+def test_a_free_and_healthy_device_becomes_clean_or_is_still_granted(name):
+    record = years_later(LIVES[name])
+    waiting_for_its_owner = record.state in {State.GRANTED, State.EXPOSED} and record.sickness is None
+    assert record.state is State.CLEAN or waiting_for_its_owner
+
+
+@pytest.mark.parametrize("incarnation", [lives.REBOOTED, lives.RELOADED], ids=["reboot", "reload"])
+@pytest.mark.parametrize("name", LIVES)
+def test_no_device_is_kept_waiting_by_the_clock_of_another_boot(name, incarnation):
+    """A minute after a boot the clock shows less than anything that was recorded before it."""
+    record = LIVES[name]
+    early = replace(NOW, uptime=60.0)
+    if record.job is not None:
+        record = live(record, decide.interruption(record, "killed", early), at=early)
+    seen = facts(incarnation=incarnation, since=50.0)
+    record, answer = settle(lambda it: decide.tend(it, seen, ENFORCE, early, 0.5), record, early)
+    if name not in STUCK_BY_INTENT and record.quarantine is None:
+        assert isinstance(answer, decide.Scrub)
+    elif name not in STUCK_BY_INTENT:
+        assert isinstance(answer, decide.Probe) or record.quarantine.since == early

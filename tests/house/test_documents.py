@@ -1,0 +1,29 @@
+"""What the documentation says of the code is what the code says of itself."""
+
+import re
+import typing
+from pathlib import Path
+
+from scrubber.core import events, states
+from scrubber.core.model import State
+
+STATES = (Path(__file__).parents[2] / "docs" / "states.md").read_text()
+DRAWN = re.compile(r"<!-- drawn from the table: begin -->\n(.*)<!-- drawn from the table: end -->", re.DOTALL)
+
+
+def rows(title):
+    """The first words, and the sentences, of the table under a heading."""
+    part = STATES.split(f"## {title}\n")[1].split("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", part, re.MULTILINE))
+
+
+def test_the_drawing_of_a_life_is_the_table():
+    found = DRAWN.search(STATES)
+    assert found
+    assert found[1] == f"```mermaid\n{states.diagram()}```\n", "put what states.diagram() says between the markers"
+
+
+def test_every_state_and_every_event_has_its_sentence():
+    assert list(rows("States")) == [state.value for state in State]
+    assert list(rows("Events")) == [event.__name__ for event in typing.get_args(events.Event)]
+    assert all(sentence.endswith(".") for sentence in (*rows("States").values(), *rows("Events").values()))
