@@ -17,8 +17,7 @@ async def measure(*, quick: bool) -> list[Figure]:
     """A minute of nothing."""
     seconds = 5.0 if quick else 60.0
     async with rig.service(GPUS) as stage:
-        assert stage.process is not None
-        pid = stage.process.pid
+        pid = stage.pid
         before = _ticks(pid)
         await asyncio.sleep(seconds)
         share = (_ticks(pid) - before) / TICKS / seconds

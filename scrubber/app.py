@@ -49,9 +49,8 @@ class App:
 def build_backend(config: ScrubberConfig) -> Backend:
     """The hardware that was asked for; what is not there is said at once."""
     if config.backend is not Chosen.SIMULATED:
-        raise FatalError(
-            f"cannot use backend {config.backend.value}: this version knows simulated GPUs only; use --backend simulated"
-        )
+        asked = config.backend.value
+        raise FatalError(f"cannot use backend {asked}: this version knows simulated GPUs only; use --backend simulated")
     creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory)
     return Simulated(config.simulated_dir)
 

@@ -93,7 +93,7 @@ async def _ledger(config: ScrubberConfig, stop: asyncio.Event) -> Ledger | None:
                 return app.open_ledger(config)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400
+                logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
                 closed = closed or await server.ClosedDoors.open(config.run_dir)
                 closed.message = error.message
             attempt += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from scrubber.core import events as ev
-from scrubber.core.decide import Fenced
+from scrubber.core.answers import Fenced
 from scrubber.core.model import Facts, Findings, Outcome, Path, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order
@@ -99,7 +99,7 @@ async def _watched(hand: Hand, step: Step, task: Task, around: Surroundings) -> 
 
 
 async def _intruder(step: Step, around: Surroundings) -> Fenced:
-    """Returns when the step must not go on. ``evict`` is there because of processes: only the fence of its own counts."""
+    """Returns when the step must not go on."""
     while True:
         await asyncio.sleep(around.watch_every)
         fenced = around.fence(step, await around.look())

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 
 from policies.model import Eviction, Passes
 from scrubber import engine, log
-from scrubber.core import decide, verdict
+from scrubber.core import answers, decide, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, Trigger
 from scrubber.core.model import Path as ScrubPath
 from scrubber.devices.base import Address
-from scrubber.errors import LedgerUnavailable
+from scrubber.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.ledger.ledger import Ledger
 from scrubber.rulebook import Ruling
 from scrubber.sight import Sight
@@ -107,6 +107,8 @@ class Jobs:
         quarantined = self._ledger.records[device].state is State.QUARANTINED
         event = ev.ProbationStarted(job, by) if quarantined else ev.ScrubStarted(job)
         await self._ledger.append(op, (device, event))
+        if self._stopping:  # stopped meanwhile: the next start closes what stands in the ledger now
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
         running = Running(job.id, device, op, ruling)
         self._running[device] = running
         running.task = asyncio.create_task(self._carry(running), name=f"job {job.id}")
@@ -183,7 +185,7 @@ class Jobs:
             case verdict.Confine(sickness):
                 vitals = job.results[-1].findings.vitals if job.results else None
                 chance = int(self._token(2), 16) / 2**16
-                return decide.confine(record, sickness, "autoclave", vitals, ruling.policy, self._now(), chance)
+                return upkeep.confine(record, sickness, "autoclave", vitals, ruling.policy, self._now(), chance)
             case verdict.LeaveDirty():
                 return ev.ScrubFailed(job.id, judged.detail)
 
@@ -198,7 +200,7 @@ class Jobs:
         record = self._record(running)
         if record is None:
             return
-        event = decide.interruption(record, why, self._now())
+        event = upkeep.interruption(record, why, self._now())
         try:
             await self._ledger.append(running.op, (running.device, event))
         except LedgerUnavailable as error:
@@ -209,7 +211,7 @@ class Jobs:
         record = self._ledger.records[running.device]
         return record if record.job is not None and record.job.id == running.id else None
 
-    def _fence(self, running: Running, step: Step, facts: Facts) -> decide.Fenced | None:
+    def _fence(self, running: Running, step: Step, facts: Facts) -> answers.Fenced | None:
         return decide.fence(self._ledger.records[running.device], running.id, step, facts)
 
     def _task(self, record: Record, job: Job, running: Running, key: str) -> engine.Task:

@@ -1,4 +1,4 @@
-"""The level-triggered loop: compares what is seen with what the ledger says, asks the service. Does no long work itself."""
+"""The level-triggered loop: compares what is seen with what the ledger says, and asks the service."""
 
 from __future__ import annotations
 

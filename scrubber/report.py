@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scrubber.core import decide, story, view
+from scrubber.core import answers, story, upkeep, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
 from scrubber.core.model import Record, State
@@ -48,7 +48,9 @@ class Reporter:
         if len(found) == 1:
             return found[0]
         why = f"it could be any of {', '.join(sorted(found))}" if found else "there is none of that name"
-        raise InvalidRequest(f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE)
+        raise InvalidRequest(
+            f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE
+        )
 
     def status(self, gpus: Sequence[str]) -> view.Status:
         """Some devices or all, by index."""
@@ -62,7 +64,9 @@ class Reporter:
         running = self._service.jobs.of(uuid)
         progress = (running.done, running.total) if running else (0, 0)
         rule = self._service.rulebook.ruling(record.device).rule
-        return view.device_status(record, self._advert(record), rule, self._service.now(), progress)
+        status = view.device_status(record, self._advert(record), rule, self._service.now(), progress)
+        blocked = self._service.blocked.get(uuid)
+        return replace(status, setback=blocked) if blocked else status
 
     def adverts(self) -> tuple[view.Advert, ...]:
         """What the kubelet may be told of every device."""
@@ -90,14 +94,19 @@ class Reporter:
         record = self._service.ledger.records[uuid]
         entries = _chapter(await self._service.ledger.history(uuid, None, EXPLAINED), record.state)
         why = self._service.rulebook.ruling(record.device).why
-        return view.Explanation(self.device(uuid), tuple(map(self._entry, entries)), view.advice(record), why)
+        return view.Explanation(
+            self.device(uuid),
+            tuple(map(self._entry, entries)),
+            view.advice(record, self._service.blocked.get(uuid, "")),
+            why,
+        )
 
-    def _advert(self, record: Record) -> decide.Advert:
+    def _advert(self, record: Record) -> answers.Advert:
         policy = self._service.rulebook.ruling(record.device).policy
-        advert = decide.advertise(record, policy, self._service.now())
+        advert = upkeep.advertise(record, policy, self._service.now())
         # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
         if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
-            return decide.Advert(healthy=False, why="the ledger cannot be written")
+            return answers.Advert(healthy=False, why="the ledger cannot be written")
         return advert
 
     def _about(self) -> view.ServiceStatus:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from policies.model import Policy
 from scrubber import log
-from scrubber.core import decide
+from scrubber.core import answers, decide, grounds, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import (
     Ailment,
@@ -36,7 +36,7 @@ from scrubber.sight import Sight
 
 logger = log.get("service")
 
-Answer = decide.AcquireAnswer | decide.StartAnswer | decide.ReleaseAnswer
+Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 POLL = 0.05  # seconds between looks while an owner is given time to leave
 ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
 
@@ -62,6 +62,7 @@ class Service:
         self._sight = sight
         self._tools = tools
         self._locks: dict[str, asyncio.Lock] = {}
+        self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
         self._stopping = False
 
     # -- for whoever hands devices out
@@ -76,14 +77,14 @@ class Service:
         joined: set[str] = set()
         while True:
             async with self._locked(devices):
-                answers = {device: await self._ask_acquire(device, op) for device in sorted(devices)}
-                handouts = _handouts(answers)
-                if len(handouts) == len(answers):
+                replies = {device: await self._ask_acquire(device, op) for device in sorted(devices)}
+                handouts = _handouts(replies)
+                if len(handouts) == len(replies):
                     return await self._grant(handouts, op, announced=announced)
-                _raise_refusals(answers, joined)
-                running = await self._start_jobs(answers, op)
+                _raise_refusals(replies, joined)
+                running = await self._start_jobs(replies, op)
             joined |= {job.device for job in running}
-            waiting = [answer for answer in answers.values() if isinstance(answer, decide.Wait)]
+            waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
             await self._wait(running, waiting, budget, patience)
 
     async def start(self, devices: Sequence[str], owner: str) -> None:
@@ -93,12 +94,12 @@ class Service:
         joined: set[str] = set()
         while True:
             async with self._locked(devices):
-                answers = {device: await self._ask_start(device, owner, op) for device in sorted(devices)}
-                _raise_refusals(answers, joined)
-                if all(isinstance(answer, decide.Proceed) for answer in answers.values()):
+                replies = {device: await self._ask_start(device, owner, op) for device in sorted(devices)}
+                _raise_refusals(replies, joined)
+                if all(isinstance(answer, answers.Proceed) for answer in replies.values()):
                     return
-                await self._grant(_handouts(answers), op, announced=True)
-                running = await self._start_jobs(answers, op)
+                await self._grant(_handouts(replies), op, announced=True)
+                running = await self._start_jobs(replies, op)
             joined |= {job.device for job in running}
             await self._wait(running, [], budget, budget)
 
@@ -106,9 +107,9 @@ class Service:
         """The last user is gone, says the caller; believed when nobody is found."""
         op = self._op()
         async with self._locked(devices):
-            answers = {device: await self._ask_release(device) for device in sorted(devices)}
-            _raise_refusals(answers, set())
-            notes = [(device, answer.event) for device, answer in answers.items() if isinstance(answer, decide.Note)]
+            replies = {device: await self._ask_release(device) for device in sorted(devices)}
+            _raise_refusals(replies, set())
+            notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]
             if notes:
                 await self.ledger.append(op, *notes)
         for device in devices:
@@ -144,7 +145,7 @@ class Service:
             if record.state not in (State.GRANTED, State.EXPOSED):
                 vitals = await self._sight.vitals(device)
                 policy = self._policy(record.device.uuid)
-                event = decide.confine(record, sickness, by, vitals, policy, self.now(), self._tools.chance())
+                event = upkeep.confine(record, sickness, by, vitals, policy, self.now(), self._tools.chance())
             await self.ledger.append(self._op(), (device, event))
             await self.jobs.cut(device)
 
@@ -168,7 +169,7 @@ class Service:
         """After a start: every job that was open proved nothing."""
         op = self._op()
         events = [
-            (device, decide.interruption(record, "the service was stopped or killed while it ran", self.now()))
+            (device, upkeep.interruption(record, "the service was stopped or killed while it ran", self.now()))
             for device, record in self.ledger.records.items()
             if record.job is not None
         ]
@@ -207,17 +208,21 @@ class Service:
                 record = self._known(device)
                 facts = replace(await self._sight.quick(record), vitals=vitals)
                 ruling = self.rulebook.ruling(record.device)
-                answer = decide.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
+                answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
+                self.blocked.pop(device, None)
                 match answer:
-                    case decide.Note(event):
+                    case answers.Note(event):
                         await self.ledger.append(op, (device, event))
-                    case decide.Scrub(path, trigger):
+                    case answers.Blocked(why):
+                        self.blocked[device] = why
+                        return
+                    case answers.Scrub(path, trigger):
                         await self.jobs.begin(device, path, trigger, ruling, op)
                         return
-                    case decide.Probe():
+                    case answers.Probe():
                         await self.jobs.begin(device, Path.SLOW, Trigger.PROBATION, ruling, op)
                         return
-                    case decide.Proceed():
+                    case answers.Proceed():
                         return
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
 
@@ -249,36 +254,36 @@ class Service:
                 await stack.enter_async_context(self._locks.setdefault(device, asyncio.Lock()))
             yield
 
-    async def _ask_acquire(self, device: str, op: str) -> decide.AcquireAnswer:
+    async def _ask_acquire(self, device: str, op: str) -> answers.AcquireAnswer:
         """Ask until the answer is more than a note of something that has happened."""
         for _ in range(ROUNDS):
             record = self._known(device)
             facts = await self._sight.quick(record)
             answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now())
-            if not isinstance(answer, decide.Note):
+            if not isinstance(answer, answers.Note):
                 return answer
             await self.ledger.append(op, (device, answer.event))
-        return decide.Refuse(Reason.INTERNAL, f"cannot hand out {device}: it does not settle")
+        return answers.Refuse(Reason.INTERNAL, f"cannot hand out {device}: it does not settle")
 
-    async def _ask_start(self, device: str, owner: str, op: str) -> decide.StartAnswer:
+    async def _ask_start(self, device: str, owner: str, op: str) -> answers.StartAnswer:
         for _ in range(ROUNDS):
             record = self._known(device)
             facts = await self._sight.full(record)
             answer = decide.start(record, facts, self._policy(record.device.uuid), owner, self.now())
-            if not isinstance(answer, decide.Note):
+            if not isinstance(answer, answers.Note):
                 return answer
             await self.ledger.append(op, (device, answer.event))
-        return decide.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
+        return answers.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
 
-    async def _ask_release(self, device: str) -> decide.ReleaseAnswer:
+    async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
         return decide.release(record, await self._sight.full(record))
 
-    async def _grant(self, answers: Mapping[str, decide.HandOut], op: str, *, announced: bool) -> list[Grant]:
+    async def _grant(self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool) -> list[Grant]:
         """All grants in one transaction: durable before anybody hears of them."""
         epoch, now = self._sight.epoch(), self.now()
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
-        for device, answer in answers.items():
+        for device, answer in replies.items():
             receipt = self._known(device).receipt
             grant = Grant(self._tools.token(6), now, epoch, announced, receipt.id if receipt else None)
             if answer.unproven is None:
@@ -289,13 +294,13 @@ class Service:
             await self.ledger.append(op, *events)
         return [event.grant for _, event in events]
 
-    async def _start_jobs(self, answers: Mapping[str, Answer], op: str) -> list[Running]:
+    async def _start_jobs(self, replies: Mapping[str, Answer], op: str) -> list[Running]:
         running = []
-        for device, answer in answers.items():
-            if isinstance(answer, decide.Scrub):
+        for device, answer in replies.items():
+            if isinstance(answer, answers.Scrub):
                 ruling = self.rulebook.ruling(self._known(device).device)
                 running.append(await self.jobs.begin(device, answer.path, answer.trigger, ruling, op))
-            elif isinstance(answer, decide.Join):
+            elif isinstance(answer, answers.Join):
                 job = self.jobs.of(device)
                 if job is None:  # its job died with the ledger; the monitor is about to close it
                     raise NotReady(Reason.SCRUBBING, f"cannot hand out {device}: its last scrub was cut off; ask again")
@@ -303,7 +308,7 @@ class Service:
         return running
 
     async def _wait(
-        self, running: Sequence[Running], waiting: Sequence[decide.Wait], budget: float, patience: float
+        self, running: Sequence[Running], waiting: Sequence[answers.Wait], budget: float, patience: float
     ) -> None:
         """Until something may have changed; over the limit, the answer is not now."""
         now = self.now().uptime
@@ -325,7 +330,7 @@ class Service:
     async def _settled(self, device: str) -> Record:
         """The record after what is stale about it was recorded."""
         record = self._known(device)
-        stale = decide.distrust(record, await self._sight.quick(record))
+        stale = grounds.distrust(record, await self._sight.quick(record))
         if stale is not None:
             await self.ledger.append(self._op(), (device, stale))
         return self._known(device)
@@ -338,7 +343,7 @@ class Service:
             raise NotReady(
                 Reason.NOT_PROVEN_FREE, f"cannot scrub {record.device.uuid}: cannot prove that nobody uses it"
             )
-        stuck = [holder for holder in facts.holders if not decide.terminable(holder, record, policy)]
+        stuck = [holder for holder in facts.holders if not grounds.terminable(holder, record, policy)]
         if stuck:
             names = ", ".join(f"{h.command} (pid {h.pid}, {h.container or 'no container'})" for h in stuck)
             raise Refused(Reason.IN_USE, f"cannot scrub {record.device.uuid}: it is used by {names}; end that first")
@@ -348,19 +353,19 @@ class Service:
         record = self._known(device)
         if record.job is None or self.jobs.of(device) is not None:
             return False
-        event = decide.interruption(record, "its end could not be recorded", self.now())
+        event = upkeep.interruption(record, "its end could not be recorded", self.now())
         await self.ledger.append(op, (device, event))
         return True
 
 
-def _handouts(answers: Mapping[str, Answer]) -> dict[str, decide.HandOut]:
-    return {device: answer for device, answer in answers.items() if isinstance(answer, decide.HandOut)}
+def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
+    return {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
 
 
-def _raise_refusals(answers: Mapping[str, Answer], joined: set[str]) -> None:
+def _raise_refusals(replies: Mapping[str, Answer], joined: set[str]) -> None:
     """One no is a no for all. A device whose job was waited for and that is still dirty is a no, too."""
-    for device, answer in answers.items():
-        if isinstance(answer, decide.Refuse):
+    for device, answer in replies.items():
+        if isinstance(answer, answers.Refuse):
             raise Refused(answer.reason, answer.message)
-        if isinstance(answer, decide.Scrub) and device in joined:
+        if isinstance(answer, answers.Scrub) and device in joined:
             raise NotReady(Reason.SCRUB_FAILED, f"cannot hand out {device}: it could not be scrubbed")

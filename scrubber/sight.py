@@ -1,4 +1,4 @@
-"""What can be seen of a device just now, gathered into facts. Looks through the backend and through /proc; decides nothing.
+"""What can be seen of a device just now, gathered into facts. Looks through backend and /proc; decides nothing.
 
 Two looks: the quick one asks the driver alone and is good enough when it says that nobody is there; the full one goes
 through all processes, and is the only one that a deed may rest on.

@@ -22,7 +22,7 @@ def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
     return message
 
 
-def _fill(message: Message, name: str, value: Any) -> None:  # noqa: ANN401
+def _fill(message: Message, name: str, value: Any) -> None:  # noqa: ANN401 - a value of any field
     if value is None:
         return
     if is_dataclass(value):
@@ -34,7 +34,7 @@ def _fill(message: Message, name: str, value: Any) -> None:  # noqa: ANN401
         setattr(message, name, value)
 
 
-def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401
+def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401 - a value of any field
     for value in values:
         if is_dataclass(value):
             to_message(value, repeated.add())
@@ -54,7 +54,7 @@ def _hints(name: str, kind: type[object]) -> dict[str, Any]:
     return _KNOWN_HINTS[name]
 
 
-def _read(message: Message, name: str, hint: Any) -> Any:  # noqa: ANN401
+def _read(message: Message, name: str, hint: Any) -> Any:  # noqa: ANN401 - a value of any field
     value = getattr(message, name)
     if get_origin(hint) is tuple:
         inner = get_args(hint)[0]
@@ -65,6 +65,6 @@ def _read(message: Message, name: str, hint: Any) -> Any:  # noqa: ANN401
     return _plain(hint, value)
 
 
-def _plain(hint: type[Any], value: Any) -> Any:  # noqa: ANN401
+def _plain(hint: type[Any], value: Any) -> Any:  # noqa: ANN401 - a value of any field
     view: type[Any] = hint
     return from_message(view, value) if is_dataclass(hint) else value

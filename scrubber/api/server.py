@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -105,7 +106,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             names = requests.devices(request.gpus, needed=not request.all)
             uuids = [self._reporter.find(name) for name in names] or sorted(self._service.ledger.records)
             path = _path(request.path)
-        streams = [self._job(partial(self._service.scrub, uuid, path), uuid, request.no_wait) for uuid in uuids]
+        streams = [self._job(partial(self._service.scrub, uuid, path), uuid, no_wait=request.no_wait) for uuid in uuids]
         async for progress in _merged(streams):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
@@ -147,7 +148,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             return answer
 
     async def _job(
-        self, begin: Callable[[], Awaitable[Running]], uuid: str, no_wait: bool  # noqa: FBT001
+        self, begin: Callable[[], Awaitable[Running]], uuid: str, *, no_wait: bool
     ) -> AsyncIterator[view.ScrubProgress]:  # fmt: skip
         """Start or join a job and tell how it goes. A refusal is this device's result, not the stream's end."""
         try:
@@ -310,7 +311,7 @@ class _Refusing(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         """The same no for all."""
 
-        async def refuse(request: bytes, context: Context) -> bytes:
+        async def refuse(_request: bytes, context: Context) -> bytes:
             message = f"nothing is granted: {self._doors.message}"
             await _abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
 
@@ -319,7 +320,7 @@ class _Refusing(grpc.GenericRpcHandler):
 
 async def _bind(server: grpc.aio.Server, path: Path) -> None:
     server.add_insecure_port(sockets.claim(path))
-    path.chmod(0o600)
+    os.chmod(path, sockets.OWNER_ONLY)  # noqa: PTH101 - before start, so that nobody else ever connects
     await server.start()
 
 

@@ -16,6 +16,7 @@ from scrubber.errors import FatalError
 
 LONGEST = 107  # bytes of a socket path, by the kernel's sockaddr_un
 OURS_ONLY = 0o700
+OWNER_ONLY = 0o600
 
 
 def prepare(directory: Path) -> int:
@@ -23,7 +24,7 @@ def prepare(directory: Path) -> int:
     try:
         directory.mkdir(mode=OURS_ONLY, parents=True, exist_ok=True)
         directory.chmod(OURS_ONLY)
-        lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, OWNER_ONLY)
     except OSError as error:
         raise FatalError(
             f"cannot use run directory {directory}: {error.strerror}; give another with --run-dir"

@@ -46,6 +46,11 @@ class Check:
     detail: str
 
 
+def secret() -> bytes:
+    """What a tenant must not find of another's."""
+    return b"secret-" + secrets.token_hex(24).encode()
+
+
 @dataclass
 class Play:
     """The running story."""
@@ -54,8 +59,8 @@ class Play:
     as_json: bool
     checks: list[Check] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
-    secret_a: bytes = field(default_factory=lambda: _secret())
-    secret_b: bytes = field(default_factory=lambda: _secret())
+    secret_a: bytes = field(default_factory=secret)
+    secret_b: bytes = field(default_factory=secret)
     act: str = ""
     began: float = field(default_factory=time.monotonic)
 
@@ -120,16 +125,16 @@ async def _opening(play: Play) -> None:
 
 async def _tenant_a(play: Play) -> None:
     play.begin("Tenant A gets GPU 0 and leaves a secret")
-    uuid, secret = play.stage.uuids[TENANT], play.secret_a
+    uuid, left = play.stage.uuids[TENANT], play.secret_a
     async with play.stage.scrubber() as service:
         [grant] = await service.acquire([uuid], announced=True)
         await service.start([uuid], "tenant-a")
-        pid = await _blocking(tenants.occupy, play.stage.simulated, uuid, secret, "tenant-a")
+        pid = await _blocking(tenants.occupy, play.stage.simulated, uuid, left, "tenant-a")
         play.pids.append(pid)
-        found = tenants.scan(play.stage.simulated, uuid, secret)
+        found = tenants.scan(play.stage.simulated, uuid, left)
         play.check(bool(grant.receipt) and found > 0, "tenant A runs on it and writes a secret", f"pid {pid}")
         reason = await _refused(service.acquire([uuid]))
-        untouched = tenants.scan(play.stage.simulated, uuid, secret) == found
+        untouched = tenants.scan(play.stage.simulated, uuid, left) == found
         play.check(
             reason is Reason.IN_USE and untouched, "tenant B asks for it meanwhile: refused, A's memory is not touched"
         )
@@ -185,11 +190,11 @@ async def _bad_memory(play: Play) -> None:
 
 async def _killed(play: Play) -> None:
     play.begin("The service is killed with SIGKILL in the middle of a clear")
-    stage, uuid, secret = play.stage, play.stage.uuids[KILLED], _secret()
+    stage, uuid, left = play.stage, play.stage.uuids[KILLED], secret()
     async with stage.scrubber() as service:
         await service.acquire([uuid], announced=True)
         await service.start([uuid], "tenant-c")
-        await _blocking(tenants.occupy, stage.simulated, uuid, secret, "tenant-c")
+        await _blocking(tenants.occupy, stage.simulated, uuid, left, "tenant-c")
         drills.stall_clears(stage.simulated, uuid)
         await _blocking(tenants.release, stage.simulated, uuid)
         await service.release([uuid])
@@ -212,7 +217,7 @@ async def _killed(play: Play) -> None:
         async with stage.scrubber() as service:
             await service.acquire([uuid], announced=True)
             await service.start([uuid], "tenant-d")
-        play.check(tenants.scan(stage.simulated, uuid, secret) == 0, "tenant D gets it and finds nothing of C's")
+        play.check(tenants.scan(stage.simulated, uuid, left) == 0, "tenant D gets it and finds nothing of C's")
         others = (await admin.status()).devices
         alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_b) > 0
         play.check(others[TENANT].state == "exposed" and alive, "tenant B's memory was not touched by all this")
@@ -256,10 +261,6 @@ async def _refused(call: Awaitable[object]) -> Reason | None:
 
 async def _blocking(work: Callable[..., T], *arguments: object) -> T:
     return await asyncio.to_thread(work, *arguments)
-
-
-def _secret() -> bytes:
-    return b"secret-" + secrets.token_hex(24).encode()
 
 
 def _whole(receipt: view.ReceiptView) -> bool:

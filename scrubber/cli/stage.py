@@ -47,6 +47,13 @@ class Stage:
         return config.ledger(self.root / "state")
 
     @property
+    def pid(self) -> int:
+        """The running service."""
+        if self.process is None:
+            raise FatalError("cannot look at the service: it does not run")
+        return self.process.pid
+
+    @property
     def log(self) -> Path:
         """What the service said."""
         return self.root / "service.log"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core import decide
+from scrubber.core import answers
 from scrubber.core.model import Ailment, Job, Moment, Quarantine, Receipt, Record
 
 ADVICE = {
@@ -237,7 +237,7 @@ def quarantine_status(quarantine: Quarantine, now: Moment) -> QuarantineStatus:
 
 
 def device_status(
-    record: Record, advert: decide.Advert, rule: str, now: Moment, progress: tuple[int, int]
+    record: Record, advert: answers.Advert, rule: str, now: Moment, progress: tuple[int, int]
 ) -> DeviceStatus:
     """A device as it is shown."""
     device = record.device
@@ -262,12 +262,12 @@ def device_status(
     )
 
 
-def advice(record: Record) -> tuple[str, ...]:
-    """What a person should do now; empty when nothing needs one."""
+def advice(record: Record, blocked: str = "") -> tuple[str, ...]:
+    """What a person should do now; empty when nothing needs one. ``blocked`` says what keeps it from being scrubbed."""
     if record.quarantine is not None:
         return (ADVICE[record.quarantine.sickness.ailment],)
     if record.sickness is not None:
         return (f"drain it: {ADVICE[record.sickness.ailment]}",)
-    if record.setback is not None:
+    if blocked or record.setback is not None:
         return ("end the process that is on it, or wait: the scrub is tried again by itself",)
     return ()

@@ -36,9 +36,7 @@ def replay(records: Sequence[Record], entries: Sequence[Entry]) -> tuple[Record,
 class Ledger:
     """Records by device, as durable as they are true."""
 
-    def __init__(
-        self, store: Store, now: Callable[[], Moment], keep: int = KEEP, loaded: Loaded | None = None
-    ) -> None:
+    def __init__(self, store: Store, now: Callable[[], Moment], keep: int = KEEP, loaded: Loaded | None = None) -> None:
         """Read everything the store holds, unless whoever opened it has just done so."""
         self._store = store
         self._now = now

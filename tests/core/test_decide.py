@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Clear, Paths, Proof, Route
-from scrubber.core import decide
+from scrubber.core import decide, grounds
 from scrubber.core import events as ev
-from scrubber.core.decide import Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
+from scrubber.core.answers import Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, Step, Trigger
 from scrubber.errors import Reason
 from tests.core import lives
@@ -127,21 +127,21 @@ def test_acquire_under_observe(record, seen, answer):
 
 @pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
 def test_a_proof_stands_until_it_is_too_old(seconds, stands):
-    assert decide.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
+    assert grounds.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
 
 
 def test_s17_the_age_of_a_proof_is_not_told_by_the_wall_clock():
     jumped = replace(later(1), wall=NOW.wall + 10 * DAY)
-    assert decide.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
+    assert grounds.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
 
 
 def test_no_receipt_is_no_proof():
-    assert not decide.proof_stands(None, facts(), ENFORCE, NOW)
+    assert not grounds.proof_stands(None, facts(), ENFORCE, NOW)
 
 
 @pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
 def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
-    assert decide.proof_stands(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
+    assert grounds.proof_stands(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
 
 
 START = rows(
@@ -246,8 +246,8 @@ FENCE = rows(
     ("W21 a container appeared before the evict", Step.EVICT, facts((OF_A,)), "container uses the device (train-a"),
     ("orphans are what the evict is for", Step.EVICT, facts((LEFTOVER, FOREIGN)), None),
     ("W21 a container appeared before the clear", Step.CLEAR, facts((OF_A,)), "live container"),
-    ("an orphan appeared before the clear", Step.CLEAR, facts((LEFTOVER,)), "used by orphan (pid 43)"),
-    ("an orphan appeared before the last look", Step.HEALTH, facts((LEFTOVER, FOREIGN)), "nv-hostengine (pid 44)"),
+    ("an orphan appeared before the clear", Step.CLEAR, facts((LEFTOVER,)), "used by orphan (pid 43, no container)"),
+    ("an orphan appeared before the last look", Step.HEALTH, facts((LEFTOVER, FOREIGN)), "nv-hostengine (pid 44, no container)"),
     ("W8 a neighbour is in use", Step.RESET, facts(siblings=True), "reset domain"),
     ("W8 nobody can say whether a neighbour is in use", Step.RESET, facts(siblings=None), "reset domain"),
     ("a reset of a device without busy neighbours", Step.RESET, facts(siblings=False), None),
@@ -298,7 +298,7 @@ TERMINABLE = rows(
 
 @pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
 def test_terminable(holder, record, policy, may):
-    assert decide.terminable(holder, record, policy) is may
+    assert grounds.terminable(holder, record, policy) is may
 
 
 def test_the_sentence_for_b_names_nobody_else():

@@ -6,9 +6,9 @@ import pytest
 
 from policies.model import Evict, Eviction, Probation
 from policies.model import Quarantine as QuarantineRules
-from scrubber.core import decide
 from scrubber.core import events as ev
-from scrubber.core.decide import Advert, AskOperator, Note, NotYet, Probe, Proceed, Scrub
+from scrubber.core import upkeep
+from scrubber.core.answers import Advert, AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
 from scrubber.core.model import (
     Ailment,
     Baseline,
@@ -50,6 +50,14 @@ CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
 
 
+UNSEEABLE = "it cannot be proven that nobody uses it"
+
+
+def leave(holder):
+    where = holder.container or "no container"
+    return Blocked(f"waiting for {holder.command} (pid {holder.pid}, {where}) to leave it")
+
+
 def waiting(count):
     return replace(lives.SET_BACK, setback=Setback("busy", NOW, count))
 
@@ -86,9 +94,9 @@ TEND = rows(
      Scrub(Path.FAST, Trigger.RELEASE)),
     ("a soiled device is scrubbed once it is free", lives.SOILED, facts(), ENFORCE,
      Scrub(Path.FAST, Trigger.FOREIGN_USE)),
-    ("W10 a soiled device that is in use waits", lives.SOILED, facts((FOREIGN,)), ENFORCE, Proceed()),
-    ("W9 a container on a dirty device is left alone", lives.DIRTY, facts((OF_B,)), RUTHLESS, Proceed()),
-    ("W16 a dirty device is not scrubbed without a look", lives.DIRTY, facts(None), ENFORCE, Proceed()),
+    ("W10 a soiled device that is in use waits", lives.SOILED, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
+    ("W9 a container on a dirty device is left alone", lives.DIRTY, facts((OF_B,)), RUTHLESS, leave(OF_B)),
+    ("W16 a dirty device is not scrubbed without a look", lives.DIRTY, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("observe scrubs nothing", lives.DIRTY, facts(), OBSERVE, Proceed()),
     ("a first look that was cut off stays a slow one", CUT_OFF, facts(), ENFORCE,
      Scrub(Path.SLOW, Trigger.FOREIGN_USE)),
@@ -101,8 +109,8 @@ TEND = rows(
      Note(ev.Exposed(Owner(A, AT, seen=True)))),
     ("in use and sick: its user comes first", lives.UNKNOWN, facts((OF_A,), vitals=XID_79), ENFORCE,
      Note(ev.Exposed(Owner(A, AT, seen=True)))),
-    ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, Proceed()),
-    ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Proceed()),
+    ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
+    ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(Path.SLOW, Trigger.FIRST_LOOK)),
     # in use
     ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),
@@ -156,18 +164,18 @@ TEND_DUE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND)
 def test_tend(record, seen, policy, answer):
-    assert decide.tend(record, seen, policy, AT, 0.0) == answer
+    assert upkeep.tend(record, seen, policy, AT, 0.0) == answer
 
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), TEND_DUE)
 def test_tend_when_probation_is_due(record, seen, policy, answer):
-    assert decide.tend(record, seen, policy, DUE, 0.0) == answer
+    assert upkeep.tend(record, seen, policy, DUE, 0.0) == answer
 
 
 @pytest.mark.parametrize(("count", "pause"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (5000, 60)], ids=str)
 def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_count(count, pause):
-    assert decide.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
-    assert isinstance(decide.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0), Scrub)
+    assert upkeep.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
+    assert isinstance(upkeep.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0), Scrub)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +189,7 @@ def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_coun
     ids=["too early", "due", "sticky", "not quarantined"],
 )
 def test_probation(record, at, answer):
-    assert decide.probation(record, at) == answer
+    assert upkeep.probation(record, at) == answer
 
 
 ADVERT = rows(
@@ -211,14 +219,14 @@ ADVERT = rows(
 
 @pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
 def test_advertise(record, policy, healthy, why):
-    assert decide.advertise(record, policy, AT) == Advert(healthy=healthy, why=why)
+    assert upkeep.advertise(record, policy, AT) == Advert(healthy=healthy, why=why)
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])
 def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record):
     budget = ENFORCE.budgets.allocate
-    assert decide.advertise(record, ENFORCE, later(budget)).healthy
-    assert not decide.advertise(record, ENFORCE, later(budget + 0.001)).healthy
+    assert upkeep.advertise(record, ENFORCE, later(budget)).healthy
+    assert not upkeep.advertise(record, ENFORCE, later(budget + 0.001)).healthy
 
 
 # -- quarantine
@@ -228,7 +236,7 @@ PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantineRules(probation=R
 
 
 def confine(record, sickness=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
-    return decide.confine(record, sickness, "autoclave", vitals, policy, AT, chance).quarantine
+    return upkeep.confine(record, sickness, "autoclave", vitals, policy, AT, chance).quarantine
 
 
 def tried(probes):
@@ -292,7 +300,7 @@ def test_health_that_nobody_read_leaves_what_was_known():
 
 
 def test_an_interrupted_job_is_interrupted():
-    assert decide.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
+    assert upkeep.interruption(lives.SCRUBBING, "killed", AT) == ev.ScrubInterrupted("job-1", "killed")
 
 
 @pytest.mark.parametrize(
@@ -300,19 +308,19 @@ def test_an_interrupted_job_is_interrupted():
 )
 def test_an_interrupted_probation_is_quarantined_as_before(record, due):
     expected = replace(record.quarantine, next_probe=due)
-    assert decide.interruption(record, "killed", AT) == ev.Quarantined(expected)
+    assert upkeep.interruption(record, "killed", AT) == ev.Quarantined(expected)
 
 
 def test_nothing_is_interrupted_without_a_job():
     with pytest.raises(ValueError, match="no job"):
-        decide.interruption(lives.CLEAN, "killed", AT)
+        upkeep.interruption(lives.CLEAN, "killed", AT)
 
 
 def test_waiting_for_orphans_is_a_policy():
     policy = ENFORCE.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
-    assert decide.tend(lives.DIRTY, facts((LEFTOVER,)), policy, AT, 0.0) == Proceed()
-    assert decide.tend(lives.DIRTY, facts((LEFTOVER,)), STRICT, AT, 0.0) == Proceed()
+    assert upkeep.tend(lives.DIRTY, facts((LEFTOVER,)), policy, AT, 0.0) == leave(LEFTOVER)
+    assert upkeep.tend(lives.DIRTY, facts((LEFTOVER,)), STRICT, AT, 0.0) == leave(LEFTOVER)
 
 
 def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
-    assert decide.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == Proceed()
+    assert upkeep.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == Proceed()

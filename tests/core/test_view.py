@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import decide, view
 from scrubber.core import events as ev
+from scrubber.core import upkeep, view
 from scrubber.core.model import Ailment, Path, Sickness, Step
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
@@ -14,7 +14,7 @@ AT = later(10)
 
 
 def shown(record, progress=(0, 0)):
-    return view.device_status(record, decide.advertise(record, ENFORCE, AT), "rule-1", AT, progress)
+    return view.device_status(record, upkeep.advertise(record, ENFORCE, AT), "rule-1", AT, progress)
 
 
 def test_a_clean_device_shows_its_receipt():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import decide, states
+from scrubber.core import answers, decide, grounds, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Path, State, Step
 from tests.core import lives
@@ -29,7 +29,7 @@ OWNED = [record for record in LIVES.values() if record.owner is not None and rec
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
 RUNNING = [record for record in LIVES.values() if record.job is not None]
 IN_USE = {State.GRANTED, State.EXPOSED}
-DEEDS = (decide.Scrub, decide.Probe)
+DEEDS = (answers.Scrub, answers.Probe)
 ENOUGH = 5  # notes that one question may lead to
 
 
@@ -38,7 +38,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
     return {
         "acquire": decide.acquire(record, seen, policy, now),
         "start": decide.start(record, seen, policy, A, now),
-        "tend": decide.tend(record, seen, policy, now, chance),
+        "tend": upkeep.tend(record, seen, policy, now, chance),
         "release": decide.release(record, seen),
     }
 
@@ -46,15 +46,15 @@ def everything_asked(record, seen, policy, now, chance=0.0):
 def events_of(record, answer):
     """What the service would record of an answer."""
     match answer:
-        case decide.Note(event):
+        case answers.Note(event):
             return (event,)
-        case decide.HandOut(unproven=None):
+        case answers.HandOut(unproven=None):
             return (ev.Granted(lives.grant(record)),)
-        case decide.HandOut(str(why)):
+        case answers.HandOut(str(why)):
             return (ev.GrantedUnproven(lives.grant(record, proven=False), why),)
-        case decide.Scrub(path, trigger):
+        case answers.Scrub(path, trigger):
             return (ev.ScrubStarted(lives.job(path, trigger, "job-9")),)
-        case decide.Probe():
+        case answers.Probe():
             return (ev.ProbationStarted(lives.job(Path.SLOW, name="job-9"), "autoclave"),)
     return ()
 
@@ -64,7 +64,7 @@ def settle(ask, record, now):
     noted = []
     for _ in range(ENOUGH):
         answer = ask(record)
-        if not isinstance(answer, decide.Note):
+        if not isinstance(answer, answers.Note):
             return record, answer
         noted.append(answer.event)
         record = live(record, answer.event, at=now)
@@ -75,21 +75,21 @@ def settle(ask, record, now):
 def test_unknown_is_no_nothing_is_handed_out_proven_or_done_to_a_device_that_cannot_be_looked_at(
     record, seen, policy, now
 ):
-    answers = everything_asked(record, seen, policy, now)
-    for answer in answers.values():
-        assert answer != decide.HandOut(unproven=None)
+    said = everything_asked(record, seen, policy, now)
+    for answer in said.values():
+        assert answer != answers.HandOut(unproven=None)
         assert not isinstance(answer, DEEDS)
-    assert answers["start"] != decide.Proceed() or policy.mode is Mode.OBSERVE
+    assert said["start"] != answers.Proceed() or policy.mode is Mode.OBSERVE
     if record.state in {State.GRANTED, State.EXPOSED}:
-        assert answers["release"] != decide.Proceed()
+        assert said["release"] != answers.Proceed()
 
 
 @given(RECORD, CROWDED, POLICY, MOMENT)
 def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, policy, now):
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
-        assert not isinstance(answer, decide.Note) or not isinstance(answer.event, ev.Released)
-    assert not any(decide.terminable(holder, record, policy) for holder in seen.holders if holder.container)
+        assert not isinstance(answer, answers.Note) or not isinstance(answer.event, ev.Released)
+    assert not any(grounds.terminable(holder, record, policy) for holder in seen.holders if holder.container)
 
 
 @given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)
@@ -97,13 +97,13 @@ def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, aliv
     seen = replace(seen, incarnation=record.incarnation, owner_alive=alive)
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
-        assert not isinstance(answer, decide.Note) or not isinstance(answer.event, ev.Released)
+        assert not isinstance(answer, answers.Note) or not isinstance(answer.event, ev.Released)
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
 def test_a_sentence_for_tenants_names_no_process_and_no_container(record, seen, policy, now, chance):
     for answer in everything_asked(record, seen, policy, now, chance).values():
-        if isinstance(answer, decide.Wait | decide.Refuse):
+        if isinstance(answer, answers.Wait | answers.Refuse):
             assert record.device.uuid in answer.message
             for holder in (lives.OF_A, lives.OF_B, lives.LEFTOVER, lives.FOREIGN):
                 assert holder.command not in answer.message
@@ -117,16 +117,16 @@ def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_
     seen = replace(seen, incarnation=record.incarnation)
     record, answer = settle(lambda it: decide.acquire(it, seen, OBSERVE, now), record, now)
     if record.state is State.QUARANTINED:
-        assert isinstance(answer, decide.Refuse)
+        assert isinstance(answer, answers.Refuse)
     else:
-        assert isinstance(answer, decide.HandOut | decide.Join)
+        assert isinstance(answer, answers.HandOut | answers.Join)
 
 
 @given(RECORD, POLICY, MOMENT)
 def test_i3_quarantined_and_sick_devices_are_never_advertised_nor_are_unknown_ones_but_under_observe(
     record, policy, now
 ):
-    advert = decide.advertise(record, policy, now)
+    advert = upkeep.advertise(record, policy, now)
     assert advert.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
     if unproven or record.quarantine is not None or record.sickness is not None:
@@ -146,23 +146,23 @@ def test_whatever_is_asked_settles(record, seen, policy, now, chance):
     settle(lambda it: decide.acquire(it, seen, policy, now), record, now)
     settle(lambda it: decide.start(it, seen, policy, A, now), record, now)
     settle(lambda it: decide.release(it, seen), record, now)
-    settle(lambda it: decide.tend(it, seen, policy, now, chance), record, now)
+    settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
 
 
 @given(st.sampled_from(GRANTED), lives.sights(st.just(())), MOMENT)
 def test_i1_where_policy_enforces_nothing_starts_on_a_grant_without_a_standing_proof(record, seen, now):
     answer = decide.start(record, seen, ENFORCE, A, now)
-    if isinstance(answer, decide.Note) and isinstance(answer.event, ev.Exposed):
-        assert decide.proof_stands(record.receipt, seen, ENFORCE, now)
+    if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Exposed):
+        assert grounds.proof_stands(record.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, MOMENT)
 def test_i1_where_policy_enforces_whatever_goes_out_has_a_standing_proof_and_no_user(record, seen, now):
-    if decide.acquire(record, seen, ENFORCE, now) == decide.HandOut():
+    if decide.acquire(record, seen, ENFORCE, now) == answers.HandOut():
         assert seen.holders == ()
         assert record.sickness is None
         assert seen.incarnation == record.incarnation == record.receipt.incarnation
-        assert decide.proof_stands(record.receipt, seen, ENFORCE, now)
+        assert grounds.proof_stands(record.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, st.sampled_from(Step))
@@ -177,7 +177,7 @@ def test_i2_a_step_goes_on_only_where_its_own_job_is_alone(record, seen, step):
 
 @given(st.sampled_from(RUNNING), MOMENT)
 def test_i5_i6_an_interrupted_job_leaves_no_clean_device(record, now):
-    after = live(record, decide.interruption(record, "killed", now), at=now)
+    after = live(record, upkeep.interruption(record, "killed", now), at=now)
     assert after.state is (State.DIRTY if record.quarantine is None else State.QUARANTINED)
     assert (after.job, after.receipt) == (None, None)
 
@@ -236,7 +236,7 @@ def years_later(record, policy=ENFORCE):
     for day in range(1, 8):
         now = later(86_400.0 * day)
         seen = replace(seen, incarnation=record.incarnation, watched_since=0.0)
-        record, answer = settle(lambda it: decide.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
+        record, answer = settle(lambda it: upkeep.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
         if record.job is not None:
             return live(record, lives.passed(record, now), at=now)
         record = live(record, *events_of(record, answer), at=now)
@@ -257,10 +257,10 @@ def test_no_device_is_kept_waiting_by_the_clock_of_another_boot(name, incarnatio
     record = LIVES[name]
     early = replace(NOW, uptime=60.0)
     if record.job is not None:
-        record = live(record, decide.interruption(record, "killed", early), at=early)
+        record = live(record, upkeep.interruption(record, "killed", early), at=early)
     seen = facts(incarnation=incarnation, since=50.0)
-    record, answer = settle(lambda it: decide.tend(it, seen, ENFORCE, early, 0.5), record, early)
+    record, answer = settle(lambda it: upkeep.tend(it, seen, ENFORCE, early, 0.5), record, early)
     if name not in STUCK_BY_INTENT and record.quarantine is None:
-        assert isinstance(answer, decide.Scrub)
+        assert isinstance(answer, answers.Scrub)
     elif name not in STUCK_BY_INTENT:
-        assert isinstance(answer, decide.Probe) or record.quarantine.since == early
+        assert isinstance(answer, answers.Probe) or record.quarantine.since == early

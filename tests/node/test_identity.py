@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def test_a_kubelet_that_makes_its_socket_anew_lives_another_life(tmp_path: Path)
     assert identity.kubelet_epoch(tmp_path) == first
     socket.unlink()
     assert identity.kubelet_epoch(tmp_path) == "none"
-    (tmp_path / "other").touch()  # may be given the inode that has just become free
     socket.touch()
     assert identity.kubelet_epoch(tmp_path) not in {first, "none"}
+
+
+def test_a_socket_that_was_given_the_inode_of_the_last_one_is_still_another(tmp_path: Path) -> None:
+    socket = tmp_path / "kubelet.sock"
+    socket.touch()
+    first, inode = identity.kubelet_epoch(tmp_path), socket.stat().st_ino
+    ends = time.monotonic() + 1
+    while identity.kubelet_epoch(tmp_path) == first and time.monotonic() < ends:
+        socket.chmod(0o600)  # changes nothing but the change time, once the clock of the filesystem has moved on
+    assert identity.kubelet_epoch(tmp_path) != first
+    assert socket.stat().st_ino == inode

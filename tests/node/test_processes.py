@@ -147,9 +147,9 @@ def test_the_container_is_asked_for_by_pid(file: Path, launch) -> None:
 
 
 def test_a_command_cannot_write_to_the_terminal_of_whoever_reads_it(file: Path, launch) -> None:
-    launch(OPEN, file, "\x1b[2J\nroot: all is well", "long" * 100)
+    launch(f"# \x1b[2J root: all is well\n{OPEN}", file, "long" * 100)
     [holder] = look(file)
-    assert holder.command.isprintable()
+    assert "# ?[2J root: all is well?import" in holder.command
     assert len(holder.command) <= 120
 
 

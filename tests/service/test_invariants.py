@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,10 +22,12 @@ from tests.service.world import World
 GPUS = 3
 DEVICE = st.integers(0, GPUS - 1)
 DEVICES = st.sets(DEVICE, min_size=1)
-FAULTS = (
-    "lost", "hangs", "blind", "coy", "bad_memory", "stalls", "crashes", "reset_fails", "skimpy", "remap_pending", "remap_failed",
-)  # fmt: skip
 POLICIES = ("default", "strict", "fast", "observe")
+PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
+FLAGS = (
+    "lost", "hangs", "blind", "coy", "bad_memory", "stalls", "crashes", "reset_fails", "skimpy", "drift", "remap_pending",
+    "remap_failed",
+)  # fmt: skip
 
 
 def up(machine) -> bool:
@@ -35,7 +39,7 @@ def down(machine) -> bool:
 
 
 class Histories(RuleBasedStateMachine):
-    """Callers, tenants, intruders, operators, faults and kills, as they come."""
+    """Callers, tenants, intruders, operators, faults and kills, as they come; every rule lets some time pass."""
 
     def __init__(self):
         super().__init__()
@@ -43,110 +47,98 @@ class Histories(RuleBasedStateMachine):
         self.open: list[tuple[asyncio.Task, str, tuple[str, ...], bool]] = []  # acquires under way
         self.let_in: dict[str, tuple[str, bool]] = {}  # device -> who was granted it, and whether it is to say Start
 
-    @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES))
-    def begin(self, seed, policy):
+    @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans())
+    def begin(self, seed, policy, settled):
         self.world = World(self.loop, gpus=GPUS, policy=policy, seed=seed)
         self.loop.run_until_complete(self.world.start())
+        self.loop.advance(20.0 if settled else 0.0)
 
-    # -- time
-
-    @rule(seconds=st.sampled_from((0.0, 0.1, 0.3, 0.7, 1.5, 3.0, 10.0, 65.0)))
+    @rule(seconds=st.sampled_from((0.1, 0.3, 0.7, 1.5, 10.0, 65.0)))
     def time_passes(self, seconds):
         self.loop.advance(seconds)
-
-    @rule(seconds=st.sampled_from((-3600.0, 3600.0)))
-    def somebody_sets_the_wall_clock(self, seconds):
-        self.world.node.jump += seconds
 
     # -- callers
 
     @precondition(up)
-    @rule(devices=DEVICES, announced=st.booleans())
-    def a_tenant_asks(self, devices, announced):
+    @rule(devices=DEVICES, announced=st.booleans(), pause=PAUSE)
+    def a_tenant_asks(self, devices, announced, pause):
         tenant, uuids = self.world.name(), self._uuids(devices)
         task = self.world.spawn(self.world.acquire(tenant, *uuids, announced=announced))
         self.open.append((task, tenant, uuids, announced))
-        self.loop.advance(0.0)
-
-    @precondition(lambda self: self.open)
-    @rule()
-    def a_caller_gives_up(self):
-        self.open.pop()[0].cancel()
+        self.loop.advance(pause)
 
     @precondition(up)
-    @rule(device=DEVICE)
-    def a_granted_tenant_runs(self, device):
+    @rule(device=DEVICE, announced=st.booleans(), stays=PAUSE)
+    def a_tenant_comes_and_runs(self, device, announced, stays):
+        self.a_tenant_asks({device}, announced, 6.0)
+        self._collect()
+        self.a_granted_tenant_runs(device, stays)
+
+    @precondition(lambda self: self.open)
+    @rule(pause=PAUSE)
+    def a_caller_gives_up(self, pause):
+        self.open.pop()[0].cancel()
+        self.loop.advance(pause)
+
+    @precondition(lambda self: self.let_in)
+    @rule(device=DEVICE, pause=PAUSE)
+    def a_granted_tenant_runs(self, device, pause):
         uuid = self.world.uuids[device]
         tenant, announced = self.let_in.pop(uuid, ("", False))
         if tenant and self.world.tenants[uuid] == tenant:
-            self._run(tenant, uuid, announced=announced)
+            if announced and self.world.up:
+                self.world.spawn(self.world.begin(tenant, uuid))
+            elif not announced:
+                self.world.run(tenant, uuid)
+        self.loop.advance(pause)
 
     @precondition(up)
-    @rule(device=DEVICE)
-    def a_stranger_says_start(self, device):
-        self.world.spawn(self.world.begin(self.world.name(), self.world.uuids[device]))
-        self.loop.advance(0.0)
-
-    @precondition(up)
-    @rule(device=DEVICE)
-    def a_container_starts_again(self, device):
+    @rule(device=DEVICE, again=st.booleans(), pause=PAUSE)
+    def somebody_says_start(self, device, again, pause):
         uuid = self.world.uuids[device]
-        owner = self.world.life.ledger.records[uuid].owner if uuid in self.world.life.ledger.records else None
-        if owner is not None and owner.container is not None:
-            self.world.spawn(self.world.begin(owner.container, uuid))
-            self.loop.advance(0.0)
+        owner = self.world.record(uuid).owner if uuid in self.world.life.ledger.records else None
+        known = owner.container if owner is not None and again else None
+        self.world.spawn(self.world.begin(known or self.world.name(), uuid))
+        self.loop.advance(pause)
 
-    @rule(device=DEVICE)
-    def a_container_ends(self, device):
-        for process in self.world.node.gpus[self.world.uuids[device]].users():
-            if process.container is not None:
-                self.world.node.end_container(process.container)
-
-    @rule(device=DEVICE)
-    def a_container_ends_and_leaves_its_process_behind(self, device):
-        for process in self.world.node.gpus[self.world.uuids[device]].users():
-            if process.container is not None:
-                self.world.node.end_container(process.container, leaving=True)
-
-    @rule(device=DEVICE)
-    def a_process_ends_and_its_container_goes_on(self, device):
-        for process in self.world.node.gpus[self.world.uuids[device]].users():
-            self.world.node.leave(process)
+    @rule(device=DEVICE, how=st.sampled_from(("ends", "ends", "leaves its process", "outlives its process")), pause=PAUSE)
+    def a_container(self, device, how, pause):
+        node = self.world.node
+        for process in node.gpus[self.world.uuids[device]].users():
+            if how == "outlives its process" or process.container is None:
+                node.leave(process)
+            else:
+                node.end_container(process.container, leaving=how == "leaves its process")
+        self.loop.advance(pause)
 
     @precondition(up)
-    @rule(devices=DEVICES)
-    def a_caller_says_release(self, devices):
-        self.world.spawn(self.world.service.release(self._uuids(devices)))
-        self.loop.advance(0.0)
+    @rule(devices=DEVICES, pause=PAUSE)
+    def a_caller_says_release(self, devices, pause):
+        self._do(self.world.service.release(self._uuids(devices)), pause)
 
-    # -- intruders
-
-    @rule(device=DEVICE, container=st.booleans())
-    def an_intruder_comes(self, device, container):
-        self.world.intrude(self.world.uuids[device], container=container)
-
-    @rule(device=DEVICE)
-    def an_intruder_comes_and_goes(self, device):
-        process = self.world.intrude(self.world.uuids[device])
-        self.loop.advance(0.1)
-        self.world.node.leave(process)
+    @rule(device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
+    def an_intruder_comes(self, device, container, goes, pause):
+        process = self.world.intrude(self.world.uuids[device], container=container)
+        self.loop.advance(pause)
+        if goes and process.container is not None:
+            self.world.node.end_container(process.container)
+        elif goes:
+            self.world.node.leave(process)
 
     # -- operators
 
     @precondition(up)
-    @rule(device=DEVICE, path=st.sampled_from((None, *Path)))
-    def an_operator_scrubs(self, device, path):
-        self._do(self.world.service.scrub(self.world.uuids[device], path))
-
-    @precondition(up)
-    @rule(device=DEVICE)
-    def an_operator_quarantines(self, device):
-        self._do(self.world.service.quarantine(self.world.uuids[device], "smells", "ops"))
-
-    @precondition(up)
-    @rule(device=DEVICE)
-    def an_operator_reinstates(self, device):
-        self._do(self.world.service.reinstate(self.world.uuids[device], "smells better", "ops"))
+    @rule(device=DEVICE, deed=st.sampled_from(("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate")), pause=PAUSE)
+    def an_operator(self, device, deed, pause):
+        service, uuid = self.world.service, self.world.uuids[device]
+        work = {
+            "scrub": lambda: service.scrub(uuid, None),
+            "scrub fast": lambda: service.scrub(uuid, Path.FAST),
+            "scrub slow": lambda: service.scrub(uuid, Path.SLOW),
+            "quarantine": lambda: service.quarantine(uuid, "smells", "ops"),
+            "reinstate": lambda: service.reinstate(uuid, "smells better", "ops"),
+        }[deed]
+        self._do(work(), pause)
 
     @rule(policy=st.sampled_from(POLICIES))
     def the_policy_changes(self, policy):
@@ -155,106 +147,83 @@ class Histories(RuleBasedStateMachine):
 
     # -- faults
 
-    @rule(device=DEVICE, fault=st.sampled_from(FAULTS))
-    def a_fault(self, device, fault):
-        setattr(self._gpu(device), fault, True)
+    @rule(device=DEVICE, fault=st.sampled_from((*FLAGS, "xid 13", "xid 48", "ecc", "leak")), pause=PAUSE)
+    def a_fault(self, device, fault, pause):
+        gpu = self.world.node.gpus[self.world.uuids[device]]
+        match fault.split():
+            case ["xid", code]:
+                gpu.xids.append(Xid(len(gpu.xids) + 1, int(code)))
+            case ["ecc"]:
+                gpu.ecc += 1
+            case ["leak"]:
+                gpu.leaked = 4096
+            case _:
+                setattr(gpu, fault, True)
+        self.loop.advance(pause)
 
-    @rule(device=DEVICE, code=st.sampled_from((13, 48, 79)))
-    def an_xid(self, device, code):
-        xids = self._gpu(device).xids
-        xids.append(Xid(len(xids) + 1, code))
-
-    @rule(device=DEVICE)
-    def an_uncorrectable_error(self, device):
-        self._gpu(device).ecc += 1
-
-    @rule(device=DEVICE)
-    def memory_leaks(self, device):
-        self._gpu(device).leaked = 4096
-
-    @rule(device=DEVICE)
-    def a_device_heals(self, device):
-        self._gpu(device).heal()
-
-    @rule()
-    def the_driver_hangs(self):
-        self.world.node.deaf = True
-
-    @rule()
-    def the_driver_answers_again(self):
+    @rule(device=DEVICE, pause=PAUSE)
+    def things_heal(self, device, pause):
+        self.world.node.gpus[self.world.uuids[device]].heal()
         self.world.node.deaf = False
+        if self.world.up:
+            self.world.life.disk.full = False
+        self.loop.advance(pause)
 
     @precondition(up)
-    @rule(writes=st.integers(1, 3))
-    def writes_fail(self, writes):
-        self.world.life.disk.failures = writes
-
-    @precondition(up)
-    @rule()
-    def the_disk_fills_up(self):
-        self.world.life.disk.full = True
-
-    @precondition(up)
-    @rule()
-    def the_disk_has_room_again(self):
-        self.world.life.disk.full = False
+    @rule(how=st.sampled_from((1, 2, "full", "driver")), pause=PAUSE)
+    def the_disk_or_the_driver_fails(self, how, pause):
+        match how:
+            case int():
+                self.world.life.disk.failures = how
+            case "full":
+                self.world.life.disk.full = True
+            case _:
+                self.world.node.deaf = True
+        self.loop.advance(pause)
 
     # -- lives
 
     @precondition(up)
-    @rule(rows=st.integers(1, 6))
-    def the_service_will_be_killed_after_some_rows(self, rows):
+    @rule(rows=st.integers(1, 20), pause=PAUSE)
+    def the_service_is_killed_after_some_rows(self, rows, pause):
         self.world.life.disk.dies_after = rows
+        self.loop.advance(pause)
 
     @precondition(up)
-    @rule(lingering=st.booleans())
-    def the_service_is_killed(self, lingering):
-        self.loop.run_until_complete(self.world.die(lingering=lingering))
+    @rule(how=st.sampled_from(("kill", "kill", "kill, but a worker lingers", "stop")), away=st.sampled_from((0.0, 5.0)))
+    def the_service_goes(self, how, away):
+        self.loop.run_until_complete(self.world.stop() if how == "stop" else self.world.die(lingering="lingers" in how))
         self.open.clear()
-
-    @precondition(up)
-    @rule()
-    def the_service_is_stopped(self):
-        self.loop.run_until_complete(self.world.stop())
-        self.open.clear()
+        self.loop.advance(away)
 
     @precondition(down)
-    @rule()
-    def the_service_starts(self):
+    @rule(pause=PAUSE)
+    def the_service_starts(self, pause):
         self.loop.run_until_complete(self.world.start())
+        self.loop.advance(pause)
 
-    @precondition(down)
-    @rule()
-    def lingering_workers_end(self):
-        self._end_lingering()
+    @rule(what=st.sampled_from(("reboots", "reloads its driver", "loses its workers", "sets its clock")), pause=PAUSE)
+    def the_node(self, what, pause):
+        match what:
+            case "reboots":
+                self._reboot()
+            case "reloads its driver" if not list(self.world.node.everybody()):
+                self.world.node.drivers += 1
+            case "loses its workers":
+                self._end_lingering()
+            case "sets its clock":
+                self.world.node.jump += 3600.0 if self.world.node.jump <= 0 else -7200.0
+        self.loop.advance(pause)
 
-    @rule()
-    def the_node_reboots(self):
-        if self.world.up:
-            self.loop.run_until_complete(self.world.die())
-        self.open.clear()
-        self.let_in.clear()
-        self.world.node.reboot()
-        self.loop.run_until_complete(self.world.start())
-
-    @rule()
-    def the_driver_is_loaded_anew(self):
-        if not list(self.world.node.everybody()):
-            self.world.node.drivers += 1
-
-    @rule()
-    def the_kubelet_restarts(self):
-        self.world.restart_kubelet()
-
-    @precondition(up)
-    @rule(device=DEVICE)
-    def the_kubelet_restarts_and_starts_a_container_without_a_word(self, device):
-        """R11: between its restart and our registration the kubelet asks nobody."""
+    @rule(device=DEVICE, pause=PAUSE)
+    def the_kubelet_restarts(self, device, pause):
+        """Between its restart and our registration the kubelet starts containers without asking anybody (R11)."""
         uuid = self.world.uuids[device]
         tenant, _ = self.let_in.pop(uuid, ("", False))
         self.world.restart_kubelet()
         if tenant and self.world.tenants[uuid] == tenant:
             self.world.run(tenant, uuid)
+        self.loop.advance(pause)
 
     # -- what must hold
 
@@ -296,12 +265,11 @@ class Histories(RuleBasedStateMachine):
         world.rulebook.source = "strict" if world.rulebook.source == "observe" else world.rulebook.source
         world.rulebook.reload()
         self.loop.advance(5.0)
-        self._release_what_was_never_used()
-        self.loop.advance(65.0)
+        self._do(world.service.release(world.uuids), 65.0)  # grants that nobody ever used
         for _ in range(3):  # errors from the time in quarantine are told by the first try
             for uuid in world.uuids:
                 if world.state(uuid) is State.QUARANTINED:
-                    self._do(world.service.reinstate(uuid, "healed", "ops"))
+                    self._do(world.service.reinstate(uuid, "healed", "ops"), 0.0)
             self.loop.advance(15.0)
         world.check()
         for uuid in world.uuids:
@@ -309,22 +277,18 @@ class Histories(RuleBasedStateMachine):
 
     # -- the same few moves
 
-    def _release_what_was_never_used(self):
-        for uuid in self.world.uuids:
-            if self.world.state(uuid) in (State.GRANTED, State.EXPOSED):
-                self._do(self.world.service.release([uuid]))
+    def _reboot(self):
+        if self.world.up:
+            self.loop.run_until_complete(self.world.die())
+        self.open.clear()
+        self.let_in.clear()
+        self.world.node.reboot()
+        self.loop.run_until_complete(self.world.start())
 
     def _end_lingering(self):
         for process in self.world.node.everybody():
             if process.kind is Kind.WORKER and process.life != self.world.node.life:
                 self.world.node.leave(process)
-
-    def _run(self, tenant, uuid, *, announced):
-        if announced:
-            self.world.spawn(self.world.begin(tenant, uuid))
-            self.loop.advance(0.0)
-        else:
-            self.world.run(tenant, uuid)
 
     def _collect(self):
         """Grants that have arrived; whoever had one before has lost it."""
@@ -335,18 +299,13 @@ class Histories(RuleBasedStateMachine):
                 if not task.cancelled() and task.exception() is None:
                     self.let_in.update(dict.fromkeys(uuids, (tenant, announced)))
 
-    def _do(self, work):
+    def _do(self, work: Coroutine, pause: float):
         async def asked():
-            try:
+            with suppress(AutoclaveError):  # a refusal is an answer
                 await work
-            except AutoclaveError:
-                pass  # a refusal is an answer
 
         self.world.spawn(asked())
-        self.loop.advance(0.0)
-
-    def _gpu(self, device):
-        return self.world.node.gpus[self.world.uuids[device]]
+        self.loop.advance(pause)
 
     def _uuids(self, devices):
         return tuple(self.world.uuids[device] for device in sorted(devices))

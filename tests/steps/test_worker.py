@@ -97,7 +97,7 @@ async def test_the_service_is_no_holder(bank, spawn: Spawn) -> None:
     """It has the memory open for a moment whenever it asks whether anybody has."""
     worker = await spawn()
     with bank.place(bank.first).memory.open("rb"):
-        result = await do(worker, Step.EVICT, Order(terminate_foreign=True))
+        result = await do(worker, Step.EVICT, Order())
     assert (result.outcome, result.findings.holders) == (Outcome.PASSED, ())
 
 

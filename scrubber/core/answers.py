@@ -1,0 +1,107 @@
+"""What a decision may come out as: small closed unions, matched without a default so that none is forgotten.
+
+Sentences in ``Wait`` and ``Refuse`` go to tenants: they name the device asked for and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scrubber.core import events as ev
+from scrubber.core.model import Blame, Path, Trigger
+from scrubber.errors import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Yes. ``unproven`` says why nothing was proven, under policy ``observe`` only."""
+
+    unproven: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """Start a job."""
+
+    path: Path
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A job is under way: wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now; this may pass by itself within moments."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """No."""
+
+    reason: Reason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Record this first, then ask again."""
+
+    event: ev.Event
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A job must not go on. The reason is for operators."""
+
+    blame: Blame
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Nothing is in the way, and nothing needs to be recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """It should be scrubbed and cannot be, and this is why. For operators: may name processes."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try a quarantined device again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Probation waits until this uptime."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class AskOperator:
+    """Only a person may bring this device back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advert:
+    """What ListAndWatch says of a device, and why."""
+
+    healthy: bool
+    why: str
+
+
+AcquireAnswer = HandOut | Scrub | Join | Wait | Refuse | Note
+StartAnswer = Proceed | HandOut | Scrub | Join | Refuse | Note
+ReleaseAnswer = Proceed | Refuse | Note
+ProbationAnswer = Probe | NotYet | AskOperator
+TendAnswer = Note | Scrub | Probe | Blocked | Proceed

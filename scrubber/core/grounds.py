@@ -1,0 +1,55 @@
+"""What decisions stand on: is a proof still one, may a process be ended, which path is due. Yes or no, no deeds."""
+
+from __future__ import annotations
+
+from policies.model import Eviction, Policy, Route
+from scrubber.core import events as ev
+from scrubber.core.model import Facts, Holder, Moment, Path, Receipt, Record, State
+
+
+def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:
+    """A proof is worth nothing after a reboot or under another driver instance."""
+    if record.incarnation == facts.incarnation or record.state is State.SCRUBBING:
+        return None
+    rebooted = record.incarnation.boot_id != facts.incarnation.boot_id
+    return ev.Distrusted("the node was rebooted" if rebooted else "the driver was loaded anew", facts.incarnation)
+
+
+def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
+    """Whether policy lets us end this process: never one of a live container."""
+    if holder.container is not None:
+        return False
+    leftover = record.tenancy_began is not None and holder.started >= record.tenancy_began
+    rule = policy.evict.leftovers if leftover else policy.evict.foreign
+    return rule is Eviction.TERMINATE
+
+
+def proof_stands(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
+    """Whether a receipt still proves what the policy in force asks for."""
+    if receipt is None or receipt.policy_digest != policy.proof_digest:
+        return False
+    # A proof says that nobody has used the device since. While the service was away, nobody watched.
+    if receipt.finished.uptime < facts.watched_since and not policy.proof.survives_restart:
+        return False
+    return now.uptime - receipt.finished.uptime <= policy.proof.max_age
+
+
+def clearable(record: Record, facts: Facts, policy: Policy) -> bool:
+    """Nobody is on it but processes that a scrub may end."""
+    return facts.holders is not None and all(terminable(holder, record, policy) for holder in facts.holders)
+
+
+def user_of(holders: tuple[Holder, ...]) -> str | None:
+    """The live container among those on the device, if there is one."""
+    return next((holder.container for holder in holders if holder.container is not None), None)
+
+
+def path_for(record: Record, policy: Policy) -> Path:
+    """Which path the device's next scrub takes."""
+    route = policy.paths.first_look if record.state is State.UNKNOWN else policy.paths.new_tenant
+    return Path.SLOW if route is Route.SLOW or record.owed is Path.SLOW else Path.FAST
+
+
+def names(holders: tuple[Holder, ...]) -> str:
+    """Who they are, for operators."""
+    return ", ".join(f"{it.command} (pid {it.pid}, {it.container or 'no container'})" for it in holders)
