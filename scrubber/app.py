@@ -51,7 +51,7 @@ def build_backend(config: ScrubberConfig) -> Backend:
     if config.backend is not Chosen.SIMULATED:
         asked = config.backend.value
         raise FatalError(f"cannot use backend {asked}: this version knows simulated GPUs only; use --backend simulated")
-    creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory)
+    creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, identity.boot_id())
     return Simulated(config.simulated_dir)
 
 

@@ -195,15 +195,19 @@ async def _killed(play: Play) -> None:
         await service.acquire([uuid], announced=True)
         await service.start([uuid], "tenant-c")
         await _blocking(tenants.occupy, stage.simulated, uuid, left, "tenant-c")
+        all_of_it = tenants.scan(stage.simulated, uuid, left)
         drills.stall_clears(stage.simulated, uuid)
         await _blocking(tenants.release, stage.simulated, uuid)
         await service.release([uuid])
-    busy = await stage.settled(
-        KILLED, lambda device: device.job is not None and device.job.step == "clear" and device.job.done_bytes > 0
-    )
+    busy = await stage.settled(KILLED, _halfway)
     cut = busy.job.id if busy.job else ""
     await stage.kill()
-    play.check(bool(cut), "tenant C's memory is being overwritten; now the service is gone", f"job {cut}")
+    remains = tenants.scan(stage.simulated, uuid, left)
+    play.check(
+        bool(cut) and 0 < remains < all_of_it,
+        "part of tenant C's memory is overwritten, part is not; now the service is gone",
+        f"job {cut}",
+    )
     drills.heal(stage.simulated, uuid)
     await stage.start()
     async with stage.admin() as admin:
@@ -261,6 +265,11 @@ async def _refused(call: Awaitable[object]) -> Reason | None:
 
 async def _blocking(work: Callable[..., T], *arguments: object) -> T:
     return await asyncio.to_thread(work, *arguments)
+
+
+def _halfway(device: view.DeviceStatus) -> bool:
+    """Whether the clear has counted what is there and is in the middle of its first write."""
+    return device.job is not None and device.job.step == "clear" and device.job.done_bytes > device.memory_bytes
 
 
 def _whole(receipt: view.ReceiptView) -> bool:

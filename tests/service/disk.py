@@ -21,6 +21,7 @@ class Disk:
         self.full = False  # nothing can be written
         self.failures = 0  # so many writes fail
         self.dies_after: int | None = None  # rows until the service is killed, before it hears of the last one
+        self.fails_at: int | None = None  # this append fails, counted from the first
         self.attempts = 0
         self._witness = witness
 
@@ -38,7 +39,7 @@ class Disk:
         """All or none, as long as there is somebody to write."""
         self._live()
         self.attempts += 1
-        if self.full or self.failures > 0:
+        if self.full or self.failures > 0 or self.attempts == self.fails_at:
             self.failures -= self.failures > 0
             raise LedgerUnavailable("cannot write to the ledger: the disk is full")
         entries = self.inner.append(drafts)
@@ -60,6 +61,10 @@ class Disk:
         if self.full:
             raise LedgerUnavailable("cannot shrink the ledger: the disk is full")
         return self.inner.compact(fold, keep, at)
+
+    def mend(self) -> None:
+        """Nothing is wrong with it any more."""
+        self.full, self.failures, self.dies_after, self.fails_at = False, 0, None, None
 
     def close(self) -> None:
         """The service lets go of it."""

@@ -173,6 +173,14 @@ class Node:
         for gpu in self.gpus.values():
             gpu.xids.clear()
 
+    def heal(self) -> None:
+        """Every fault is gone, and everybody with it."""
+        for gpu in self.gpus.values():
+            gpu.heal()
+        for process in self.everybody():
+            self.leave(process)
+        self.alive.clear()
+
     # -- scrubber.devices.base.Backend
 
     def inventory(self) -> tuple[DeviceInfo, ...]:

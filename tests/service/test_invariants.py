@@ -49,7 +49,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans())
     def begin(self, seed, policy, settled):
-        self.world = World(self.loop, gpus=GPUS, policy=policy, seed=seed)
+        self.world = World(self.loop, gpus=GPUS, policy=policy, seed=seed, interval=2.0)
         self.loop.run_until_complete(self.world.start())
         self.loop.advance(20.0 if settled else 0.0)
 
@@ -142,8 +142,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(POLICIES))
     def the_policy_changes(self, policy):
-        self.world.rulebook.source = policy
-        self.world.rulebook.reload()
+        self.world.change_policy(policy)
 
     # -- faults
 
@@ -241,39 +240,12 @@ class Histories(RuleBasedStateMachine):
     def teardown(self):
         try:
             if hasattr(self, "world"):
-                self.all_heals()
+                self.loop.run_until_complete(self.world.heal())
         finally:
             if self.world.up:
                 self.loop.run_until_complete(self.world.die())
             self.loop.close()
             self.world.close()
-
-    def all_heals(self):
-        """With every cause gone, every device comes back, those that wait for a person by an operator's word."""
-        world = self.world
-        if not world.up:
-            self.loop.run_until_complete(world.start())
-        disk = world.life.disk
-        disk.full, disk.failures, disk.dies_after = False, 0, None
-        world.node.deaf = False
-        self.loop.advance(30.0)
-        for gpu in world.node.gpus.values():
-            gpu.heal()
-        for process in world.node.everybody():
-            world.node.leave(process)
-        world.node.alive.clear()
-        world.rulebook.source = "strict" if world.rulebook.source == "observe" else world.rulebook.source
-        world.rulebook.reload()
-        self.loop.advance(5.0)
-        self._do(world.service.release(world.uuids), 65.0)  # grants that nobody ever used
-        for _ in range(3):  # errors from the time in quarantine are told by the first try
-            for uuid in world.uuids:
-                if world.state(uuid) is State.QUARANTINED:
-                    self._do(world.service.reinstate(uuid, "healed", "ops"), 0.0)
-            self.loop.advance(15.0)
-        world.check()
-        for uuid in world.uuids:
-            assert world.state(uuid) is State.CLEAN, world.story(uuid)
 
     # -- the same few moves
 

@@ -7,11 +7,13 @@ still do reaches the store, a device or a caller. ``check`` compares what the se
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +25,7 @@ from scrubber.errors import LedgerUnavailable
 from scrubber.jobs import Jobs
 from scrubber.ledger import memory, store
 from scrubber.ledger.ledger import Ledger
+from scrubber.ledger.sqlite import SqliteStore
 from scrubber.monitor import Monitor
 from scrubber.node.processes import Processes
 from scrubber.report import Identity, Reporter
@@ -37,6 +40,12 @@ from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import VirtualLoop
 
 KEEP = 40  # rows: so few that every longer history is compacted on its way
+
+
+@cache
+def _rulebook(policy: str) -> Rulebook:
+    """Reading a policy takes longer than most histories."""
+    return Rulebook(policy)
 
 
 @dataclass(frozen=True)
@@ -66,17 +75,19 @@ class World:
         hand: type[Hand] = Hand,
         jobs: type[Jobs] = Jobs,
         seed: int = 0,
+        interval: float = 1.0,
     ) -> None:
         """``reopen`` gives the store anew after a kill; without it there is one in memory that outlives all kills."""
         self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
         self.chance = random.Random(seed)
         self.node = Node(self.loop, gpus)
-        self.rulebook = Rulebook(policy)
+        self.rulebook = copy.copy(_rulebook(policy))
         self.truth = Truth(self.node, self.rulebook)
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> who was let on last
         self._kept = memory.MemoryStore()
         self._reopen = reopen or (lambda: self._kept)
+        self._interval = interval
         self._hand = hand
         self._jobs = jobs
         self._lives = 0
@@ -167,6 +178,28 @@ class World:
                 await self.life.ledger.moved(self.life.ledger.seq, 1.0)
         return self.record(device)
 
+    async def heal(self) -> None:
+        """With every cause gone every device comes back: what is out for a person's word, by that word."""
+        if not self.up:
+            await self.start()
+        self.life.disk.mend()
+        self.node.deaf = False
+        await asyncio.sleep(30.0)  # longer than any call may take
+        self.node.heal()
+        if self.rulebook.source == "observe":
+            self.change_policy("strict")
+        await asyncio.sleep(5.0)
+        await self.service.release(self.uuids)  # grants that nobody ever used
+        await asyncio.sleep(65.0)
+        for _ in range(3):  # errors from the time in quarantine are told by the first try
+            for device in self.uuids:
+                if self.state(device) is State.QUARANTINED:
+                    await self.service.reinstate(device, "healed", "ops")
+            await asyncio.sleep(15.0)
+        self.check()
+        for device in self.uuids:
+            assert self.state(device) is State.CLEAN, self.story(device)
+
     # -- callers
 
     def name(self) -> str:
@@ -209,6 +242,11 @@ class World:
         for device in devices:
             self.run(tenant, device)
         return tenant
+
+    def change_policy(self, policy: str) -> None:
+        """What ``Rulebook.reload`` does once it has read the file."""
+        self.rulebook.source = policy
+        self.rulebook._book = _rulebook(policy)._book
 
     def restart_kubelet(self) -> None:
         """Another life of the kubelet: its socket is another file."""
@@ -263,8 +301,9 @@ class World:
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = self._jobs(ledger, sight, self._hire, self.node.now, token, WATCH_EVERY)
         service = Service(ledger, sight, jobs, self.rulebook, Tools(self.node.now, token, self.chance.random))
+        monitor = Monitor(service, sight, self._interval)
         reporter = Reporter(service, Identity("test", "pretend", "", "", self.node.now().wall))
-        return Life(self._lives, disk, ledger, sight, jobs, service, Monitor(service, sight), reporter)
+        return Life(self._lives, disk, ledger, sight, jobs, service, monitor, reporter)
 
     async def _hire(self, address: Address, _files: Sequence[str]) -> Hand:
         await asyncio.sleep(0)
@@ -278,5 +317,6 @@ class World:
 
     def _let_go(self, inner: store.Store) -> None:
         """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""
-        if inner is not self._kept:
-            inner.close()
+        if isinstance(inner, SqliteStore) and inner._lock is not None:
+            inner.disconnect()
+            inner._lock.release()

@@ -17,21 +17,40 @@ DRIVER_VERSION = "1.0"
 BASELINE = Settings(power_limit_watts=350, persistence=True)
 
 
-def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> None:
-    """Make the GPUs that are missing; those that are there keep their memory, names and faults."""
+def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "") -> None:
+    """Make the GPUs that are missing; those that are there keep their memory, names and faults.
+
+    Under another boot id they have been through a reboot: the driver is another, and what was volatile is gone.
+    """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root.chmod(0o700)
     with layout.locked(root):
-        if not layout.driver_file(root).exists():
-            load_driver(root)
+        if not _same_boot(root, boot_id):
+            load_driver(root, boot_id)
+            for place in layout.places(root):
+                _reboot(place)
         for index in range(count):
             if not (root / f"gpu{index}").exists():
                 _make(root, index, memory_bytes)
 
 
-def load_driver(root: Path) -> None:
+def load_driver(root: Path, boot_id: str = "") -> None:
     """Load the pretended driver anew: proofs made under the old instance no longer hold."""
-    documents.write(layout.driver_file(root), Driver(uuid.uuid4().hex, DRIVER_VERSION))
+    documents.write(layout.driver_file(root), Driver(uuid.uuid4().hex, DRIVER_VERSION, boot_id))
+
+
+def _same_boot(root: Path, boot_id: str) -> bool:
+    file = layout.driver_file(root)
+    return file.exists() and documents.read(file, Driver).boot_id == boot_id
+
+
+def _reboot(place: Place) -> None:
+    """Counters and error events start from nothing; a row that could not be remapped stays so, and so do faults."""
+    with layout.locked(place.directory):
+        counters = documents.read(place.counters, Counters)
+        documents.write(place.counters, Counters(remap_failed=counters.remap_failed))
+        documents.write(place.settings, Settings())
+        os.truncate(place.events, 0)
 
 
 def _make(root: Path, index: int, memory_bytes: int) -> None:

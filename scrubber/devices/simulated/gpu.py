@@ -40,12 +40,13 @@ class SimulatedGpu:
         wanted = _named(patterns, key)
         faults = self._answer()
         with memory.opened(self._place, faults.stuck_bits) as cells:
-            step = _counted(progress, cells.size * (1 + 2 * len(wanted)))
+            # A clear that stalls does so halfway through its first write: the worst moment to be killed in.
+            stalling = _stalling(progress, self._place, cells.size * 3 // 2)
+            step = _counted(stalling, cells.size * (1 + 2 * len(wanted)))
             residue = cells.residue(step)
             mismatch: Mismatch | None = None
             for pattern in () if faults.skip_clears else wanted:
                 self._answer()
-                condition.stall(self._place)
                 cells.fill(pattern, step)
                 mismatch = memory.joined(mismatch, cells.compare(pattern, step))
             covered = cells.size if wanted else 0
@@ -88,6 +89,15 @@ class SimulatedGpu:
 
 def _named(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
     return tuple(patterns.named(name, key) for name in names)
+
+
+def _stalling(progress: Progress, place: Place, where: int) -> Progress:
+    def stalled(done: int, total: int) -> None:
+        progress(done, total)
+        if done >= where:
+            condition.stall(place)
+
+    return stalled
 
 
 def _counted(progress: Progress, total: int) -> Callable[[int], None]:

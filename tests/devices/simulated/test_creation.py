@@ -5,7 +5,8 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-from scrubber.devices.simulated import creation
+from scrubber.core.model import Vitals
+from scrubber.devices.simulated import condition, creation, documents, drills, layout
 from scrubber.devices.simulated.backend import Simulated
 
 
@@ -41,3 +42,22 @@ def test_loading_the_driver_anew_gives_it_another_name(tmp_path: Path) -> None:
     assert backend.driver() == before
     creation.load_driver(tmp_path)
     assert backend.driver() != before
+
+
+def test_after_a_reboot_the_driver_is_another_and_what_was_volatile_is_gone(tmp_path: Path) -> None:
+    creation.create(tmp_path, 1, 4096, "boot-1")
+    [place] = layout.places(tmp_path)
+    uuid = place.info().uuid
+    drills.xid(tmp_path, uuid, 79)
+    drills.ecc(tmp_path, uuid)
+    drills.remap(tmp_path, uuid, failed=True)
+    before = documents.read(layout.driver_file(tmp_path), documents.Driver)
+
+    creation.create(tmp_path, 1, 4096, "boot-1")
+    assert documents.read(layout.driver_file(tmp_path), documents.Driver) == before
+    assert condition.vitals(place).xids != ()
+
+    creation.create(tmp_path, 1, 4096, "boot-2")
+    assert documents.read(layout.driver_file(tmp_path), documents.Driver).instance != before.instance
+    assert condition.vitals(place) == Vitals(remap_failed=True)
+    assert place.info().uuid == uuid

@@ -1,0 +1,140 @@
+"""One long story, and everything that can cut it short: killed after every row, in every step, and with every write failing.
+
+The story has a tenant that leaves a process behind, a fast path that escalates, memory that is quarantined, tried again
+and brought back by an operator. After each cut the service is started again; the truth is asked all the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import State
+from scrubber.errors import AutoclaveError
+from scrubber.ledger import opening
+from tests.service.hand import TAKES
+from tests.service.virtual import VirtualLoop
+from tests.service.world import World
+
+SLICE = 0.05
+
+
+async def insist(ask: Callable[[], Awaitable[object]]) -> None:
+    """Ask until the answer is yes, as kubelets and operators do."""
+    while True:
+        try:
+            await ask()
+        except AutoclaveError:
+            await asyncio.sleep(1.0)
+        else:
+            return
+
+
+async def story(world: World) -> None:
+    """Whoever plays it once to the end has seen every kind of job."""
+    one, two = world.uuids
+    await world.start()
+    await insist(lambda: world.acquire("ann", one, two, announced=True))
+    await insist(lambda: world.begin("ann", one))
+    world.node.end_container("ann", leaving=True)
+    await insist(lambda: world.service.release([two]))
+    world.node.gpus[two].crashes = True
+    await insist(lambda: world.acquire("bob", one))
+    world.run("bob", one)
+    await world.reach(two, State.QUARANTINED)
+    world.node.heal()
+    await insist(lambda: world.service.reinstate(two, "mended", "ops"))
+    await world.reach(two, State.CLEAN)
+    world.node.gpus[one].bad_memory = True
+    await world.reach(one, State.QUARANTINED)
+    world.node.heal()
+    await world.reach(one, State.CLEAN)
+
+
+def play(world: World, until: Callable[[], bool]) -> None:
+    """The story, until it is over or cut short."""
+    telling = world.spawn(story(world))
+    while not telling.done() and not until():
+        world.loop.advance(SLICE)
+    if telling.done() and not telling.cancelled() and telling.exception() is not None:
+        assert world.life.disk.dead, telling.exception()
+
+
+def recover(world: World) -> None:
+    """Killed and started again: what was out is out, what is believed clean is clean, and in the end all is well."""
+    loop, out = world.loop, {device for device, it in world.truth.records.items() if it.quarantine}
+    loop.run_until_complete(world.die())
+    loop.run_until_complete(world.start(watching=False))
+    for device, record in world.life.ledger.records.items():
+        gpu = world.node.gpus[device]
+        assert not (device in out and record.quarantine is None), f"{device} came out of quarantine by a kill"
+        assert record.state is not State.CLEAN or gpu.blocks == [None] * len(gpu.blocks), f"{device} is believed clean"
+    loop.advance(0.0)
+    world.check()
+    loop.run_until_complete(world.die())
+    loop.run_until_complete(world.heal())
+
+
+def close(world: World) -> None:
+    if world.up:
+        world.loop.run_until_complete(world.die())
+    world.loop.close()
+    world.close()
+
+
+@cache
+def reference() -> World:
+    """The story told to its end, once."""
+    world = World(VirtualLoop())
+    play(world, until=lambda: False)
+    close(world)
+    return world
+
+
+def kinds(world: World) -> set[str]:
+    return {type(entry.event).__name__ for entry in world.truth.entries}
+
+
+def test_the_story_has_everything_in_it():
+    wanted = {"Escalated", "Quarantined", "ProbationStarted", "ScrubPassed", "Granted", "Exposed", "Released"}
+    assert wanted <= kinds(reference())
+    assert reference().truth.violations == []
+    assert any(result.findings.terminated for result in _results(reference()))
+
+
+def _results(world: World):
+    return [entry.event.result for entry in world.truth.entries if isinstance(entry.event, ev.StepFinished)]
+
+
+def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken():
+    rows = len(reference().truth.entries)
+    assert rows > 80
+    for row in range(1, rows + 1):
+        world = World(VirtualLoop())
+        play(world, until=lambda: False) if not _kill_after(world, row) else None
+        assert len(world.truth.entries) == row
+        recover(world)
+        close(world)
+
+
+def _kill_after(world: World, row: int) -> bool:
+    """True when the kill came before the story was over."""
+    opened = world._reopen
+
+    def reopen():
+        return opened()
+
+    world._reopen = reopen
+    telling = world.spawn(story(world))
+    while not telling.done():
+        if world.up and world.life.disk.dies_after is None:
+            world.life.disk.dies_after = row
+        if world.up and world.life.disk.dead:
+            return True
+        world.loop.advance(SLICE)
+    return True
