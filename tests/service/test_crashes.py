@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import State
+from scrubber.core.model import Moment, State
 from scrubber.errors import AutoclaveError
 from scrubber.ledger import opening
 from tests.service.hand import TAKES
+from tests.service.node import BOOTING
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
 
@@ -46,29 +46,30 @@ async def story(world: World) -> None:
     world.node.gpus[two].crashes = True
     await insist(lambda: world.acquire("bob", one))
     world.run("bob", one)
+    await world.reach(one, State.EXPOSED)
     await world.reach(two, State.QUARANTINED)
     world.node.heal()
+    world.node.gpus[one].bad_memory = True
     await insist(lambda: world.service.reinstate(two, "mended", "ops"))
     await world.reach(two, State.CLEAN)
-    world.node.gpus[one].bad_memory = True
     await world.reach(one, State.QUARANTINED)
     world.node.heal()
     await world.reach(one, State.CLEAN)
 
 
-def play(world: World, until: Callable[[], bool]) -> None:
-    """The story, until it is over or cut short."""
+def play(world: World, seconds: float = float("inf")) -> None:
+    """The story, until it is over, the service was killed, or the time is up."""
     telling = world.spawn(story(world))
-    while not telling.done() and not until():
-        world.loop.advance(SLICE)
-    if telling.done() and not telling.cancelled() and telling.exception() is not None:
-        assert world.life.disk.dead, telling.exception()
+    while not telling.done() and not (world.up and world.life.disk.dead) and world.loop.time() < seconds:
+        world.loop.advance(min(SLICE, seconds - world.loop.time()))
+    if telling.done() and not world.life.disk.dead:
+        telling.result()
 
 
-def recover(world: World) -> None:
+def recover(world: World, *, lingering: bool = False) -> None:
     """Killed and started again: what was out is out, what is believed clean is clean, and in the end all is well."""
     loop, out = world.loop, {device for device, it in world.truth.records.items() if it.quarantine}
-    loop.run_until_complete(world.die())
+    loop.run_until_complete(world.die(lingering=lingering))
     loop.run_until_complete(world.start(watching=False))
     for device, record in world.life.ledger.records.items():
         gpu = world.node.gpus[device]
@@ -91,7 +92,7 @@ def close(world: World) -> None:
 def reference() -> World:
     """The story told to its end, once."""
     world = World(VirtualLoop())
-    play(world, until=lambda: False)
+    play(world)
     close(world)
     return world
 
@@ -115,26 +116,41 @@ def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken():
     rows = len(reference().truth.entries)
     assert rows > 80
     for row in range(1, rows + 1):
-        world = World(VirtualLoop())
-        play(world, until=lambda: False) if not _kill_after(world, row) else None
+        world = World(VirtualLoop(), arm=lambda disk, row=row: setattr(disk, "dies_after", row))
+        play(world)
         assert len(world.truth.entries) == row
         recover(world)
         close(world)
 
 
-def _kill_after(world: World, row: int) -> bool:
-    """True when the kill came before the story was over."""
-    opened = world._reopen
+@pytest.mark.parametrize("lingering", [False, True], ids=["", "a worker lingers"])
+def test_killed_within_any_step_it_comes_back_and_no_promise_is_broken(lingering):
+    steps = [(entry.at, entry.event.step) for entry in reference().truth.entries if isinstance(entry.event, ev.StepStarted)]
+    assert len(steps) > 30
+    for at, step in steps:
+        world = World(VirtualLoop())
+        play(world, at.uptime - BOOTING + TAKES[step] / 2)
+        recover(world, lingering=lingering)
+        close(world)
 
-    def reopen():
-        return opened()
 
-    world._reopen = reopen
-    telling = world.spawn(story(world))
-    while not telling.done():
-        if world.up and world.life.disk.dies_after is None:
-            world.life.disk.dies_after = row
-        if world.up and world.life.disk.dead:
-            return True
-        world.loop.advance(SLICE)
-    return True
+def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken():
+    for write in range(1, len(reference().truth.entries) + 1):
+        world = World(VirtualLoop(), arm=lambda disk, write=write: setattr(disk, "fails_at", write))
+        play(world)
+        world.check()
+        recover(world)
+        close(world)
+
+
+def test_killed_over_a_ledger_on_disk_it_comes_back_and_no_promise_is_broken(tmp_path):
+    for row in range(3, len(reference().truth.entries), 12):
+        path = tmp_path / str(row) / "ledger.sqlite"
+        world = World(
+            VirtualLoop(),
+            arm=lambda disk, row=row: setattr(disk, "dies_after", row),
+            reopen=lambda path=path: opening.open_or_set_aside(path, Moment(0.0, 0.0))[0],
+        )
+        play(world)
+        recover(world)
+        close(world)

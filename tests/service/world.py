@@ -76,8 +76,12 @@ class World:
         jobs: type[Jobs] = Jobs,
         seed: int = 0,
         interval: float = 1.0,
+        arm: Callable[[Disk], None] = lambda _: None,
     ) -> None:
-        """``reopen`` gives the store anew after a kill; without it there is one in memory that outlives all kills."""
+        """``reopen`` gives the store anew after a kill; without it there is one in memory that outlives all kills.
+
+        ``arm`` prepares what will befall the disk in the first life.
+        """
         self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
         self.chance = random.Random(seed)
         self.node = Node(self.loop, gpus)
@@ -87,6 +91,7 @@ class World:
         self.tenants: dict[str, str] = {}  # device -> who was let on last
         self._kept = memory.MemoryStore()
         self._reopen = reopen or (lambda: self._kept)
+        self._arm = arm
         self._interval = interval
         self._hand = hand
         self._jobs = jobs
@@ -293,6 +298,8 @@ class World:
 
     def _build(self) -> Life:
         disk = Disk(self._reopen(), self.truth.written)
+        if self._lives == 1:
+            self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP)
         sight = Sight(
             self.node, cast("Processes", self.node), self.node.boot_id, Path(self._run_dir.name), self.node.now().uptime

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import DeviceError
@@ -20,9 +21,10 @@ def faults(place: Place) -> Faults:
     return found
 
 
-def stall(place: Place) -> None:
-    """Go nowhere for as long as clears are to stall."""
+def stall(place: Place, meanwhile: Callable[[], None]) -> None:
+    """Go nowhere for as long as clears are to stall, and go on saying so."""
     while documents.read(place.faults, Faults).stall_clears:
+        meanwhile()
         time.sleep(_BLINK)
 
 

@@ -95,7 +95,7 @@ def _stalling(progress: Progress, place: Place, where: int) -> Progress:
     def stalled(done: int, total: int) -> None:
         progress(done, total)
         if done >= where:
-            condition.stall(place)
+            condition.stall(place, lambda: progress(done, total))
 
     return stalled
 
