@@ -199,7 +199,7 @@ class Probation(Model):
     factor: Annotated[float, Field(ge=1)] = 2.0
     """By how much each pause is longer than the one before."""
 
-    flap_limit: Annotated[int, Field(ge=1)] = 3
+    flap_limit: Annotated[int, Field(ge=1, le=10)] = 3
     """After this many returns from quarantine within flap_window, the next quarantine waits for a person."""
 
     flap_window: Annotated[Duration, Field(gt=0)] = 86400.0

@@ -93,9 +93,9 @@ async def _ledger(config: ScrubberConfig, stop: asyncio.Event) -> Ledger | None:
                 return app.open_ledger(config)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
                 closed = closed or await server.ClosedDoors.open(config.run_dir)
                 closed.message = error.message
+                logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
@@ -112,6 +112,7 @@ async def _watch_policy(rulebook: Rulebook) -> None:
         return
     with Inotify() as inotify:
         inotify.add_watch(rulebook.path.parent, FILE_CHANGES)
+        await _reload(rulebook)  # what changed before we watched
         async for _ in inotify:
             await _reload(rulebook)
 

@@ -186,6 +186,8 @@ class Jobs:
                 vitals = job.results[-1].findings.vitals if job.results else None
                 chance = int(self._token(2), 16) / 2**16
                 return upkeep.confine(record, sickness, "autoclave", vitals, ruling.policy, self._now(), chance)
+            case verdict.StayConfined():
+                return upkeep.interruption(record, judged.detail, self._now())
             case verdict.LeaveDirty():
                 return ev.ScrubFailed(job.id, judged.detail)
 

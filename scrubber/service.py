@@ -120,6 +120,7 @@ class Service:
     async def scrub(self, device: str, path: Path | None) -> Running:
         """Start a scrub now, or join the one that runs."""
         async with self._locked([device]):
+            await self._closed_orphan(device, self._op())
             record = self._known(device)
             running = self.jobs.of(device)
             if running is not None:
@@ -131,9 +132,9 @@ class Service:
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is {record.state.value}; release it first")
             await self._demand_free(record)
             ruling = self.rulebook.ruling(record.device)
-            wanted = path or (
-                Path.SLOW if record.state is State.UNKNOWN else Path(ruling.policy.paths.new_tenant.value)
-            )
+            if record.sickness is not None:
+                raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
+            wanted = path or grounds.path_for(record, ruling.policy)
             return await self.jobs.begin(device, wanted, Trigger.REQUEST, ruling, self._op())
 
     async def quarantine(self, device: str, reason: str, by: str) -> None:
@@ -141,7 +142,7 @@ class Service:
         async with self._locked([device]):
             record = self._known(device)
             sickness = Sickness(Ailment.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.Sickened(sickness)
+            event: ev.Event = ev.Sickened(replace(sickness, detail=f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.EXPOSED):
                 vitals = await self._sight.vitals(device)
                 policy = self._policy(record.device.uuid)
@@ -152,6 +153,7 @@ class Service:
     async def reinstate(self, device: str, reason: str, by: str) -> Running:
         """Bring a quarantined device back by evidence: the slow path, passed."""
         async with self._locked([device]):
+            await self._closed_orphan(device, self._op())
             running = self.jobs.of(device)
             record = self._known(device)
             if running is not None and record.quarantine is not None:
@@ -317,8 +319,8 @@ class Service:
         if now >= budget:
             names = ", ".join(job.device for job in running)
             raise NotReady(Reason.SCRUBBING, f"cannot hand out {names} in time: it is being scrubbed; ask again")
-        if waiting:
-            await asyncio.sleep(POLL)
+        if waiting or not running:  # nothing to wait for: what was noted just now has changed the question
+            await asyncio.sleep(POLL if waiting else 0)
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]
         try:

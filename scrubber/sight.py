@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
@@ -39,6 +40,7 @@ class Sight:
         self._boot_id = boot_id
         self._kubelet_dir = kubelet_dir
         self._since = watched_since
+        self._late: set[str] = set()
         self._caller = Caller()
         self._ours: set[int] = set()
         self._walking = asyncio.Lock()
@@ -65,8 +67,9 @@ class Sight:
                 lambda: (self._incarnation(), self.backend.in_use(record.device.uuid)),
                 self.patience,
             )
-        except DeviceError:
-            return Facts(record.incarnation, self.epoch(), None, self._since)
+        except DeviceError as error:
+            # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
+            return replace(await self.full(record), vitals=_silent(error))
         if in_use is False and record.state is not State.EXPOSED:
             return Facts(incarnation, self.epoch(), (), self._since)
         return await self.full(record)
@@ -83,14 +86,21 @@ class Sight:
         busy = _siblings_busy(siblings, holders)
         return Facts(incarnation, self.epoch(), holders[record.device.uuid], self._since, alive, siblings_busy=busy)
 
-    async def vitals(self, uuid: str) -> Vitals:
-        """Health as reported. A report that cannot be read is no healthy one."""
+    async def vitals(self, uuid: str) -> Vitals | None:
+        """Health as reported; None while a single report is missing.
+
+        One late answer is no illness: drivers hold their locks while another device is reset. Two in a row are.
+        """
         try:
-            return await self._caller.ask(uuid, lambda: self.backend.vitals(uuid), self.patience)
-        except DeviceLostError:
-            return Vitals(lost=True)
-        except DeviceError:
-            return Vitals(unresponsive=True)
+            vitals = await self._caller.ask(uuid, lambda: self.backend.vitals(uuid), self.patience)
+        except DeviceError as error:
+            vitals = _silent(error)
+        if vitals.unresponsive and uuid not in self._late:
+            self._late.add(uuid)
+            return None
+        if not vitals.unresponsive:
+            self._late.discard(uuid)
+        return vitals
 
     def epoch(self) -> str:
         """Which life of the kubelet this is."""
@@ -123,6 +133,11 @@ class Sight:
         if container is None:
             return None
         return await self._caller.ask("containers", _asking(self.backend, container), self.patience)
+
+
+def _silent(error: DeviceError) -> Vitals:
+    """What is to be thought of a device that gave no answer."""
+    return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True)
 
 
 def _asking(backend: Backend, container: str) -> Callable[[], bool]:

@@ -13,6 +13,7 @@ from policies.model import Mode, Policy
 from scrubber.core import answers, grounds
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Facts, Moment, Owner, Record, State, Step, Trigger
+from scrubber.core.verdict import diagnose
 from scrubber.errors import Reason
 
 
@@ -34,7 +35,7 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
     stale = grounds.distrust(record, facts)
     if stale is not None:
         return answers.Note(stale)
-    if record.sickness is not None:
+    if record.sickness is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
         return answers.Refuse(Reason.SICK, f"cannot hand out {record.device.uuid}: it is unhealthy")
     match record.state:
         case State.QUARANTINED:
@@ -46,7 +47,7 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
         case State.GRANTED if reusable(record, facts, policy, now):
             return answers.HandOut()
         case State.GRANTED | State.EXPOSED:
-            return _in_use(record, facts) or answers.Note(
+            return _in_use(record, facts, now) or answers.Note(
                 ev.Released("it was asked for again and its last user is gone")
             )
         case State.DIRTY | State.UNKNOWN:
@@ -146,12 +147,14 @@ def from_dirty(record: Record, facts: Facts, policy: Policy, trigger: Trigger) -
     return answers.Scrub(grounds.path_for(record, policy), trigger)
 
 
-def _in_use(record: Record, facts: Facts) -> answers.Wait | None:
-    """Somebody who must not be disturbed is on it, or nobody can say."""
+def _in_use(record: Record, facts: Facts, now: Moment | None = None) -> answers.Wait | None:
+    """Somebody who must not be disturbed is on it or, as of ``now``, about to come; or nobody can say."""
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
         return _unproven(record)
     if facts.owner_alive is True or grounds.user_of(facts.holders) is not None:
+        return _busy(record)
+    if named and now is not None and grounds.about_to_start(record.owner, now):
         return _busy(record)
     return None
 
@@ -195,7 +198,7 @@ def _start_exposed(record: Record, facts: Facts, owner: str, now: Moment) -> ans
         return _as_start(_busy(record)) if others else answers.Proceed()
     if record.owner is not None and record.owner.container is None and facts.holders and not others:
         return answers.Note(ev.Exposed(Owner(owner, now)))
-    busy = _in_use(record, facts)
+    busy = _in_use(record, facts, now)
     if busy is not None:
         return _as_start(busy)
     return answers.Note(ev.Released("another owner is about to start and its last user is gone"))

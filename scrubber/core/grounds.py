@@ -4,7 +4,29 @@ from __future__ import annotations
 
 from policies.model import Eviction, Policy, Route
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Holder, Moment, Path, Receipt, Record, State
+from scrubber.core.model import Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State
+
+STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
+CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
+CUT_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
+
+
+def growing(first: float, factor: float, longest: float, times: int) -> float:
+    """A pause that grew so many times. Multiplied step by step: a power overflows after some weeks of tries."""
+    pause = first
+    for _ in range(times):
+        pause = min(pause * factor, longest)
+    return pause
+
+
+def pause_after_cut(quarantine: Quarantine) -> float:
+    """How long a device rests after its probation was cut off."""
+    return growing(CUT_FIRST, 2, CUT_LONGEST, quarantine.probes)
+
+
+def about_to_start(owner: Owner | None, now: Moment) -> bool:
+    """A container was told that it may start and has not been seen yet: it may come any moment."""
+    return owner is not None and not owner.seen and now.uptime - owner.since.uptime < STARTS_WITHIN
 
 
 def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:

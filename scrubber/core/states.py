@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.core import events as ev
+from scrubber.core import grounds
 from scrubber.core.model import Baseline, Job, Moment, Path, Record, Setback, State
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
@@ -152,9 +153,11 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(record, grant=None, owner=None, receipt=None)
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None)
-        case ev.ScrubStarted() | ev.ProbationStarted():
-            owed = Path.SLOW if record.owed is Path.SLOW else event.job.path
-            return replace(record, job=event.job, receipt=None, grant=None, owner=None, owed=owed)
+        case ev.ScrubStarted():
+            return _begin(record, event.job)
+        case ev.ProbationStarted():
+            tried = replace(record.quarantine, probes=record.quarantine.probes + 1) if record.quarantine else None
+            return replace(_begin(record, event.job), quarantine=tried)
         case ev.StepStarted():
             return replace(record, job=replace(_job(record), step=event.step))
         case ev.StepFinished():
@@ -184,11 +187,17 @@ def _job(record: Record) -> Job:
     return record.job
 
 
+def _begin(record: Record, job: Job) -> Record:
+    """The job owns the device. A slow path that was begun is owed until one is done."""
+    owed = Path.SLOW if record.owed is Path.SLOW else job.path
+    return replace(record, job=job, receipt=None, grant=None, owner=None, owed=owed)
+
+
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
-    """Nothing known of the memory holds; a quarantine does, and may be tried again at once: there is new evidence."""
+    """Nothing known of the memory holds; a quarantine does, and its next trial is told by the new boot's clock."""
     quarantine = record.quarantine
     if quarantine is not None and quarantine.next_probe is not None:
-        quarantine = replace(quarantine, next_probe=at.uptime)
+        quarantine = replace(quarantine, next_probe=at.uptime + grounds.pause_after_cut(quarantine))
     return replace(
         record,
         incarnation=event.incarnation,

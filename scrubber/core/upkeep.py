@@ -31,12 +31,13 @@ RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, an
 
 
 def interruption(record: Record, why: str, now: Moment) -> ev.Event:
-    """A job was cut off. A device on probation goes back to where it was."""
+    """A job was cut off. A device on probation goes back to where it was, for the same reason."""
     if record.job is None:
         raise ValueError(f"{record.device.uuid} has no job to interrupt")
     if record.quarantine is None:
         return ev.ScrubInterrupted(record.job.id, why)
-    again = now.uptime if record.quarantine.next_probe is not None else None
+    waits = record.quarantine.next_probe is None
+    again = None if waits else now.uptime + grounds.pause_after_cut(record.quarantine)
     return ev.Quarantined(replace(record.quarantine, next_probe=again))
 
 
@@ -104,21 +105,13 @@ def confine(
         detail = f"{sickness.detail}; {FLAPPING.format(count=len(recent))}"
         sickness = Sickness(Ailment.FLAPPING, detail, sticky=True)
     before = record.quarantine
-    probes = before.probes + 1 if before else 0
-    pause = _growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
+    probes = before.probes if before else 0
+    pause = grounds.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
     since = before.since if before else now
     # What waits for a person goes on waiting: a failed reinstatement must not start probation by itself.
     sticky = sickness.sticky or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     return ev.Quarantined(Quarantine(sickness, since, by, known(vitals, record.baseline), probes, due))
-
-
-def _growing(first: float, factor: float, longest: float, times: int) -> float:
-    """A pause that grew so many times. Multiplied step by step: a power overflows after some weeks of tries."""
-    pause = first
-    for _ in range(times):
-        pause = min(pause * factor, longest)
-    return pause
 
 
 def _sickness(record: Record, facts: Facts, policy: Policy) -> Sickness | None:
@@ -135,7 +128,8 @@ def _isolate(
 ) -> answers.Note:
     if record.state in (State.GRANTED, State.EXPOSED):
         return answers.Note(ev.Sickened(sickness))
-    return answers.Note(confine(record, sickness, "autoclave", vitals, policy, now, chance))
+    by = "an operator" if sickness.ailment is Ailment.OPERATOR else "autoclave"
+    return answers.Note(confine(record, sickness, by, vitals, policy, now, chance))
 
 
 def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
@@ -155,6 +149,9 @@ def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnsw
     # has a better reason to say so than we.
     if facts.owner_alive is False and owner.seen:
         return answers.Note(ev.Released("its owner is gone"))
+    if record.sickness is not None and _deserted(owner, facts, now):
+        # Sick is not offered, so that nobody would ever ask for it and show that the last user is gone.
+        return answers.Note(ev.Released("it is sick and nobody is on it"))
     return answers.Proceed()
 
 
@@ -164,7 +161,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
             return answers.Proceed()
         return answers.Scrub(grounds.path_for(record, policy), Trigger.PROOF_EXPIRED)
     if record.setback is not None:
-        pause = _growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
+        pause = grounds.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
         if now.uptime - record.setback.at.uptime < pause:
             return answers.Proceed()
     answer = decide.from_dirty(record, facts, policy, _idle_trigger(record))
@@ -181,6 +178,12 @@ def _idle_trigger(record: Record) -> Trigger:
     if record.setback is not None:
         return Trigger.RETRY
     return Trigger.RELEASE if record.tenancy_began is not None else Trigger.FOREIGN_USE
+
+
+def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
+    """Nobody was ever seen to hold it on, and nobody is about to."""
+    gone = owner.container is None or facts.owner_alive is False
+    return facts.holders == () and gone and not grounds.about_to_start(owner, now)
 
 
 def _announced(record: Record) -> bool:

@@ -75,13 +75,18 @@ class LeaveDirty:
 
 
 @dataclass(frozen=True, slots=True)
+class StayConfined:
+    """Its probation did not come to an end: it stays in quarantine for the reason that it was there for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Confine:
     """The device is sick: quarantine it."""
 
     sickness: Sickness
 
 
-Consequence = Escalate | LeaveDirty | Confine
+Consequence = Escalate | LeaveDirty | StayConfined | Confine
 
 
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
@@ -99,12 +104,12 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
 
 
 def consequence(failure: Failed, path: Path, *, escalate: bool, confined: bool) -> Consequence:
-    """What follows a failed path. ``confined`` is a device on probation: a failure keeps it in quarantine."""
+    """What follows a failed path. ``confined`` is a device on probation: whatever fails, it stays in quarantine."""
     if failure.blame is Blame.DEVICE and path is Path.FAST and escalate:
         return Escalate(Path.SLOW)
-    if failure.blame is Blame.DEVICE or confined:
+    if failure.blame is Blame.DEVICE:
         return Confine(failure.sickness)
-    return LeaveDirty()
+    return StayConfined() if confined else LeaveDirty()
 
 
 def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Sickness | None:

@@ -11,7 +11,7 @@ from policies.model import Clear, Paths, Proof, Route
 from scrubber.core import decide, grounds
 from scrubber.core import events as ev
 from scrubber.core.answers import Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
-from scrubber.core.model import Blame, Holder, Owner, Path, Step, Trigger
+from scrubber.core.model import Blame, Holder, Owner, Path, Step, Trigger, Vitals
 from scrubber.errors import Reason
 from tests.core import lives
 from tests.core.lives import (
@@ -247,7 +247,8 @@ FENCE = rows(
     ("orphans are what the evict is for", Step.EVICT, facts((LEFTOVER, FOREIGN)), None),
     ("W21 a container appeared before the clear", Step.CLEAR, facts((OF_A,)), "live container"),
     ("an orphan appeared before the clear", Step.CLEAR, facts((LEFTOVER,)), "used by orphan (pid 43, no container)"),
-    ("an orphan appeared before the last look", Step.HEALTH, facts((LEFTOVER, FOREIGN)), "nv-hostengine (pid 44, no container)"),
+    ("an orphan appeared before the last look", Step.HEALTH, facts((LEFTOVER, FOREIGN)),
+     "nv-hostengine (pid 44, no container)"),
     ("W8 a neighbour is in use", Step.RESET, facts(siblings=True), "reset domain"),
     ("W8 nobody can say whether a neighbour is in use", Step.RESET, facts(siblings=None), "reset domain"),
     ("a reset of a device without busy neighbours", Step.RESET, facts(siblings=False), None),
@@ -307,3 +308,26 @@ def test_the_sentence_for_b_names_nobody_else():
     assert isinstance(answer, Wait)
     assert B not in answer.message
     assert not {"41", "train-a", A} & set(answer.message.split())
+
+
+UNSEEN_A = replace(lives.EXPOSED, owner=Owner("pod-a", NOW, seen=False))
+
+
+def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
+    """The kubelet can give a device away between a permitted start and its first process."""
+    gone = facts(alive=False)
+    soon = later(grounds.STARTS_WITHIN - 0.1)
+    late = later(grounds.STARTS_WITHIN)
+    assert isinstance(decide.acquire(UNSEEN_A, gone, ENFORCE, soon), Wait)
+    assert isinstance(decide.start(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
+    assert decide.acquire(UNSEEN_A, gone, ENFORCE, late) == Note(
+        ev.Released("it was asked for again and its last user is gone")
+    )
+    assert decide.release(UNSEEN_A, gone) == Note(ev.Released("it was given back"))
+
+
+def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():
+    for vitals in (Vitals(unresponsive=True), Vitals(lost=True)):
+        answer = decide.acquire(lives.CLEAN, facts(vitals=vitals), ENFORCE, NOW)
+        assert isinstance(answer, Refuse)
+        assert answer.reason is Reason.SICK

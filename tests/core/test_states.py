@@ -302,8 +302,8 @@ CHANGES = [
      {"incarnation": lives.RELOADED, "receipt": None}),
     ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
      ev.Distrusted("x", lives.REBOOTED), {"incarnation": lives.REBOOTED, "tenancy_began": None, "setback": None}),
-    ("distrust brings the next probe forward", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime)}),
+    ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
+     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
     ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED}),
     ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
@@ -343,8 +343,8 @@ def test_the_newest_ten_returns_are_kept():
     assert live(before, lives.passed(before), at=AT).returns == (*map(float, range(1, 10)), AT.wall)
 
 
-def test_probation_keeps_the_quarantine_until_it_has_passed():
-    assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, lives.quarantine())
+def test_probation_keeps_the_quarantine_until_it_has_passed_and_is_counted():
+    assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, replace(lives.quarantine(), probes=1))
 
 
 def test_a_probation_that_fails_is_quarantined_again():

@@ -7,7 +7,7 @@ import pytest
 from policies.model import Evict, Eviction, Probation
 from policies.model import Quarantine as QuarantineRules
 from scrubber.core import events as ev
-from scrubber.core import upkeep
+from scrubber.core import grounds, upkeep
 from scrubber.core.answers import Advert, AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
 from scrubber.core.model import (
     Ailment,
@@ -247,10 +247,10 @@ def test_a_first_quarantine_begins_now_and_is_tried_after_the_first_pause():
     assert confine(lives.CLEAN) == Quarantine(LOST, AT, "autoclave", Baseline(), 0, AT.uptime + 60)
 
 
-@pytest.mark.parametrize(("probes", "pause"), [(0, 120), (1, 240), (2, 480), (3, 600), (100_000, 600)])
+@pytest.mark.parametrize(("probes", "pause"), [(0, 60), (1, 120), (2, 240), (3, 480), (4, 600), (100_000, 600)])
 def test_pauses_grow_up_to_the_longest_whatever_the_count(probes, pause):
     again = confine(tried(probes))
-    assert (again.probes, again.next_probe, again.since) == (probes + 1, AT.uptime + pause, NOW)
+    assert (again.probes, again.next_probe, again.since) == (probes, AT.uptime + pause, NOW)
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 48), (0.5, 54), (1.0, 60)])
@@ -304,7 +304,7 @@ def test_an_interrupted_job_is_interrupted():
 
 
 @pytest.mark.parametrize(
-    ("record", "due"), [(lives.PROBED, AT.uptime), (lives.REINSTATED, None)], ids=["probation", "reinstatement"]
+    ("record", "due"), [(lives.PROBED, AT.uptime + 120), (lives.REINSTATED, None)], ids=["probation", "reinstatement"]
 )
 def test_an_interrupted_probation_is_quarantined_as_before(record, due):
     expected = replace(record.quarantine, next_probe=due)
@@ -324,3 +324,31 @@ def test_waiting_for_orphans_is_a_policy():
 
 def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
     assert upkeep.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == Proceed()
+
+
+def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
+    nameless = replace(lives.NAMELESS, sickness=LOST)
+    unseen = replace(lives.EXPOSED, sickness=LOST, owner=Owner("pod-a", AT, seen=False))
+    late = later(1 + grounds.STARTS_WITHIN)
+    deserted = Note(ev.Released("it is sick and nobody is on it"))
+    assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
+    assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
+    assert upkeep.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
+    assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
+
+
+def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
+    pauses = []
+    for probes in (1, 2, 3, 20):
+        record = replace(lives.PROBED, quarantine=replace(lives.PROBED.quarantine, probes=probes))
+        cut = upkeep.interruption(record, "the node went down", AT)
+        assert isinstance(cut, ev.Quarantined)
+        pauses.append(cut.quarantine.next_probe - AT.uptime)
+    assert pauses == [120, 240, 480, 3600]
+
+
+def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():
+    record = replace(lives.DIRTY, sickness=Sickness(Ailment.OPERATOR, "hums (asked by user ann)", sticky=True))
+    answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
+    assert isinstance(answer, Note)
+    assert answer.event.quarantine.by == "an operator"

@@ -25,7 +25,7 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
-from scrubber.core.verdict import Confine, Escalate, Failed, LeaveDirty, Passed
+from scrubber.core.verdict import Confine, Escalate, Failed, LeaveDirty, Passed, StayConfined
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, finished, result, results
 
@@ -267,7 +267,7 @@ CONSEQUENCES = [
     (Blame.DEVICE, Path.SLOW, True, False, Confine(lives.LOST)),
     (Blame.DEVICE, Path.SLOW, False, True, Confine(lives.LOST)),
     *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
-    *((blame, path, True, True, Confine(lives.LOST)) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
+    *((blame, path, True, True, StayConfined()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
 ]
 
 

@@ -263,4 +263,4 @@ def test_no_device_is_kept_waiting_by_the_clock_of_another_boot(name, incarnatio
     if name not in STUCK_BY_INTENT and record.quarantine is None:
         assert isinstance(answer, answers.Scrub)
     elif name not in STUCK_BY_INTENT:
-        assert isinstance(answer, answers.Probe) or record.quarantine.since == early
+        assert record.quarantine.next_probe <= early.uptime + grounds.CUT_LONGEST

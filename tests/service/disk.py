@@ -14,8 +14,8 @@ from tests.service.virtual import KilledError
 class Disk:
     """A real store behind it outlives it."""
 
-    def __init__(self, inner: store.Store, witness: Callable[[Entry], None]) -> None:
-        """``witness`` is told of every row the moment it is durable."""
+    def __init__(self, inner: store.Store, witness: Callable[[Entry], None], dying: Callable[[], None]) -> None:
+        """``witness`` is told of every row the moment it is durable, ``dying`` of the kill that was asked for."""
         self.inner = inner
         self.dead = False
         self.full = False  # nothing can be written
@@ -24,6 +24,7 @@ class Disk:
         self.fails_at: int | None = None  # this append fails, counted from the first
         self.attempts = 0
         self._witness = witness
+        self._dying = dying
 
     @property
     def head(self) -> store.Head:
@@ -48,6 +49,8 @@ class Disk:
         if self.dies_after is not None:
             self.dies_after -= len(entries)
             self.dead = self.dies_after <= 0
+            if self.dead:
+                self._dying()
         self._live()
         return entries
 

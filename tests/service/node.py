@@ -174,11 +174,13 @@ class Node:
             gpu.xids.clear()
 
     def heal(self) -> None:
-        """Every fault is gone, and everybody with it."""
+        """Every fault is gone, and everybody with it but the workers of a service that is up."""
+        self.deaf = False
         for gpu in self.gpus.values():
             gpu.heal()
         for process in self.everybody():
-            self.leave(process)
+            if process.kind is not Kind.WORKER or process.life != self.life:
+                self.leave(process)
         self.alive.clear()
 
     # -- scrubber.devices.base.Backend

@@ -21,7 +21,8 @@ from tests.service.node import BOOTING
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World
 
-SLICE = 0.05
+A_WHILE = 5.0
+INTERVAL = 3.0  # of the monitor: what it does now and then is not the point here
 
 
 async def insist(ask: Callable[[], Awaitable[object]]) -> None:
@@ -42,8 +43,9 @@ async def story(world: World) -> None:
     await insist(lambda: world.acquire("ann", one, two, announced=True))
     await insist(lambda: world.begin("ann", one))
     world.node.end_container("ann", leaving=True)
-    await insist(lambda: world.service.release([two]))
     world.node.gpus[two].crashes = True
+    await insist(lambda: world.service.release([two]))
+    await insist(lambda: world.service.scrub(two, None))
     await insist(lambda: world.acquire("bob", one))
     world.run("bob", one)
     await world.reach(one, State.EXPOSED)
@@ -61,7 +63,7 @@ def play(world: World, seconds: float = float("inf")) -> None:
     """The story, until it is over, the service was killed, or the time is up."""
     telling = world.spawn(story(world))
     while not telling.done() and not (world.up and world.life.disk.dead) and world.loop.time() < seconds:
-        world.loop.advance(min(SLICE, seconds - world.loop.time()))
+        world.loop.advance(min(A_WHILE, seconds - world.loop.time()))
     if telling.done() and not world.life.disk.dead:
         telling.result()
 
@@ -91,7 +93,7 @@ def close(world: World) -> None:
 @cache
 def reference() -> World:
     """The story told to its end, once."""
-    world = World(VirtualLoop())
+    world = World(VirtualLoop(), interval=INTERVAL)
     play(world)
     close(world)
     return world
@@ -116,9 +118,9 @@ def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken():
     rows = len(reference().truth.entries)
     assert rows > 80
     for row in range(1, rows + 1):
-        world = World(VirtualLoop(), arm=lambda disk, row=row: setattr(disk, "dies_after", row))
+        world = World(VirtualLoop(), interval=INTERVAL, arm=lambda disk, row=row: setattr(disk, "dies_after", row))
         play(world)
-        assert len(world.truth.entries) == row
+        assert len(world.truth.entries) in (row, row + 1)  # two grants are one write
         recover(world)
         close(world)
 
@@ -128,15 +130,16 @@ def test_killed_within_any_step_it_comes_back_and_no_promise_is_broken(lingering
     steps = [(entry.at, entry.event.step) for entry in reference().truth.entries if isinstance(entry.event, ev.StepStarted)]
     assert len(steps) > 30
     for at, step in steps:
-        world = World(VirtualLoop())
+        world = World(VirtualLoop(), interval=INTERVAL)
         play(world, at.uptime - BOOTING + TAKES[step] / 2)
         recover(world, lingering=lingering)
         close(world)
 
 
-def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken():
-    for write in range(1, len(reference().truth.entries) + 1):
-        world = World(VirtualLoop(), arm=lambda disk, write=write: setattr(disk, "fails_at", write))
+def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken(request):
+    step = 1 if request.config.getoption("--night") else 4
+    for write in range(1, len(reference().truth.entries) + 1, step):
+        world = World(VirtualLoop(), interval=INTERVAL, arm=lambda disk, write=write: setattr(disk, "fails_at", write))
         play(world)
         world.check()
         recover(world)
@@ -148,6 +151,7 @@ def test_killed_over_a_ledger_on_disk_it_comes_back_and_no_promise_is_broken(tmp
         path = tmp_path / str(row) / "ledger.sqlite"
         world = World(
             VirtualLoop(),
+            interval=INTERVAL,
             arm=lambda disk, row=row: setattr(disk, "dies_after", row),
             reopen=lambda path=path: opening.open_or_set_aside(path, Moment(0.0, 0.0))[0],
         )

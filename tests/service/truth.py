@@ -66,7 +66,8 @@ class Truth:
         policy = self.policy(gpu.info.uuid)
         if process.container is not None:
             self.accuse(f"{process.name} of a live container was killed on {gpu.info.uuid}")
-        before_any_tenancy = gpu.info.uuid not in self.granted or process.came < self.granted[gpu.info.uuid]
+        began = self.records[gpu.info.uuid].tenancy_began
+        before_any_tenancy = began is None or process.started < began
         stranger = process.kind is Kind.INTRUDER and before_any_tenancy
         if stranger and policy.evict.foreign is Eviction.WAIT:
             self.accuse(f"{process.name}, nobody's tenant, was killed on {gpu.info.uuid}")

@@ -21,7 +21,7 @@ from scrubber.core import story
 from scrubber.core.model import Grant, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
-from scrubber.errors import LedgerUnavailable
+from scrubber.errors import AutoclaveError, LedgerUnavailable, NotReady
 from scrubber.jobs import Jobs
 from scrubber.ledger import memory, store
 from scrubber.ledger.ledger import Ledger
@@ -37,7 +37,7 @@ from tests.service.disk import Disk
 from tests.service.hand import Hand
 from tests.service.node import Kind, Node, Process
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
-from tests.service.virtual import VirtualLoop
+from tests.service.virtual import KilledError, VirtualLoop
 
 KEEP = 40  # rows: so few that every longer history is compacted on its way
 
@@ -168,8 +168,14 @@ class World:
     def spawn(self, work) -> asyncio.Task:
         """Something that goes on beside the test."""
         task = self.loop.create_task(work)
-        task.add_done_callback(lambda it: it.cancelled() or it.exception())
+        task.add_done_callback(self._judge_end)
         return task
+
+    def _judge_end(self, task: asyncio.Task) -> None:
+        """A caller is answered, refused in our own words, or killed together with the service."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, (AutoclaveError, KilledError)):
+            self.loop.complaints.append(f"{task.get_name()} died of {error!r}")
 
     async def clean(self, *devices: str) -> None:
         """Wait until these are clean."""
@@ -188,22 +194,25 @@ class World:
         if not self.up:
             await self.start()
         self.life.disk.mend()
-        self.node.deaf = False
-        await asyncio.sleep(30.0)  # longer than any call may take
-        self.node.heal()
         if self.rulebook.source == "observe":
             self.change_policy("strict")
-        await asyncio.sleep(5.0)
-        await self.service.release(self.uuids)  # grants that nobody ever used
-        await asyncio.sleep(65.0)
-        for _ in range(3):  # errors from the time in quarantine are told by the first try
-            for device in self.uuids:
-                if self.state(device) is State.QUARANTINED:
-                    await self.service.reinstate(device, "healed", "ops")
-            await asyncio.sleep(15.0)
+        for _ in range(40):
+            self.node.heal()
+            await asyncio.sleep(5.0)
+            await self._ask_back()
+            if all(self.state(device) is State.CLEAN for device in self.uuids):
+                break
         self.check()
         for device in self.uuids:
             assert self.state(device) is State.CLEAN, self.story(device)
+
+    async def _ask_back(self) -> None:
+        """What a person would do now."""
+        with suppress(NotReady):
+            await self.service.release(self.uuids)  # grants that nobody ever used
+        for device in self.uuids:
+            if self.state(device) is State.QUARANTINED:
+                await self.service.reinstate(device, "healed", "ops")
 
     # -- callers
 
@@ -297,7 +306,7 @@ class World:
     # -- how it is put together
 
     def _build(self) -> Life:
-        disk = Disk(self._reopen(), self.truth.written)
+        disk = Disk(self._reopen(), self.truth.written, self.loop.stop)
         if self._lives == 1:
             self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP)

@@ -1,0 +1,169 @@
+"""The harness bites: each way to break a promise is either stopped by the service or told by the truth.
+
+A saboteur that lies in one place is caught by the service itself. One that lies wherever it would be caught must be
+seen by ``Truth``, or every green test of this room would mean nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import verdict
+from scrubber.core.model import Findings, Outcome, State, Step, Vitals
+from scrubber.errors import AutoclaveError
+from scrubber.jobs import Jobs
+from scrubber.steps.base import Report
+from tests.service.hand import Hand
+from tests.service.node import BLOCK, BLOCKS, Kind
+
+ALL = BLOCK * BLOCKS
+
+
+class Lazy(Hand):
+    """Says that it cleared, and did not."""
+
+    async def _clear(self, progress):
+        return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0))
+
+
+class Blind(Hand):
+    """Says that it read all of the memory, and did not look."""
+
+    async def _verify(self, progress):
+        return Report(Outcome.PASSED, findings=Findings(ALL, ALL))
+
+
+class LazyAndBlind(Lazy, Blind):
+    """Both."""
+
+
+class Flatterer(Hand):
+    """Finds every device healthy."""
+
+    async def perform(self, step, order, progress):
+        if step is Step.HEALTH:
+            return Report(Outcome.PASSED, findings=Findings(vitals=Vitals()))
+        return await super().perform(step, order, progress)
+
+
+class Butcher(Hand):
+    """Ends whoever is on the device, live containers too."""
+
+    async def _evict(self, order):
+        for process in list(self.gpu.users()):
+            self.truth.killing(self.gpu, process)
+            self.node.leave(process)
+        return Report(Outcome.PASSED)
+
+
+class Idler(Hand):
+    """Reports every step as passed, and does none."""
+
+    async def do(self, step, path, order, deadline, on_progress):
+        result = await super().do(step, path, order, deadline, on_progress)
+        self.gpu.deeds.clear()
+        return result
+
+
+class Fenceless(Jobs):
+    """Never looks before it leaps."""
+
+    def _fence(self, running, step, facts):
+        return None
+
+
+class Lenient(Jobs):
+    """Overlooks a verify that did not pass."""
+
+    def _conclusion(self, record, job, judged, ruling):
+        if isinstance(judged, verdict.Failed) and judged.step is Step.VERIFY:
+            passed = tuple(replace(it, outcome=Outcome.PASSED, findings=Findings(ALL, ALL)) for it in job.results)
+            judged = verdict.Passed(tuple((it.step, it.seconds) for it in passed), ALL, ALL, 0, 0, 0, record.baseline)
+        return super()._conclusion(record, job, judged, ruling)
+
+
+async def hand_over(world):
+    """A tenant leaves its secret, the next one asks."""
+    await world.start()
+    await world.clean()
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    await asyncio.sleep(10)
+    await world.acquire("next", device)
+
+
+async def intrusion(world):
+    """Somebody opens a device in the middle of its clear, and stays."""
+    await world.start()
+    await world.clean()
+    device = world.uuids[0]
+    await world.service.scrub(device, None)
+    await asyncio.sleep(0.3)
+    assert world.record(device).job.step is Step.CLEAR
+    world.intrude(device, container=True)
+    await asyncio.sleep(10)
+
+
+async def sickness(world):
+    """A device leaks memory that no reset brings back, is scrubbed, and asked for."""
+    await world.start()
+    await world.clean()
+    device = world.uuids[0]
+    world.node.gpus[device].remap_failed = True
+    await world.service.scrub(device, None)
+    await asyncio.sleep(10)
+
+
+async def squatter(world):
+    """A live container sits on a device that is to be evicted."""
+    await world.start()
+    device = world.uuids[0]
+    await world.clean()
+    await world.service.scrub(device, None)
+    world.node.enter(device, Kind.TENANT, "pod-x", container="pod-x")
+    await asyncio.sleep(10)
+
+
+async def test_a_skipped_clear_is_caught_by_the_verify_and_the_device_is_never_handed_out(build):
+    world = build(hand=Lazy)
+    with pytest.raises(AutoclaveError):
+        await hand_over(world)
+    assert world.state(world.uuids[0]) is State.QUARANTINED
+    assert world.truth.violations == []
+
+
+async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(build):
+    world = build(hand=Blind)
+    await hand_over(world)
+    assert world.truth.violations == []
+
+
+@pytest.mark.parametrize(
+    ("kinds", "scene", "charge"),
+    [
+        ({"hand": LazyAndBlind}, hand_over, r"leak: GPU-0000 was called clean with bytes of pod-1"),
+        ({"hand": Lazy, "jobs": Lenient}, hand_over, r"leak: GPU-0000 was granted with bytes of pod-1"),
+        ({"hand": Idler}, hand_over, r"was called clean after \[.*\] \(I6\)"),
+        ({"hand": Flatterer}, sickness, r"was called clean although it is not well"),
+        ({"jobs": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),
+        ({"jobs": Fenceless}, intrusion, r"was called clean while it is used"),
+        ({"hand": Butcher, "jobs": Fenceless}, squatter, r"pod-x of a live container was killed"),
+    ],
+)
+async def test_a_broken_promise_is_told(build, kinds, scene, charge):
+    world = build(guilty=True, **kinds)
+    await scene(world)
+    assert [text for text in world.truth.violations if re.search(charge, text)], world.truth.violations
+    with pytest.raises(AssertionError):
+        world.check()
+
+
+@pytest.mark.parametrize("scene", [hand_over, intrusion, sickness, squatter])
+async def test_the_same_scenes_are_blameless_with_the_real_service(build, scene):
+    world = build()
+    await scene(world)
+    assert world.truth.violations == []

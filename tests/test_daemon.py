@@ -1,0 +1,244 @@
+"""The service as a process: how it starts, stops, is killed, and what it does when its disk or its policy fails."""
+
+import asyncio
+import os
+import resource
+import select
+import signal
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from policies import load
+from scrubber.api import client
+from scrubber.cli import asking
+from scrubber.devices.simulated import drills, tenants
+from scrubber.errors import AutoclaveError, Reason
+from tests.live import Service
+
+MOST_RESIDENT = 80 * 2**20
+
+
+@pytest.fixture
+def service(short_tmp):
+    running = Service(short_tmp, 1)
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def device(service):
+    return asking.ask(service.run_dir, lambda admin: admin.status()).devices[0]
+
+
+def texts(service):
+    return [entry.text for entry in asking.ask(service.run_dir, lambda admin: admin.history())]
+
+
+def acquire(service, uuid):
+    async def ask():
+        async with client.Scrubber(service.run_dir / "scrubber.sock") as scrubber:
+            return await scrubber.acquire([uuid])
+
+    return asyncio.run(ask())
+
+
+def stalled_scrub(service):
+    """A scrub that hangs in its clear, and the worker's process id."""
+    uuid = service.settled(0, "clean").device
+    drills.stall_clears(service.simulated_dir, uuid)
+
+    async def begin(admin):
+        async for _ in admin.scrub([uuid], no_wait=True):
+            pass
+        while not (await admin.status()).devices[0].job.step == "clear":
+            rows = (await admin.status()).service.ledger_rows
+            await admin.status(newer_than=rows, wait=1)
+
+    asking.ask(service.run_dir, begin)
+    [worker] = children(service.process.pid)
+    return uuid, worker
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone_within(handle, seconds):
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def test_what_is_on_the_disk_is_for_its_owner_only(service):
+    def mode(path):
+        return stat.S_IMODE(path.stat().st_mode)
+
+    assert mode(service.run_dir) == mode(service.root / "state") == 0o700
+    assert mode(service.run_dir / "scrubber.sock") == mode(service.run_dir / "admin.sock") == 0o600
+    assert mode(service.root / "state/ledger.db") == 0o600
+
+
+def test_the_service_is_small_and_loads_nothing_of_cuda(service):
+    service.settled(0, "clean")
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    resident = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+    assert resident <= MOST_RESIDENT
+    maps = Path(f"/proc/{service.process.pid}/maps").read_text()
+    assert not [name for name in ("numpy", "cupy", "libcuda", "libnvidia") if name in maps]
+
+
+def test_stopping_is_not_failing(service):
+    uuid, worker = stalled_scrub(service)
+    handle = os.pidfd_open(worker)
+    service.stop()
+    assert gone_within(handle, 0)
+    os.close(handle)
+    assert list(service.run_dir.glob("*.sock")) == []
+    drills.heal(service.simulated_dir, uuid)
+    service.start()
+    after = service.settled(0, "clean")
+    assert (after.setback, after.quarantine) == ("", None)
+    assert "scrub cut off, nothing was proven: the service was stopped" in texts(service)
+
+
+def test_a_kill_takes_the_worker_with_it_and_proves_nothing(service):
+    uuid, worker = stalled_scrub(service)
+    handle = os.pidfd_open(worker)
+    service.kill()
+    assert gone_within(handle, 1)
+    os.close(handle)
+    drills.heal(service.simulated_dir, uuid)
+    service.start()
+    service.settled(0, "clean")
+    told = texts(service)
+    cut = told.index("scrub cut off, nothing was proven: the service was stopped or killed while it ran")
+    assert any(text.startswith("proven clean") for text in told[cut:])
+
+
+def test_a_proof_does_not_survive_a_time_when_nobody_watched(service):
+    before = service.settled(0, "clean").receipt.id
+    service.kill()
+    service.start()
+    service.hear("job ended")
+    assert service.settled(0, "clean").receipt.id != before
+
+
+def test_a_tenant_outlives_a_restart_of_the_service(service):
+    uuid = service.settled(0, "clean").device
+    acquire(service, uuid)
+    pid = tenants.occupy(service.simulated_dir, uuid, b"still mine", f"pod-{uuid}")
+    try:
+        service.settled(0, "exposed")
+        service.kill()
+        service.start()
+        assert device(service).state == "exposed"
+        with pytest.raises(AutoclaveError) as refusal:
+            acquire(service, uuid)
+        assert refusal.value.reason is Reason.IN_USE
+        assert tenants.scan(service.simulated_dir, uuid, b"still mine") > 0
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["written", "renamed", "hangup"])
+def test_a_bad_policy_file_keeps_the_old_policy_and_a_good_one_replaces_it(short_tmp, how):
+    file = short_tmp / "site.yaml"
+    file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    service = Service(short_tmp, 1, "--policy", file)
+
+    def change(text):
+        if how == "written":
+            file.write_text(text)
+        elif how == "renamed":
+            (short_tmp / "aside").write_text(text)
+            (short_tmp / "aside").rename(file)
+        else:
+            os.truncate(file, 0)
+            service.hear("not loaded")
+            file.write_text(text)
+            service.process.send_signal(signal.SIGHUP)
+
+    change("name: [")
+    said = service.hear("not loaded")
+    assert "site.yaml:1" in said["faults"]
+    status = asking.ask(service.run_dir, lambda admin: admin.status())
+    assert (status.service.policy, "site.yaml:1" in status.service.policy_fault) == ("before", True)
+    change(load.read_shipped("fast").replace("name: fast", "name: after"))
+    service.hear("policy loaded")
+    status = asking.ask(service.run_dir, lambda admin: admin.status())
+    assert (status.service.policy, status.service.policy_fault) == ("after", "")
+    service.stop()
+
+
+def test_a_damaged_ledger_is_set_aside_loudly_and_every_gpu_is_unknown(service):
+    service.settled(0, "clean")
+    service.stop()
+    ledger = service.root / "state/ledger.db"
+    with sqlite3.connect(ledger) as database:
+        database.execute("UPDATE entries SET body = replace(body, '1048576', '1048577') WHERE kind = 'scrub-passed'")
+    database.close()
+    service.start("ledger set aside")
+    [aside] = ledger.parent.glob("ledger.db.corrupt-*Z")
+    assert aside.stat().st_size > 0
+    service.hear("serving")
+    service.settled(0, "clean")
+    told = texts(service)
+    assert told[0].startswith("found ")
+    assert "(first-look) started" in told[1]
+
+
+def test_a_ledger_of_a_newer_program_is_left_alone(service):
+    service.stop()
+    ledger = service.root / "state/ledger.db"
+    with sqlite3.connect(ledger) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    before = ledger.read_bytes()
+    run = service.popen("scrubber", *service.command[4:], stderr=-1)
+    assert "its schema is version 99" in run.communicate(timeout=20)[1]
+    assert run.returncode == 2
+    assert ledger.read_bytes() == before
+
+
+def test_a_disk_that_takes_no_more_grants_nothing_offers_nothing_and_mends_by_itself(service):
+    uuid = service.settled(0, "clean").device
+    # A limit on the size of files: every write beyond it fails, and it can be lifted again.
+    limit = (service.root / "state/ledger.db-wal").stat().st_size
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    with pytest.raises(AutoclaveError) as refusal:
+        acquire(service, uuid)
+    assert refusal.value.reason is Reason.LEDGER_UNAVAILABLE
+    assert "cannot write to the ledger" in refusal.value.message
+    told = device(service)
+    assert (told.state, told.healthy, told.why) == ("clean", False, "the ledger cannot be written")
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    async def until_healthy(admin):
+        while not (status := await admin.status()).devices[0].healthy:
+            await admin.status(newer_than=status.service.ledger_rows, wait=5)
+
+    asking.ask(service.run_dir, until_healthy)
+    assert acquire(service, uuid)
+    assert service.process.poll() is None
+
+
+def test_a_ledger_that_cannot_be_opened_keeps_the_doors_shut_with_a_reason_and_opens_them_later(service):
+    service.settled(0, "clean")
+    service.stop()
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
+    try:
+        service.process = service.popen("scrubber", *service.command[4:], stderr=-1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+    service.log = service.process.stderr
+    service.hear("no ledger: nothing is granted")
+    with pytest.raises(AutoclaveError) as refusal:
+        device(service)
+    assert refusal.value.reason is Reason.LEDGER_UNAVAILABLE
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
+    service.hear("serving")
+    assert device(service).state in {"clean", "scrubbing"}
