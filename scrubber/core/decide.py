@@ -47,9 +47,7 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
         case State.GRANTED if reusable(record, facts, policy, now):
             return answers.HandOut()
         case State.GRANTED | State.EXPOSED:
-            return _in_use(record, facts, now) or answers.Note(
-                ev.Released("it was asked for again and its last user is gone")
-            )
+            return _from_tenancy(record, facts, now)
         case State.DIRTY | State.UNKNOWN:
             return from_dirty(record, facts, policy, Trigger.ACQUIRE)
 
@@ -136,6 +134,14 @@ def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment) -> an
     if not grounds.proof_stands(record.receipt, facts, policy, now):
         return answers.Scrub(grounds.path_for(record, policy), Trigger.PROOF_EXPIRED)
     return answers.HandOut()
+
+
+def _from_tenancy(record: Record, facts: Facts, now: Moment) -> answers.Wait | answers.Note:
+    seen = grounds.sighting(record, facts)
+    if seen is not None:
+        return answers.Note(seen)
+    gone = answers.Note(ev.Released("it was asked for again and its last user is gone"))
+    return _in_use(record, facts, now) or gone
 
 
 def from_dirty(record: Record, facts: Facts, policy: Policy, trigger: Trigger) -> answers.Scrub | answers.Wait:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.model import Eviction, Policy, Route
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State
@@ -27,6 +29,13 @@ def pause_after_cut(quarantine: Quarantine) -> float:
 def about_to_start(owner: Owner | None, now: Moment) -> bool:
     """A container was told that it may start and has not been seen yet: it may come any moment."""
     return owner is not None and not owner.seen and now.uptime - owner.since.uptime < STARTS_WITHIN
+
+
+def sighting(record: Record, facts: Facts) -> ev.Exposed | None:
+    """The owner is seen to run for the first time: from now on its absence means that it has gone."""
+    if record.owner is None or record.owner.seen or facts.owner_alive is not True:
+        return None
+    return ev.Exposed(replace(record.owner, seen=True))
 
 
 def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:

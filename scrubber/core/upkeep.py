@@ -141,10 +141,11 @@ def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnsw
     if owner is None and record.sickness is not None and _announced(record):
         # Whoever it was given to asks again before it starts: nobody's end has to be waited for.
         return answers.Note(ev.Released("it fell sick before anybody started on it"))
+    seen = grounds.sighting(record, facts)
+    if seen is not None:
+        return answers.Note(seen)
     if owner is None or user is not None:
         return answers.Proceed()
-    if facts.owner_alive is True and not owner.seen:
-        return answers.Note(ev.Exposed(replace(owner, seen=True)))
     # An owner that was never seen has not gone: its container may be about to start. Whoever asks for the device next
     # has a better reason to say so than we.
     if facts.owner_alive is False and owner.seen:

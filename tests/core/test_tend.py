@@ -334,7 +334,8 @@ def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
     assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
-    assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
+    held = replace(unseen, owner=Owner("pod-a", AT, seen=True))
+    assert upkeep.tend(held, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
 
 
 def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
@@ -352,3 +353,9 @@ def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
     assert isinstance(answer, Note)
     assert answer.event.quarantine.by == "an operator"
+
+
+def test_an_owner_is_seen_while_it_holds_the_device():
+    unseen = replace(lives.EXPOSED, owner=Owner("pod-a", AT, seen=False))
+    seen = Note(ev.Exposed(replace(unseen.owner, seen=True)))
+    assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen
