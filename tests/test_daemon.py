@@ -38,7 +38,7 @@ def texts(service):
 
 
 def acquire(service, uuid):
-    async def ask():
+    async def ask() -> object:
         async with client.Scrubber(service.run_dir / "scrubber.sock") as scrubber:
             return await scrubber.acquire([uuid])
 
@@ -50,12 +50,12 @@ def stalled_scrub(service):
     uuid = service.settled(0, "clean").device
     drills.stall_clears(service.simulated_dir, uuid)
 
-    async def begin(admin):
+    async def begin(admin: client.Admin) -> None:
         async for _ in admin.scrub([uuid], no_wait=True):
             pass
-        while not (await admin.status()).devices[0].job.step == "clear":
-            rows = (await admin.status()).service.ledger_rows
-            await admin.status(newer_than=rows, wait=1)
+        status = await admin.status()
+        while (job := status.devices[0].job) is None or job.step != "clear":
+            status = await admin.status(newer_than=status.service.ledger_rows, wait=1)
 
     asking.ask(service.run_dir, begin)
     [worker] = children(service.process.pid)
@@ -73,7 +73,7 @@ def gone_within(handle, seconds):
 
 
 def test_what_is_on_the_disk_is_for_its_owner_only(service):
-    def mode(path):
+    def mode(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
 
     assert mode(service.run_dir) == mode(service.root / "state") == 0o700
@@ -149,7 +149,7 @@ def test_a_bad_policy_file_keeps_the_old_policy_and_a_good_one_replaces_it(short
     file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
     service = Service(short_tmp, 1, "--policy", file)
 
-    def change(text):
+    def change(text: str) -> None:
         if how == "written":
             file.write_text(text)
         elif how == "renamed":
@@ -216,7 +216,7 @@ def test_a_disk_that_takes_no_more_grants_nothing_offers_nothing_and_mends_by_it
     assert (told.state, told.healthy, told.why) == ("clean", False, "the ledger cannot be written")
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    async def until_healthy(admin):
+    async def until_healthy(admin: client.Admin) -> None:
         while not (status := await admin.status()).devices[0].healthy:
             await admin.status(newer_than=status.service.ledger_rows, wait=5)
 

@@ -335,5 +335,5 @@ def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():
 
 def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
     """So that the next one need not wait for a container that has come and gone."""
-    seen = Note(ev.Exposed(replace(UNSEEN_A.owner, seen=True)))
+    seen = Note(ev.Exposed(Owner("pod-a", NOW, seen=True)))
     assert decide.acquire(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen

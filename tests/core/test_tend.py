@@ -339,23 +339,21 @@ def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
 
 
 def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
-    pauses = []
-    for probes in (1, 2, 3, 20):
-        record = replace(lives.PROBED, quarantine=replace(lives.PROBED.quarantine, probes=probes))
-        cut = upkeep.interruption(record, "the node went down", AT)
-        assert isinstance(cut, ev.Quarantined)
-        pauses.append(cut.quarantine.next_probe - AT.uptime)
-    assert pauses == [120, 240, 480, 3600]
+    for probes, pause in ((1, 120), (2, 240), (3, 480), (20, 3600)):
+        tried_so_often = replace(lives.quarantine(), probes=probes)
+        cut = upkeep.interruption(replace(lives.PROBED, quarantine=tried_so_often), "the node went down", AT)
+        assert cut == ev.Quarantined(replace(tried_so_often, next_probe=AT.uptime + pause))
 
 
 def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():
     record = replace(lives.DIRTY, sickness=Sickness(Ailment.OPERATOR, "hums (asked by user ann)", sticky=True))
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
     assert isinstance(answer, Note)
+    assert isinstance(answer.event, ev.Quarantined)
     assert answer.event.quarantine.by == "an operator"
 
 
 def test_an_owner_is_seen_while_it_holds_the_device():
     unseen = replace(lives.EXPOSED, owner=Owner("pod-a", AT, seen=False))
-    seen = Note(ev.Exposed(replace(unseen.owner, seen=True)))
+    seen = Note(ev.Exposed(Owner("pod-a", AT, seen=True)))
     assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen

@@ -21,7 +21,7 @@ from scrubber.core import story
 from scrubber.core.model import Grant, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
-from scrubber.errors import AutoclaveError, LedgerUnavailable, NotReady
+from scrubber.errors import AutoclaveError, LedgerUnavailable
 from scrubber.jobs import Jobs
 from scrubber.ledger import memory, store
 from scrubber.ledger.ledger import Ledger
@@ -208,7 +208,7 @@ class World:
 
     async def _ask_back(self) -> None:
         """What a person would do now."""
-        with suppress(NotReady):
+        with suppress(AutoclaveError):
             await self.service.release(self.uuids)  # grants that nobody ever used
         for device in self.uuids:
             if self.state(device) is State.QUARANTINED:
