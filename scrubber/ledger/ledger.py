@@ -36,11 +36,19 @@ def replay(records: Sequence[Record], entries: Sequence[Entry]) -> tuple[Record,
 class Ledger:
     """Records by device, as durable as they are true."""
 
-    def __init__(self, store: Store, now: Callable[[], Moment], keep: int = KEEP, loaded: Loaded | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        now: Callable[[], Moment],
+        keep: int = KEEP,
+        fold_at_once: int = FOLD_AT_ONCE,
+        loaded: Loaded | None = None,
+    ) -> None:
         """Read everything the store holds, unless whoever opened it has just done so."""
         self._store = store
         self._now = now
         self._keep = keep
+        self._most = keep + fold_at_once
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
@@ -91,7 +99,7 @@ class Ledger:
             await self._write(lambda: self._store.append(drafts))
             self._records.update(changed)
             self._rows += len(drafts)
-            if self._rows >= self._keep + FOLD_AT_ONCE:
+            if self._rows >= self._most:
                 self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
             self._head = self._store.head
         self._announce()

@@ -52,7 +52,7 @@ class Hand:
         except GoneError:
             await self.kill()
             report = Report(Outcome.DIED, f"{step.value} has no result")
-        if report.outcome is Outcome.PASSED:
+        if report.outcome is Outcome.PASSED and not (self.gpu.skimpy and step in (Step.CLEAR, Step.VERIFY)):
             self.gpu.deeds.append(step)
         seconds = self.node.loop.time() - began
         return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)

@@ -57,7 +57,7 @@ class Gpu:
     info: DeviceInfo
     blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # who wrote; None is zero
     processes: dict[int, Process] = field(default_factory=dict)
-    deeds: list[Step] = field(default_factory=list)  # what the newest worker really did, in order
+    deeds: list[Step] = field(default_factory=list)  # what the newest worker did, really and wholly
     drift: bool = False
     lost: bool = False
     hangs: bool = False
@@ -108,6 +108,7 @@ class Node:
         self.alive: set[str] = set()  # containers of which something runs
         self.boots = 1
         self.drivers = 1
+        self.hidden: set[str] = set()  # devices that are not there any more
         self.deaf = False  # the driver as a whole hangs
         self.hung_at = float("-inf")  # when somebody last asked a driver that hangs
         self.life: int | None = None  # the service that is up
@@ -188,7 +189,7 @@ class Node:
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices."""
         self._speak()
-        return tuple(gpu.info for gpu in self.gpus.values())
+        return tuple(gpu.info for uuid, gpu in self.gpus.items() if uuid not in self.hidden)
 
     def driver(self) -> str:
         """This driver instance."""
@@ -243,7 +244,7 @@ class Node:
 
     def _answering(self, uuid: str) -> Gpu:
         gpu = self.gpus.get(uuid)
-        if gpu is None:
+        if gpu is None or uuid in self.hidden:
             raise DeviceError(f"there is no {uuid}")
         if gpu.hangs:
             self.hung_at = self.loop.time()

@@ -118,7 +118,7 @@ class Truth:
         self._no_bytes_but(uuid, None, "called clean")
         if gpu.deeds != STEPS[path] or before is None or before.job is None or before.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
-        if gpu.lost or gpu.remap_failed or gpu.remap_pending or gpu.leaked or gpu.bad_memory or gpu.skimpy or gpu.drift:
+        if gpu.lost or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
         fatal = self.policy(uuid).quarantine.xids
         if before and any(xid.code in fatal and xid.number > before.baseline.last_xid for xid in gpu.xids):

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Callable
+from contextvars import Context
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+TICK = 1e-6
 
 
 class KilledError(BaseException):
@@ -49,6 +51,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Seconds since the loop was made, by its own reckoning."""
         return self._now
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Any wait takes a microsecond at least, or a wait for less than a float can hold would never be over."""
+        return super().call_at(max(when, self._now + TICK), callback, *args, context=context)
 
     def advance(self, seconds: float) -> None:
         """Everything that happens within these seconds, the last instant included; the caller is not on the loop."""

@@ -161,6 +161,13 @@ class World:
         if life.disk.inner is not self._kept:
             await life.ledger.close()
 
+    def forget(self) -> None:
+        """The ledger is lost; the service must be down."""
+        assert self._up is None
+        self._kept = memory.MemoryStore()
+        self.truth.entries.clear()
+        self.truth.records.clear()
+
     def close(self) -> None:
         """Nothing is left behind."""
         self._run_dir.cleanup()
@@ -309,7 +316,7 @@ class World:
         disk = Disk(self._reopen(), self.truth.written, self.loop.stop)
         if self._lives == 1:
             self._arm(disk)
-        ledger = Ledger(disk, self.node.now, KEEP)
+        ledger = Ledger(disk, self.node.now, KEEP, KEEP)
         sight = Sight(
             self.node, cast("Processes", self.node), self.node.boot_id, Path(self._run_dir.name), self.node.now().uptime
         )

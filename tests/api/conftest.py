@@ -1,0 +1,61 @@
+"""The real service behind real doors, in the loop of the test."""
+
+from pathlib import Path
+
+import pytest
+
+from scrubber import app
+from scrubber.api import client, server, sockets
+from scrubber.config import Backend, ScrubberConfig
+from scrubber.rulebook import Rulebook
+
+
+class House:
+    """A service with two simulated GPUs, and the ways in."""
+
+    def __init__(self, root: Path) -> None:
+        self.config = ScrubberConfig.model_validate(
+            {
+                "backend": Backend.SIMULATED,
+                "state_dir": root / "state",
+                "run_dir": root / "run",
+                "kubelet_dir": root,
+                "simulated_gpus": 2,
+                "simulated_memory": "1MiB",
+                "policy": "fast",
+            }
+        )
+        sockets.prepare(self.config.run_dir)
+        backend = app.build_backend(self.config)
+        self.built = app.build(self.config, backend, Rulebook("fast"), app.open_ledger(self.config))
+        self.doors = server.Doors(self.built.service, self.built.reporter, self.config.run_dir)
+
+    async def open(self):
+        await self.built.monitor.round()
+        await self.doors.open()
+        self.uuids = sorted(self.built.ledger.records)
+        for uuid in self.uuids:
+            await self.clean(uuid)
+
+    async def clean(self, uuid):
+        while (running := self.built.service.jobs.of(uuid)) is not None:
+            await running.finished.wait()
+
+    async def close(self):
+        await self.built.service.stop()
+        await self.doors.close(0)
+        await self.built.ledger.close()
+
+    def scrubber(self):
+        return client.Scrubber(self.config.socket)
+
+    def admin(self):
+        return client.Admin(self.config.admin_socket)
+
+
+@pytest.fixture
+async def house(short_tmp):
+    house = House(short_tmp)
+    await house.open()
+    yield house
+    await house.close()

@@ -1,0 +1,185 @@
+"""Both doors, over real sockets: what is asked, what is answered, and what an error says to whom."""
+
+import asyncio
+import os
+import stat
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
+from scrubber.core.model import State
+from scrubber.devices.simulated import drills, tenants
+from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+
+
+def state(house, uuid):
+    return house.built.ledger.records[uuid].state
+
+
+async def occupied(house, uuid):
+    """A tenant that must not be named to others: its command line and container say 'precious'."""
+    root = house.config.simulated_dir
+    return await asyncio.to_thread(tenants.occupy, root, uuid, b"secret", f"precious-{uuid}")
+
+
+async def released(house, uuid):
+    await asyncio.to_thread(tenants.release, house.config.simulated_dir, uuid)
+
+
+async def test_a_clean_device_is_granted_on_its_receipt(house):
+    async with house.scrubber() as service:
+        [grant] = await service.acquire([house.uuids[0]])
+    record = house.built.ledger.records[house.uuids[0]]
+    assert record.state is State.GRANTED
+    assert grant.receipt == record.receipt.id
+
+
+async def test_several_are_granted_in_one_answer_each_with_its_own(house):
+    async with house.scrubber() as service:
+        grants = await service.acquire(list(reversed(house.uuids)))
+    assert [grant.device for grant in grants] == house.uuids
+
+
+async def test_what_a_tenant_is_told_names_no_other_tenant(house):
+    uuid = house.uuids[0]
+    pid = await occupied(house, uuid)
+    async with house.scrubber() as service:
+        for ask in (service.acquire([uuid]), service.start([uuid], "pod-b")):
+            with pytest.raises((Refused, NotReady)) as refusal:
+                await ask
+            assert refusal.value.reason is Reason.IN_USE
+            for private in ("precious", str(pid), "python", "tenant", "secret"):
+                assert private not in refusal.value.message
+    async with house.admin() as admin:
+        explained = await admin.explain(uuid)
+    assert any(str(pid) in entry.text for entry in explained.entries)
+    await released(house, uuid)
+
+
+async def test_errors_keep_their_reason_and_their_class(house):
+    async with house.scrubber() as service, house.admin() as admin:
+        with pytest.raises(InvalidRequest) as unknown:
+            await service.acquire(["GPU-none"])
+        with pytest.raises(InvalidRequest) as malformed:
+            await service.acquire([])
+        await admin.quarantine("0", "because", "a test")
+        with pytest.raises(Refused) as out:
+            await service.acquire([house.built.reporter.find("0")])
+    assert [it.value.reason for it in (unknown, malformed, out)] == [
+        Reason.UNKNOWN_DEVICE,
+        Reason.INVALID_REQUEST,
+        Reason.QUARANTINED,
+    ]
+
+
+async def test_an_oversized_message_is_refused_before_it_is_read(house):
+    async with house.scrubber() as service:
+        with pytest.raises(Refused):
+            await service.acquire(["G" * 100_000])
+
+
+async def test_nobody_there_is_said_so(short_tmp):
+    async with client.Admin(short_tmp / "none.sock") as admin:
+        with pytest.raises(Unreachable, match="cannot reach the scrub service"):
+            await admin.status()
+
+
+async def test_watch_says_everything_at_once_and_again_at_a_change(house):
+    async with house.scrubber() as service, house.admin() as admin:
+        told = aiter(service.watch())
+        first = await anext(told)
+        assert [(advert.device, advert.healthy, advert.clean) for advert in first] == [
+            (uuid, True, True) for uuid in house.uuids
+        ]
+        await admin.quarantine(house.uuids[0], "because", "a test")
+        second = await asyncio.wait_for(anext(told), 5)
+        assert [advert.healthy for advert in second] == [False, True]
+
+
+async def test_leaving_a_scrub_stops_nothing_and_others_see_its_end(house):
+    uuid = house.uuids[0]
+    drills.stall_clears(house.config.simulated_dir, uuid)
+    async with house.admin() as leaver, house.admin() as stayer:
+        leaving, staying = leaver.scrub([uuid]), stayer.scrub([uuid])
+        first, other = await anext(leaving), await anext(staying)
+        assert first.job == other.job
+        await leaving.aclose()
+        drills.heal(house.config.simulated_dir, uuid)
+        last = [progress async for progress in staying][-1]
+    assert last.result is not None
+    assert (last.job, last.result.clean) == (first.job, True)
+
+
+async def test_a_refused_scrub_is_that_devices_result_and_the_others_go_on(house):
+    bad, good = house.uuids
+    async with house.admin() as admin:
+        await admin.quarantine(bad, "because", "a test")
+        results = {it.device: it.result async for it in admin.scrub([], every=True) if it.result}
+    assert (results[bad].clean, results[bad].reason) == (False, "quarantined")
+    assert results[good].clean
+
+
+async def test_a_failed_scrub_says_why_and_what_became_of_the_device(house):
+    uuid = house.uuids[0]
+    drills.bad_memory(house.config.simulated_dir, uuid, 4242, 3)
+    async with house.admin() as admin:
+        [result] = [it.result async for it in admin.scrub([uuid]) if it.result]
+    assert (result.clean, result.state, result.reason) == (False, "quarantined", "quarantined")
+    assert "0x1092" in result.why
+
+
+async def test_reinstating_what_is_not_quarantined_is_refused(house):
+    async with house.admin() as admin:
+        [result] = [it.result async for it in admin.reinstate("0", "", "a test") if it.result]
+    assert result.reason == Reason.NOT_QUARANTINED.value
+
+
+async def test_history_is_bounded_and_ends_with_the_newest(house):
+    async with house.admin() as admin:
+        everything = await admin.history()
+        last = await admin.history(limit=3)
+        one = await admin.history(house.uuids[0])
+    assert last == everything[-3:]
+    assert {entry.device for entry in one} == {house.uuids[0]}
+
+
+async def test_status_waits_for_news_and_not_longer(house):
+    async with house.admin() as admin:
+        before = await admin.status()
+        rows = before.service.ledger_rows
+        assert (await admin.status(newer_than=rows, wait=0.05)).service.ledger_rows == rows
+        waiting = asyncio.create_task(admin.status(newer_than=rows, wait=30))
+        await admin.quarantine("0", "because", "a test")
+        assert (await waiting).service.ledger_rows > rows
+
+
+async def test_the_sockets_are_for_their_owner_and_health_answers(house):
+    for path in (house.config.socket, house.config.admin_socket):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - one call for both
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_closing_with_watchers_is_quick(house):
+    async with house.scrubber() as service:
+        told = aiter(service.watch())
+        await anext(told)
+        await asyncio.wait_for(house.doors.close(0.1), 5)
+        with pytest.raises((Unreachable, Refused)):
+            await anext(told)
+
+
+async def test_closed_doors_answer_everything_with_the_reason(short_tmp):
+    doors = await server.ClosedDoors.open(short_tmp)
+    doors.message = "the disk is full"
+    async with grpc.aio.insecure_channel(f"unix:{short_tmp}/admin.sock") as channel:
+        stub = scrub_pb2_grpc.AdminStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError, match="the disk is full") as refusal:
+            await stub.Status(scrub_pb2.StatusRequest())
+        assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.aio.AioRpcError, match="the disk is full"):
+            await anext(aiter(stub.Scrub(scrub_pb2.ScrubRequest(all=True))))
+    await doors.close()

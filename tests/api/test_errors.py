@@ -1,0 +1,58 @@
+"""Each kind of error crosses the wire as what it is: class, reason, sentence and gRPC code."""
+
+from types import SimpleNamespace
+
+import grpc
+import grpc.aio
+import pytest
+
+from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
+from scrubber.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+
+CODE = grpc.StatusCode
+CASES = [
+    *((Refused(reason, f"cannot: {reason.value}"), Refused, CODE.FAILED_PRECONDITION) for reason in (Reason.IN_USE, Reason.SICK)),
+    *((NotReady(reason, "cannot yet"), NotReady, CODE.UNAVAILABLE) for reason in (Reason.SCRUBBING, Reason.SHUTTING_DOWN)),
+    (InvalidRequest("two names are one"), InvalidRequest, CODE.INVALID_ARGUMENT),
+    (InvalidRequest("no such device", Reason.UNKNOWN_DEVICE), InvalidRequest, CODE.NOT_FOUND),
+    (LedgerUnavailable("the disk is full"), NotReady, CODE.UNAVAILABLE),
+]  # fmt: skip
+
+
+@pytest.fixture
+async def door(short_tmp):
+    """The real door before a service that can only say no."""
+
+    async def acquire(_devices, *, announced):
+        raise service.no
+
+    service = SimpleNamespace(acquire=acquire, no=None, socket=short_tmp / "s.sock")
+    listening = grpc.aio.server()
+    scrub_pb2_grpc.add_ScrubberServicer_to_server(server.Scrubber(service, None), listening)
+    listening.add_insecure_port(f"unix:{service.socket}")
+    await listening.start()
+    yield service
+    await listening.stop(None)
+
+
+@pytest.mark.parametrize(("said", "kind", "code"), CASES, ids=lambda it: getattr(getattr(it, "reason", None), "value", ""))
+async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
+    door.no = said
+    async with client.Scrubber(door.socket) as service:
+        with pytest.raises(AutoclaveError) as heard:
+            await service.acquire(["GPU-1"])
+    assert type(heard.value) is kind
+    assert (heard.value.reason, heard.value.message) == (said.reason, said.message)
+    async with grpc.aio.insecure_channel(f"unix:{door.socket}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as raw:
+            await scrub_pb2_grpc.ScrubberStub(channel).Acquire(scrub_pb2.AcquireRequest(devices=["GPU-1"]))
+    assert raw.value.code() is code
+
+
+async def test_a_fault_of_ours_is_told_as_one_and_keeps_its_text_to_itself(door):
+    door.no = ValueError("pid 4711 of precious")
+    async with client.Scrubber(door.socket) as service:
+        with pytest.raises(Refused) as heard:
+            await service.acquire(["GPU-1"])
+    assert heard.value.reason is Reason.INTERNAL
+    assert "4711" not in heard.value.message

@@ -1,0 +1,136 @@
+"""Legal, then durable, then true; and what is on the disk is what is believed."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import DeviceInfo, Incarnation, Moment, State
+from scrubber.core.states import IllegalEventError
+from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import ledger as ledgers
+from scrubber.ledger.ledger import Ledger
+from scrubber.ledger.memory import MemoryStore
+
+BOOT = Incarnation("boot-1", "driver-1")
+NOW = Moment(1_750_000_000.0, 100.0)
+
+
+def found(name):
+    return name, ev.Discovered(DeviceInfo(name, 0, "GPU", 1000), BOOT)
+
+
+def described(name, index):
+    return name, ev.Described(DeviceInfo(name, index, "GPU", 1000))
+
+
+class Stubborn(MemoryStore):
+    """A store whose disk fails on demand, and can be held in the middle of a write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken = False
+        self.appended = 0
+        self.loaded = 0
+
+    def load(self):
+        self.loaded += 1
+        return super().load()
+
+    def append(self, drafts):
+        self.appended += 1
+        if self.broken:
+            raise LedgerUnavailable("cannot write: the disk is full")
+        return super().append(drafts)
+
+
+@pytest.fixture
+def store():
+    return Stubborn()
+
+
+@pytest.fixture
+async def ledger(store):
+    ledger = Ledger(store, lambda: NOW)
+    yield ledger
+    await ledger.close()
+
+
+async def test_what_is_appended_is_true_and_durable(ledger, store):
+    await ledger.append("op", found("GPU-1"))
+    assert ledger.records["GPU-1"].state is State.UNKNOWN
+    assert ledgers.replay((), store.load().entries) == (ledger.records["GPU-1"],)
+
+
+async def test_what_is_not_legal_never_reaches_the_disk(ledger, store):
+    with pytest.raises(IllegalEventError):
+        await ledger.append("op", described("GPU-1", 1))
+    assert (store.appended, dict(ledger.records)) == (0, {})
+
+
+async def test_what_is_not_durable_is_not_true(ledger, store):
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", found("GPU-1"))
+    assert dict(ledger.records) == {}
+
+
+async def test_several_devices_are_recorded_all_or_none(ledger, store):
+    with pytest.raises(IllegalEventError):
+        await ledger.append("op", found("GPU-1"), described("GPU-2", 1))
+    assert (store.appended, dict(ledger.records)) == (0, {})
+    await ledger.append("op", found("GPU-1"), found("GPU-2"), described("GPU-2", 7))
+    assert ledger.records["GPU-2"].device.index == 7
+
+
+async def test_after_a_failed_write_the_disk_is_read_anew_before_the_next(ledger, store):
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", found("GPU-1"))
+    assert "disk is full" in (ledger.fault or "")
+    store.broken, before = False, store.loaded
+    await ledger.append("op", found("GPU-1"))
+    assert (store.loaded, ledger.fault) == (before + 1, None)
+
+
+async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):
+    await ledger.append("op", found("GPU-1"))
+    caller = asyncio.create_task(ledger.append("op", described("GPU-1", 5)))
+    await asyncio.sleep(0)  # it has begun, and no more
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await ledger.append("op", found("GPU-2"))
+    assert ledger.records["GPU-1"].device.index == 5
+    assert ledgers.replay((), store.load().entries) == tuple(ledger.records.values())
+
+
+async def test_whoever_waits_hears_of_the_next_row(ledger):
+    waiting = asyncio.create_task(ledger.moved(ledger.seq, 60))
+    await asyncio.sleep(0)
+    await ledger.append("op", found("GPU-1"))
+    assert await waiting is True
+    assert await ledger.moved(ledger.seq - 1, 60) is True
+    assert await ledger.moved(ledger.seq, 0.001) is False
+
+
+async def test_folding_old_rows_changes_no_record(store, monkeypatch):
+    monkeypatch.setattr(ledgers, "FOLD_AT_ONCE", 10)
+    ledger = Ledger(store, lambda: NOW, keep=20)
+    await ledger.append("op", found("GPU-1"))
+    for index in range(100):
+        await ledger.append("op", described("GPU-1", index))
+    believed = dict(ledger.records)
+    loaded = store.load()
+    assert len(loaded.entries) < 40
+    again = Ledger(store, lambda: NOW)
+    assert dict(again.records) == believed
+    assert (again.head, again.seq) == (ledger.head, ledger.seq)
+    await ledger.close()
+
+
+async def test_records_cannot_be_changed_from_outside(ledger):
+    await ledger.append("op", found("GPU-1"))
+    with pytest.raises(TypeError):
+        ledger.records["GPU-1"] = replace(ledger.records["GPU-1"], state=State.CLEAN)

@@ -1,0 +1,351 @@
+"""The scenarios that wipe memory in use (W) and those that skip a needed scrub (S), by their numbers in the research.
+
+Those without a name here belong elsewhere: MIG, CUDA and the checkpoint to their rooms, pid re-use to ``steps.evict``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import Path, State, Step, Trigger
+from scrubber.errors import AutoclaveError, NotReady, Reason, Refused
+from tests.service.node import Kind
+
+
+def jobs(world, device):
+    return [it.event.job for it in world.truth.entries if it.device == device and isinstance(it.event, ev.ScrubStarted)]
+
+
+def rows(world, kind, device=None):
+    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
+
+
+async def exposed(world, device):
+    """A tenant at work."""
+    tenant = await world.tenancy(device)
+    await world.reach(device, State.EXPOSED)
+    return tenant
+
+
+# -- memory in use
+
+
+async def test_w1_a_device_that_is_given_away_twice_is_refused_to_the_second(world):
+    device = world.uuids[0]
+    tenant, before, began = await exposed(world, device), len(jobs(world, device)), world.loop.time()
+    with pytest.raises(NotReady) as refused:
+        await world.acquire("second", device)
+    assert refused.value.reason is Reason.IN_USE
+    assert world.loop.time() - began == pytest.approx(2.0, abs=0.1)
+    assert len(jobs(world, device)) == before
+    assert world.node.gpus[device].users()[0].name == tenant
+
+
+async def test_w2_a_pod_deleted_by_force_keeps_its_device_until_its_last_process_has_ended(world):
+    device = world.uuids[0]
+    tenant = await exposed(world, device)
+    with pytest.raises(NotReady):
+        await world.acquire("second", device)
+    asking = world.spawn(world.acquire("third", device))
+    await asyncio.sleep(1.0)
+    world.node.end_container(tenant)
+    assert len(await asking) == 1
+
+
+async def test_w2_processes_that_outlive_their_container_are_ended_before_the_next_tenant(world):
+    device = world.uuids[0]
+    tenant = await exposed(world, device)
+    world.node.end_container(tenant, leaving=True)
+    await world.acquire("second", device)
+    assert world.node.gpus[device].users() == []
+    assert world.record(device).receipt.processes_terminated == 1
+
+
+async def test_w11_a_job_that_outlived_its_caller_is_joined_by_the_retry_and_no_second_one_writes(world):
+    device = world.uuids[0]
+    world.node.end_container(await exposed(world, device))
+    first = world.spawn(world.begin("pod", device))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    job = world.life.jobs.of(device)
+    await asyncio.sleep(0.2)
+    await world.begin("pod", device)
+    assert job.finished.is_set()
+    assert jobs(world, device)[-1].id == job.id
+    await asyncio.sleep(30)
+    assert jobs(world, device)[-1].id == job.id
+
+
+async def test_w14_after_a_lost_ledger_devices_in_use_are_left_alone_and_the_others_are_scrubbed(world):
+    used, idle = world.uuids
+    tenant = await exposed(world, used)
+    await world.die()
+    world.forget()
+    await world.start()
+    await world.reach(idle, State.CLEAN)
+    assert world.state(used) is State.EXPOSED
+    assert world.record(used).owner.container == tenant
+    assert jobs(world, used) == []
+
+
+async def test_w15_a_device_used_by_what_no_kubelet_started_is_never_wiped(world):
+    device = world.uuids[0]
+    shell = world.intrude(device)
+    await world.reach(device, State.DIRTY)
+    await asyncio.sleep(600)
+    assert shell.alive
+    assert jobs(world, device)[-1].trigger is Trigger.FIRST_LOOK
+    with pytest.raises(AutoclaveError):
+        await world.acquire("pod", device)
+    with pytest.raises(Refused, match="end that first"):
+        await world.service.scrub(device, Path.SLOW)
+
+
+async def test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing_is_wiped(build):
+    world = build()
+    for gpu in world.node.gpus.values():
+        gpu.blind = True
+    await world.start()
+    await asyncio.sleep(60)
+    assert {world.state(device) for device in world.uuids} == {State.UNKNOWN}
+    with pytest.raises(NotReady) as refused:
+        await world.acquire("pod", world.uuids[0])
+    assert refused.value.reason is Reason.NOT_PROVEN_FREE
+    assert rows(world, ev.StepStarted) == []
+
+
+async def test_w17_a_release_that_a_live_tenant_knows_nothing_of_is_refused(world):
+    device = world.uuids[0]
+    await exposed(world, device)
+    with pytest.raises(Refused) as refused:
+        await world.service.release([device])
+    assert refused.value.reason is Reason.IN_USE
+    assert world.state(device) is State.EXPOSED
+
+
+async def test_w18_a_container_that_starts_again_is_let_in_without_a_wipe_under_its_sibling(world):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    await world.begin("pod", device)
+    before = len(jobs(world, device))
+    await world.begin("pod", device)
+    assert len(world.node.gpus[device].users()) == 2
+    assert len(jobs(world, device)) == before
+
+
+async def test_w21_a_container_that_starts_in_the_middle_of_a_wipe_ends_the_wipe(world):
+    device = world.uuids[0]
+    world.node.end_container(await exposed(world, device))
+    await world.reach(device, State.SCRUBBING)
+    await asyncio.sleep(0.3)
+    late = world.node.enter(device, Kind.TENANT, "late", container="late")
+    await asyncio.sleep(0.3)
+    assert world.state(device) is not State.SCRUBBING
+    assert late.alive
+    assert not any(it.kind is Kind.WORKER for it in world.node.gpus[device].processes.values())
+
+
+# -- scrubs that must not be skipped
+
+
+@pytest.mark.parametrize("pause", [0.0, 300.0])
+async def test_s1_s2_s5_the_same_name_and_the_same_devices_again_are_a_new_tenant_however_soon(world, pause):
+    for _ in range(2):
+        await world.acquire("pod", *world.uuids)
+        for device in world.uuids:
+            world.run("pod", device)
+        await asyncio.sleep(1.5)
+        world.node.end_container("pod")
+        await asyncio.sleep(pause)
+    await world.acquire("pod", *world.uuids)
+    assert all(len(jobs(world, device)) >= 3 for device in world.uuids)
+
+
+async def test_s3_one_device_of_two_is_scrubbed_for_the_next_tenant_of_one(world):
+    world.node.end_container(await world.tenancy(*world.uuids))
+    await world.acquire("second", world.uuids[1])
+    assert len(jobs(world, world.uuids[1])) == 2
+
+
+async def test_s4_init_and_app_container_share_one_proof_and_the_next_pod_gets_its_own(world):
+    device = world.uuids[0]
+    init = await world.acquire("pod", device, announced=True)
+    app = await world.acquire("pod", device, announced=True)
+    assert init[0].receipt == app[0].receipt
+    await world.begin("pod", device)
+    await world.begin("pod", device)
+    await asyncio.sleep(2)
+    world.node.end_container("pod")
+    after = await world.acquire("next", device, announced=True)
+    assert after[0].receipt != app[0].receipt
+
+
+async def test_s6_a_start_after_a_reboot_passes_the_first_gate_first(world):
+    device = world.uuids[0]
+    await exposed(world, device)
+    await world.die()
+    world.node.reboot()
+    await world.start(watching=False)
+    await world.begin("pod", device)
+    assert jobs(world, device)[-1].trigger is Trigger.FIRST_LOOK
+    assert rows(world, ev.ScrubPassed, device)[-1].receipt.incarnation.boot_id == "boot-2"
+
+
+async def test_s6_a_start_on_a_clean_device_that_nobody_asked_for_is_a_grant_of_its_own(world):
+    device = world.uuids[0]
+    await world.begin("pod", device)
+    assert len(rows(world, ev.Granted, device)) == 1
+    assert world.record(device).owner.container == "pod"
+
+
+async def test_s7_a_container_that_started_without_a_word_while_the_kubelet_restarted_is_scrubbed_after(world):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    world.restart_kubelet()
+    process = world.run("pod", device)
+    world.node.leave(process)
+    world.node.end_container("pod")
+    await world.acquire("next", device, announced=True)
+    assert len(jobs(world, device)) == 2
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_s8_killed_around_a_start_the_device_counts_as_used(world, started):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    if started:
+        await world.begin("pod", device)
+    await asyncio.sleep(1)
+    await world.die()
+    await world.start()
+    await asyncio.sleep(2)
+    world.node.end_container("pod")
+    await world.acquire("next", device, announced=True)
+    assert len(jobs(world, device)) == 2
+
+
+async def test_s10_a_clean_device_that_is_used_without_asking_is_clean_no_more(world):
+    device = world.uuids[0]
+    intruder = world.intrude(device, container=True)
+    await world.reach(device, State.DIRTY)
+    assert rows(world, ev.Soiled, device)[-1].holders[0].pid == intruder.pid
+    world.node.end_container(intruder.container)
+    await world.reach(device, State.CLEAN)
+
+
+async def test_s11_memory_that_is_held_by_nobody_is_not_clean(world):
+    device = world.uuids[0]
+    world.node.gpus[device].leaked = 4096
+    await asyncio.sleep(2)
+    assert "4096 bytes" in rows(world, ev.Soiled, device)[-1].why
+    record = await world.reach(device, State.CLEAN)
+    assert record.receipt.path is Path.SLOW
+
+
+async def test_s14_a_scrub_that_failed_never_ends_clean(world):
+    device = world.uuids[0]
+    world.node.gpus[device].bad_memory = True
+    running = await world.service.scrub(device, None)
+    await running.finished.wait()
+    assert running.receipt is None
+    assert world.state(device) is State.QUARANTINED
+    assert world.record(device).receipt is None
+    assert world.record(device).quarantine.sickness.ailment.value == "memory-fault"
+
+
+async def test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof(world):
+    device = world.uuids[0]
+    world.node.gpus[device].skimpy = True
+    running = await world.service.scrub(device, None)
+    await running.finished.wait()
+    assert running.receipt is None
+    assert "50.00%" in running.why
+
+
+async def test_s16_a_device_keeps_its_history_under_another_index_and_another_device_has_none(world):
+    one, two = (world.node.gpus[device] for device in world.uuids)
+    world.node.end_container(await exposed(world, one.info.uuid))
+    one.info, two.info = replace(one.info, index=1), replace(two.info, index=0)
+    await world.clean()
+    await asyncio.sleep(2)
+    assert world.record(one.info.uuid).device.index == 1
+    assert world.record(one.info.uuid).last_receipt is not None
+    new = replace(one.info, uuid="GPU-new")
+    world.node.gpus["GPU-new"] = replace(one, info=new)
+    await asyncio.sleep(2)
+    assert world.state("GPU-new") is State.SCRUBBING
+    assert world.record("GPU-new").last_receipt is None
+    await world.reach("GPU-new", State.CLEAN)
+
+
+@pytest.mark.parametrize("jump", [-86400.0 * 400, 86400.0 * 400])
+async def test_s17_a_jump_of_the_wall_clock_ages_no_proof_and_no_quarantine(world, jump):
+    one, two = world.uuids
+    world.node.gpus[two].lost = True
+    await world.reach(two, State.QUARANTINED)
+    before = len(jobs(world, one))
+    world.node.jump = jump
+    await asyncio.sleep(10)
+    assert len(jobs(world, one)) == before
+    assert world.state(two) is State.QUARANTINED
+    world.node.heal()
+    await asyncio.sleep(60)
+    await world.reach(two, State.CLEAN)
+
+
+# -- how long a proof stands
+
+
+async def test_a_proof_does_not_survive_a_restart_of_the_service_unless_the_policy_says_so(build):
+    for policy, path in (("default", 2), ("fast", 1)):
+        world = build(policy=policy)
+        await world.start()
+        await world.clean()
+        await world.die()
+        await asyncio.sleep(60)
+        await world.start()
+        await world.acquire("pod", world.uuids[0])
+        assert len(jobs(world, world.uuids[0])) == path
+
+
+async def test_a_proof_grows_old_and_is_made_anew_before_anybody_asks(build):
+    world = build(interval=600.0)
+    await world.start()
+    device = world.uuids[0]
+    await asyncio.sleep(86_400 + 1200)
+    assert jobs(world, device)[-1].trigger is Trigger.PROOF_EXPIRED
+    assert world.state(device) is State.CLEAN
+
+
+async def test_a_policy_that_wants_more_makes_older_proofs_worthless(build):
+    world = build(policy="fast")
+    await world.start()
+    await world.clean()
+    world.change_policy("default")
+    receipt = (await world.acquire("pod", world.uuids[0]))[0].receipt
+    assert receipt != rows(world, ev.ScrubPassed, world.uuids[0])[0].receipt.id
+
+
+async def test_under_observe_nothing_is_refused_but_the_quarantined_and_every_grant_is_marked(build):
+    world = build(policy="observe")
+    await world.start()
+    device = world.uuids[0]
+    grant = (await world.acquire("pod", device))[0]
+    assert grant.receipt is None
+    assert rows(world, ev.GrantedUnproven, device)
+    assert rows(world, ev.StepStarted) == []
+    await world.service.quarantine(world.uuids[1], "smells", "ops")
+    with pytest.raises(Refused):
+        await world.acquire("pod", world.uuids[1])
+
+
+async def test_a_driver_that_was_loaded_anew_makes_every_proof_worthless(world):
+    world.node.drivers += 1
+    await asyncio.sleep(1)
+    await world.clean()
+    assert "driver" in rows(world, ev.Distrusted)[0].why
+    assert all(Step.RESET in world.node.gpus[device].deeds for device in world.uuids)

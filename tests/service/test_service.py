@@ -1,0 +1,193 @@
+"""Use cases: what callers and operators are told, and what stays as it was when the answer is no."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Path, State, Xid
+from scrubber.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+
+
+def rows(world, kind, device=None):
+    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
+
+
+def advert(world, device):
+    return next(it for it in world.life.reporter.adverts() if it.device == device)
+
+
+async def test_a_clean_device_is_handed_out_with_one_durable_row_and_without_waiting(world):
+    device, before, began = world.uuids[0], len(world.truth.entries), world.loop.time()
+    grant = (await world.acquire("pod", device))[0]
+    assert world.loop.time() == began
+    assert [type(it.event) for it in world.truth.entries[before:]] == [ev.Granted]
+    assert grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
+
+
+@pytest.mark.parametrize("ask", ["acquire", "start", "release", "scrub", "quarantine", "reinstate", "tend"])
+async def test_a_device_that_is_not_there_is_told_so(world, ask):
+    service = world.service
+    work = {
+        "acquire": lambda: service.acquire([world.uuids[0], "GPU-no"], announced=False),
+        "start": lambda: service.start(["GPU-no"], "pod"),
+        "release": lambda: service.release(["GPU-no"]),
+        "scrub": lambda: service.scrub("GPU-no", None),
+        "quarantine": lambda: service.quarantine("GPU-no", "smells", "ops"),
+        "reinstate": lambda: service.reinstate("GPU-no", "", "ops"),
+        "tend": lambda: service.tend("GPU-no"),
+    }[ask]
+    with pytest.raises(InvalidRequest) as refused:
+        await work()
+    assert refused.value.reason is Reason.UNKNOWN_DEVICE
+    assert world.state(world.uuids[0]) is State.CLEAN
+
+
+async def test_after_a_stop_nothing_is_granted_and_nothing_is_tended(world):
+    service, before = world.service, len(world.truth.entries)
+    await service.stop()
+    with pytest.raises(NotReady) as refused:
+        await service.acquire([world.uuids[0]], announced=False)
+    assert refused.value.reason is Reason.SHUTTING_DOWN
+    world.intrude(world.uuids[0])
+    await service.tend(world.uuids[0])
+    assert len(world.truth.entries) == before
+
+
+async def test_a_device_in_use_is_scrubbed_on_nobodys_word(world):
+    device = world.uuids[0]
+    await world.tenancy(device)
+    with pytest.raises(Refused, match="release it first") as refused:
+        await world.service.scrub(device, Path.FAST)
+    assert refused.value.reason is Reason.IN_USE
+
+
+async def test_an_operator_is_told_who_is_in_the_way(world):
+    device = world.uuids[0]
+    intruder = world.intrude(device)
+    with pytest.raises(Refused, match=f"pid {intruder.pid}"):
+        await world.service.scrub(device, None)
+
+
+async def test_a_tenant_is_told_nothing_of_anybody_else(world):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    pid = world.node.gpus[device].users()[0].pid
+    for ask in (
+        lambda: world.acquire("next", device),
+        lambda: world.begin("next", device),
+        lambda: world.service.release([device]),
+    ):
+        with pytest.raises((NotReady, Refused)) as refused:
+            await ask()
+        for secret in (tenant, str(pid), "--secret"):
+            assert secret not in refused.value.message.replace(device, "")
+
+
+async def test_a_quarantined_device_is_scrubbed_by_reinstate_only(world):
+    device = world.uuids[0]
+    await world.service.quarantine(device, "smells", "ops")
+    with pytest.raises(Refused, match="use reinstate"):
+        await world.service.scrub(device, None)
+    running = await world.service.reinstate(device, "mended", "ann")
+    assert await world.service.reinstate(device, "mended", "bob") is running
+    await running.finished.wait()
+    assert running.receipt.path is Path.SLOW
+    assert rows(world, ev.ProbationStarted, device)[-1].by == "ann: mended"
+    assert world.state(device) is State.CLEAN
+
+
+async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
+    with pytest.raises(Refused) as refused:
+        await world.service.reinstate(world.uuids[0], "", "ops")
+    assert refused.value.reason is Reason.NOT_QUARANTINED
+
+
+async def test_a_device_in_use_is_marked_by_an_operator_and_taken_out_when_it_is_released(world):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await world.reach(device, State.EXPOSED)
+    await world.service.quarantine(device, "smells", "ops")
+    assert world.state(device) is State.EXPOSED
+    assert not advert(world, device).healthy
+    world.node.end_container(tenant)
+    record = await world.reach(device, State.QUARANTINED)
+    assert record.quarantine.sickness.ailment is Ailment.OPERATOR
+    assert record.quarantine.next_probe is None
+
+
+async def test_a_device_that_falls_sick_in_use_is_left_to_its_tenant_and_given_to_nobody_else(world):
+    device = world.uuids[0]
+    await world.tenancy(device)
+    await world.reach(device, State.EXPOSED)
+    world.node.gpus[device].xids.append(Xid(1, 79))
+    await asyncio.sleep(2)
+    assert world.state(device) is State.EXPOSED
+    assert world.record(device).sickness.ailment is Ailment.XID
+    assert not advert(world, device).healthy
+    with pytest.raises(Refused) as refused:
+        await world.acquire("next", device)
+    assert refused.value.reason is Reason.SICK
+
+
+async def test_a_released_device_is_scrubbed_before_anybody_asks(world):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    world.node.end_container(tenant)
+    await world.service.release([device])
+    assert world.state(device) is State.SCRUBBING
+    assert advert(world, device).healthy
+    await world.clean(device)
+
+
+async def test_while_the_disk_is_full_nothing_is_granted_and_it_is_said_why(world):
+    device = world.uuids[0]
+    world.life.disk.full = True
+    with pytest.raises(LedgerUnavailable, match="the disk is full"):
+        await world.acquire("pod", device)
+    assert world.state(device) is State.CLEAN
+    assert rows(world, ev.Granted) == []
+    world.life.disk.full = False
+    await world.acquire("pod", device)
+
+
+async def test_probation_is_tried_again_with_growing_pauses_and_flapping_ends_it(world):
+    device = world.uuids[0]
+    for _ in range(3):
+        world.node.gpus[device].lost = True
+        await world.reach(device, State.QUARANTINED)
+        world.node.heal()
+        await world.reach(device, State.CLEAN)
+    world.node.gpus[device].lost = True
+    record = await world.reach(device, State.QUARANTINED)
+    assert record.quarantine.sickness.ailment is Ailment.FLAPPING
+    assert record.quarantine.next_probe is None
+    world.node.heal()
+    await asyncio.sleep(300)
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_a_probation_that_fails_waits_longer_each_time(world):
+    device = world.uuids[0]
+    world.node.gpus[device].reset_fails = True
+    world.node.gpus[device].lost = True
+    await world.reach(device, State.QUARANTINED)
+    world.node.gpus[device].lost = False
+    await asyncio.sleep(1000)
+    starts = [it.at.uptime for it in world.truth.entries if isinstance(it.event, ev.ProbationStarted)]
+    pauses = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    assert len(pauses) >= 2
+    assert pauses == sorted(pauses)
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_an_announced_grant_is_kept_for_its_admission_and_an_unannounced_one_is_not(world):
+    one, two = world.uuids
+    await world.acquire("pod", one, announced=True)
+    await world.acquire("pod", two, announced=False)
+    kept, made_anew = len(rows(world, ev.ScrubStarted, one)), len(rows(world, ev.ScrubStarted, two)) + 1
+    await world.acquire("pod", one, two, announced=True)
+    assert len(rows(world, ev.ScrubStarted, one)) == kept
+    assert len(rows(world, ev.ScrubStarted, two)) == made_anew
