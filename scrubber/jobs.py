@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from policies.model import Eviction, Passes
@@ -26,6 +26,7 @@ from scrubber.steps.base import Order
 
 logger = log.get("jobs")
 
+MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
 Spawn = Callable[[Address, tuple[str, ...]], Awaitable[engine.Hand]]
 
 
@@ -91,6 +92,7 @@ class Jobs:
         self._token = token
         self._watch_every = watch_every
         self._running: dict[str, Running] = {}
+        self._workers = asyncio.Semaphore(MOST_WORKERS)
         self._turns: dict[str, asyncio.Lock] = {}  # by reset domain
         self._queued: set[str] = set()  # devices whose job waits for its turn: nothing of ours is on them yet
         self._stopping = False
@@ -262,18 +264,21 @@ class Jobs:
 
     @asynccontextmanager
     async def _turn(self, record: Record, job: Job) -> AsyncIterator[None]:
-        """One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever."""
+        """Wait until the job may touch its device.
+
+        One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever. And
+        no more workers at once than a node has room for: each is a process of its own.
+        """
         device, domain = record.device.uuid, record.device.reset_domain
-        if domain is None or job.path is ScrubPath.FAST:
-            yield
-            return
-        self._queued.add(device)
-        try:
-            async with self._turns.setdefault(domain, asyncio.Lock()):
+        async with AsyncExitStack() as stack:
+            self._queued.add(device)
+            try:
+                if domain is not None and job.path is ScrubPath.SLOW:
+                    await stack.enter_async_context(self._turns.setdefault(domain, asyncio.Lock()))
+                await stack.enter_async_context(self._workers)
+            finally:
                 self._queued.discard(device)
-                yield
-        finally:
-            self._queued.discard(device)
+            yield
 
     @asynccontextmanager
     async def _worker(self, device: str) -> AsyncIterator[engine.Hand]:

@@ -9,7 +9,6 @@ from scrubber.core import events as ev
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, State
 from scrubber.core.states import IllegalEventError
 from scrubber.errors import LedgerUnavailable
-from scrubber.ledger import ledger as ledgers
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.memory import MemoryStore
 
@@ -115,9 +114,8 @@ async def test_whoever_waits_hears_of_the_next_row(ledger):
     assert await ledger.moved(ledger.seq, 0.001) is False
 
 
-async def test_folding_old_rows_changes_no_record(store, monkeypatch):
-    monkeypatch.setattr(ledgers, "FOLD_AT_ONCE", 10)
-    ledger = Ledger(store, lambda: NOW, keep=20)
+async def test_folding_old_rows_changes_no_record(store):
+    ledger = Ledger(store, lambda: NOW, keep=20, fold_at_once=10)
     await ledger.append("op", found("GPU-1"))
     for index in range(100):
         await ledger.append("op", described("GPU-1", index))

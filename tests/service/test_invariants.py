@@ -191,6 +191,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(up)
     @rule(how=st.sampled_from(("kill", "kill", "kill, but a worker lingers", "stop")), away=st.sampled_from((0.0, 5.0)))
     def the_service_goes(self, how, away):
+        self.world.life.disk.dies_after = None
         self.loop.run_until_complete(self.world.stop() if how == "stop" else self.world.die(lingering="lingers" in how))
         self.open.clear()
         self.loop.advance(away)
