@@ -46,12 +46,12 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    hangup = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     ledger = await _ledger(config, stop)
     if ledger is None:
         return 0
     built = app.build(config, backend, rulebook, ledger)
-    hangup = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, hangup.set)
     with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
         await built.service.recover()
     await built.monitor.round()

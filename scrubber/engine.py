@@ -1,7 +1,7 @@
 """Runs the steps of a path, one after the other, each with its deadline, in a worker that can be killed.
 
-Decides nothing: before each step it looks and asks the fence, during each step it watches for intruders, after each
-step it reports. The first step that does not pass ends the path.
+Decides nothing: before each step it says so, looks and asks the fence, during each step it watches for intruders,
+after each step it reports. The first step that does not pass ends the path.
 """
 
 from __future__ import annotations
@@ -67,11 +67,12 @@ async def run(task: Task, around: Surroundings) -> None:
     """Run the path. Everything that happens is noted before the next thing happens."""
     async with around.worker() as hand:
         for step in task.steps:
+            # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
+            await around.note(ev.StepStarted(task.job, step, task.path))
             fenced = around.fence(step, await around.look())
             if fenced is not None:
                 await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
                 return
-            await around.note(ev.StepStarted(task.job, step, task.path))
             result = await _watched(hand, step, task, around)
             if step is task.steps[-1] and result.outcome is Outcome.PASSED and not await hand.finish():
                 result = replace(result, outcome=Outcome.DIED, detail="the worker did not end well after its last step")

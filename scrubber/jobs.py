@@ -7,13 +7,13 @@ what dies with the process: the running task and how far it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from policies.model import Eviction, Passes
 from scrubber import engine, log
-from scrubber.core import answers, decide, upkeep, verdict
+from scrubber.core import answers, decide, grounds, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, Trigger
 from scrubber.core.model import Path as ScrubPath
@@ -72,6 +72,22 @@ def _lost_ledger(running: Running, error: LedgerUnavailable) -> None:
     logger.error("job lost its ledger", op=running.op, device=running.device, error=error.message)
 
 
+class Locks:
+    """One a device: held from a look at it to the record of what was decided, never while waiting."""
+
+    def __init__(self) -> None:
+        """None is held."""
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def of(self, devices: Iterable[str]) -> AsyncIterator[None]:
+        """Always in the same order, so that nobody waits in a circle."""
+        async with AsyncExitStack() as stack:
+            for device in sorted(set(devices)):
+                await stack.enter_async_context(self._locks.setdefault(device, asyncio.Lock()))
+            yield
+
+
 class Jobs:
     """The jobs that run now."""
 
@@ -85,6 +101,7 @@ class Jobs:
         watch_every: float,
     ) -> None:
         """``token`` gives fresh hex of so many bytes: job ids and keys."""
+        self.locks = Locks()
         self._ledger = ledger
         self._sight = sight
         self._spawn = spawn
@@ -127,8 +144,11 @@ class Jobs:
     async def stop(self) -> None:
         """Cut all jobs off: the service goes down. Not a failure of any device."""
         self._stopping = True
-        for device in tuple(self._running):
-            await self.cut(device)
+        tasks = [running.task for running in self._running.values() if running.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     async def _carry(self, running: Running) -> None:
         """Carry a job through to its end, and record that end whatever it is."""
@@ -142,7 +162,7 @@ class Jobs:
         except Exception as error:  # a fault of ours must not leave the device in SCRUBBING for ever
             if self._record(running) is not None:
                 logger.exception("job failed inside", op=running.op, device=running.device)
-                await self._interrupt(running, f"a fault inside the service: {error!r}")
+                await self._give_up(running, f"a fault inside the service: {error!r}")
         finally:
             del self._running[running.device]
             running.end()
@@ -200,11 +220,20 @@ class Jobs:
             return passed
         return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
 
+    async def _give_up(self, running: Running, why: str) -> None:
+        """A fault of ours: a setback, so that the device is tried again with pauses and not offered meanwhile."""
+        record = self._record(running)
+        if record is not None and record.quarantine is None:
+            await self._close(running, ev.ScrubFailed(running.id, why))
+        else:
+            await self._interrupt(running, why)
+
     async def _interrupt(self, running: Running, why: str) -> None:
         record = self._record(running)
-        if record is None:
-            return
-        event = upkeep.interruption(record, why, self._now())
+        if record is not None:
+            await self._close(running, upkeep.interruption(record, why, self._now()))
+
+    async def _close(self, running: Running, event: ev.Event) -> None:
         try:
             await self._ledger.append(running.op, (running.device, event))
         except LedgerUnavailable as error:
@@ -242,7 +271,11 @@ class Jobs:
             return await self._sight.full(record, self._siblings(record))
 
         async def note(event: ev.Event) -> None:
-            await self._ledger.append(running.op, (device, event))
+            # Under the siblings' locks: a grant of one of them comes wholly before the reset, or sees it.
+            reset = isinstance(event, ev.StepStarted) and event.step is Step.RESET
+            others = [it.device.uuid for it in self._siblings(self._ledger.records[device])] if reset else []
+            async with self.locks.of(others):
+                await self._ledger.append(running.op, (device, event))
 
         return engine.Surroundings(
             worker=lambda: self._worker(device),
@@ -254,12 +287,10 @@ class Jobs:
         )
 
     def _siblings(self, record: Record) -> list[Record]:
-        domain = record.device.reset_domain
-        others = self._ledger.records.values() if domain is not None else ()
+        """Those in its reset domain, as they are now. A job that waits for its turn has not touched its device yet."""
         return [
             replace(other, state=State.DIRTY) if other.device.uuid in self._queued else other
-            for other in others
-            if other.device.reset_domain == domain and other is not record
+            for other in grounds.siblings(record, self._ledger.records.values())
         ]
 
     @asynccontextmanager
@@ -289,5 +320,8 @@ class Jobs:
         try:
             yield hand
         finally:
-            await hand.kill()
-            self._sight.disown(hand.pid)
+            try:
+                await hand.kill()
+            finally:
+                # Whatever is left of it now is somebody on the device, and must be seen as such.
+                self._sight.disown(hand.pid)

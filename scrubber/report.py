@@ -13,7 +13,7 @@ from scrubber.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.service import Service
 
-MOST_ENTRIES = 10_000
+MOST_ENTRIES = 2_000  # in one answer: every row is told in words, and callers of the hooks wait meanwhile
 EXPLAINED = 200  # the newest rows: enough for several lives of a device
 
 
@@ -84,6 +84,8 @@ class Reporter:
     async def history(self, gpu: str, since: float, limit: int) -> tuple[view.HistoryEntry, ...]:
         """Rows of the ledger, newest last."""
         device = self.find(gpu) if gpu else None
+        if limit < 0:
+            raise InvalidRequest("cannot list history: the limit is negative")
         limit = min(limit or MOST_ENTRIES, MOST_ENTRIES)
         entries = await self._service.ledger.history(device, since or None, limit)
         return tuple(self._entry(entry) for entry in entries)
@@ -107,6 +109,9 @@ class Reporter:
         # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
         if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
             return answers.Advert(healthy=False, why="the ledger cannot be written")
+        blocked = self._service.blocked.get(record.device.uuid)
+        if advert.healthy and blocked and record.state is State.CLEAN:
+            return answers.Advert(healthy=False, why=blocked)
         return advert
 
     def _about(self) -> view.ServiceStatus:

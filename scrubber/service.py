@@ -8,9 +8,10 @@ Rule 3: nothing here is believed from a caller; callers ask, facts decide.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from policies.model import Policy
 from scrubber import log
@@ -19,6 +20,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import (
     Ailment,
     DeviceInfo,
+    Facts,
     Grant,
     Incarnation,
     Moment,
@@ -37,6 +39,8 @@ from scrubber.sight import Sight
 logger = log.get("service")
 
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
+A = TypeVar("A")
+GRACE = 0.5  # seconds beyond the budget before looks are given up: at its end there must still be time for one
 POLL = 0.05  # seconds between looks while an owner is given time to leave
 ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
 
@@ -61,7 +65,6 @@ class Service:
         self.now = tools.now
         self._sight = sight
         self._tools = tools
-        self._locks: dict[str, asyncio.Lock] = {}
         self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
         self._stopping = False
 
@@ -76,8 +79,8 @@ class Service:
         patience = began + min(policy.budgets.owner_wait for policy in policies)
         joined: set[str] = set()
         while True:
-            async with self._locked(devices):
-                replies = {device: await self._ask_acquire(device, op) for device in sorted(devices)}
+            async with self.jobs.locks.of(devices):
+                replies = await self._ask_all(devices, partial(self._ask_acquire, op), budget)
                 handouts = _handouts(replies)
                 if len(handouts) == len(replies):
                     return await self._grant(handouts, op, announced=announced)
@@ -93,8 +96,8 @@ class Service:
         budget = self.now().uptime + min(self._policy(d).budgets.start for d in devices)
         joined: set[str] = set()
         while True:
-            async with self._locked(devices):
-                replies = {device: await self._ask_start(device, owner, op) for device in sorted(devices)}
+            async with self.jobs.locks.of(devices):
+                replies = await self._ask_all(devices, partial(self._ask_start, op, owner), budget)
                 _raise_refusals(replies, joined)
                 if all(isinstance(answer, answers.Proceed) for answer in replies.values()):
                     return
@@ -106,8 +109,9 @@ class Service:
     async def release(self, devices: Sequence[str]) -> None:
         """The last user is gone, says the caller; believed when nobody is found."""
         op = self._op()
-        async with self._locked(devices):
-            replies = {device: await self._ask_release(device) for device in sorted(devices)}
+        budget = self.now().uptime + min(self._policy(device).budgets.allocate for device in devices)
+        async with self.jobs.locks.of(devices):
+            replies = await self._ask_all(devices, self._ask_release, budget)
             _raise_refusals(replies, set())
             notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]
             if notes:
@@ -119,7 +123,7 @@ class Service:
 
     async def scrub(self, device: str, path: Path | None) -> Running:
         """Start a scrub now, or join the one that runs."""
-        async with self._locked([device]):
+        async with self.jobs.locks.of([device]):
             await self._closed_orphan(device, self._op())
             record = self._known(device)
             running = self.jobs.of(device)
@@ -139,7 +143,7 @@ class Service:
 
     async def quarantine(self, device: str, reason: str, by: str) -> None:
         """Take a device out by hand. In use: reported sick now, taken out when it is released."""
-        async with self._locked([device]):
+        async with self.jobs.locks.of([device]):
             record = self._known(device)
             sickness = Sickness(Ailment.OPERATOR, reason, sticky=True)
             event: ev.Event = ev.Sickened(replace(sickness, detail=f"{reason} (asked by {by})"))
@@ -152,7 +156,7 @@ class Service:
 
     async def reinstate(self, device: str, reason: str, by: str) -> Running:
         """Bring a quarantined device back by evidence: the slow path, passed."""
-        async with self._locked([device]):
+        async with self.jobs.locks.of([device]):
             await self._closed_orphan(device, self._op())
             running = self.jobs.of(device)
             record = self._known(device)
@@ -180,16 +184,20 @@ class Service:
             logger.warning("jobs were cut off by the last stop", op=op, devices=[device for device, _ in events])
 
     async def meet(self, device: DeviceInfo, incarnation: Incarnation) -> None:
-        """A device was seen in the inventory: new, or described anew."""
+        """A device was seen in the inventory: new, described anew, or not what it was."""
         record = self.ledger.records.get(device.uuid)
-        if record is None:
-            event: ev.Event = ev.Discovered(device, incarnation)
-        elif record.device != device:
-            event = ev.Described(device)
-        else:
-            return
-        async with self._locked([device.uuid]):
-            await self.ledger.append(self._op(), (device.uuid, event))
+        orphaned = record is not None and record.job is not None and self.jobs.of(device.uuid) is None
+        if orphaned or (record is not None and record.device == device):
+            return  # a job whose end could not be recorded is closed first, by tend
+        async with self.jobs.locks.of([device.uuid]):
+            if record is None:
+                await self.ledger.append(self._op(), (device.uuid, ev.Discovered(device, incarnation)))
+                return
+            events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
+            if _substance(device) != _substance(record.device):
+                await self.jobs.cut(device.uuid)  # it works on something else
+                events.append((device.uuid, ev.Distrusted("its memory or its layout is another", incarnation)))
+            await self.ledger.append(self._op(), *events)
 
     async def try_ledger(self) -> None:
         """After a write that failed: write something that changes nothing, so that it shows when it works again."""
@@ -202,13 +210,13 @@ class Service:
         if self._stopping:
             return
         vitals = await self._sight.vitals(device)
-        async with self._locked([device]):
+        async with self.jobs.locks.of([device]):
             op = self._op()
             if await self._closed_orphan(device, op):
                 return
             for _ in range(ROUNDS):
                 record = self._known(device)
-                facts = replace(await self._sight.quick(record), vitals=vitals)
+                facts = self._with_domain(record, replace(await self._sight.quick(record), vitals=vitals))
                 ruling = self.rulebook.ruling(record.device)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
                 self.blocked.pop(device, None)
@@ -249,33 +257,38 @@ class Service:
             raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
         return self._tools.token(4)
 
-    @asynccontextmanager
-    async def _locked(self, devices: Sequence[str]) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for device in sorted(set(devices)):
-                await stack.enter_async_context(self._locks.setdefault(device, asyncio.Lock()))
-            yield
+    async def _ask_all(self, devices: Sequence[str], ask: Callable[[str], Awaitable[A]], budget: float) -> dict[str, A]:
+        """All at once, so that one driver call that hangs costs its time once; an answer that is late is a no."""
+        names = sorted(devices)
+        try:
+            async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
+                return dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        except TimeoutError:
+            raise NotReady(Reason.TIMED_OUT, "cannot say in time whether the devices are free; ask again") from None
 
-    async def _ask_acquire(self, device: str, op: str) -> answers.AcquireAnswer:
+    async def _ask_acquire(self, op: str, device: str) -> answers.AcquireAnswer:
         """Ask until the answer is more than a note of something that has happened."""
         for _ in range(ROUNDS):
             record = self._known(device)
-            facts = await self._sight.quick(record)
+            facts = self._with_domain(record, await self._sight.quick(record))
             answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now())
             if not isinstance(answer, answers.Note):
                 return answer
             await self.ledger.append(op, (device, answer.event))
         return answers.Refuse(Reason.INTERNAL, f"cannot hand out {device}: it does not settle")
 
-    async def _ask_start(self, device: str, owner: str, op: str) -> answers.StartAnswer:
+    async def _ask_start(self, op: str, owner: str, device: str) -> answers.StartAnswer:
         for _ in range(ROUNDS):
             record = self._known(device)
-            facts = await self._sight.full(record)
+            facts = self._with_domain(record, await self._sight.full(record))
             answer = decide.start(record, facts, self._policy(record.device.uuid), owner, self.now())
             if not isinstance(answer, answers.Note):
                 return answer
             await self.ledger.append(op, (device, answer.event))
         return answers.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
+
+    def _with_domain(self, record: Record, facts: Facts) -> Facts:
+        return replace(facts, domain_resetting=grounds.resetting(record, self.ledger.records.values()))
 
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
@@ -371,3 +384,8 @@ def _raise_refusals(replies: Mapping[str, Answer], joined: set[str]) -> None:
             raise Refused(answer.reason, answer.message)
         if isinstance(answer, answers.Scrub) and device in joined:
             raise NotReady(Reason.SCRUB_FAILED, f"cannot hand out {device}: it could not be scrubbed")
+
+
+def _substance(device: DeviceInfo) -> tuple[object, ...]:
+    """What a proof was about. The rest may be told anew without a scrub."""
+    return device.memory_bytes, device.mig, device.model, device.reset_domain

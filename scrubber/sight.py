@@ -126,7 +126,15 @@ class Sight:
             return await self._caller.ask("processes", lambda: self._holders(asked), 5 * self.patience)
 
     def _holders(self, uuids: Collection[str]) -> Holders:
-        return self._processes.holders({uuid: self.backend.files(uuid) for uuid in uuids}, exclude=tuple(self._ours))
+        files = {uuid: self._files(uuid) for uuid in uuids}
+        return self._processes.holders(files, exclude=tuple(self._ours))
+
+    def _files(self, uuid: str) -> tuple[str, ...]:
+        """None of a device that is gone: who uses it cannot be told, and that is no news of the others."""
+        try:
+            return self.backend.files(uuid)
+        except DeviceError:
+            return ()
 
     async def _owner_alive(self, record: Record) -> bool | None:
         container = record.owner.container if record.owner else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+LONGEST = 107  # bytes of a socket path, by the kernel's sockaddr_un
 SHORT = 10.0  # seconds for questions that are answered from memory
 
 
@@ -33,6 +35,10 @@ class _Door:
 
     def __init__(self, socket: Path) -> None:
         """Nothing is connected before the first call."""
+        if len(os.fsencode(socket)) > LONGEST:
+            raise Unreachable(
+                f"cannot reach the scrub service at {socket}: no socket's path is longer than {LONGEST} bytes"
+            )
         self.socket = socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 

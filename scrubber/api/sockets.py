@@ -23,8 +23,8 @@ def prepare(directory: Path) -> int:
     """Make the run directory ours alone; the descriptor that is returned holds its lock until it is closed."""
     try:
         directory.mkdir(mode=OURS_ONLY, parents=True, exist_ok=True)
-        directory.chmod(OURS_ONLY)
-        lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, OWNER_ONLY)
+        _demand_private(directory)
+        lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_ONLY)
     except OSError as error:
         raise FatalError(
             f"cannot use run directory {directory}: {error.strerror}; give another with --run-dir"
@@ -35,6 +35,15 @@ def prepare(directory: Path) -> int:
         os.close(lock)
         raise FatalError(f"cannot start: another autoclave scrubber runs in {directory}") from None
     return lock
+
+
+def _demand_private(directory: Path) -> None:
+    """Whoever may write here could put a socket of their own in the place of ours."""
+    found = directory.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077 == 0:
+        return
+    remedy = "make it a directory of this user with mode 0700, or give another with --run-dir"
+    raise FatalError(f"cannot use run directory {directory}: others may enter it; {remedy}")
 
 
 def claim(path: Path) -> str:

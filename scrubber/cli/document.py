@@ -1,8 +1,8 @@
 """``-o json`` and ``-o yaml``: a stable contract.
 
 Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.view``. Times
-(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes, and what is
-not there is null.
+(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A text
+that is not there is empty; any other value that is not there is null.
 """
 
 from __future__ import annotations

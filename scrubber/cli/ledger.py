@@ -11,6 +11,8 @@ from scrubber import config
 from scrubber.cli import document, options, words
 from scrubber.ledger import audit
 
+file = click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
+
 
 @click.group()
 def command() -> None:
@@ -19,13 +21,15 @@ def command() -> None:
 
 @command.command(context_settings=options.ENVIRONMENT)
 @options.output("text", "json", "yaml")
+@file
 @options.state_dir
-def verify(output: str, state_dir: Path) -> int:
+def verify(output: str, file: Path | None, state_dir: Path) -> int:
     """Check that no row was changed, lost or moved.
 
-    Exit code 1, and the first row that does not hold, when one was.
+    FILE is a ledger, one that was set aside for example; without it, it is the one in the state directory. Exit code 1,
+    and the first row that does not hold, when one was.
     """
-    path = config.ledger(state_dir)
+    path = file or config.ledger(state_dir)
     found = audit.verify(path)
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
@@ -43,10 +47,14 @@ def verify(output: str, state_dir: Path) -> int:
 
 
 @command.command(context_settings=options.ENVIRONMENT)
+@file
 @options.state_dir
-def export(state_dir: Path) -> None:
-    """Print every row as a line of JSON, hashes included."""
-    for row in audit.export(config.ledger(state_dir)):
+def export(file: Path | None, state_dir: Path) -> None:
+    """Print every row as a line of JSON, hashes included.
+
+    FILE is a ledger, one that was set aside for example. Whether it can be trusted is said by verify.
+    """
+    for row in audit.export(file or config.ledger(state_dir)):
         document.emit_line(row)
 
 

@@ -18,7 +18,7 @@ R = TypeVar("R")
 ENVIRONMENT = {"auto_envvar_prefix": "AUTOCLAVE"}
 """``--run-dir`` is AUTOCLAVE_RUN_DIR for every verb; click alone would call it AUTOCLAVE_STATUS_RUN_DIR."""
 
-DIRECTORY = click.Path(file_okay=False, path_type=Path)
+DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
 
 class Parsed(click.ParamType[Any]):

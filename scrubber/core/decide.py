@@ -42,6 +42,8 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
             return answers.Refuse(Reason.QUARANTINED, f"cannot hand out {record.device.uuid}: it is quarantined")
         case State.SCRUBBING:
             return answers.Join()
+        case _ if facts.domain_resetting:
+            return answers.Wait(Reason.NOT_READY, f"cannot hand out {record.device.uuid}: it is being reset")
         case State.CLEAN:
             return _from_clean(record, facts, policy, now)
         case State.GRANTED if reusable(record, facts, policy, now):
@@ -74,6 +76,8 @@ def _start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # No grant was seen: a reboot, or the service was away. It must pass the first gate now.
             return _as_start(acquire(record, facts, policy, now))
+        case State.GRANTED if facts.domain_resetting:
+            return answers.Refuse(Reason.NOT_READY, f"cannot start on {record.device.uuid}: it is being reset")
         case State.GRANTED if record.sickness is not None:
             return answers.Refuse(Reason.SICK, f"cannot start on {record.device.uuid}: it is unhealthy")
         case State.GRANTED if (

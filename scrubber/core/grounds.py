@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from policies.model import Eviction, Policy, Route
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State
+from scrubber.core.model import Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State, Step
 
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
 CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
@@ -29,6 +30,19 @@ def pause_after_cut(quarantine: Quarantine) -> float:
 def about_to_start(owner: Owner | None, now: Moment) -> bool:
     """A container was told that it may start and has not been seen yet: it may come any moment."""
     return owner is not None and not owner.seen and now.uptime - owner.since.uptime < STARTS_WITHIN
+
+
+def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
+    """The other devices that a reset of this one takes down."""
+    domain = record.device.reset_domain
+    if domain is None:
+        return []
+    return [it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid]
+
+
+def resetting(record: Record, records: Iterable[Record]) -> bool:
+    """A sibling is being reset, or is about to be."""
+    return any(it.job is not None and it.job.step is Step.RESET for it in siblings(record, records))
 
 
 def sighting(record: Record, facts: Facts) -> ev.Exposed | None:

@@ -320,3 +320,4 @@ class Facts:
     owner_alive: bool | None = None
     siblings_busy: bool | None = None
     vitals: Vitals | None = None
+    domain_resetting: bool = False  # a reset of a sibling is under way, which takes this device down as well

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import grounds
-from scrubber.core.model import Baseline, Job, Moment, Path, Record, Setback, State
+from scrubber.core.model import Baseline, Job, Moment, Path, Record, Setback, State, Trigger
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -213,7 +213,11 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
 
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     """Clean: the proof starts to stand, and everything it ends is over."""
-    returns = record.returns if record.quarantine is None else (*record.returns[-9:], at.wall)
+    returns = record.returns
+    if record.quarantine is not None:
+        # Whom a person brings back starts anew: maintenance is no flapping.
+        by_itself = _job(record).trigger is Trigger.PROBATION
+        returns = (*record.returns[-9:], at.wall) if by_itself else ()
     return replace(
         record,
         job=None,

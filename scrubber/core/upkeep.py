@@ -66,12 +66,12 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
             due = isinstance(probation(record, now), answers.Probe)
             return answers.Probe() if due and grounds.clearable(record, facts, policy) else answers.Proceed()
         case State.GRANTED | State.EXPOSED:
-            return _tend_tenancy(record, facts, now)
+            return _tend_tenancy(record, facts, policy, now)
         case State.CLEAN if facts.holders:
             return answers.Note(ev.Soiled("it was used without a grant", facts.holders))
         case State.CLEAN if facts.vitals is not None and facts.vitals.leaked_bytes:
             return answers.Note(ev.Soiled(f"{facts.vitals.leaked_bytes} bytes are held by no visible process"))
-    if policy.mode is Mode.OBSERVE:
+    if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
     return _tend_idle(record, facts, policy, now)
 
@@ -132,14 +132,14 @@ def _isolate(
     return answers.Note(confine(record, sickness, by, vitals, policy, now, chance))
 
 
-def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnswer:
+def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
         return answers.Proceed()
     owner, user = record.owner, grounds.user_of(facts.holders)
     if facts.holders and (owner is None or (owner.container is None and user is not None)):
         return answers.Note(ev.Exposed(Owner(user, now, seen=user is not None)))
-    if owner is None and record.sickness is not None and _announced(record):
-        # Whoever it was given to asks again before it starts: nobody's end has to be waited for.
+    if owner is None and record.sickness is not None and _abandoned(record, facts, policy, now):
+        # Sick is not offered, so that nobody would ever ask for it and show that the grant is void.
         return answers.Note(ev.Released("it fell sick before anybody started on it"))
     seen = grounds.sighting(record, facts)
     if seen is not None:
@@ -158,7 +158,9 @@ def _tend_tenancy(record: Record, facts: Facts, now: Moment) -> answers.TendAnsw
 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
-        if facts.holders is None or grounds.proof_stands(record.receipt, facts, policy, now):
+        if facts.holders is None:
+            return answers.Blocked("it cannot be proven that nobody uses it")
+        if grounds.proof_stands(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(grounds.path_for(record, policy), Trigger.PROOF_EXPIRED)
     if record.setback is not None:
@@ -176,7 +178,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
 def _idle_trigger(record: Record) -> Trigger:
     if record.state is State.UNKNOWN:
         return Trigger.FIRST_LOOK
-    if record.setback is not None:
+    if record.setback is not None or record.owed is not None:
         return Trigger.RETRY
     return Trigger.RELEASE if record.tenancy_began is not None else Trigger.FOREIGN_USE
 
@@ -187,8 +189,12 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
     return facts.holders == () and gone and not grounds.about_to_start(owner, now)
 
 
-def _announced(record: Record) -> bool:
-    return record.grant is not None and record.grant.announced
+def _abandoned(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
+    """Nobody came for the grant. Who announces a start asks again before it; the others had their time."""
+    grant = record.grant
+    if grant is None or facts.holders != ():
+        return False
+    return grant.announced or now.uptime - grant.at.uptime > policy.budgets.start
 
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:

@@ -14,13 +14,27 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TypeVar
 
-from scrubber.core import states
+from scrubber import log
+from scrubber.core import events as ev
+from scrubber.core import states, story
 from scrubber.core.events import Entry, Event
 from scrubber.core.model import Moment, Record
 from scrubber.errors import LedgerUnavailable
 from scrubber.ledger.store import Draft, Head, Loaded, Store
 
 T = TypeVar("T")
+logger = log.get("ledger")
+NOTABLE = (
+    ev.Soiled,
+    ev.Distrusted,
+    ev.GrantedUnproven,
+    ev.Escalated,
+    ev.ScrubFailed,
+    ev.ScrubInterrupted,
+    ev.ProbationStarted,
+    ev.Sickened,
+    ev.Quarantined,
+)  # what somebody who reads the log wants to know; the rest is there at level debug
 KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
 
@@ -102,6 +116,9 @@ class Ledger:
             if self._rows >= self._most:
                 self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
             self._head = self._store.head
+        for device, event in events:
+            level = "warning" if isinstance(event, NOTABLE) else "debug"
+            getattr(logger, level)(story.tell(event), op=op, device=device, row=self.seq)
         self._announce()
 
     def _legal(self, op: str, at: Moment, events: Sequence[tuple[str, Event]]) -> dict[str, Record]:

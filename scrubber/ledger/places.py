@@ -43,7 +43,8 @@ class Places:
 
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside here."""
-        return tuple(sorted(it.name for it in self.database.parent.glob(f"{self.database.name}.corrupt-*")))
+        found = (it.name for it in self.database.parent.glob(f"{self.database.name}.corrupt-*"))
+        return tuple(sorted(name for name in found if not name.endswith(("-wal", "-shm", ".head"))))
 
 
 class Lock:

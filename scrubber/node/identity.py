@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -20,5 +21,7 @@ def kubelet_epoch(directory: Path) -> str:
         socket = (directory / KUBELET_SOCKET).stat()
     except FileNotFoundError:
         return NO_KUBELET
+    except OSError:
+        return f"unreadable {uuid.uuid4().hex}"  # like no other: what was granted in it is not granted again
     # The change time beside the inode, because a filesystem gives a removed file's inode to the next one.
     return f"{socket.st_dev}:{socket.st_ino}:{socket.st_ctime_ns}"

@@ -18,7 +18,6 @@ from scrubber.node import threads
 
 _INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
 _TICKS = os.sysconf("SC_CLK_TCK")
-_COMMAND_LENGTH = 120
 # The file behind a descriptor cannot be asked: closed meanwhile, or on a mount that is dead. Ours was asked just now.
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
 
@@ -177,7 +176,7 @@ def _status(task: str) -> list[str]:
 
 
 def _command(process: str) -> str:
-    words = Path(f"{process}/cmdline").read_bytes().replace(b"\0", b" ") or Path(f"{process}/comm").read_bytes()
-    text = words.decode(errors="replace").strip()[:_COMMAND_LENGTH]
-    # A command line is written by its tenant: it must not be able to write to an operator's terminal.
+    """The name alone: a command line is a tenant's, may hold passwords, and would stay in the ledger for ever."""
+    text = Path(f"{process}/comm").read_bytes().decode(errors="replace").strip()
+    # A name is chosen by its tenant too: it must not be able to write to an operator's terminal.
     return "".join(letter if letter.isprintable() else "?" for letter in text)

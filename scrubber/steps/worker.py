@@ -15,7 +15,7 @@ from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from scrubber.core.model import Outcome, Path, Step, StepResult
+from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
 from scrubber.devices.base import Address
 from scrubber.steps import frames
 from scrubber.steps.base import Order, Report
@@ -62,9 +62,10 @@ class Worker:
                 report = await self._converse(frames.Task(step, order), on_progress)
         except TimeoutError:
             text = f"{step.value} was not done within {deadline:g} s"
-            report = Report(Outcome.TIMED_OUT, f"{text}; {await self._put_down()}")
+            report = Report(Outcome.TIMED_OUT, f"{text}; {await self._put_down()}", _blame(step))
         except BrokenError as error:
-            report = Report(Outcome.DIED, f"{step.value} has no result: {error}; {await self._put_down()}")
+            text = f"{step.value} has no result: {error}"
+            report = Report(Outcome.DIED, f"{text}; {await self._put_down()}", _blame(step))
         finally:
             if report is None:  # cancelled, or the listener failed: nobody will ask this child again
                 await self.kill()
@@ -104,6 +105,11 @@ class Worker:
         if status is None:
             return f"its worker (pid {self.pid}) cannot be killed: it is stuck in the driver"
         return " ".join(filter(None, (f"its worker ended with status {status}", self._child.complaint)))
+
+
+def _blame(step: Step) -> Blame:
+    """Evict touches processes, not the device: what keeps it from an end is theirs, a dead file system for one."""
+    return Blame.TENANT if step is Step.EVICT else Blame.DEVICE
 
 
 def _answer(line: bytes) -> frames.Answer:

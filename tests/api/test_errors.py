@@ -1,6 +1,7 @@
 """Each kind of error crosses the wire as what it is: class, reason, sentence and gRPC code."""
 
 from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -11,31 +12,33 @@ from scrubber.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, N
 
 CODE = grpc.StatusCode
 CASES = [
-    *((Refused(reason, f"cannot: {reason.value}"), Refused, CODE.FAILED_PRECONDITION) for reason in (Reason.IN_USE, Reason.SICK)),
-    *((NotReady(reason, "cannot yet"), NotReady, CODE.UNAVAILABLE) for reason in (Reason.SCRUBBING, Reason.SHUTTING_DOWN)),
+    (Refused(Reason.IN_USE, "cannot: it is in use"), Refused, CODE.FAILED_PRECONDITION),
+    (Refused(Reason.SICK, "cannot: it is unhealthy"), Refused, CODE.FAILED_PRECONDITION),
+    (NotReady(Reason.SCRUBBING, "cannot yet"), NotReady, CODE.UNAVAILABLE),
+    (NotReady(Reason.SHUTTING_DOWN, "cannot any more"), NotReady, CODE.UNAVAILABLE),
     (InvalidRequest("two names are one"), InvalidRequest, CODE.INVALID_ARGUMENT),
     (InvalidRequest("no such device", Reason.UNKNOWN_DEVICE), InvalidRequest, CODE.NOT_FOUND),
     (LedgerUnavailable("the disk is full"), NotReady, CODE.UNAVAILABLE),
-]  # fmt: skip
+]
 
 
 @pytest.fixture
 async def door(short_tmp):
     """The real door before a service that can only say no."""
 
-    async def acquire(_devices, *, announced):
+    async def acquire(_devices, **_) -> None:
         raise service.no
 
     service = SimpleNamespace(acquire=acquire, no=None, socket=short_tmp / "s.sock")
     listening = grpc.aio.server()
-    scrub_pb2_grpc.add_ScrubberServicer_to_server(server.Scrubber(service, None), listening)
+    scrub_pb2_grpc.add_ScrubberServicer_to_server(server.Scrubber(cast("Any", service), cast("Any", None)), listening)
     listening.add_insecure_port(f"unix:{service.socket}")
     await listening.start()
     yield service
     await listening.stop(None)
 
 
-@pytest.mark.parametrize(("said", "kind", "code"), CASES, ids=lambda it: getattr(getattr(it, "reason", None), "value", ""))
+@pytest.mark.parametrize(("said", "kind", "code"), CASES, ids=[said.reason.value for said, _, _ in CASES])
 async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
     door.no = said
     async with client.Scrubber(door.socket) as service:

@@ -19,10 +19,20 @@ def test_the_directory_is_made_for_the_owner_alone_and_has_one_tenant(short_tmp)
     os.close(sockets.prepare(short_tmp / "run"))
 
 
-def test_a_directory_that_was_open_to_all_is_closed(short_tmp):
-    (short_tmp / "run").mkdir(mode=0o777)
-    os.close(sockets.prepare(short_tmp / "run"))
-    assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == 0o700
+@pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])
+def test_a_directory_that_others_may_enter_is_refused_and_left_as_it_is(short_tmp, mode):
+    (short_tmp / "run").mkdir()
+    (short_tmp / "run").chmod(mode)
+    with pytest.raises(FatalError, match="others may enter it"):
+        sockets.prepare(short_tmp / "run")
+    assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == mode
+
+
+def test_a_link_to_a_directory_is_refused(short_tmp):
+    (short_tmp / "real").mkdir(mode=0o700)
+    (short_tmp / "run").symlink_to(short_tmp / "real")
+    with pytest.raises(FatalError, match="others may enter it"):
+        sockets.prepare(short_tmp / "run")
 
 
 def test_a_directory_that_cannot_be_used_is_told_with_a_remedy(short_tmp):

@@ -9,6 +9,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, State
 from scrubber.core.states import IllegalEventError
 from scrubber.errors import LedgerUnavailable
+from scrubber.ledger import ledger as ledgers
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.memory import MemoryStore
 

@@ -135,8 +135,7 @@ class Hand:
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.CLEAR])
         wrong = Mismatch(7, 0xFF, 0xFE, 1) if gpu.bad_memory else None
-        findings = Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong)
-        return Report(Outcome.FAILED if wrong else Outcome.PASSED, "a bit did not hold" if wrong else "", findings=findings)
+        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong))
 
     async def _verify(self, progress: Progress) -> Report:
         gpu = self.gpu
@@ -147,8 +146,13 @@ class Hand:
                 wrong = wrong or Mismatch(block * BLOCK, 0, 0x41, BLOCK)
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.VERIFY])
-        findings = Findings(covered_bytes=reach * BLOCK, allocatable_bytes=BLOCKS * BLOCK, mismatch=wrong)
-        return Report(Outcome.FAILED if wrong else Outcome.PASSED, "not zero" if wrong else "", findings=findings)
+        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong))
+
+
+def _report(wrong: Mismatch | None, findings: Findings) -> Report:
+    if wrong is None:
+        return Report(Outcome.PASSED, findings=findings)
+    return Report(Outcome.FAILED, "memory does not hold what was written", findings=findings)
 
 
 def _condemned(process: Process, order: Order) -> bool:

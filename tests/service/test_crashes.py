@@ -1,4 +1,4 @@
-"""One long story, and everything that can cut it short: killed after every row, in every step, and with every write failing.
+"""One long story, and all that can cut it short: a kill after every row, a kill in every step, any write that fails.
 
 The story has a tenant that leaves a process behind, a fast path that escalates, memory that is quarantined, tried again
 and brought back by an operator. After each cut the service is started again; the truth is asked all the way.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Moment, State
 from scrubber.errors import AutoclaveError
-from scrubber.ledger import opening
+from scrubber.ledger import opening, store
+from tests.service.disk import Disk
 from tests.service.hand import TAKES
 from tests.service.node import BOOTING
 from tests.service.virtual import VirtualLoop
@@ -83,6 +85,14 @@ def recover(world: World, *, lingering: bool = False) -> None:
     loop.run_until_complete(world.heal())
 
 
+def arm(disk: Disk, dies_after: int | None = None, fails_at: int | None = None) -> None:
+    disk.dies_after, disk.fails_at = dies_after, fails_at
+
+
+def reopen(path: Path) -> store.Store:
+    return opening.open_or_set_aside(path, Moment(0.0, 0.0))[0]
+
+
 def close(world: World) -> None:
     if world.up:
         world.loop.run_until_complete(world.die())
@@ -107,18 +117,15 @@ def test_the_story_has_everything_in_it():
     wanted = {"Escalated", "Quarantined", "ProbationStarted", "ScrubPassed", "Granted", "Exposed", "Released"}
     assert wanted <= kinds(reference())
     assert reference().truth.violations == []
-    assert any(result.findings.terminated for result in _results(reference()))
-
-
-def _results(world: World):
-    return [entry.event.result for entry in world.truth.entries if isinstance(entry.event, ev.StepFinished)]
+    results = [entry.event.result for entry in reference().truth.entries if isinstance(entry.event, ev.StepFinished)]
+    assert any(result.findings.terminated for result in results)
 
 
 def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken():
     rows = len(reference().truth.entries)
     assert rows > 80
     for row in range(1, rows + 1):
-        world = World(VirtualLoop(), interval=INTERVAL, arm=lambda disk, row=row: setattr(disk, "dies_after", row))
+        world = World(VirtualLoop(), interval=INTERVAL, arm=partial(arm, dies_after=row))
         play(world)
         assert len(world.truth.entries) in (row, row + 1)  # two grants are one write
         recover(world)
@@ -127,7 +134,8 @@ def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken():
 
 @pytest.mark.parametrize("lingering", [False, True], ids=["", "a worker lingers"])
 def test_killed_within_any_step_it_comes_back_and_no_promise_is_broken(lingering):
-    steps = [(entry.at, entry.event.step) for entry in reference().truth.entries if isinstance(entry.event, ev.StepStarted)]
+    rows = reference().truth.entries
+    steps = [(row.at, row.event.step) for row in rows if isinstance(row.event, ev.StepStarted)]
     assert len(steps) > 30
     for at, step in steps:
         world = World(VirtualLoop(), interval=INTERVAL)
@@ -139,7 +147,7 @@ def test_killed_within_any_step_it_comes_back_and_no_promise_is_broken(lingering
 def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken(request):
     step = 1 if request.config.getoption("--night") else 4
     for write in range(1, len(reference().truth.entries) + 1, step):
-        world = World(VirtualLoop(), interval=INTERVAL, arm=lambda disk, write=write: setattr(disk, "fails_at", write))
+        world = World(VirtualLoop(), interval=INTERVAL, arm=partial(arm, fails_at=write))
         play(world)
         world.check()
         recover(world)
@@ -148,12 +156,11 @@ def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken(reques
 
 def test_killed_over_a_ledger_on_disk_it_comes_back_and_no_promise_is_broken(tmp_path):
     for row in range(3, len(reference().truth.entries), 12):
-        path = tmp_path / str(row) / "ledger.sqlite"
         world = World(
             VirtualLoop(),
             interval=INTERVAL,
-            arm=lambda disk, row=row: setattr(disk, "dies_after", row),
-            reopen=lambda path=path: opening.open_or_set_aside(path, Moment(0.0, 0.0))[0],
+            arm=partial(arm, dies_after=row),
+            reopen=partial(reopen, tmp_path / str(row) / "ledger.sqlite"),
         )
         play(world)
         recover(world)

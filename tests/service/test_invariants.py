@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from contextlib import suppress
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scrubber.core.model import Path, State, Xid
+from scrubber.core.model import Path, Xid
 from scrubber.errors import AutoclaveError
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop
@@ -25,26 +26,28 @@ DEVICES = st.sets(DEVICE, min_size=1)
 POLICIES = ("default", "strict", "fast", "observe")
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
-    "lost", "hangs", "blind", "coy", "bad_memory", "stalls", "crashes", "reset_fails", "skimpy", "drift", "remap_pending",
-    "remap_failed",
+    "lost", "hangs", "blind", "coy", "bad_memory", "stalls", "crashes", "reset_fails", "skimpy", "drift",
+    "remap_pending", "remap_failed",
 )  # fmt: skip
+ENDS = ("ends", "ends", "leaves its process", "outlives its process")
+DEEDS = ("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate")
 
 
 def up(machine) -> bool:
-    return machine.world.up
+    return bool(machine.world.up)
 
 
 def down(machine) -> bool:
-    return not machine.world.up
+    return not up(machine)
 
 
 class Histories(RuleBasedStateMachine):
     """Callers, tenants, intruders, operators, faults and kills, as they come; every rule lets some time pass."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop()
-        self.open: list[tuple[asyncio.Task, str, tuple[str, ...], bool]] = []  # acquires under way
+        self.open: list[tuple[asyncio.Task[Any], str, tuple[str, ...], bool]] = []  # acquires under way
         self.let_in: dict[str, tuple[str, bool]] = {}  # device -> who was granted it, and whether it is to say Start
 
     @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans())
@@ -101,7 +104,7 @@ class Histories(RuleBasedStateMachine):
         self.world.spawn(self.world.begin(known or self.world.name(), uuid))
         self.loop.advance(pause)
 
-    @rule(device=DEVICE, how=st.sampled_from(("ends", "ends", "leaves its process", "outlives its process")), pause=PAUSE)
+    @rule(device=DEVICE, how=st.sampled_from(ENDS), pause=PAUSE)
     def a_container(self, device, how, pause):
         node = self.world.node
         for process in node.gpus[self.world.uuids[device]].users():
@@ -128,7 +131,7 @@ class Histories(RuleBasedStateMachine):
     # -- operators
 
     @precondition(up)
-    @rule(device=DEVICE, deed=st.sampled_from(("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate")), pause=PAUSE)
+    @rule(device=DEVICE, deed=st.sampled_from(DEEDS), pause=PAUSE)
     def an_operator(self, device, deed, pause):
         service, uuid = self.world.service, self.world.uuids[device]
         work = {
@@ -250,7 +253,7 @@ class Histories(RuleBasedStateMachine):
 
     # -- the same few moves
 
-    def _reboot(self):
+    def _reboot(self) -> None:
         if self.world.up:
             self.loop.run_until_complete(self.world.die())
         self.open.clear()
@@ -258,12 +261,12 @@ class Histories(RuleBasedStateMachine):
         self.world.node.reboot()
         self.loop.run_until_complete(self.world.start())
 
-    def _end_lingering(self):
+    def _end_lingering(self) -> None:
         for process in self.world.node.everybody():
             if process.kind is Kind.WORKER and process.life != self.world.node.life:
                 self.world.node.leave(process)
 
-    def _collect(self):
+    def _collect(self) -> None:
         """Grants that have arrived; whoever had one before has lost it."""
         for item in list(self.open):
             task, tenant, uuids, announced = item
@@ -272,15 +275,15 @@ class Histories(RuleBasedStateMachine):
                 if not task.cancelled() and task.exception() is None:
                     self.let_in.update(dict.fromkeys(uuids, (tenant, announced)))
 
-    def _do(self, work: Coroutine, pause: float):
-        async def asked():
+    def _do(self, work: Coroutine[Any, Any, object], pause: float) -> None:
+        async def asked() -> None:
             with suppress(AutoclaveError):  # a refusal is an answer
                 await work
 
         self.world.spawn(asked())
         self.loop.advance(pause)
 
-    def _uuids(self, devices):
+    def _uuids(self, devices) -> tuple[str, ...]:
         return tuple(self.world.uuids[device] for device in sorted(devices))
 
 

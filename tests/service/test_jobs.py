@@ -68,7 +68,7 @@ async def test_whoever_joins_a_job_sees_its_progress_and_its_end(world):
     running = await world.service.scrub(world.uuids[0], Path.SLOW)
     assert await world.service.scrub(world.uuids[0], Path.FAST) is running
 
-    async def watch():
+    async def watch() -> list[tuple[int, int]]:
         return [(running.done, running.total) async for _ in running.updates()]
 
     one, other = await asyncio.gather(watch(), watch())
@@ -249,14 +249,14 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
 
 async def test_a_worker_that_cannot_be_started_leaves_no_device_in_scrubbing_for_ever(build):
     class NoMore(Hand):
-        def __init__(self, *args):
+        def __init__(self, *_: object) -> None:
             raise OSError("cannot fork")
 
     world = build(hand=NoMore)
     await world.start(watching=False)
     await asyncio.sleep(1)
     assert {world.state(device) for device in world.uuids} == {State.DIRTY}
-    assert "cannot fork" in rows(world, ev.ScrubInterrupted)[-1].why
+    assert "cannot fork" in rows(world, ev.ScrubFailed)[-1].why
 
 
 async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(world):

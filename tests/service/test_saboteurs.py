@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import verdict
+from scrubber.core.events import Event
 from scrubber.core.model import Findings, Outcome, State, Step, Vitals
 from scrubber.errors import AutoclaveError
 from scrubber.jobs import Jobs
@@ -26,14 +27,14 @@ ALL = BLOCK * BLOCKS
 class Lazy(Hand):
     """Says that it cleared, and did not."""
 
-    async def _clear(self, progress):
+    async def _clear(self, _progress) -> Report:
         return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0))
 
 
 class Blind(Hand):
     """Says that it read all of the memory, and did not look."""
 
-    async def _verify(self, progress):
+    async def _verify(self, _progress) -> Report:
         return Report(Outcome.PASSED, findings=Findings(ALL, ALL))
 
 
@@ -53,7 +54,7 @@ class Flatterer(Hand):
 class Butcher(Hand):
     """Ends whoever is on the device, live containers too."""
 
-    async def _evict(self, order):
+    async def _evict(self, _order) -> Report:
         for process in list(self.gpu.users()):
             self.truth.killing(self.gpu, process)
             self.node.leave(process)
@@ -72,14 +73,14 @@ class Idler(Hand):
 class Fenceless(Jobs):
     """Never looks before it leaps."""
 
-    def _fence(self, running, step, facts):
+    def _fence(self, _running, _step, _facts) -> None:
         return None
 
 
 class Lenient(Jobs):
     """Overlooks a verify that did not pass."""
 
-    def _conclusion(self, record, job, judged, ruling):
+    def _conclusion(self, record, job, judged, ruling) -> Event:
         if isinstance(judged, verdict.Failed) and judged.step is Step.VERIFY:
             passed = tuple(replace(it, outcome=Outcome.PASSED, findings=Findings(ALL, ALL)) for it in job.results)
             judged = verdict.Passed(tuple((it.step, it.seconds) for it in passed), ALL, ALL, 0, 0, 0, record.baseline)

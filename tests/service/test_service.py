@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
@@ -177,7 +178,7 @@ async def test_a_probation_that_fails_waits_longer_each_time(world):
     world.node.gpus[device].lost = False
     await asyncio.sleep(1000)
     starts = [it.at.uptime for it in world.truth.entries if isinstance(it.event, ev.ProbationStarted)]
-    pauses = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(starts)]
     assert len(pauses) >= 2
     assert pauses == sorted(pauses)
     assert world.state(device) is State.QUARANTINED

@@ -27,7 +27,7 @@ def test_waiting_for_what_never_comes_is_told_instead_of_hanging():
 def test_time_is_passed_in_portions_and_work_stops_in_between():
     loop, done = VirtualLoop(), []
 
-    async def work():
+    async def work() -> None:
         for turn in range(10):
             await asyncio.sleep(1)
             done.append((turn, loop.time()))

@@ -107,9 +107,9 @@ class Truth:
         if before is None or before.state not in (State.CLEAN, State.GRANTED) or before.sickness or before.quarantine:
             self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
         for process in gpu.processes.values():
-            if process.kind is not Kind.WORKER or process.life == self.node.life:
-                if self._known_long(process.came, 0.0):
-                    self.accuse(f"{uuid} was granted while {process.name} is on it")
+            lingers = process.kind is Kind.WORKER and process.life != self.node.life
+            if not lingers and self._known_long(process.came, 0.0):
+                self.accuse(f"{uuid} was granted while {process.name} is on it")
         self._no_bytes_but(uuid, None, "granted")
         self.granted[uuid] = self.node.loop.time()
 

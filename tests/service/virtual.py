@@ -53,7 +53,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Any wait takes a microsecond at least, or a wait for less than a float can hold would never be over."""
         return super().call_at(max(when, self._now + TICK), callback, *args, context=context)
@@ -82,16 +82,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if not isinstance(error, KilledError):
             self.complaints.append(f"{context['message']}: {error!r}")
 
-    def run_in_executor(  # type: ignore[override] # a future of ours, done on the loop
-        self, _executor: object, func: Callable[..., T], *args: Any
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, _executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Done at the next turn, whether or not anybody still waits for it: as a thread would."""
         answer: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
             try:
                 result = func(*args)
-            except BaseException as error:  # handed to whoever asked, like a thread's
+            except BaseException as error:  # noqa: BLE001 - handed to whoever asked, like a thread's
                 if not answer.cancelled():
                     answer.set_exception(error)
             else:

@@ -1,4 +1,4 @@
-"""The real service on a pretend node: real Service, Jobs, engine, Sight, Ledger and rulebook, a clock that nobody waits for.
+"""The real service on a pretend node: real Service, Jobs, engine, Sight, Ledger and rulebook, on virtual time.
 
 ``start`` brings the service up over whatever the store holds, ``die`` is SIGKILL: nothing that the dead service would
 still do reaches the store, a device or a caller. ``check`` compares what the service believes with the truth.
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from scrubber.core import story
 from scrubber.core.model import Grant, Record, State
@@ -65,7 +65,7 @@ class Life:
 class World:
     """A node, its service, and the truth about both."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a test may choose
         self,
         loop: VirtualLoop | None = None,
         *,
@@ -83,7 +83,7 @@ class World:
         ``arm`` prepares what will befall the disk in the first life.
         """
         self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
-        self.chance = random.Random(seed)
+        self.chance = random.Random(seed)  # noqa: S311 - to be the same every time is its purpose
         self.node = Node(self.loop, gpus)
         self.rulebook = copy.copy(_rulebook(policy))
         self.truth = Truth(self.node, self.rulebook)
@@ -172,13 +172,13 @@ class World:
         """Nothing is left behind."""
         self._run_dir.cleanup()
 
-    def spawn(self, work) -> asyncio.Task:
+    def spawn(self, work) -> asyncio.Task[Any]:
         """Something that goes on beside the test."""
         task = self.loop.create_task(work)
         task.add_done_callback(self._judge_end)
         return task
 
-    def _judge_end(self, task: asyncio.Task) -> None:
+    def _judge_end(self, task: asyncio.Task[Any]) -> None:
         """A caller is answered, refused in our own words, or killed together with the service."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, (AutoclaveError, KilledError)):
@@ -247,7 +247,9 @@ class World:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
         self.tenants[device] = tenant
         self.truth.visitors.setdefault(device, set()).add(tenant)
-        return self.node.enter(device, Kind.TENANT, tenant, container=tenant)
+        # Who took too long after an unannounced grant may have lost it to the next who asked.
+        late = self.truth.records[device].state not in (State.GRANTED, State.EXPOSED)
+        return self.node.enter(device, Kind.INTRUDER if late else Kind.TENANT, tenant, container=tenant)
 
     def intrude(self, device: str, *, container: bool = False) -> Process:
         """Somebody uses the device without asking."""
