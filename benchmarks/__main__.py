@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import platform
+import signal
 import sqlite3
 import sys
 import time
@@ -47,6 +48,7 @@ def main() -> None:
         "--output", type=Path, default=Path("docs/measurements"), help="where to write (default: %(default)s)"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that services are ended, too
     where = machine()
     figures: list[Figure] = []
     for name, measure in MEASUREMENTS.items():

@@ -14,7 +14,7 @@ from scrubber.config import Backend as Chosen
 from scrubber.config import ScrubberConfig
 from scrubber.core import states
 from scrubber.devices.base import Address, Backend
-from scrubber.devices.simulated import creation
+from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.errors import FatalError
 from scrubber.jobs import Jobs
@@ -52,6 +52,8 @@ def build_backend(config: ScrubberConfig) -> Backend:
         asked = config.backend.value
         raise FatalError(f"cannot use backend {asked}: this version knows simulated GPUs only; use --backend simulated")
     creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, identity.boot_id())
+    if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
+        raise FatalError(f"cannot start: another autoclave scrubber has the GPUs of {config.simulated_dir}")
     return Simulated(config.simulated_dir)
 
 

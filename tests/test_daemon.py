@@ -147,6 +147,7 @@ def test_a_tenant_outlives_a_restart_of_the_service(service):
 def test_a_bad_policy_file_keeps_the_old_policy_and_a_good_one_replaces_it(short_tmp, how):
     file = short_tmp / "site.yaml"
     file.write_text(load.read_shipped("fast").replace("name: fast", "name: before"))
+    handle = os.open(file, os.O_RDWR)
     service = Service(short_tmp, 1, "--policy", file)
 
     def change(text: str) -> None:
@@ -156,9 +157,9 @@ def test_a_bad_policy_file_keeps_the_old_policy_and_a_good_one_replaces_it(short
             (short_tmp / "aside").write_text(text)
             (short_tmp / "aside").rename(file)
         else:
-            os.truncate(file, 0)
-            service.hear("not loaded")
-            file.write_text(text)
+            # A file that stays open for writing is no finished change: only the signal says that it is one.
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, text.encode(), 0)
             service.process.send_signal(signal.SIGHUP)
 
     change("name: [")
@@ -171,6 +172,7 @@ def test_a_bad_policy_file_keeps_the_old_policy_and_a_good_one_replaces_it(short
     status = asking.ask(service.run_dir, lambda admin: admin.status())
     assert (status.service.policy, status.service.policy_fault) == ("after", "")
     service.stop()
+    os.close(handle)
 
 
 def test_a_damaged_ledger_is_set_aside_loudly_and_every_gpu_is_unknown(service):
@@ -242,3 +244,19 @@ def test_a_ledger_that_cannot_be_opened_keeps_the_doors_shut_with_a_reason_and_o
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, previous)
     service.hear("serving")
     assert device(service).state in {"clean", "scrubbing"}
+
+
+def test_two_services_never_share_a_set_of_gpus(service, short_tmp):
+    other = short_tmp / "other"
+    flags = ["--backend", "simulated", "--simulated-dir", service.simulated_dir, "--run-dir", other / "run"]
+    run = service.popen("scrubber", *flags, "--state-dir", other / "state", stderr=-1)
+    assert "another autoclave scrubber has the GPUs" in run.communicate(timeout=20)[1]
+    assert run.returncode == 2
+
+
+def test_the_log_tells_what_somebody_at_night_needs(service):
+    uuid = service.settled(0, "clean").device
+    asking.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "smells", "user ann (uid 7)"))
+    said = service.hear("quarantined by")
+    assert (said["level"], said["device"]) == ("warning", uuid)
+    assert "smells" in said["event"]

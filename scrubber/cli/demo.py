@@ -96,6 +96,7 @@ def command(gpus: int, as_json: bool, keep: bool) -> int:
 
     Starts the real service in a temporary directory. Exit code 0 only if every promise held.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: what was started is ended, too
     return asyncio.run(_show(Play(Stage(gpus), as_json), keep=keep))
 
 

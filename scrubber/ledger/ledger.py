@@ -4,6 +4,7 @@ Rule 1: ``append`` is legal, then durable, then true, in this order: the table i
         only then does anybody see the new record.
 Rule 2: start-up replays through the same ``states.apply``. There is no second way to change anything.
 Rule 3: after a write that failed, what is on disk decides: memory is read anew before the next append.
+Rule 4: who was seen on a device and could not be recorded is recorded before anything else: by then they may be gone.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ NOTABLE = (
     ev.Sickened,
     ev.Quarantined,
 )  # what somebody who reads the log wants to know; the rest is there at level debug
+SIGHTINGS = (ev.Soiled, ev.Exposed)  # a proof that they end would stand if a full disk made us forget them
 KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
 
@@ -69,6 +71,7 @@ class Ledger:
         self._moved = asyncio.Event()
         self._writing: set[asyncio.Task[None]] = set()
         self._stale = False
+        self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
         self._believe(loaded or store.load())
 
@@ -105,21 +108,37 @@ class Ledger:
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
             if self._stale:
-                await self._write(self._load)
-                self._stale = False
-            at = self._now()
-            changed = self._legal(op, at, events)
-            drafts = [Draft(device, at, op, event) for device, event in events]
-            await self._write(lambda: self._store.append(drafts))
-            self._records.update(changed)
-            self._rows += len(drafts)
-            if self._rows >= self._most:
-                self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
-            self._head = self._store.head
+                await self._catch_up(op, {device for device, _ in events})
+            await self._record(op, events)
         for device, event in events:
             level = "warning" if isinstance(event, NOTABLE) else "debug"
             getattr(logger, level)(story.tell(event), op=op, device=device, row=self.seq)
         self._announce()
+
+    async def _catch_up(self, op: str, wanted: set[str]) -> None:
+        """After a failed write: read what is on disk, then record what was seen meanwhile; it may be gone by now."""
+        await self._write(self._load)
+        self._stale = False
+        seen, self._unwritten = self._unwritten, {}
+        if seen:
+            await self._record(op, tuple(seen.items()))
+        if wanted & seen.keys():  # what is to be recorded was decided without knowing of it
+            raise LedgerUnavailable("cannot record this: what was seen while the ledger failed came first; ask again")
+
+    async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
+        at = self._now()
+        changed = self._legal(op, at, events)
+        drafts = [Draft(device, at, op, event) for device, event in events]
+        try:
+            await self._write(lambda: self._store.append(drafts))
+        except LedgerUnavailable:
+            self._unwritten |= {device: event for device, event in events if isinstance(event, SIGHTINGS)}
+            raise
+        self._records.update(changed)
+        self._rows += len(drafts)
+        if self._rows >= self._most:
+            self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
+        self._head = self._store.head
 
     def _legal(self, op: str, at: Moment, events: Sequence[tuple[str, Event]]) -> dict[str, Record]:
         changed: dict[str, Record] = {}

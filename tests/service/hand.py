@@ -33,6 +33,7 @@ class Hand:
         truth.working(self.gpu)
         self.process: Process = node.enter(uuid, Kind.WORKER, "worker")
         self.gpu.deeds.clear()
+        self.whole = True  # the last step reached all of the memory
         self._gone = asyncio.Event()
 
     @property
@@ -52,7 +53,7 @@ class Hand:
         except GoneError:
             await self.kill()
             report = Report(Outcome.DIED, f"{step.value} has no result")
-        if report.outcome is Outcome.PASSED and not (self.gpu.skimpy and step in (Step.CLEAR, Step.VERIFY)):
+        if report.outcome is Outcome.PASSED and self.whole:
             self.gpu.deeds.append(step)
         seconds = self.node.loop.time() - began
         return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)
@@ -118,6 +119,10 @@ class Hand:
             return Report(Outcome.FAILED, "still on the device", Blame.TENANT, findings)
         return Report(Outcome.PASSED, findings=findings)
 
+    def _reach(self) -> int:
+        self.whole = not self.gpu.skimpy
+        return BLOCKS if self.whole else BLOCKS // 2
+
     def _reset(self) -> Report:
         self.truth.deed(self.gpu, Step.RESET)
         if self.gpu.reset_fails:
@@ -127,7 +132,7 @@ class Hand:
 
     async def _clear(self, progress: Progress) -> Report:
         gpu = self.gpu
-        reach = BLOCKS // 2 if gpu.skimpy else BLOCKS
+        reach = self._reach()
         residue = sum(block is not None for block in gpu.blocks) * BLOCK
         for block in range(reach):
             self.truth.deed(gpu, Step.CLEAR)
@@ -139,7 +144,7 @@ class Hand:
 
     async def _verify(self, progress: Progress) -> Report:
         gpu = self.gpu
-        reach = BLOCKS // 2 if gpu.skimpy else BLOCKS
+        reach = self._reach()
         wrong: Mismatch | None = None
         for block in range(reach):
             if gpu.blocks[block] is not None:

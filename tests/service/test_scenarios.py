@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Path, State, Step, Trigger
-from scrubber.errors import AutoclaveError, NotReady, Reason, Refused
+from scrubber.errors import AutoclaveError, LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.node import Kind
 
 
@@ -235,6 +235,20 @@ async def test_s10_a_clean_device_that_is_used_without_asking_is_clean_no_more(w
     assert rows(world, ev.Soiled, device)[-1].holders[0].pid == intruder.pid
     world.node.end_container(intruder.container)
     await world.reach(device, State.CLEAN)
+
+
+async def test_s10_who_was_seen_while_the_disk_was_full_is_not_forgotten_when_it_has_room_again(world):
+    device = world.uuids[0]
+    world.life.disk.full = True
+    intruder = world.intrude(device)
+    await asyncio.sleep(2)
+    world.node.leave(intruder)
+    world.life.disk.full = False
+    with pytest.raises(LedgerUnavailable, match="ask again"):
+        await world.acquire("pod", device)
+    await world.acquire("pod", device)
+    assert rows(world, ev.Soiled, device)[-1].holders[0].pid == intruder.pid
+    assert len(jobs(world, device)) == 2
 
 
 async def test_s11_memory_that_is_held_by_nobody_is_not_clean(world):

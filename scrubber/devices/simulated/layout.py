@@ -72,6 +72,17 @@ def places(root: Path) -> tuple[Place, ...]:
     return tuple(Place(directory) for directory in sorted(root.glob("gpu*")) if directory.is_dir())
 
 
+def service_lock(root: Path) -> int | None:
+    """Whoever holds this descriptor is the one service of these GPUs; None when another is."""
+    lock = os.open(root / "service.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
 def find(root: Path, uuid: str) -> Place:
     """The GPU of that name."""
     for place in places(root):
