@@ -27,7 +27,7 @@ async def measure(*, quick: bool) -> list[Figure]:
         async with rig.service(gpus) as stage:
             figures += await _baseline(stage, 200 if quick else 1000)
             for callers in (1, 8):
-                rounds = 2 if quick else (60 if gpus == 8 else 6)  # noqa: PLR2004 - many devices, few rounds
+                rounds = 2 if quick else (30 if gpus == 8 else 4)  # noqa: PLR2004 - many devices, few rounds
                 figures += await _acquire(stage, callers, rounds)
     return figures
 

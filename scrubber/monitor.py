@@ -13,6 +13,8 @@ from scrubber.sight import Sight
 
 logger = log.get("monitor")
 
+AT_ONCE = 8  # devices looked after at the same time: more, and whoever asks a hook waits behind all of them
+
 
 class Monitor:
     """One round a second is enough: hooks look for themselves, this is for what nobody asks about."""
@@ -22,6 +24,7 @@ class Monitor:
         self._service = service
         self._sight = sight
         self._interval = interval
+        self._few = asyncio.Semaphore(AT_ONCE)
         self._complaint = ""
 
     async def run(self) -> None:
@@ -34,12 +37,16 @@ class Monitor:
         """Meet every device, then tend each; what fails for one, or hangs, keeps no other waiting."""
         attempts = [await _attempt(self._service.try_ledger), await _attempt(self._meet)]
         devices = tuple(self._service.ledger.records)
-        results = await asyncio.gather(*(self._service.tend(device) for device in devices), return_exceptions=True)
+        results = await asyncio.gather(*map(self._tend, devices), return_exceptions=True)
         failures = [failure for failure in (*attempts, *results) if failure is not None]
         for failure in failures:
             self._complain(failure)
         if not failures:
             self._complaint = ""
+
+    async def _tend(self, device: str) -> None:
+        async with self._few:
+            await self._service.tend(device)
 
     async def _meet(self) -> None:
         incarnation = await self._sight.incarnation()

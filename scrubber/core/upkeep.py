@@ -138,7 +138,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     owner, user = record.owner, grounds.user_of(facts.holders)
     if facts.holders and (owner is None or (owner.container is None and user is not None)):
         return answers.Note(ev.Exposed(Owner(user, now, seen=user is not None)))
-    if owner is None and record.sickness is not None and _abandoned(record, facts, policy, now):
+    if owner is None and record.sickness is not None and _abandoned(record, policy, now):
         # Sick is not offered, so that nobody would ever ask for it and show that the grant is void.
         return answers.Note(ev.Released("it fell sick before anybody started on it"))
     seen = grounds.sighting(record, facts)
@@ -189,12 +189,10 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
     return facts.holders == () and gone and not grounds.about_to_start(owner, now)
 
 
-def _abandoned(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
+def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
     """Nobody came for the grant. Who announces a start asks again before it; the others had their time."""
     grant = record.grant
-    if grant is None or facts.holders != ():
-        return False
-    return grant.announced or now.uptime - grant.at.uptime > policy.budgets.start
+    return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)
 
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:

@@ -337,3 +337,12 @@ def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
     """So that the next one need not wait for a container that has come and gone."""
     seen = Note(ev.Exposed(Owner("pod-a", NOW, seen=True)))
     assert decide.acquire(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
+
+
+@pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
+def test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody(record):
+    seen = replace(facts(), domain_resetting=True)
+    refusal = decide.start(record, seen, ENFORCE, A, NOW)
+    assert isinstance(decide.acquire(record, seen, ENFORCE, NOW), Wait)
+    assert isinstance(refusal, Refuse)
+    assert refusal.reason is Reason.NOT_READY

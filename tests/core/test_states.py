@@ -354,3 +354,11 @@ def test_a_probation_that_fails_is_quarantined_again():
 def test_receipts_form_a_chain():
     first, second = lives.proof(lives.CLEAN), lives.proof(live(lives.SCRUBBING, lives.passed(lives.SCRUBBING)))
     assert (first.previous, second.previous) == (None, first.digest)
+
+
+def test_who_is_brought_back_by_a_person_starts_anew_and_by_evidence_is_counted():
+    flapped = replace(lives.PROBED, returns=(1.0, 2.0))
+    by_evidence = live(flapped, lives.passed(flapped))
+    assert by_evidence.returns == (1.0, 2.0, NOW.wall)
+    reinstated = replace(lives.REINSTATED, returns=(1.0, 2.0))
+    assert live(reinstated, lives.passed(reinstated)).returns == ()

@@ -17,6 +17,7 @@ from scrubber.core.model import (
     Quarantine,
     Setback,
     Sickness,
+    Step,
     Trigger,
     Vitals,
     Xid,
@@ -358,3 +359,37 @@ def test_an_owner_is_seen_while_it_holds_the_device():
     unseen = replace(lives.EXPOSED, owner=Owner("pod-a", AT, seen=False))
     seen = Note(ev.Exposed(Owner("pod-a", AT, seen=True)))
     assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen
+
+
+def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
+    assert lives.SICK_GRANTED.grant is not None
+    grant = replace(lives.SICK_GRANTED.grant, announced=False, at=AT)
+    record = replace(lives.SICK_GRANTED, grant=grant)
+    budget = ENFORCE.budgets.start
+    back = Note(ev.Released("it fell sick before anybody started on it"))
+    assert upkeep.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()
+    assert upkeep.tend(record, facts(), ENFORCE, later(1.1 + budget), 0.0) == back
+
+
+@pytest.mark.parametrize("record", [lives.DIRTY, lives.UNKNOWN, lives.CLEAN])
+def test_nothing_is_begun_while_a_reset_takes_the_device_down(record):
+    seen = replace(facts(since=AWAY), domain_resetting=True)
+    assert upkeep.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()
+
+
+def test_a_sibling_is_whoever_goes_down_with_it():
+    def device(name, domain, job=None):
+        info = replace(lives.CLEAN.device, uuid=name, reset_domain=domain)
+        return replace(lives.SCRUBBING, device=info, job=job)
+
+    assert lives.SCRUBBING.job is not None
+    resetting = replace(lives.SCRUBBING.job, step=Step.RESET)
+    clearing = replace(lives.SCRUBBING.job, step=Step.CLEAR)
+    one, other = device("GPU-1", "switch", resetting), device("GPU-2", "switch", clearing)
+    stranger, alone = device("GPU-3", "elsewhere", resetting), device("GPU-4", None, resetting)
+    everybody = [one, other, stranger, alone]
+    assert grounds.siblings(one, everybody) == [other]
+    assert grounds.siblings(alone, everybody) == []
+    assert grounds.resetting(other, everybody)
+    assert not grounds.resetting(one, everybody)
+    assert not grounds.resetting(alone, everybody)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -192,3 +193,21 @@ async def test_an_announced_grant_is_kept_for_its_admission_and_an_unannounced_o
     await world.acquire("pod", one, two, announced=True)
     assert len(rows(world, ev.ScrubStarted, one)) == kept
     assert len(rows(world, ev.ScrubStarted, two)) == made_anew
+
+
+async def test_a_device_that_is_not_what_it_was_is_proven_anew(world):
+    """A proof is about so many bytes in such a layout; another index is no other device."""
+    device = world.uuids[0]
+    record = world.service.ledger.records[device]
+    await world.service.meet(replace(record.device, index=7), record.incarnation)
+    assert world.state(device) is State.CLEAN
+    await world.service.meet(replace(record.device, memory_bytes=2 * record.device.memory_bytes), record.incarnation)
+    assert world.state(device) is State.UNKNOWN
+    assert world.service.ledger.records[device].receipt is None
+
+
+async def test_names_that_no_device_has_leave_nothing_behind(world):
+    for number in range(10):
+        with pytest.raises(InvalidRequest):
+            await world.service.release([f"GPU-made-up-{number}"])
+    assert not [name for name in world.service.jobs.locks._locks if "made-up" in name]
