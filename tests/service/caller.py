@@ -47,10 +47,9 @@ class PretendCaller:
                 answer = question()
             except HungError:
                 await asyncio.sleep(LOOK_AGAIN)
-            else:
-                break
-        await self._turns()
-        return answer
+                continue
+            await self._turns()
+            return answer
 
     async def _turns(self) -> None:
         for _ in range(self._chance.randrange(3)):

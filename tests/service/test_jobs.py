@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Outcome, Path, State, Step
+from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.errors import LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.hand import Hand
 from tests.service.node import Kind
@@ -121,7 +121,9 @@ async def test_an_operator_who_quarantines_cuts_the_job_off(world):
     device = world.uuids[0]
     running = await world.service.scrub(device, None)
     await asyncio.sleep(0.3)
+    began = world.loop.time()
     await world.service.quarantine(device, "smells", "ops")
+    assert world.loop.time() == began
     assert running.finished.is_set()
     assert running.receipt is None
     assert workers(world, device) == []
@@ -210,6 +212,27 @@ async def test_an_intruder_in_the_middle_of_a_clear_ends_the_worker_at_once(worl
     last = results(world, device)[-1]
     assert (last.step, last.outcome, last.blame) == (Step.CLEAR, Outcome.ABORTED, Blame.TENANT)
     assert world.record(device).setback.count == 1
+
+
+async def test_no_step_is_done_while_somebody_is_on_the_device(build):
+    done = []
+
+    class Overrun(Hand):
+        """Somebody takes the device the moment it was found free."""
+
+        async def do(self, step, *rest) -> StepResult:
+            done.append(step)
+            result = await super().do(step, *rest)
+            if len(done) == 1:
+                world.intrude(self.gpu.info.uuid, container=True)
+            return result
+
+    world = build(hand=Overrun, gpus=1)
+    await world.start()
+    await asyncio.sleep(1)
+    assert done == [Step.EVICT]
+    last = results(world, world.uuids[0])[-1]
+    assert (last.outcome, last.blame) == (Outcome.ABORTED, Blame.TENANT)
 
 
 async def test_a_step_that_is_late_is_ended_at_its_deadline_and_the_device_is_out_after_the_slow_path(world):
