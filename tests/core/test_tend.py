@@ -12,9 +12,11 @@ from scrubber.core.answers import Advert, AskOperator, Blocked, Note, NotYet, Pr
 from scrubber.core.model import (
     Ailment,
     Baseline,
+    Job,
     Owner,
     Path,
     Quarantine,
+    Record,
     Setback,
     Sickness,
     Step,
@@ -378,7 +380,7 @@ def test_nothing_is_begun_while_a_reset_takes_the_device_down(record):
 
 
 def test_a_sibling_is_whoever_goes_down_with_it():
-    def device(name, domain, job=None):
+    def device(name: str, domain: str | None, job: Job) -> Record:
         info = replace(lives.CLEAN.device, uuid=name, reset_domain=domain)
         return replace(lives.SCRUBBING, device=info, job=job)
 
