@@ -18,7 +18,7 @@ from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.errors import FatalError
 from scrubber.jobs import Jobs
-from scrubber.ledger import opening, store
+from scrubber.ledger import opening, places, store
 from scrubber.ledger.ledger import Ledger, replay
 from scrubber.monitor import Monitor
 from scrubber.node import clock, identity
@@ -88,6 +88,13 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
     jobs = Jobs(ledger, sight, hire, clock.now, secrets.token_hex, WATCH_EVERY)
     service = Service(ledger, sight, jobs, rulebook, Tools(clock.now, secrets.token_hex, random.SystemRandom().random))
     simulated_dir = "" if full_sight else str(config.simulated_dir)
-    about = Identity(scrubber.__version__, backend.name, simulated_dir, str(config.state_dir), clock.now().wall)
+    about = Identity(
+        scrubber.__version__,
+        backend.name,
+        simulated_dir,
+        str(config.state_dir),
+        clock.now().wall,
+        places.Places(config.ledger).aside(),
+    )
     reporter = Reporter(service, about)
     return App(config, ledger, service, reporter, Monitor(service, sight), rulebook)

@@ -26,6 +26,7 @@ class Identity:
     simulated_dir: str
     state_dir: str
     started: float
+    set_aside: tuple[str, ...] = ()  # damaged ledgers, as found at the start
 
 
 class Reporter:
@@ -127,6 +128,7 @@ class Reporter:
             ledger_fault=ledger.fault or "",
             policy_fault=rulebook.fault,
             started=identity.started,
+            set_aside=identity.set_aside,
         )
 
     def _entry(self, entry: Entry) -> view.HistoryEntry:

@@ -186,6 +186,9 @@ def test_a_damaged_ledger_is_set_aside_loudly_and_every_gpu_is_unknown(service):
     [aside] = ledger.parent.glob("ledger.db.corrupt-*Z")
     assert aside.stat().st_size > 0
     service.hear("serving")
+    assert asking.ask(service.run_dir, lambda admin: admin.status()).service.set_aside == (aside.name,)
+    shown = service.popen("status", stdout=-1, stderr=-1)
+    assert f"a damaged ledger was set aside as {aside.name}" in shown.communicate(timeout=20)[1]
     service.settled(0, "clean")
     told = texts(service)
     assert told[0].startswith("found ")

@@ -34,4 +34,9 @@ def faults(service: view.ServiceStatus) -> tuple[str, ...]:
     """What is wrong with the service itself."""
     ledger = f"the ledger cannot be written, so nothing is handed out: {service.ledger_fault}"
     policy = f"the newest policy is not in force, the old one is: {service.policy_fault}"
-    return (*([ledger] if service.ledger_fault else []), *([policy] if service.policy_fault else []))
+    aside = (
+        f"a damaged ledger was set aside as {name}, and quarantines with it: read it with `autoclave ledger export`,"
+        " then move it away"
+        for name in service.set_aside
+    )
+    return (*([ledger] if service.ledger_fault else []), *([policy] if service.policy_fault else []), *aside)

@@ -117,6 +117,7 @@ class ServiceStatus:
     ledger_fault: str
     policy_fault: str
     started: float
+    set_aside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
