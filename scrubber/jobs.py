@@ -140,6 +140,9 @@ class Jobs:
             return
         running.task.cancel()
         await asyncio.wait({running.task})
+        if self._running.get(device) is running:  # cut before its first turn: it could not clear up after itself
+            del self._running[device]
+            running.end()
 
     async def stop(self) -> None:
         """Cut all jobs off: the service goes down. Not a failure of any device."""

@@ -316,3 +316,13 @@ async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
     await running.finished.wait()
     assert "a device of the same reset domain is in use" in world.record(one).setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
+
+
+async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(world):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, None)
+    await world.service.jobs.cut(device)
+    assert running.finished.is_set()
+    assert world.service.jobs.of(device) is None
+    await world.life.monitor.round()
+    assert world.state(device) is not State.SCRUBBING or world.service.jobs.of(device) is not None
