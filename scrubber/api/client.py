@@ -14,7 +14,7 @@ import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc, sockets
 from scrubber.core import view
 from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
@@ -26,7 +26,6 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-LONGEST = 107  # bytes of a socket path, by the kernel's sockaddr_un
 SHORT = 10.0  # seconds for questions that are answered from memory
 
 
@@ -35,9 +34,9 @@ class _Door:
 
     def __init__(self, socket: Path) -> None:
         """Nothing is connected before the first call."""
-        if len(os.fsencode(socket)) > LONGEST:
+        if len(os.fsencode(socket)) > sockets.LONGEST:
             raise Unreachable(
-                f"cannot reach the scrub service at {socket}: no socket's path is longer than {LONGEST} bytes"
+                f"cannot reach the scrub service at {socket}: no socket's path is longer than {sockets.LONGEST} bytes"
             )
         self.socket = socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)

@@ -67,7 +67,7 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
     connection.execute(begin)
     try:
         yield
-    except BaseException:
+    except BaseException:  # whatever it is: cleared up after, and raised again
         if connection.in_transaction:  # SQLite may have rolled back by itself
             connection.execute("ROLLBACK")
         raise

@@ -42,7 +42,7 @@ def open_or_set_aside(
         lock = places.Lock(where)
         try:
             return _open(where, lock, at, accept)
-        except BaseException:
+        except BaseException:  # whatever it is: cleared up after, and raised again
             lock.release()
             raise
 
@@ -69,7 +69,7 @@ def _loaded(where: places.Places, lock: places.Lock, accept: Accept) -> sqlite.S
     opened = sqlite.SqliteStore(where, lock)
     try:
         accept(opened.load())
-    except BaseException:
+    except BaseException:  # whatever it is: cleared up after, and raised again
         opened.disconnect()
         raise
     return opened

@@ -125,7 +125,7 @@ class SqliteStore:
         # Whatever went wrong, nothing is known of the connection any more; the next call begins with a new one.
         try:
             yield
-        except BaseException:
+        except BaseException:  # whatever it is: cleared up after, and raised again
             self.disconnect()
             raise
 
