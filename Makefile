@@ -39,10 +39,10 @@ mutate: $(READY) ## every mutant of the core, not only the gate's sample
 night: $(READY) ## the gate with many random examples and every mutant
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 $(ARGS)
 
-proto: $(READY) ## regenerate the committed stubs from scrubber/api/scrub.proto
+proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
 	  --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) \
-	  scrubber/api/scrub.proto
+	  scrubber/api/scrub.proto plugin/kubelet_api/*.proto
 
 docs: $(READY) ## write the generated pages anew: commands, policy schema
 	@$(BIN)/python -m scrubber.cli.manual > docs/cli.md

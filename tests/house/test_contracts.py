@@ -13,7 +13,7 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 
 PURE, FLOORS, MEMORY = "core is pure", "scrubber: floors", "hands and eyes have no memory"
 DOOR, HOUSES, POLICIES = "one door", "houses:", "policies are asked by the scrubber only"
-PROTOBUF, WIRE, CYCLE = "protobuf stops at the door", "our wire types stay in api", "no import cycle"
+PROTOBUF, WIRE, CYCLE = "protobuf stops at the doors", "our wire types stay in api", "no import cycle"
 STEPS, LOOKS, DRIVER = "steps do not know each other", "looks never act", "the plugin never loads a driver library"
 
 PLANTED = [
