@@ -54,6 +54,21 @@ class Eviction(Word):
     TERMINATE = "terminate"
 
 
+class Gate(Word):
+    """Which hook of the kubelet waits for a device that is not clean yet."""
+
+    ALLOCATE = "allocate"
+    PRESTART = "prestart"
+
+
+class Starts(Word):
+    """What a start means after the first one of a pod."""
+
+    PER_POD = "per-pod"
+    PER_CONTAINER = "per-container"
+    PER_CONTAINER_CACHED = "per-container-cached"
+
+
 class Passes(Word):
     """What is written over the memory."""
 
@@ -105,6 +120,9 @@ class Budgets(Model):
 
     owner_wait: Annotated[Duration, Field(ge=0)] = 2.0
     """How much of the allocate budget is spent waiting for the last tenant to be gone."""
+
+    silence: Annotated[Duration, Field(ge=0, le=300)] = 5.0
+    """How long the device plugin shows the last list once the service does not answer; then all are unhealthy."""
 
     @model_validator(mode="after")
     def owner_wait_fits(self) -> Self:
@@ -232,6 +250,12 @@ class Policy(Model):
 
     mode: Mode = Mode.ENFORCE
     """Whether a device that is not proven clean is refused (enforce) or handed out and written down (observe)."""
+
+    gate: Gate = Gate.ALLOCATE
+    """Which hook of the kubelet waits for a device that is not clean: allocate, or prestart, which has a hole."""
+
+    model: Starts = Starts.PER_CONTAINER_CACHED
+    """What is done before the later container starts of a pod: nothing, a scrub, or a check."""
 
     budgets: Budgets = Budgets()
     paths: Paths = Paths()

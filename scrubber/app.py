@@ -17,6 +17,7 @@ from scrubber.devices.base import Address, Backend
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.errors import FatalError
+from scrubber.hooks import Tools
 from scrubber.jobs import Jobs
 from scrubber.ledger import opening, places, store
 from scrubber.ledger.ledger import Ledger, replay
@@ -25,7 +26,7 @@ from scrubber.node import clock, identity
 from scrubber.node.processes import Processes
 from scrubber.report import Identity, Reporter
 from scrubber.rulebook import Rulebook
-from scrubber.service import Service, Tools
+from scrubber.service import Service
 from scrubber.sight import Sight
 from scrubber.steps.worker import Worker
 

@@ -24,6 +24,8 @@ class Reason(Enum):
     SICK = "sick"
     NOT_QUARANTINED = "not-quarantined"
     NOT_GRANTED = "not-granted"
+    OWNER_UNKNOWN = "owner-unknown"
+    OWNER_AMBIGUOUS = "owner-ambiguous"
     UNRESPONSIVE = "unresponsive"
     CANCELLED = "cancelled"
     OBSERVE_ONLY = "observe-only"

@@ -69,18 +69,26 @@ class Reporter:
         blocked = self._service.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
-    def adverts(self) -> tuple[view.Advert, ...]:
+    def adverts(self) -> view.Adverts:
         """What the kubelet may be told of every device."""
-        return tuple(
+        records = self._service.ledger.records
+        policies = [self._service.rulebook.ruling(record.device).policy for record in records.values()]
+        silence = min((policy.budgets.silence for policy in policies), default=0.0)
+        devices = tuple(
             view.Advert(
                 device=uuid,
                 healthy=self._advert(record).healthy,
                 clean=record.state is State.CLEAN,
                 numa_node=record.device.numa_node,
                 resource=record.device.resource,
+                index=record.device.index,
+                mig=record.device.mig,
+                island=record.device.island or "",
+                nodes=record.device.nodes,
             )
-            for uuid, record in sorted(self._service.ledger.records.items())
+            for uuid, record in sorted(records.items())
         )
+        return view.Adverts(devices, silence)
 
     async def history(self, gpu: str, since: float, limit: int) -> tuple[view.HistoryEntry, ...]:
         """Rows of the ledger, newest last."""
@@ -110,6 +118,8 @@ class Reporter:
         # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
         if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
             return answers.Advert(healthy=False, why="the ledger cannot be written")
+        if advert.healthy and self._service.withheld(record):
+            return answers.Advert(healthy=False, why="it was asked for and could not be handed out")
         blocked = self._service.blocked.get(record.device.uuid)
         if advert.healthy and blocked and record.state is State.CLEAN:
             return answers.Advert(healthy=False, why=blocked)

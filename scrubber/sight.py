@@ -14,6 +14,7 @@ from pathlib import Path
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
 from scrubber.devices.base import Backend, DeviceError, DeviceLostError
 from scrubber.devices.calls import Caller
+from scrubber.node import checkpoint
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.processes import Processes
 
@@ -74,17 +75,23 @@ class Sight:
             return Facts(incarnation, self.epoch(), (), self._since)
         return await self.full(record)
 
-    async def full(self, record: Record, siblings: Sequence[Record] = ()) -> Facts:
-        """Facts that a deed may rest on: everybody who has the device, or one of its siblings, open."""
+    async def full(self, record: Record, siblings: Sequence[Record] = (), claimant: str | None = None) -> Facts:
+        """Facts that a deed may rest on: everybody who has the device, or one of its siblings, open.
+
+        ``claimant`` is who is about to start on it.
+        """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
             incarnation = await self._caller.ask("driver", self._incarnation, self.patience)
             holders = await self._look(uuids)
-            alive = await self._owner_alive(record)
+            alive = await self._alive(record.owner.container if record.owner else None)
+            claimant_alive = await self._alive(claimant)
         except DeviceError:
             return Facts(record.incarnation, self.epoch(), None, self._since)
         busy = _siblings_busy(siblings, holders)
-        return Facts(incarnation, self.epoch(), holders[record.device.uuid], self._since, alive, siblings_busy=busy)
+        return Facts(
+            incarnation, self.epoch(), holders[record.device.uuid], self._since, alive, claimant_alive, busy
+        )  # fmt: skip
 
     async def vitals(self, uuid: str) -> Vitals | None:
         """Health as reported; None while a single report is missing.
@@ -136,8 +143,12 @@ class Sight:
         except DeviceError:
             return ()
 
-    async def _owner_alive(self, record: Record) -> bool | None:
-        container = record.owner.container if record.owner else None
+    async def owners(self, uuids: Sequence[str]) -> dict[str, frozenset[str]]:
+        """The pods that the kubelet has written the devices down for; raises CheckpointError when it cannot be read."""
+        found = await self._caller.ask("checkpoint", lambda: checkpoint.owners(self._kubelet_dir), self.patience)
+        return {uuid: found.get(uuid, frozenset()) for uuid in uuids}
+
+    async def _alive(self, container: str | None) -> bool | None:
         if container is None:
             return None
         return await self._caller.ask("containers", _asking(self.backend, container), self.patience)

@@ -70,19 +70,19 @@ class Scrubber(_Door):
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout))
         return tuple(convert.from_message(view.Granted, grant) for grant in answer.grants)
 
-    async def start(self, devices: Sequence[str], owner: str, *, timeout: float = 30.0) -> None:
-        """A container of ``owner`` may start; an error means it must not."""
+    async def start(self, devices: Sequence[str], owner: str = "", *, timeout: float = 30.0) -> None:
+        """A container of ``owner`` may start; an error means it must not. No owner: the kubelet's checkpoint knows."""
         await self._ask(self._stub.Start(scrub_pb2.StartRequest(devices=devices, owner=owner), timeout=timeout))
 
     async def release(self, devices: Sequence[str], *, timeout: float = SHORT) -> None:
         """Say that the last user is gone."""
         await self._ask(self._stub.Release(scrub_pb2.ReleaseRequest(devices=devices), timeout=timeout))
 
-    async def watch(self) -> AsyncIterator[tuple[view.Advert, ...]]:
+    async def watch(self) -> AsyncIterator[view.Adverts]:
         """The full list at once and at every change, until the caller stops."""
         with translated(self.socket):
             async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
-                yield tuple(convert.from_message(view.Advert, advert) for advert in message.devices)
+                yield convert.from_message(view.Adverts, message)
 
 
 class Admin(_Door):

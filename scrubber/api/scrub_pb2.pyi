@@ -76,8 +76,9 @@ class Granted(_message.Message):
     RECEIPT_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     grant: _builtins.str
+    """Empty under policy gate prestart when the device is not clean yet: Start will wait for it."""
     receipt: _builtins.str
-    """Empty only under policy observe."""
+    """Empty under policy observe, and when there is no grant yet."""
     def __init__(
         self,
         *,
@@ -100,7 +101,9 @@ class StartRequest(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     owner: _builtins.str
-    """Who starts: a pod UID, a job id. Names the tenant in later answers."""
+    """Who starts: a pod UID, a job id. Names the tenant in later answers. Empty: whoever the kubelet's checkpoint says
+    holds the devices; nobody, or two, is a no.
+    """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -187,16 +190,20 @@ class WatchResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEVICES_FIELD_NUMBER: _builtins.int
+    SILENCE_SECONDS_FIELD_NUMBER: _builtins.int
+    silence_seconds: _builtins.float
+    """How long this may be believed once the service does not answer any more."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Advert]: ...
     def __init__(
         self,
         *,
         devices: _abc.Iterable[Global___Advert] | None = ...,
+        silence_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "silence_seconds", b"silence_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -211,11 +218,24 @@ class Advert(_message.Message):
     CLEAN_FIELD_NUMBER: _builtins.int
     NUMA_NODE_FIELD_NUMBER: _builtins.int
     RESOURCE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    MIG_FIELD_NUMBER: _builtins.int
+    ISLAND_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
     numa_node: _builtins.int
     resource: _builtins.str
+    """As the hardware would call it; a caller may rename the part before the slash."""
+    index: _builtins.int
+    mig: _builtins.bool
+    island: _builtins.str
+    """Devices of one island are joined by fast links; empty: none."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Device nodes of this device alone."""
+
     def __init__(
         self,
         *,
@@ -224,10 +244,14 @@ class Advert(_message.Message):
         clean: _builtins.bool = ...,
         numa_node: _builtins.int | None = ...,
         resource: _builtins.str = ...,
+        index: _builtins.int = ...,
+        mig: _builtins.bool = ...,
+        island: _builtins.str = ...,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "numa_node", b"numa_node", "resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "resource", b"resource"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015

@@ -50,14 +50,16 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
             devices = requests.devices(request.devices)
             grants = await self._service.acquire(devices, announced=request.announced)
             answer = scrub_pb2.AcquireResponse()
-            for device, grant in zip(sorted(devices), grants, strict=True):
-                convert.to_message(view.Granted(device, grant.id, grant.receipt or ""), answer.grants.add())
+            for device, grant in grants.items():
+                granted = view.Granted(device, grant.id if grant else "", grant.receipt or "" if grant else "")
+                convert.to_message(granted, answer.grants.add())
             return answer
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See the proto."""
         async with _Answered(context):
-            await self._service.start(requests.devices(request.devices), requests.owner(request.owner))
+            owner = requests.owner(request.owner) if request.owner else None
+            await self._service.start(requests.devices(request.devices), owner)
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
@@ -70,15 +72,12 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See the proto."""
-        last: tuple[view.Advert, ...] | None = None
+        last: view.Adverts | None = None
         while True:
             seq, now = self._service.ledger.seq, self._reporter.adverts()
             if now != last:
                 last = now
-                answer = scrub_pb2.WatchResponse()
-                for advert in now:
-                    convert.to_message(advert, answer.devices.add())
-                yield answer
+                yield convert.to_message(now, scrub_pb2.WatchResponse())
             await self._service.ledger.moved(seq, WATCH_AT_LEAST_EVERY)
 
 

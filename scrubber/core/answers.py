@@ -20,6 +20,20 @@ class HandOut:
 
 
 @dataclass(frozen=True, slots=True)
+class Defer:
+    """Yes, without a grant: the wait is left to the start, as policy gate ``prestart`` says in writing."""
+
+    scrub: Scrub | None = None  # to be begun meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Yes, a container may start; this is recorded first, for all devices that it starts on at once."""
+
+    event: ev.Exposed
+
+
+@dataclass(frozen=True, slots=True)
 class Scrub:
     """Start a job."""
 
@@ -100,8 +114,8 @@ class Advert:
     why: str
 
 
-AcquireAnswer = HandOut | Scrub | Join | Wait | Refuse | Note
-StartAnswer = Proceed | HandOut | Scrub | Join | Refuse | Note
+AcquireAnswer = HandOut | Defer | Scrub | Join | Wait | Refuse | Note
+StartAnswer = Proceed | Admit | HandOut | Scrub | Join | Refuse | Note
 ReleaseAnswer = Proceed | Refuse | Note
 ProbationAnswer = Probe | NotYet | AskOperator
 TendAnswer = Note | Scrub | Probe | Blocked | Proceed

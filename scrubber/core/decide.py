@@ -1,4 +1,4 @@
-"""The hooks' questions: may this device go out, may something start on it, is it free, may a job go on?
+"""The hooks' questions: may this device go out, is it free, may a job go on? ``starting`` asks the fourth.
 
 A record, fresh facts, the policy and the time in; one small answer out.
 
@@ -9,25 +9,45 @@ Rule 3: an answer ``Note`` means: this has happened, record it, look again, ask 
 
 from __future__ import annotations
 
-from policies.model import Mode, Policy
+from policies.model import Gate, Mode, Policy
 from scrubber.core import answers, grounds
 from scrubber.core import events as ev
-from scrubber.core.model import Blame, Facts, Moment, Owner, Record, State, Step, Trigger
+from scrubber.core.model import Blame, Facts, Moment, Record, State, Step, Trigger
 from scrubber.core.verdict import diagnose
 from scrubber.errors import Reason
 
 
-def acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.AcquireAnswer:
-    """May this device go to a new tenant?"""
+def acquire(
+    record: Record, facts: Facts, policy: Policy, now: Moment, *, announced: bool = False
+) -> answers.AcquireAnswer:
+    """May this device go to a new tenant? ``announced``: the caller will say ``start`` before it is used."""
     answer = _acquire(record, facts, policy, now)
-    if policy.mode is not Mode.OBSERVE or record.state is State.QUARANTINED:
-        return answer
+    if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
+        return _observed(answer)
+    if policy.gate is Gate.PRESTART and announced:
+        return _deferred(answer)
+    return answer
+
+
+def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
+    """What policy ``observe`` makes of it: yes, with the no written down."""
     match answer:
         case answers.Wait(_, message) | answers.Refuse(_, message):
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: would have taken the {path.value} path ({trigger.value})")
-        case answers.HandOut() | answers.Join() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.Join() | answers.Note():
+            return answer
+
+
+def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
+    """What policy ``gate: prestart`` makes of it: what would have to wait here waits at the start."""
+    match answer:
+        case answers.Scrub():
+            return answers.Defer(answer)
+        case answers.Wait() | answers.Join():
+            return answers.Defer()
+        case answers.HandOut() | answers.Defer() | answers.Refuse() | answers.Note():
             return answer
 
 
@@ -54,51 +74,13 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
             return from_dirty(record, facts, policy, Trigger.ACQUIRE)
 
 
-def start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment) -> answers.StartAnswer:
-    """May a container of this owner start on it? The second gate: the first may have been skipped by a restart."""
-    answer = _start(record, facts, policy, owner, now)
-    in_tenancy = record.state in (State.GRANTED, State.EXPOSED)
-    if policy.mode is Mode.OBSERVE and in_tenancy and isinstance(answer, answers.Refuse):
-        known_owner = record.owner is not None and record.owner.container == owner
-        return answers.Proceed() if known_owner else answers.Note(ev.Exposed(Owner(owner, now)))
-    return answer
-
-
-def _start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment) -> answers.StartAnswer:
-    stale = grounds.distrust(record, facts)
-    if stale is not None:
-        return answers.Note(stale)
-    match record.state:
-        case State.QUARANTINED:
-            return answers.Refuse(Reason.QUARANTINED, f"cannot start on {record.device.uuid}: it is quarantined")
-        case State.SCRUBBING:
-            return answers.Join()
-        case State.CLEAN | State.DIRTY | State.UNKNOWN:
-            # No grant was seen: a reboot, or the service was away. It must pass the first gate now.
-            return _as_start(acquire(record, facts, policy, now))
-        case State.GRANTED if facts.domain_resetting:
-            return answers.Refuse(Reason.NOT_READY, f"cannot start on {record.device.uuid}: it is being reset")
-        case State.GRANTED if record.sickness is not None:
-            return answers.Refuse(Reason.SICK, f"cannot start on {record.device.uuid}: it is unhealthy")
-        case State.GRANTED if (
-            policy.mode is Mode.ENFORCE
-            and facts.holders == ()
-            and not grounds.proof_stands(record.receipt, facts, policy, now)
-        ):
-            return answers.Note(ev.Released("its proof ended before it was started on"))
-        case State.GRANTED:
-            return _start_granted(record, facts, owner, now)
-        case State.EXPOSED:
-            return _start_exposed(record, facts, owner, now)
-
-
 def release(record: Record, facts: Facts) -> answers.ReleaseAnswer:
     """Has the last user really gone? The caller's word is not enough."""
     if record.state not in (State.GRANTED, State.EXPOSED):
         return answers.Proceed()
-    busy = _in_use(record, facts)
-    if busy is not None:
-        return answers.Refuse(busy.reason, busy.message.replace("hand out", "take back"))
+    used = in_use(record, facts)
+    if used is not None:
+        return answers.Refuse(used.reason, used.message.replace("hand out", "take back"))
     return answers.Note(ev.Released("it was given back"))
 
 
@@ -132,7 +114,7 @@ def reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
 
 def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.AcquireAnswer:
     if facts.holders is None:
-        return _unproven(record)
+        return unproven(record)
     if facts.holders:
         return answers.Note(ev.Soiled("it was used without a grant", facts.holders))
     if not grounds.proof_stands(record.receipt, facts, policy, now):
@@ -145,70 +127,37 @@ def _from_tenancy(record: Record, facts: Facts, now: Moment) -> answers.Wait | a
     if seen is not None:
         return answers.Note(seen)
     gone = answers.Note(ev.Released("it was asked for again and its last user is gone"))
-    return _in_use(record, facts, now) or gone
+    return in_use(record, facts, now) or gone
 
 
 def from_dirty(record: Record, facts: Facts, policy: Policy, trigger: Trigger) -> answers.Scrub | answers.Wait:
     """A device that needs a scrub: start one, unless somebody is on it who must not be disturbed."""
     if facts.holders is None:
-        return _unproven(record)
+        return unproven(record)
     if not grounds.clearable(record, facts, policy):
-        return _busy(record)
+        return busy(record)
     return answers.Scrub(grounds.path_for(record, policy), trigger)
 
 
-def _in_use(record: Record, facts: Facts, now: Moment | None = None) -> answers.Wait | None:
+def in_use(record: Record, facts: Facts, now: Moment | None = None) -> answers.Wait | None:
     """Somebody who must not be disturbed is on it or, as of ``now``, about to come; or nobody can say."""
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
-        return _unproven(record)
+        return unproven(record)
     if facts.owner_alive is True or grounds.user_of(facts.holders) is not None:
-        return _busy(record)
+        return busy(record)
     if named and now is not None and grounds.about_to_start(record.owner, now):
-        return _busy(record)
+        return busy(record)
     return None
 
 
-def _unproven(record: Record) -> answers.Wait:
+def unproven(record: Record) -> answers.Wait:
+    """Nobody can say who uses it."""
     return answers.Wait(
         Reason.NOT_PROVEN_FREE, f"cannot hand out {record.device.uuid}: it cannot be proven that nobody uses it"
     )
 
 
-def _busy(record: Record) -> answers.Wait:
+def busy(record: Record) -> answers.Wait:
+    """Somebody who must not be disturbed uses it."""
     return answers.Wait(Reason.IN_USE, f"cannot hand out {record.device.uuid}: it is still in use")
-
-
-def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
-    """At a start there is no time to wait: the kubelet asks again by itself."""
-    match answer:
-        case answers.Wait(reason, message) | answers.Refuse(reason, message):
-            return answers.Refuse(reason, message.replace("hand out", "start on"))
-        case answers.Scrub(path, Trigger.ACQUIRE):
-            return answers.Scrub(path, Trigger.START)
-        case _:
-            return answer
-
-
-def _start_granted(record: Record, facts: Facts, owner: str, now: Moment) -> answers.StartAnswer:
-    if facts.holders is None:
-        return _as_start(_unproven(record))
-    # Processes on it before its first start: the first gate's kubelet was restarted and this is that very tenant, or
-    # somebody else took it. Only the owner's own container may be there.
-    if any(holder.container != owner for holder in facts.holders):
-        return _as_start(_busy(record))
-    return answers.Note(ev.Exposed(Owner(owner, now)))
-
-
-def _start_exposed(record: Record, facts: Facts, owner: str, now: Moment) -> answers.StartAnswer:
-    if facts.holders is None:
-        return _as_start(_unproven(record))
-    others = any(holder.container != owner for holder in facts.holders)
-    if record.owner is not None and record.owner.container == owner:
-        return _as_start(_busy(record)) if others else answers.Proceed()
-    if record.owner is not None and record.owner.container is None and facts.holders and not others:
-        return answers.Note(ev.Exposed(Owner(owner, now)))
-    busy = _in_use(record, facts, now)
-    if busy is not None:
-        return _as_start(busy)
-    return answers.Note(ev.Released("another owner is about to start and its last user is gone"))

@@ -118,6 +118,8 @@ class DeviceInfo:
     numa_node: int | None = None
     pci_address: str | None = None
     reset_domain: str | None = None  # devices that a reset of one takes down together
+    island: str | None = None  # devices that are joined by fast links
+    nodes: tuple[str, ...] = ()  # what a container must have under /dev to use it, beside what all devices share
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,8 +311,9 @@ class Facts:
     """What was seen just now, fresh for this one decision.
 
     ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when there is no owner
-    to ask about or it could not be told. ``siblings_busy`` is about the device's reset domain; ``watched_since`` is the
-    uptime from which on the service would have noticed a user.
+    to ask about or it could not be told, and ``claimant_alive`` says the same of who is about to start.
+    ``siblings_busy`` is about the device's reset domain; ``watched_since`` is the uptime from which on the service would
+    have noticed a user.
     """
 
     incarnation: Incarnation
@@ -318,6 +321,8 @@ class Facts:
     holders: tuple[Holder, ...] | None
     watched_since: float = 0.0
     owner_alive: bool | None = None
+    claimant_alive: bool | None = None
     siblings_busy: bool | None = None
     vitals: Vitals | None = None
     domain_resetting: bool = False  # a reset of a sibling is under way, which takes this device down as well
+    wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free

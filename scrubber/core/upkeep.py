@@ -150,9 +150,10 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     # has a better reason to say so than we.
     if facts.owner_alive is False and owner.seen:
         return answers.Note(ev.Released("its owner is gone"))
-    if record.sickness is not None and _deserted(owner, facts, now):
-        # Sick is not offered, so that nobody would ever ask for it and show that the last user is gone.
-        return answers.Note(ev.Released("it is sick and nobody is on it"))
+    if (record.sickness is not None or facts.wanted) and _deserted(owner, facts, now):
+        # Neither is offered, so that nobody would ever ask for it and show that the last user is gone.
+        why = "it is sick" if record.sickness is not None else "it was asked for"
+        return answers.Note(ev.Released(f"{why} and nobody is on it"))
     return answers.Proceed()
 
 

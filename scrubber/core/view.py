@@ -146,6 +146,18 @@ class Advert:
     clean: bool
     numa_node: int | None
     resource: str
+    index: int = 0
+    mig: bool = False
+    island: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Adverts:
+    """All devices, and how long this may be believed once the service has fallen silent."""
+
+    devices: tuple[Advert, ...]
+    silence_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ class Ledger:
         for device, event in events:
             level = "warning" if isinstance(event, NOTABLE) else "debug"
             getattr(logger, level)(story.tell(event), op=op, device=device, row=self.seq)
-        self._announce()
+        self.announce()
 
     async def _catch_up(self, op: str, wanted: set[str]) -> None:
         """After a failed write: read what is on disk, then record what was seen meanwhile; it may be gone by now."""
@@ -153,12 +153,13 @@ class Ledger:
         except LedgerUnavailable as error:
             self._stale = True
             self.fault = error.message
-            self._announce()
+            self.announce()
             raise
         self.fault = None
         return result
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Wake whoever waits for news: a row was added, or something else that is shown has changed."""
         self._moved.set()
         self._moved = asyncio.Event()
 

@@ -90,12 +90,12 @@ async def test_watch_says_everything_at_once_and_again_at_a_change(house):
     async with house.scrubber() as service, house.admin() as admin:
         told = aiter(service.watch())
         first = await anext(told)
-        assert [(advert.device, advert.healthy, advert.clean) for advert in first] == [
+        assert [(advert.device, advert.healthy, advert.clean) for advert in first.devices] == [
             (uuid, True, True) for uuid in house.uuids
         ]
         await admin.quarantine(house.uuids[0], "because", "a test")
         second = await asyncio.wait_for(anext(told), 5)
-        assert [advert.healthy for advert in second] == [False, True]
+        assert [advert.healthy for advert in second.devices] == [False, True]
 
 
 async def test_leaving_a_scrub_stops_nothing_and_others_see_its_end(house):

@@ -166,7 +166,7 @@ def facts(
     vitals: Vitals | None = WELL,
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
-    return Facts(incarnation, epoch, holders, since, alive, siblings, vitals)
+    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals)
 
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:

@@ -1,4 +1,4 @@
-"""Who may have a device: the two gates and the release, as tables of cases.
+"""Who may have a device: the first gate and the release, as tables of cases.
 
 W and S numbers are the cases of the design in which memory in use is wiped, or a needed scrub is skipped.
 """
@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Clear, Paths, Proof, Route
-from scrubber.core import decide, grounds
+from policies.model import Clear, Gate, Paths, Proof, Route
+from scrubber.core import decide, grounds, starting
 from scrubber.core import events as ev
-from scrubber.core.answers import Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
+from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, Step, Trigger, Vitals
 from scrubber.errors import Reason
 from tests.core import lives
@@ -33,7 +33,6 @@ from tests.core.lives import (
 
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that nobody uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
-BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 GONE = Note(ev.Released("it was asked for again and its last user is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
@@ -44,6 +43,32 @@ SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=Route.FAST)})
 DAY = Proof().max_age
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
+
+
+PRESTART = ENFORCE.model_copy(update={"gate": Gate.PRESTART})
+DEFER = rows(
+    ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),
+    ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),
+    ("one that is being scrubbed", lives.SCRUBBING, facts(), Defer()),
+    ("one that is still in use", lives.EXPOSED, facts((OF_A,), alive=True), Defer()),
+    ("one that nobody can look at", lives.CLEAN, facts(None), Defer()),
+    ("a quarantined one is refused", lives.QUARANTINED, facts(),
+     Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
+    ("a sick one is refused", lives.SICK_DIRTY, facts(), SICK),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
+def test_gate_prestart_leaves_the_wait_to_the_start(record, seen, answer):
+    assert decide.acquire(record, seen, PRESTART, later(1), announced=True) == answer
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
+def test_gate_prestart_defers_nothing_for_who_does_not_announce_a_start(record, seen, answer):
+    unannounced = decide.acquire(record, seen, PRESTART, later(1))
+    assert unannounced == decide.acquire(record, seen, ENFORCE, later(1), announced=True)
+    assert not isinstance(unannounced, Defer)
+    assert isinstance(answer, Defer) is (unannounced != answer)
 
 
 ACQUIRE = rows(
@@ -142,78 +167,6 @@ def test_no_receipt_is_no_proof():
 @pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
 def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
     assert grounds.proof_stands(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
-
-
-START = rows(
-    ("the first start of a grant", lives.GRANTED, facts(), ENFORCE, Note(ev.Exposed(Owner(A, later(1))))),
-    ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
-     Note(ev.Exposed(Owner(A, later(1))))),
-    ("W17 somebody else's container is on the grant", lives.GRANTED, facts((OF_B,)), ENFORCE, BUSY),
-    ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE, BUSY),
-    ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE, BUSY),
-    ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
-    ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
-     ENFORCE, Note(ev.Released("its proof ended before it was started on"))),
-    ("the grant of an observing policy is scrubbed once it enforces", lives.UNPROVEN, facts(), ENFORCE,
-     Note(ev.Released("its proof ended before it was started on"))),
-    ("a container that already runs is not scrubbed away under an old proof", lives.GRANTED,
-     facts((OF_A,), since=AWAY), ENFORCE, Note(ev.Exposed(Owner(A, later(1))))),
-    ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
-     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
-    ("a restart of the same owner", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
-    ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.EXPOSED, facts((OF_A,), alive=True),
-     ENFORCE, Proceed()),
-    ("a restart where somebody else has appeared", lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
-    ("a restart of the same owner on a sick device is left alone", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
-     Proceed()),
-    ("W16 no sight of processes: nothing restarts", lives.EXPOSED, facts(None, alive=True), ENFORCE,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
-    ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
-     Note(ev.Exposed(Owner(A, later(1))))),
-    ("a nameless user that is gone was somebody else", lives.NAMELESS, facts(), ENFORCE,
-     Note(ev.Released("another owner is about to start and its last user is gone"))),
-    ("a nameless user that is still there is not taken for another's container", lives.NAMELESS, facts((OF_B,)),
-     ENFORCE, BUSY),
-    ("W12 nobody can say whether the other owner lives", lives.EXPOSED_TO_B, facts(alive=None), ENFORCE,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
-    ("W17 another owner is alive", lives.EXPOSED_TO_B, facts(alive=True), ENFORCE, BUSY),
-    ("a start is no proof of ownership: the container on it may be anybody's", lives.EXPOSED_TO_B,
-     facts((OF_A,), alive=False), ENFORCE, BUSY),
-    ("S1 the same devices, another owner: no restart", lives.EXPOSED_TO_B, facts(alive=False), ENFORCE,
-     Note(ev.Released("another owner is about to start and its last user is gone"))),
-    ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
-     Scrub(Path.SLOW, Trigger.START)),
-    ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
-     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
-    ("S3 a start on a dirty device goes through the first gate", lives.DIRTY, facts(), ENFORCE,
-     Scrub(Path.FAST, Trigger.START)),
-    ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
-    ("a start on a clean device with an old proof", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
-    ("a start on a dirty device that is in use", lives.DIRTY, facts((OF_B,)), ENFORCE, BUSY),
-    ("a sick device that was not granted", lives.SICK_DIRTY, facts(), ENFORCE,
-     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
-    ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
-    ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
-     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
-    ("observe: somebody else's container is on it, and it starts", lives.GRANTED, facts((OF_B,)), OBSERVE,
-     Note(ev.Exposed(Owner(A, later(1))))),
-    ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None), OBSERVE, Proceed()),
-    ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
-     Note(ev.Exposed(Owner(A, later(1))))),
-    ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, Note(ev.Exposed(Owner(A, later(1))))),
-    ("observe: a grant on a sick device starts", lives.SICK_GRANTED, facts(), OBSERVE,
-     Note(ev.Exposed(Owner(A, later(1))))),
-    ("observe: a dirty device is handed out", lives.DIRTY, facts(), OBSERVE,
-     HandOut("not scrubbed: would have taken the fast path (acquire)")),
-    ("observe: a quarantined device is refused even so", lives.QUARANTINED, facts(), OBSERVE,
-     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("record", "seen", "policy", "answer"), START)
-def test_start(record, seen, policy, answer):
-    assert decide.start(record, seen, policy, A, later(1)) == answer
 
 
 GIVEN_BACK = Note(ev.Released("it was given back"))
@@ -319,7 +272,7 @@ def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
     soon = later(grounds.STARTS_WITHIN - 0.1)
     late = later(grounds.STARTS_WITHIN)
     assert isinstance(decide.acquire(UNSEEN_A, gone, ENFORCE, soon), Wait)
-    assert isinstance(decide.start(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
+    assert isinstance(starting.start(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
     assert decide.acquire(UNSEEN_A, gone, ENFORCE, late) == Note(
         ev.Released("it was asked for again and its last user is gone")
     )
@@ -342,7 +295,7 @@ def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
 def test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody(record):
     seen = replace(facts(), domain_resetting=True)
-    refusal = decide.start(record, seen, ENFORCE, A, NOW)
+    refusal = starting.start(record, seen, ENFORCE, A, NOW)
     assert isinstance(decide.acquire(record, seen, ENFORCE, NOW), Wait)
     assert isinstance(refusal, Refuse)
     assert refusal.reason is Reason.NOT_READY

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import answers, decide, grounds, states, upkeep
+from scrubber.core import answers, decide, grounds, starting, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Path, State, Step
 from tests.core import lives
@@ -37,7 +37,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
     """The answers to all questions about a device, by question."""
     return {
         "acquire": decide.acquire(record, seen, policy, now),
-        "start": decide.start(record, seen, policy, A, now),
+        "start": starting.start(record, seen, policy, A, now),
         "tend": upkeep.tend(record, seen, policy, now, chance),
         "release": decide.release(record, seen),
     }
@@ -46,7 +46,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
 def events_of(record, answer):
     """What the service would record of an answer."""
     match answer:
-        case answers.Note(event):
+        case answers.Note(event) | answers.Admit(event):
             return (event,)
         case answers.HandOut(unproven=None):
             return (ev.Granted(lives.grant(record)),)
@@ -144,15 +144,15 @@ def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
 def test_whatever_is_asked_settles(record, seen, policy, now, chance):
     settle(lambda it: decide.acquire(it, seen, policy, now), record, now)
-    settle(lambda it: decide.start(it, seen, policy, A, now), record, now)
+    settle(lambda it: starting.start(it, seen, policy, A, now), record, now)
     settle(lambda it: decide.release(it, seen), record, now)
     settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
 
 
 @given(st.sampled_from(GRANTED), lives.sights(st.just(())), MOMENT)
 def test_i1_where_policy_enforces_nothing_starts_on_a_grant_without_a_standing_proof(record, seen, now):
-    answer = decide.start(record, seen, ENFORCE, A, now)
-    if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Exposed):
+    answer = starting.start(record, seen, ENFORCE, A, now)
+    if isinstance(answer, answers.Admit):
         assert grounds.proof_stands(record.receipt, seen, ENFORCE, now)
 
 

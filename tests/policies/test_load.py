@@ -57,7 +57,7 @@ extra: 1
 EVERY_FAULT = """\
 p.yaml:1:7: name: found text "Bad Name", expected a name of lower-case letters, digits and dashes, such as h100-nodes
 p.yaml:3:9: defaults.mode: found text "obsreve", expected enforce or observe (did you mean observe?)
-p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allocate, start, owner_wait \
+p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allocate, start, owner_wait, silence \
 (did you mean allocate?)
 p.yaml:6:15: defaults.budgets.allocate: found the number 10, expected a duration such as 10s or 5m \
 (units: ms, s, m, h, d)
@@ -93,7 +93,7 @@ def test_all_faults_of_a_file_are_told_at_once_from_top_to_bottom():
 def test_a_fault_holds_its_parts():
     with pytest.raises(load.PolicyError) as caught:
         read("name: a\ndefaults: {budgets: {alocate: 1s}}\n")
-    expected = "one of allocate, start, owner_wait (did you mean allocate?)"
+    expected = "one of allocate, start, owner_wait, silence (did you mean allocate?)"
     assert caught.value.faults == (load.Fault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),)
 
 

@@ -13,8 +13,8 @@ async def test_a_device_that_is_not_listed_any_more_is_kept_and_taken_out(world)
     device = world.uuids[0]
     world.node.hidden.add(device)
     await asyncio.sleep(3)
-    assert device in {advert.device for advert in world.life.reporter.adverts()}
-    assert not next(it for it in world.life.reporter.adverts() if it.device == device).healthy
+    assert device in {advert.device for advert in world.life.reporter.adverts().devices}
+    assert not next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
     world.node.hidden.clear()
     await world.reach(device, State.CLEAN)
 
@@ -25,7 +25,7 @@ async def test_while_the_inventory_cannot_be_read_known_devices_are_tended(build
     await world.clean()
     world.node.deaf = True
     await asyncio.sleep(20)
-    assert not any(advert.clean and not advert.healthy for advert in world.life.reporter.adverts())
+    assert not any(advert.clean and not advert.healthy for advert in world.life.reporter.adverts().devices)
     world.node.deaf = False
     await world.clean()
 

@@ -18,7 +18,7 @@ def rows(world, kind, device=None):
 
 
 def advert(world, device):
-    return next(it for it in world.life.reporter.adverts() if it.device == device)
+    return next(it for it in world.life.reporter.adverts().devices if it.device == device)
 
 
 async def test_a_clean_device_is_handed_out_with_one_durable_row_and_without_waiting(world):

@@ -22,6 +22,7 @@ from scrubber.core.model import Grant, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.errors import AutoclaveError, LedgerUnavailable
+from scrubber.hooks import Tools
 from scrubber.jobs import Jobs
 from scrubber.ledger import memory, store
 from scrubber.ledger.ledger import Ledger
@@ -30,7 +31,7 @@ from scrubber.monitor import Monitor
 from scrubber.node.processes import Processes
 from scrubber.report import Identity, Reporter
 from scrubber.rulebook import Rulebook
-from scrubber.service import Service, Tools
+from scrubber.service import Service
 from scrubber.sight import Sight
 from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
@@ -234,7 +235,7 @@ class World:
         grants = await self.service.acquire(devices, announced=announced)
         for device in devices:
             self.tenants[device] = tenant
-        return grants
+        return [grant for grant in grants.values() if grant is not None]
 
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
         """The second gate, and what it lets through."""
@@ -298,7 +299,7 @@ class World:
         assert not late, f"jobs that nobody does: {late}"
 
     def _check_adverts(self) -> None:
-        adverts = {advert.device: advert for advert in self.life.reporter.adverts()}
+        adverts = {advert.device: advert for advert in self.life.reporter.adverts().devices}
         assert set(adverts) == set(self.life.ledger.records), "a device is not listed any more (I3)"
         for device, record in self.life.ledger.records.items():
             observed = self.truth.policy(device).mode.value == "observe"

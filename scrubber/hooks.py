@@ -1,0 +1,267 @@
+"""What whoever hands devices out may ask: may these go out, may a container start on them?
+
+Rule 1: a device's lock is held from the look to the record of what was decided on it, never while waiting.
+Rule 2: several devices are locked in sorted order and answered all or none.
+Rule 3: nothing here is believed from a caller; callers ask, facts decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+from policies.model import Policy
+from scrubber import log
+from scrubber.core import answers, decide, grounds, starting
+from scrubber.core import events as ev
+from scrubber.core.model import Facts, Grant, Moment, Record, State
+from scrubber.devices.base import DeviceError
+from scrubber.errors import InvalidRequest, NotReady, Reason, Refused
+from scrubber.jobs import Jobs, Running
+from scrubber.ledger.ledger import Ledger
+from scrubber.node.checkpoint import CheckpointError
+from scrubber.rulebook import Rulebook
+from scrubber.sight import Sight
+
+logger = log.get("hooks")
+
+Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
+A = TypeVar("A")
+YES = (answers.HandOut, answers.Defer)
+GRACE = 0.5  # seconds beyond the budget before looks are given up: at its end there must still be time for one
+POLL = 0.05  # seconds between looks while an owner is given time to leave
+ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
+WITHHELD = 10.0  # seconds for which a device that was asked for in vain is not offered
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Clock and chance, handed in so that tests own them."""
+
+    now: Callable[[], Moment]
+    token: Callable[[int], str]  # fresh hex of so many bytes
+    chance: Callable[[], float]  # in [0, 1)
+
+
+class Hooks:
+    """Who may have a device."""
+
+    def __init__(self, ledger: Ledger, sight: Sight, jobs: Jobs, rulebook: Rulebook, tools: Tools) -> None:
+        """Nothing is done yet: ``recover`` comes first."""
+        self.ledger = ledger
+        self.jobs = jobs
+        self.rulebook = rulebook
+        self.now = tools.now
+        self._sight = sight
+        self._tools = tools
+        self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
+        self._withheld: dict[str, tuple[Moment, float]] = {}  # asked for in vain: its state since then, and until when
+        self._stopping = False
+
+    async def acquire(self, devices: Sequence[str], *, announced: bool) -> dict[str, Grant | None]:
+        """Grants for all of these devices, or an error and none. Waits within the policy's budget.
+
+        Where policy leaves the wait to the announced start, there is no grant yet.
+        """
+        op = self._op()
+        began = self.now().uptime
+        policies = [self._policy(device) for device in devices]
+        budget = began + min(policy.budgets.allocate for policy in policies)
+        patience = began + min(policy.budgets.owner_wait for policy in policies)
+        joined: set[str] = set()
+        missing = set(devices)
+        try:
+            while True:
+                async with self.jobs.locks.of(devices):
+                    ask = partial(self._ask_acquire, op, announced=announced)
+                    replies = await self._ask_all(devices, ask, budget)
+                    missing = {device for device, answer in replies.items() if not isinstance(answer, YES)}
+                    if not missing:
+                        await self._start_jobs(replies, op)
+                        grants = await self._grant(_handouts(replies), op, announced=announced)
+                        return {device: grants.get(device) for device in sorted(devices)}
+                    raise_refusals(replies, joined)
+                    running = await self._start_jobs(replies, op)
+                joined |= {job.device for job in running}
+                waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
+                await self._wait(running, waiting, budget, patience)
+        except (Refused, NotReady):
+            self._withhold(missing)
+            raise
+
+    async def start(self, devices: Sequence[str], owner: str | None) -> None:
+        """A container of ``owner`` may start on all of these devices, or an error.
+
+        Without an owner the kubelet's checkpoint says whose they are; should that change while the devices are made
+        ready, whoever asked has lost them.
+        """
+        op = self._op()
+        budget = self.now().uptime + min(self._policy(d).budgets.start for d in devices)
+        joined: set[str] = set()
+        claimant = owner
+        while True:
+            async with self.jobs.locks.of(devices):
+                holder = owner or await self._claimant(devices)
+                if claimant not in (None, holder):
+                    raise NotReady(
+                        Reason.OWNER_UNKNOWN, "cannot start: the devices were given to another pod meanwhile"
+                    )
+                claimant = holder
+                replies = await self._ask_all(devices, partial(self._ask_start, op, claimant), budget)
+                raise_refusals(replies, joined)
+                if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
+                    await self._admit(replies, op)
+                    return
+                await self._grant(_handouts(replies), op, announced=True)
+                running = await self._start_jobs(replies, op)
+            joined |= {job.device for job in running}
+            await self._wait(running, [], budget, budget)
+
+    def withheld(self, record: Record) -> bool:
+        """Whether it was asked for in vain lately. In a tenancy that ends when the tenancy does."""
+        since, until = self._withheld.get(record.device.uuid, (None, 0.0))
+        if since != record.since:
+            return False
+        return record.state in (State.GRANTED, State.EXPOSED) or self.now().uptime < until
+
+    async def _ask_all(self, devices: Sequence[str], ask: Callable[[str], Awaitable[A]], budget: float) -> dict[str, A]:
+        """All at once, so that one driver call that hangs costs its time once; an answer that is late is a no."""
+        names = sorted(devices)
+        try:
+            async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
+                return dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+        except TimeoutError:
+            raise NotReady(Reason.TIMED_OUT, "cannot say in time whether the devices are free; ask again") from None
+
+    async def _ask_acquire(self, op: str, device: str, *, announced: bool) -> answers.AcquireAnswer:
+        """Ask until the answer is more than a note of something that has happened."""
+        for _ in range(ROUNDS):
+            record = self._known(device)
+            facts = self._with_domain(record, await self._sight.quick(record))
+            answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now(), announced=announced)
+            if not isinstance(answer, answers.Note):
+                return answer
+            await self.ledger.append(op, (device, answer.event))
+        return answers.Refuse(Reason.INTERNAL, f"cannot hand out {device}: it does not settle")
+
+    async def _ask_start(self, op: str, owner: str, device: str) -> answers.StartAnswer:
+        for _ in range(ROUNDS):
+            record = self._known(device)
+            facts = self._with_domain(record, await self._sight.full(record, claimant=owner))
+            answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
+            if not isinstance(answer, answers.Note):
+                return answer
+            await self.ledger.append(op, (device, answer.event))
+        return answers.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
+
+    def _with_domain(self, record: Record, facts: Facts) -> Facts:
+        return replace(facts, domain_resetting=grounds.resetting(record, self.ledger.records.values()))
+
+    async def _claimant(self, devices: Sequence[str]) -> str:
+        """Whose the devices are, by the kubelet's checkpoint."""
+        try:
+            owners = await self._sight.owners(devices)
+        except (CheckpointError, DeviceError) as error:
+            logger.error("cannot tell who is about to start", devices=devices, error=str(error))  # noqa: TRY400 - expected
+            why = "cannot start: the kubelet's checkpoint cannot be read, so nobody knows whose the devices are"
+            raise NotReady(Reason.OWNER_UNKNOWN, why) from None
+        claimant = starting.claimant(owners)
+        if isinstance(claimant, str):
+            return claimant
+        if claimant.reason is Reason.OWNER_AMBIGUOUS:
+            logger.error("the kubelet gave a device away twice", owners={it: sorted(who) for it, who in owners.items()})
+        raise NotReady(claimant.reason, claimant.message)
+
+    async def _admit(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
+        """All of them exposed in one transaction, before anything can start."""
+        events = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
+        if events:
+            await self.ledger.append(op, *events)
+
+    def _withhold(self, devices: Collection[str]) -> None:
+        """Offer no longer what was asked for in vain: pod after pod would be tried on it, and fail."""
+        until = self.now().uptime + WITHHELD
+        for device in devices:
+            self._withheld[device] = (self._known(device).since, until)
+        self.ledger.announce()
+
+    async def _grant(
+        self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool
+    ) -> dict[str, Grant]:  # fmt: skip
+        """All grants in one transaction: durable before anybody hears of them."""
+        epoch, now = self._sight.epoch(), self.now()
+        events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
+        for device, answer in replies.items():
+            receipt = self._known(device).receipt
+            grant = Grant(self._tools.token(6), now, epoch, announced, receipt.id if receipt else None)
+            if answer.unproven is None:
+                events.append((device, ev.Granted(grant)))
+            else:
+                events.append((device, ev.GrantedUnproven(replace(grant, receipt=None), answer.unproven)))
+        if events:
+            await self.ledger.append(op, *events)
+        return {device: event.grant for device, event in events}
+
+    async def _start_jobs(self, replies: Mapping[str, Answer], op: str) -> list[Running]:
+        running = []
+        for device, reply in replies.items():
+            answer = reply.scrub if isinstance(reply, answers.Defer) else reply
+            if isinstance(answer, answers.Scrub):
+                ruling = self.rulebook.ruling(self._known(device).device)
+                running.append(await self.jobs.begin(device, answer.path, answer.trigger, ruling, op))
+            elif isinstance(answer, answers.Join):
+                job = self.jobs.of(device)
+                if job is None:  # its job died with the ledger; the monitor is about to close it
+                    raise NotReady(Reason.SCRUBBING, f"cannot hand out {device}: its last scrub was cut off; ask again")
+                running.append(job)
+        return running
+
+    async def _wait(
+        self, running: Sequence[Running], waiting: Sequence[answers.Wait], budget: float, patience: float
+    ) -> None:
+        """Until something may have changed; over the limit, the answer is not now."""
+        now = self.now().uptime
+        if waiting and now >= patience:
+            raise NotReady(waiting[0].reason, waiting[0].message)
+        if now >= budget:
+            names = ", ".join(job.device for job in running)
+            raise NotReady(Reason.SCRUBBING, f"cannot hand out {names} in time: it is being scrubbed; ask again")
+        if waiting or not running:  # nothing to wait for: what was noted just now has changed the question
+            await asyncio.sleep(POLL if waiting else 0)
+            return
+        tasks = [asyncio.create_task(job.finished.wait()) for job in running]
+        try:
+            await asyncio.wait(tasks, timeout=budget - now)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _known(self, device: str) -> Record:
+        record = self.ledger.records.get(device)
+        if record is None:
+            raise InvalidRequest(f"cannot find device {device}: there is none of that name", Reason.UNKNOWN_DEVICE)
+        return record
+
+    def _policy(self, device: str) -> Policy:
+        return self.rulebook.ruling(self._known(device).device).policy
+
+    def _op(self) -> str:
+        if self._stopping:
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
+        return self._tools.token(4)
+
+
+def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
+    return {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
+
+
+def raise_refusals(replies: Mapping[str, Answer], joined: set[str]) -> None:
+    """One no is a no for all. A device whose job was waited for and that is still dirty is a no, too."""
+    for device, answer in replies.items():
+        if isinstance(answer, answers.Refuse):
+            raise Refused(answer.reason, answer.message)
+        if isinstance(answer, answers.Scrub) and device in joined:
+            raise NotReady(Reason.SCRUB_FAILED, f"cannot hand out {device}: it could not be scrubbed")

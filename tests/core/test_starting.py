@@ -1,0 +1,157 @@
+"""The second gate, as tables of cases.
+
+W, S and R numbers are the cases of the design in which memory in use is wiped, or a needed scrub is skipped, and what a
+real kubelet was seen to do.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.model import Evict, Eviction, Starts
+from scrubber.core import events as ev
+from scrubber.core import starting
+from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
+from scrubber.core.model import Owner, Path, Trigger
+from scrubber.errors import Reason
+from tests.core import lives
+from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, facts, later, rows
+
+BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
+SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
+ADMIT = Admit(ev.Exposed(Owner(A, later(1))))
+EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
+
+
+def seen_claimant():
+    return replace(facts(), claimant_alive=True)
+
+
+START = rows(
+    ("the first start of a grant", lives.GRANTED, facts(), ENFORCE, ADMIT),
+    ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
+     ADMIT),
+    ("W17 somebody else's container is on the grant", lives.GRANTED, facts((OF_B,)), ENFORCE, BUSY),
+    ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE, BUSY),
+    ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE, BUSY),
+    ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
+    ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
+     ENFORCE, Note(ev.Released("its proof ended before it was started on"))),
+    ("the grant of an observing policy is scrubbed once it enforces", lives.UNPROVEN, facts(), ENFORCE,
+     Note(ev.Released("its proof ended before it was started on"))),
+    ("a container that already runs is not scrubbed away under an old proof", lives.GRANTED,
+     facts((OF_A,), since=AWAY), ENFORCE, ADMIT),
+    ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
+     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
+    ("a restart of the same owner", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
+    ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.EXPOSED, facts((OF_A,), alive=True),
+     ENFORCE, Proceed()),
+    ("a restart where somebody else has appeared", lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
+    ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
+     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
+    ("a pod that is there before its containers is seen at once", lives.GRANTED, seen_claimant(), ENFORCE,
+     Admit(ev.Exposed(Owner(A, later(1), seen=True)))),
+    ("R11 the kubelet was restarted since the grant, and its container runs", lives.GRANTED,
+     facts((OF_A,), epoch="epoch-2"), ENFORCE, ADMIT),
+    ("R11 the kubelet was restarted since the grant, and nobody is there", lives.GRANTED, facts(epoch="epoch-2"),
+     ENFORCE, ADMIT),
+    ("W16 no sight of processes: nothing restarts", lives.EXPOSED, facts(None, alive=True), ENFORCE,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
+    ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
+     ADMIT),
+    ("a nameless user that is gone was somebody else", lives.NAMELESS, facts(), ENFORCE,
+     Note(ev.Released("another owner is about to start and its last user is gone"))),
+    ("a nameless user that is still there is not taken for another's container", lives.NAMELESS, facts((OF_B,)),
+     ENFORCE, BUSY),
+    ("W12 nobody can say whether the other owner lives", lives.EXPOSED_TO_B, facts(alive=None), ENFORCE,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
+    ("W17 another owner is alive", lives.EXPOSED_TO_B, facts(alive=True), ENFORCE, BUSY),
+    ("a start is no proof of ownership: the container on it may be anybody's", lives.EXPOSED_TO_B,
+     facts((OF_A,), alive=False), ENFORCE, BUSY),
+    ("S1 the same devices, another owner: no restart", lives.EXPOSED_TO_B, facts(alive=False), ENFORCE,
+     Note(ev.Released("another owner is about to start and its last user is gone"))),
+    ("S6 reboot: a start without a grant goes through the first gate", lives.UNKNOWN, facts(), ENFORCE,
+     Scrub(Path.SLOW, Trigger.START)),
+    ("S6 reboot: what was granted before is distrusted", lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE,
+     Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
+    ("S3 a start on a dirty device goes through the first gate", lives.DIRTY, facts(), ENFORCE,
+     Scrub(Path.FAST, Trigger.START)),
+    ("a start on a clean device goes through the first gate", lives.CLEAN, facts(), ENFORCE, HandOut()),
+    ("a start on a clean device with an old proof", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
+    ("a start on a dirty device that is in use", lives.DIRTY, facts((OF_B,)), ENFORCE, BUSY),
+    ("a sick device that was not granted", lives.SICK_DIRTY, facts(), ENFORCE,
+     Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
+    ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
+    ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
+     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
+    ("observe: somebody else's container is on it, and it starts", lives.GRANTED, facts((OF_B,)), OBSERVE,
+     ADMIT),
+    ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None), OBSERVE, Proceed()),
+    ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
+     ADMIT),
+    ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, ADMIT),
+    ("observe: a grant on a sick device starts", lives.SICK_GRANTED, facts(), OBSERVE,
+     ADMIT),
+    ("observe: a dirty device is handed out", lives.DIRTY, facts(), OBSERVE,
+     HandOut("not scrubbed: would have taken the fast path (acquire)")),
+    ("observe: a quarantined device is refused even so", lives.QUARANTINED, facts(), OBSERVE,
+     Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "policy", "answer"), START)
+def test_start(record, seen, policy, answer):
+    assert starting.start(record, seen, policy, A, later(1)) == answer
+
+
+PER_POD, PER_CONTAINER, CACHED = (
+    ENFORCE.model_copy(update={"model": word})
+    for word in (Starts.PER_POD, Starts.PER_CONTAINER, Starts.PER_CONTAINER_CACHED)
+)
+LEFT = Note(ev.Released(starting.LEFT_BEHIND))
+EACH = Note(ev.Released(starting.EACH_CONTAINER))
+# What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
+MODELS = rows(
+    ("the first start of a grant", lives.GRANTED, facts(), (ADMIT, ADMIT, ADMIT)),
+    ("a restart, or an app container after its init container", lives.EXPOSED, facts(), (Proceed(), EACH, Proceed())),
+    ("a restart with processes left behind", lives.EXPOSED, facts((LEFTOVER,)), (Proceed(), LEFT, LEFT)),
+    ("W18 a restart beside a live container of the pod", lives.EXPOSED, facts((OF_A,)), (Proceed(), BUSY, Proceed())),
+    ("W18 the same, with processes left behind", lives.EXPOSED, facts((OF_A, LEFTOVER)), (Proceed(), BUSY, BUSY)),
+    ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(), (Proceed(), SICK, SICK)),
+    ("R11 the first start that we hear of after a kubelet restart", lives.GRANTED, facts(epoch="epoch-2"),
+     (ADMIT, EACH, ADMIT)),
+    ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
+    ("another pod", lives.EXPOSED_TO_B, facts(alive=False),
+     (Note(ev.Released("another owner is about to start and its last user is gone")),) * 3),
+    ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
+    ("somebody else's container has appeared", lives.EXPOSED, facts((OF_B,)), (BUSY,) * 3),
+    ("nobody can look", lives.EXPOSED, facts(None),
+     (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it"),) * 3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)
+def test_the_three_models_differ_where_the_proposal_says_and_nowhere_else(record, seen, wanted):
+    found = tuple(starting.start(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
+    assert found == wanted
+
+
+def test_processes_that_policy_does_not_let_us_end_hold_up_a_restart():
+    policy = CACHED.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
+    assert starting.start(lives.EXPOSED, facts((LEFTOVER,)), policy, A, later(1)) == BUSY
+
+
+CLAIMS = rows(
+    ("one pod", {"GPU-1": {"a"}, "GPU-2": {"a"}}, "a"),
+    ("nobody", {"GPU-1": set()}, Reason.OWNER_UNKNOWN),
+    ("one device of two is nobody's", {"GPU-1": {"a"}, "GPU-2": set()}, Reason.OWNER_UNKNOWN),
+    ("R8 two pods on one device", {"GPU-1": {"a", "b"}}, Reason.OWNER_AMBIGUOUS),
+    ("two devices of two pods", {"GPU-1": {"a"}, "GPU-2": {"b"}}, Reason.OWNER_AMBIGUOUS),
+)
+
+
+@pytest.mark.parametrize(("owners", "wanted"), CLAIMS)
+def test_whose_devices_these_are(owners, wanted):
+    found = starting.claimant({device: frozenset(pods) for device, pods in owners.items()})
+    assert (found.reason if isinstance(found, Refuse) else found) == wanted
