@@ -17,10 +17,16 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, idle, memory, start
+from benchmarks import acquire, chain, idle, memory, start
 from benchmarks.figures import Figure, table
 
-MEASUREMENTS = {"acquire": acquire.measure, "start": start.measure, "idle": idle.measure, "memory": memory.measure}
+MEASUREMENTS = {
+    "chain": chain.measure,
+    "acquire": acquire.measure,
+    "start": start.measure,
+    "idle": idle.measure,
+    "memory": memory.measure,
+}
 
 
 def machine() -> dict[str, str]:

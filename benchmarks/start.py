@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 from benchmarks import rig
@@ -15,7 +16,7 @@ async def measure(*, quick: bool) -> list[Figure]:
     times = []
     async with rig.service(GPUS) as stage:
         for _ in range(3 if quick else 11):
-            await stage.stop()
+            await stage.service.end(signal.SIGTERM)
             began = time.perf_counter()
             await stage.start()
             times.append(time.perf_counter() - began)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from policies import concessions
 from scrubber.core import answers, story, upkeep, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
@@ -139,7 +140,13 @@ class Reporter:
             policy_fault=rulebook.fault,
             started=identity.started,
             set_aside=identity.set_aside,
+            concessions=self._concessions(),
         )
+
+    def _concessions(self) -> tuple[str, ...]:
+        """Of every rule that a device falls under, each sentence once."""
+        rulings = [self._service.rulebook.ruling(record.device) for record in self._service.ledger.records.values()]
+        return tuple(dict.fromkeys(sentence for ruling in rulings for sentence in concessions.of(ruling.policy)))
 
     def _entry(self, entry: Entry) -> view.HistoryEntry:
         kind, body = codec.encode(entry.event)

@@ -20,12 +20,14 @@ from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Re
 
 R = TypeVar("R")
 
-# A service that restarts is back within a second; the default back-off would hide that for as long.
+# A service that restarts is back within a second; the default back-off would hide that for as long. The second one is,
+# despite its name, how long one attempt to connect may take: on a busy node more than a moment.
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+_REASONS = {reason.value: reason for reason in Reason}
 SHORT = 10.0  # seconds for questions that are answered from memory
 
 
@@ -171,5 +173,5 @@ def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == "autoclave":
-            return Reason(info.reason)
+            return _REASONS.get(info.reason, Reason.INTERNAL)  # a newer service may know more of them
     return None

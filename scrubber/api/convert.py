@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache
+from operator import attrgetter
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
-
-_KNOWN_HINTS: dict[str, dict[str, Any]] = {}
 
 
 def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
@@ -44,27 +44,28 @@ def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401 - a v
 
 def from_message(kind: type[V], message: Message) -> V:
     """The view that a message carries. What is unset and may be None is None."""
-    return kind(**{name: _read(message, name, hint) for name, hint in _hints(kind.__name__, kind).items()})
+    return kind(*[read(message) for read in _readers(cast("Any", kind))])
 
 
-def _hints(name: str, kind: type[object]) -> dict[str, Any]:
-    """Looked up once a view: it takes longer than all the rest of a conversion."""
-    if name not in _KNOWN_HINTS:
-        _KNOWN_HINTS[name] = get_type_hints(kind)
-    return _KNOWN_HINTS[name]
+@cache
+def _readers(kind: Any) -> tuple[Callable[[Message], Any], ...]:  # noqa: ANN401 - any of the views
+    """One for each field. Made once a view: looking hints up takes longer than all the rest of a conversion."""
+    hints = get_type_hints(kind)
+    return tuple(_reader(field.name, hints[field.name]) for field in fields(cast("Any", kind)))
 
 
-def _read(message: Message, name: str, hint: Any) -> Any:  # noqa: ANN401 - a value of any field
-    value = getattr(message, name)
+def _reader(name: str, hint: Any) -> Callable[[Message], Any]:  # noqa: ANN401 - the hint of any field
+    value = attrgetter(name)
     if get_origin(hint) is tuple:
         inner = get_args(hint)[0]
-        return tuple(_plain(inner, item) for item in value)
+        if not is_dataclass(inner):
+            return lambda message: tuple(value(message))
+        return lambda message: tuple([from_message(inner, item) for item in value(message)])
     if get_origin(hint) in (Union, types.UnionType):
         inner = next(arg for arg in get_args(hint) if arg is not type(None))
-        return _plain(inner, value) if message.HasField(name) else None
-    return _plain(hint, value)
-
-
-def _plain(hint: type[Any], value: Any) -> Any:  # noqa: ANN401 - a value of any field
-    view: type[Any] = hint
-    return from_message(view, value) if is_dataclass(hint) else value
+        read = _reader(name, inner)
+        return lambda message: read(message) if message.HasField(name) else None
+    if is_dataclass(hint):
+        view: type[Any] = cast("Any", hint)
+        return lambda message: from_message(view, value(message))
+    return value

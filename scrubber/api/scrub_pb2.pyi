@@ -327,6 +327,7 @@ class ServiceStatus(_message.Message):
     POLICY_FAULT_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     SET_ASIDE_FIELD_NUMBER: _builtins.int
+    CONCESSIONS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     backend: _builtins.str
     policy: _builtins.str
@@ -344,6 +345,10 @@ class ServiceStatus(_message.Message):
     def set_aside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Damaged ledgers that lie beside the present one: what they knew is not known any more."""
 
+    @_builtins.property
+    def concessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the policy in force gives up in writing, a sentence each."""
+
     def __init__(
         self,
         *,
@@ -358,10 +363,11 @@ class ServiceStatus(_message.Message):
         policy_fault: _builtins.str = ...,
         started: _builtins.float = ...,
         set_aside: _abc.Iterable[_builtins.str] | None = ...,
+        concessions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ logger = log.get("api")
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
+WATCH_SETTLES = 0.02  # seconds: several changes make one list, and whoever asks a hook is answered before it is made
 WATCH_AT_LEAST_EVERY = 1.0  # seconds: what is advertised also changes as time goes by
 SOCKETS = ("scrubber", "admin")
 LONGEST_WAIT = 60.0
@@ -79,6 +80,7 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
                 last = now
                 yield convert.to_message(now, scrub_pb2.WatchResponse())
             await self._service.ledger.moved(seq, WATCH_AT_LEAST_EVERY)
+            await asyncio.sleep(WATCH_SETTLES)
 
 
 class Admin(scrub_pb2_grpc.AdminServicer):

@@ -18,6 +18,7 @@ from scrubber import __version__
 VERBS = {
     "demo": ("demo", "Show the whole story on simulated GPUs."),
     "scrubber": ("scrubber", "Run the scrub service of this node."),
+    "plugin": ("plugin", "Run the device plugin of this node."),
     "status": ("status", "Show GPUs: where each stands, and why."),
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
     "quarantine": ("quarantine", "Take a GPU out until somebody reinstates it."),
@@ -26,6 +27,7 @@ VERBS = {
     "history": ("history", "List what happened, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
     "policy": ("policy", "Check and show policies, and say which one applies to a GPU."),
+    "doctor": ("doctor", "Say whether this node can keep the promise; each finding with its remedy."),
     "simulate": ("simulate", "Cause things on simulated GPUs."),
     "completion": ("completion", "Print the completion script of a shell."),
 }

@@ -1,7 +1,7 @@
 """``autoclave demo``: the whole story on simulated GPUs, each line checked.
 
-The caller's part - the kubelet's, later - is played from here, over the same sockets. Tenants are real processes;
-what they can read is read from the memory itself.
+The chain is the real one: a kubelet (the stand-in, with the real one's faults), the device plugin and the scrub service
+as processes of their own, containers as real processes. What they can read is read from the memory itself.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +21,12 @@ from typing import TypeVar
 
 import click
 
-from scrubber.cli import options
-from scrubber.cli.stage import Stage
+from plugin.testing.pods import Phase, Pod, State
+from scrubber.cli import containers, options
+from scrubber.cli.stage import RESOURCE, Stage
 from scrubber.core import view
 from scrubber.devices.simulated import drills, tenants
-from scrubber.errors import AutoclaveError, Reason
+from scrubber.errors import AutoclaveError, Reason, Refused
 from scrubber.ledger import audit
 
 T = TypeVar("T")
@@ -46,11 +46,6 @@ class Check:
     detail: str
 
 
-def secret() -> bytes:
-    """What a tenant must not find of another's."""
-    return b"secret-" + secrets.token_hex(24).encode()
-
-
 @dataclass
 class Play:
     """The running story."""
@@ -59,8 +54,7 @@ class Play:
     as_json: bool
     checks: list[Check] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
-    secret_a: bytes = field(default_factory=secret)
-    secret_b: bytes = field(default_factory=secret)
+    pods: dict[str, Pod] = field(default_factory=dict)
     act: str = ""
     began: float = field(default_factory=time.monotonic)
 
@@ -79,6 +73,19 @@ class Play:
         mark = click.style("  ok  ", fg="green") if held else click.style("  NO  ", fg="red", bold=True)
         click.echo(f"{mark} {line}" + (click.style(f"  [{detail}]", dim=True) if detail else ""))
 
+    def pod(self, name: str, gpus: int) -> Pod:
+        """A new pod that asks for so many GPUs."""
+        self.pods[name] = Pod.of(name, {RESOURCE: gpus})
+        return self.pods[name]
+
+    def secret_of(self, pod: str) -> bytes:
+        """What no other pod may find."""
+        return containers.mark(self.pods[pod].uid).encode()
+
+    def gpus_of(self, pod: str) -> tuple[str, ...]:
+        """The GPUs that it was given."""
+        return self.stage.kubelet.held(self.pods[pod])["main"][RESOURCE]
+
     @property
     def held(self) -> bool:
         """Whether every promise held."""
@@ -94,7 +101,8 @@ class Play:
 def command(gpus: int, as_json: bool, keep: bool) -> int:
     """Show the whole story on simulated GPUs.
 
-    Starts the real service in a temporary directory. Exit code 0 only if every promise held.
+    Starts a kubelet stand-in, the device plugin and the scrub service in a temporary directory. Exit code 0 only if
+    every promise held.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: what was started is ended, too
     return asyncio.run(_show(Play(Stage(gpus), as_json), keep=keep))
@@ -102,10 +110,10 @@ def command(gpus: int, as_json: bool, keep: bool) -> int:
 
 async def _show(play: Play, *, keep: bool) -> int:
     try:
-        for scene in (_opening, _tenant_a, _hand_over, _bad_memory, _killed, _ledger):
+        for scene in (_opening, _pod_a, _hand_over, _bad_memory, _killed, _restarts, _ledger):
             await scene(play)
-    except AutoclaveError as error:
-        play.check(False, f"the story goes on: {error.message}", error.reason.value)
+    except (AutoclaveError, TimeoutError) as error:
+        play.check(False, f"the story goes on: {error!r}")
     finally:
         for pid in play.pids:
             _end(pid)
@@ -115,125 +123,149 @@ async def _show(play: Play, *, keep: bool) -> int:
 
 
 async def _opening(play: Play) -> None:
-    play.begin("The service starts; nothing is known of the GPUs")
-    began = time.monotonic()
-    status = await play.stage.start()
-    play.check(len(status.devices) == play.stage.gpus, "the service answers", f"after {time.monotonic() - began:.2f} s")
-    clean = [await play.stage.settled(gpu, lambda device: device.receipt is not None) for gpu in range(play.stage.gpus)]
+    play.begin("The scrub service starts; nothing is known of the GPUs")
+    stage, began = play.stage, time.monotonic()
+    status = await stage.start()
+    play.check(len(status.devices) == stage.gpus, "the service answers", f"after {time.monotonic() - began:.2f} s")
+    clean = [await stage.settled(gpu, lambda device: device.receipt is not None) for gpu in range(stage.gpus)]
     proven = all(device.state == "clean" and device.receipt and _whole(device.receipt) for device in clean)
     play.check(proven, "each GPU is reset, overwritten, read back and found clean before anybody asks for it")
+    began = time.monotonic()
+    await stage.start_node()
+    offered = stage.kubelet.allocatable.get(RESOURCE) == stage.gpus
+    play.check(offered, "the device plugin offers them to the kubelet", f"after {time.monotonic() - began:.2f} s")
 
 
-async def _tenant_a(play: Play) -> None:
-    play.begin("Tenant A gets GPU 0 and leaves a secret")
-    uuid, left = play.stage.uuids[TENANT], play.secret_a
-    async with play.stage.scrubber() as service:
-        [grant] = await service.acquire([uuid], announced=True)
-        await service.start([uuid], "tenant-a")
-        pid = await _blocking(tenants.occupy, play.stage.simulated, uuid, left, "tenant-a")
-        play.pids.append(pid)
-        found = tenants.scan(play.stage.simulated, uuid, left)
-        play.check(bool(grant.receipt) and found > 0, "tenant A runs on it and writes a secret", f"pid {pid}")
-        reason = await _refused(service.acquire([uuid]))
-        untouched = tenants.scan(play.stage.simulated, uuid, left) == found
-        play.check(
-            reason is Reason.IN_USE and untouched, "tenant B asks for it meanwhile: refused, A's memory is not touched"
-        )
+async def _pod_a(play: Play) -> None:
+    play.begin("Pod A gets GPU 0 and writes a secret; it is force-deleted while its container still runs")
+    stage, uuid = play.stage, play.stage.uuids[TENANT]
+    await _run(play, "a", 1)
+    await _run(play, "neighbour", stage.gpus - 1)
+    left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
+    play.check(play.gpus_of("a") == (uuid,) and left > 0, "pod A runs on GPU 0 and has written a secret")
+    await stage.kubelet.force_delete(play.pods["a"])
+    status = await stage.kubelet.admit(play.pod("b", 1))
+    untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
+    refused = status.phase is Phase.FAILED and "still in use" in status.message
+    play.check(refused and untouched, "the kubelet gives GPU 0 to pod B: refused, A's memory is not touched", uuid)
+    shown = stage.kubelet.devices(RESOURCE)[uuid]
+    play.check(shown == "Unhealthy", "GPU 0 is not offered any more, so that no other pod is tried on it")
 
 
 async def _hand_over(play: Play) -> None:
-    play.begin("Tenant A dies and leaves a zombie; tenant B is next")
+    play.begin("Pod A's container ends and leaves a process behind; pod B is next")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
-    zombie = await _blocking(tenants.zombie, stage.simulated, uuid, play.secret_a)
+    zombie = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
     play.pids.append(zombie)
-    left = tenants.scan(stage.simulated, uuid, play.secret_a)
-    await _blocking(tenants.release, stage.simulated, uuid)
-    play.check(
-        _runs(zombie) and left > 0, "a process of no container still holds the memory, deaf to SIGTERM", f"pid {zombie}"
-    )
-    async with stage.scrubber() as service, stage.admin() as admin:
-        began = time.monotonic()
-        [grant] = await service.acquire([uuid], announced=True)
-        seconds = time.monotonic() - began
-        story = [entry.text for entry in (await admin.explain("0")).entries]
-        receipt = (await stage.settled(TENANT, lambda device: device.receipt is not None)).receipt
-        ended = any(f"ended pid {zombie}" in text for text in story)
-        play.check(ended and not _runs(zombie), "the hand-over finds the zombie and ends it", "TERM, a pause, KILL")
-        ladder = [step.step for step in receipt.steps] if receipt else []
-        play.check(ladder == ["evict", "clear", "verify", "settings", "health"], "the ladder runs", " > ".join(ladder))
-        residue = receipt.residue_bytes if receipt else 0
-        play.check(residue > 0, "what A left is found and counted", f"{residue} bytes that were not zero")
-        proven = receipt is not None and _whole(receipt) and grant.receipt == receipt.id
-        play.check(
-            proven, "the memory is proven clean and handed to tenant B", f"receipt {grant.receipt}, {seconds:.2f} s"
-        )
-        await service.start([uuid], "tenant-b")
-        found = tenants.scan(stage.simulated, uuid, play.secret_a)
-        play.check(found == 0 and _zero(stage.memory_of(TENANT)), "tenant B reads all of it and finds nothing")
-        play.pids.append(await _blocking(tenants.occupy, stage.simulated, uuid, play.secret_b, "tenant-b"))
+    left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
+    await stage.kubelet.end_orphan(play.pods["a"])
+    play.check(_runs(zombie) and left > 0, "a process holds the memory on, deaf to SIGTERM", f"pid {zombie}")
+    began = time.monotonic()
+    receipt = (await stage.settled(TENANT, lambda device: device.state == "clean")).receipt
+    seconds = time.monotonic() - began
+    async with stage.admin() as admin:
+        story = [entry.text for entry in await admin.history(uuid)]
+    ended = any(f"ended pid {zombie}" in text for text in story)
+    play.check(ended and not _runs(zombie), "it is found and ended", "TERM, a pause, KILL")
+    ladder = [step.step for step in receipt.steps] if receipt else []
+    play.check(ladder == ["evict", "clear", "verify", "settings", "health"], "the ladder runs", " > ".join(ladder))
+    residue = receipt.residue_bytes if receipt else 0
+    play.check(residue > 0, "what A left is found and counted", f"{residue} bytes that were not zero")
+    proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT))
+    play.check(proven, "all of the memory is proven clean before the next pod comes", f"{seconds:.2f} s")
+    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
+    await _run(play, "b", 1)
+    [allocate] = [call for call in stage.kubelet.calls[-3:] if call.method == "Allocate"]
+    found = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
+    in_time = f"Allocate took {allocate.seconds * 1000:.1f} ms"
+    play.check(play.gpus_of("b") == (uuid,) and found == 0, "pod B gets GPU 0 and finds nothing", in_time)
 
 
 async def _bad_memory(play: Play) -> None:
     play.begin("GPU 1 has memory that does not hold a bit")
     stage, uuid = play.stage, play.stage.uuids[BAD]
+    await stage.kubelet.delete(play.pods["neighbour"])
+    for gpu in range(1, stage.gpus):
+        await stage.settled(gpu, lambda device: device.state == "clean")
     drills.bad_memory(stage.simulated, uuid, BAD_BYTE, BAD_BIT)
-    async with stage.admin() as admin, stage.scrubber() as service:
+    async with stage.admin() as admin:
         results = [progress.result async for progress in admin.scrub([uuid]) if progress.result]
         play.check(not results[-1].clean, "a scrub says that it is not clean")
         story = " | ".join(entry.text for entry in (await admin.explain(uuid)).entries)
         play.check(f"at byte {BAD_BYTE} " in story, "the byte is named", f"byte {BAD_BYTE}, bit {BAD_BIT}")
         play.check("escalated to the slow path" in story, "the slow path is tried as well: a reset does not mend it")
         device = (await admin.status([uuid])).devices[0]
-        sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
-        play.check(sick and not device.healthy, "the GPU is quarantined, and explained", device.why)
-        play.check(await _refused(service.acquire([uuid])) is Reason.QUARANTINED, "nobody gets it")
+    sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
+    play.check(sick and not device.healthy, "the GPU is quarantined, and explained", device.why)
+    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
+    offered, there = stage.kubelet.allocatable[RESOURCE], stage.kubelet.capacity[RESOURCE]
+    play.check((offered, there) == (stage.gpus - 1, stage.gpus), "the kubelet counts it and gives it to nobody")
 
 
 async def _killed(play: Play) -> None:
-    play.begin("The service is killed with SIGKILL in the middle of a clear")
-    stage, uuid, left = play.stage, play.stage.uuids[KILLED], secret()
-    async with stage.scrubber() as service:
-        await service.acquire([uuid], announced=True)
-        await service.start([uuid], "tenant-c")
-        await _blocking(tenants.occupy, stage.simulated, uuid, left, "tenant-c")
-        all_of_it = tenants.scan(stage.simulated, uuid, left)
-        drills.stall_clears(stage.simulated, uuid)
-        await _blocking(tenants.release, stage.simulated, uuid)
-        await service.release([uuid])
+    play.begin("The scrub service is killed with SIGKILL in the middle of a clear")
+    stage, uuid = play.stage, play.stage.uuids[KILLED]
+    await _run(play, "c", 1)
+    all_of_it = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    drills.stall_clears(stage.simulated, uuid)
+    await stage.kubelet.delete(play.pods["c"])
     busy = await stage.settled(KILLED, _halfway)
     cut = busy.job.id if busy.job else ""
-    await stage.kill()
-    remains = tenants.scan(stage.simulated, uuid, left)
-    play.check(
-        bool(cut) and 0 < remains < all_of_it,
-        "part of tenant C's memory is overwritten, part is not; now the service is gone",
-        f"job {cut}",
-    )
+    await stage.service.end(signal.SIGKILL)
+    remains = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    partly = "part of pod C's memory is overwritten, part is not; now the service is gone"
+    play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
+    status = await stage.kubelet.admit(play.pod("early", 1))
+    play.check(status.phase is Phase.FAILED, "a pod that asks meanwhile is not admitted", status.message)
+    none = stage.kubelet.allocatable[RESOURCE] == 0
+    play.check(none, "nothing is offered while nobody can say what is clean")
     drills.heal(stage.simulated, uuid)
     await stage.start()
+    device = await stage.settled(KILLED, lambda device: device.receipt is not None)
     async with stage.admin() as admin:
-        device = await stage.settled(KILLED, lambda device: device.receipt is not None)
-        texts = [entry.text for entry in await admin.history(uuid)]
-        interrupted = any("cut off, nothing was proven" in text for text in texts)
-        receipts = [json.loads(entry.body) for entry in await admin.history(uuid) if entry.kind == "scrub-passed"]
-        honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
-        play.check(honest, "after the restart the job that was cut off counts for nothing")
-        play.check(device.state == "clean", "GPU 2 is scrubbed again, from the start, and then clean")
-        async with stage.scrubber() as service:
-            await service.acquire([uuid], announced=True)
-            await service.start([uuid], "tenant-d")
-        play.check(tenants.scan(stage.simulated, uuid, left) == 0, "tenant D gets it and finds nothing of C's")
+        history = await admin.history(uuid)
         others = (await admin.status()).devices
-        alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_b) > 0
-        play.check(others[TENANT].state == "exposed" and alive, "tenant B's memory was not touched by all this")
-        play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined: a restart brings nothing back")
+    interrupted = any("cut off, nothing was proven" in entry.text for entry in history)
+    receipts = [json.loads(entry.body) for entry in history if entry.kind == "scrub-passed"]
+    honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
+    play.check(honest, "after the restart the job that was cut off counts for nothing")
+    play.check(device.state == "clean", "GPU 2 is scrubbed again, from the start, and then clean")
+    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
+    await _run(play, "d", 1)
+    found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
+    play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets it and finds nothing of C's")
+    alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_of("b")) > 0
+    play.check(others[TENANT].state == "exposed" and alive, "pod B's memory was not touched by all this")
+    play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined: a restart brings nothing back")
+
+
+async def _restarts(play: Play) -> None:
+    play.begin("The kubelet and the device plugin are killed and come back")
+    stage, uuid = play.stage, play.stage.uuids[TENANT]
+    await stage.kubelet.kill()
+    began = time.monotonic()
+    await stage.kubelet.start()
+    await stage.kubelet.registered(RESOURCE)
+    play.check(True, "the plugin registers with the new kubelet", f"after {(time.monotonic() - began) * 1000:.0f} ms")
+    started = await stage.kubelet.restart_container(play.pods["b"], "main")
+    alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
+    play.check(started.state is State.RUNNING and alive, "pod B's container restarts: nothing is wiped")
+    await stage.plugin.end(signal.SIGKILL)
+    await stage.plugin.start()
+    await stage.kubelet.registered(RESOURCE)
+    sick = stage.kubelet.devices(RESOURCE)[stage.uuids[BAD]] == "Unhealthy"
+    play.check(sick, "after the plugin's restart GPU 1 is as unhealthy as before")
+    for name in ("b", "d"):
+        await stage.kubelet.delete(play.pods[name])
 
 
 async def _ledger(play: Play) -> None:
     play.begin("The ledger")
-    status = await play.stage.stop()
+    plugin = await play.stage.plugin.end(signal.SIGTERM)
+    status = await play.stage.service.end(signal.SIGTERM)
     result = audit.verify(play.stage.ledger)
-    play.check(status == 0 and result.broken is None, "the chain is whole", f"{result.rows} rows")
+    play.check((plugin, status) == (0, 0), "the plugin and the service stop cleanly")
+    play.check(result.broken is None, "the chain is whole", f"{result.rows} rows")
     forged = play.stage.root / "forged"
     shutil.copytree(
         play.stage.ledger.parent, forged, ignore=lambda _, names: [name for name in names if "lock" in name]
@@ -255,13 +287,12 @@ def _forge(path: Path) -> int:
     return int(row)
 
 
-async def _refused(call: Awaitable[object]) -> Reason | None:
-    """Why not, or None if it was a yes."""
-    try:
-        await call
-    except AutoclaveError as error:
-        return error.reason
-    return None
+async def _run(play: Play, name: str, gpus: int) -> None:
+    """A pod from its admission to its running container; anything else ends the story."""
+    status = await play.stage.kubelet.run(play.pod(name, gpus))
+    if status.phase is not Phase.RUNNING:
+        waiting = play.pods[name].statuses["main"].message
+        raise Refused(Reason.NOT_READY, f"pod {name} does not run: {status.message or waiting}")
 
 
 async def _blocking(work: Callable[..., T], *arguments: object) -> T:

@@ -11,12 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from scrubber import config
+from scrubber.cli import environment
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ENVIRONMENT = {"auto_envvar_prefix": "AUTOCLAVE"}
-"""``--run-dir`` is AUTOCLAVE_RUN_DIR for every verb; click alone would call it AUTOCLAVE_STATUS_RUN_DIR."""
+ENVIRONMENT = environment.ENVIRONMENT
 
 DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 

@@ -1,6 +1,7 @@
-"""The stage of the demo: the real service as a process of its own, in a directory that is gone afterwards.
+"""The stage of the demo: a whole node in a directory that is gone afterwards.
 
-Everything that is started here is ended here, by process id, whatever happens on the stage.
+The scrub service and the device plugin are processes of their own, the kubelet is the stand-in, containers are real
+processes. Everything that is started here is ended here, by process id, whatever happens on the stage.
 """
 
 from __future__ import annotations
@@ -16,25 +17,90 @@ from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from plugin.testing.kubelet import Kubelet
 from scrubber import config
 from scrubber.api import client
+from scrubber.cli.containers import Containers
 from scrubber.core import view
 from scrubber.errors import FatalError, Unreachable
 
+RESOURCE = "nvidia.com/gpu"
 ANSWERS_WITHIN = 15.0
 STOPS_WITHIN = 10.0
 
 
 @dataclass
+class Program:
+    """One of our programs as a process of its own, and the file that holds what it says."""
+
+    arguments: tuple[str, ...]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        if self.process is None:
+            raise FatalError(f"cannot look at {self.arguments[0]}: it does not run")
+        return self.process.pid
+
+    async def start(self) -> None:
+        """Return as soon as there is a process; it is not ready yet."""
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "scrubber", *self.arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def end(self, number: signal.Signals) -> int | None:
+        """Send a signal and wait; the exit status, or None when it did not run."""
+        process, self.process = self.process, None
+        if process is None or process.returncode is not None:
+            return process.returncode if process else None
+        process.send_signal(number)
+        try:
+            return await asyncio.wait_for(process.wait(), STOPS_WITHIN)
+        except TimeoutError:
+            process.kill()
+            return await process.wait()
+
+    def last_words(self) -> str:
+        """The last line that it said."""
+        said = self.log.read_text(errors="replace").strip().splitlines()
+        return said[-1] if said else "it said nothing"
+
+
+@dataclass
 class Stage:
-    """Directories, the service, and two connections to it."""
+    """Directories, the programs, and connections to the service."""
 
     gpus: int
     memory: str = "64MiB"
     policy: str = "default"
-    root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autoclave-demo-")))
-    process: asyncio.subprocess.Process | None = None
+    root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autoclave-")))
     uuids: tuple[str, ...] = ()
+    runs: type[Containers] = Containers
+    flags: tuple[str, ...] = ()  # more of them, for the plugin
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self.kubelet_dir.mkdir(exist_ok=True)
+        places = ("--run-dir", str(self.root / "run"), "--kubelet-dir", str(self.kubelet_dir), "--log-format", "json")
+        gpus = ("--simulated-dir", str(self.simulated), "--simulated-gpus", str(self.gpus))
+        memory = ("--backend", "simulated", "--simulated-memory", self.memory)
+        rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
+        self.service = Program(("scrubber", *places, *gpus, *memory, *rules), self.root / "service.log")
+        self.plugin = Program(("plugin", *places, *self.flags), self.root / "plugin.log")
+        self.containers = self.runs(self.simulated)
+        self.kubelet = Kubelet(self.kubelet_dir, self.containers)
+
+    @property
+    def kubelet_dir(self) -> Path:
+        """Where the kubelet keeps its socket and its checkpoint."""
+        return self.root / "kubelet"
 
     @property
     def simulated(self) -> Path:
@@ -45,18 +111,6 @@ class Stage:
     def ledger(self) -> Path:
         """Where the service remembers."""
         return config.ledger(self.root / "state")
-
-    @property
-    def pid(self) -> int:
-        """The running service."""
-        if self.process is None:
-            raise FatalError("cannot look at the service: it does not run")
-        return self.process.pid
-
-    @property
-    def log(self) -> Path:
-        """What the service said."""
-        return self.root / "service.log"
 
     def memory_of(self, gpu: int) -> Path:
         """The file that is a GPU's memory."""
@@ -72,29 +126,20 @@ class Stage:
 
     async def start(self) -> view.Status:
         """Start the service and wait for its first answer."""
-        directories = {"state-dir": "state", "run-dir": "run", "simulated-dir": "gpus", "kubelet-dir": "kubelet"}
-        flags = [part for flag, name in directories.items() for part in (f"--{flag}", str(self.root / name))]
-        with self.log.open("ab") as log:
-            self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "scrubber", "scrubber", "--backend", "simulated", *flags),
-                *("--simulated-gpus", str(self.gpus), "--simulated-memory", self.memory),
-                *("--policy", self.policy, "--log-format", "json"),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        await self.service.start()
         status = await self._first_answer()
         self.uuids = tuple(device.device for device in status.devices)
         return status
 
-    async def kill(self) -> None:
-        """SIGKILL: what a power cut or the kernel's memory killer would do."""
-        await self._end(signal.SIGKILL)
-
-    async def stop(self) -> int | None:
-        """A clean stop; the exit status."""
-        return await self._end(signal.SIGTERM)
+    async def start_node(self) -> None:
+        """Start the kubelet and the plugin, and wait until the one knows the other's GPUs."""
+        await self.kubelet.start()
+        await self.plugin.start()
+        try:
+            await self.kubelet.registered(RESOURCE, ANSWERS_WITHIN)
+        except TimeoutError:
+            words = self.plugin.last_words()
+            raise FatalError(f"the device plugin does not register; its last words: {words}") from None
 
     async def settled(
         self, gpu: int, wanted: Callable[[view.DeviceStatus], bool], within: float = 15.0
@@ -111,7 +156,10 @@ class Stage:
 
     async def clear_away(self, *, keep: bool) -> None:
         """Leave nothing behind."""
-        await self._end(signal.SIGKILL)
+        await self.plugin.end(signal.SIGKILL)
+        await self.service.end(signal.SIGKILL)
+        await self.kubelet.kill()
+        await self.containers.clear_away()
         if not keep:
             shutil.rmtree(self.root)
 
@@ -127,18 +175,6 @@ class Stage:
                     async with self.admin() as admin:
                         return await admin.status()
         except Unreachable as error:
-            said = self.log.read_text(errors="replace").strip().splitlines()
-            last = said[-1] if said else "it said nothing"
-            raise FatalError(f"cannot show the demo: the service does not answer; its last words: {last}") from error
+            words = self.service.last_words()
+            raise FatalError(f"the scrub service does not answer; its last words: {words}") from error
         raise AssertionError  # a retry ends with an answer or an error
-
-    async def _end(self, number: signal.Signals) -> int | None:
-        process, self.process = self.process, None
-        if process is None or process.returncode is not None:
-            return process.returncode if process else None
-        process.send_signal(number)
-        try:
-            return await asyncio.wait_for(process.wait(), STOPS_WITHIN)
-        except TimeoutError:
-            process.kill()
-            return await process.wait()

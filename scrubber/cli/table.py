@@ -20,6 +20,9 @@ from scrubber.cli import words
 STYLES = {
     "clean": "green",
     "yes": "green",
+    "ok": "green",
+    "warning": "yellow",
+    "broken": "bold red",
     "granted": "cyan",
     "exposed": "cyan",
     "scrubbing": "yellow",

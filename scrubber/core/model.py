@@ -312,8 +312,8 @@ class Facts:
 
     ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when there is no owner
     to ask about or it could not be told, and ``claimant_alive`` says the same of who is about to start.
-    ``siblings_busy`` is about the device's reset domain; ``watched_since`` is the uptime from which on the service would
-    have noticed a user.
+    ``siblings_busy`` is about the device's reset domain; ``watched_since`` is the uptime from which on the service
+    would have noticed a user.
     """
 
     incarnation: Incarnation

@@ -118,6 +118,7 @@ class ServiceStatus:
     policy_fault: str
     started: float
     set_aside: tuple[str, ...] = ()
+    concessions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

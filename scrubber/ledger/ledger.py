@@ -134,6 +134,7 @@ class Ledger:
         except LedgerUnavailable:
             self._unwritten |= {device: event for device, event in events if isinstance(event, SIGHTINGS)}
             raise
+        self.fault = None  # a write that worked, and nothing less: what can be read need not be writable
         self._records.update(changed)
         self._rows += len(drafts)
         if self._rows >= self._most:
@@ -155,7 +156,6 @@ class Ledger:
             self.fault = error.message
             self.announce()
             raise
-        self.fault = None
         return result
 
     def announce(self) -> None:

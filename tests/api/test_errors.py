@@ -52,6 +52,15 @@ async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
     assert raw.value.code() is code
 
 
+async def test_a_reason_that_only_a_newer_service_knows_is_still_a_no(door, monkeypatch):
+    door.no = Refused(Reason.SICK, "cannot hand out GPU-1: the moon is full")
+    monkeypatch.delitem(client._REASONS, Reason.SICK.value)
+    async with client.Scrubber(door.socket) as service:
+        with pytest.raises(Refused) as heard:
+            await service.acquire(["GPU-1"])
+    assert (heard.value.reason, heard.value.message) == (Reason.INTERNAL, door.no.message)
+
+
 async def test_a_fault_of_ours_is_told_as_one_and_keeps_its_text_to_itself(door):
     door.no = ValueError("pid 4711 of precious")
     async with client.Scrubber(door.socket) as service:

@@ -23,7 +23,8 @@ from scrubber import errors
 from scrubber.core import model as words
 
 ROOT = Path(__file__).parents[2]
-GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in ("states", "decide", "grounds", "upkeep", "verdict"))
+MUTATED = ("states", "decide", "starting", "grounds", "upkeep", "verdict")
+GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 IN_GATE = 30
 RED = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}  # a life that cannot be led ends the collection
 NEGATED = {

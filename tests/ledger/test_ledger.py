@@ -1,6 +1,7 @@
 """Legal, then durable, then true; and what is on the disk is what is believed."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,7 @@ class Stubborn(MemoryStore):
         self.broken = False
         self.appended = 0
         self.loaded = 0
+        self.on_append: Callable[[], object] = lambda: None
 
     def load(self):
         self.loaded += 1
@@ -40,6 +42,7 @@ class Stubborn(MemoryStore):
 
     def append(self, drafts):
         self.appended += 1
+        self.on_append()
         if self.broken:
             raise LedgerUnavailable("cannot write: the disk is full")
         return super().append(drafts)
@@ -92,6 +95,18 @@ async def test_after_a_failed_write_the_disk_is_read_anew_before_the_next(ledger
     store.broken, before = False, store.loaded
     await ledger.append("op", found("GPU-1"))
     assert (store.loaded, ledger.fault) == (before + 1, None)
+
+
+async def test_a_disk_that_can_be_read_again_is_not_taken_for_one_that_can_be_written(ledger, store):
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", found("GPU-1"))
+    store.on_append = lambda: faults.append(ledger.fault)
+    faults: list[str | None] = []
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", found("GPU-1"))
+    assert faults
+    assert None not in faults
 
 
 async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):

@@ -1,0 +1,168 @@
+"""The whole chain: kubelet stand-in, device plugin, scrub service, with the durable ledger. What does a pod wait for?
+
+The baseline in the same run is a device plugin that does nothing, in the same language, driven by the same stand-in.
+With ``AUTOCLAVE_BENCH_PEER`` set to a command, any other plugin is driven as well: ``{dir}`` in it is the kubelet's
+directory, ``AUTOCLAVE_BENCH_PEER_RESOURCE`` the resource it registers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import floor, processes, rig
+from benchmarks.figures import Figure, quantile
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod
+from scrubber.cli.stage import RESOURCE, Stage
+
+SIZES = (8, 112)
+IDLE = 60.0  # seconds
+WITHIN = 15.0  # seconds for a plugin to register
+
+
+@dataclass(frozen=True)
+class Driven:
+    """A plugin that is registered with a kubelet."""
+
+    name: str
+    kubelet: Kubelet
+    resource: str
+    devices: int
+    pid: int
+    registered: float  # seconds from its start
+    again: Callable[[], Awaitable[None]]  # makes all devices free and clean
+
+
+async def measure(*, quick: bool) -> list[Figure]:
+    """Ours, the floor, and a peer where one is given; 8 and 112 devices."""
+    figures: list[Figure] = []
+    for size in SIZES[:1] if quick else SIZES:
+        for drive in (_floor, _ours, *([_peer] if "AUTOCLAVE_BENCH_PEER" in os.environ else [])):
+            async with drive(size) as driven:
+                figures += await _pods(driven, 2 if quick else max(4, 240 // size))
+                if size == SIZES[0]:
+                    figures += await _process(driven, 5.0 if quick else IDLE)
+    return figures
+
+
+async def _pods(driven: Driven, rounds: int) -> list[Figure]:
+    """Every round admits one pod a device, one after the other, as the kubelet does; then all are given back."""
+    ours = driven.resource == RESOURCE
+    for _ in range(rounds):
+        pods = [Pod.of(f"pod-{number}", {driven.resource: 1}) for number in range(driven.devices)]
+        for pod in pods:
+            if (await driven.kubelet.admit(pod)).phase is Phase.FAILED:
+                raise RuntimeError(f"a pod was not admitted: {pod.message}")
+        for pod in pods:
+            await driven.kubelet.delete(pod)
+        await driven.again()
+    what = "Allocate on a CLEAN device" if ours else "Allocate"
+    about = f"{driven.name}, {driven.devices} devices"
+    preferred = _seconds(driven.kubelet, "GetPreferredAllocation")
+    allocated = _seconds(driven.kubelet, "Allocate")
+    return [
+        Figure(f"{about}: {what}, p50", quantile(allocated, 0.5), "ms", len(allocated), "<= 2 ms" if ours else ""),
+        Figure(f"{about}: {what}, p99", quantile(allocated, 0.99), "ms", len(allocated), "<= 6 ms" if ours else ""),
+        Figure(f"{about}: GetPreferredAllocation, p50", quantile(preferred, 0.5), "ms", len(preferred)),
+    ]
+
+
+async def _process(driven: Driven, idle: float) -> list[Figure]:
+    """What it costs to have it, and how soon it is there."""
+    ours, about = driven.resource == RESOURCE, f"{driven.name}, {driven.devices} devices"
+    share = await processes.share(driven.pid, idle)
+    returns = []
+    for _ in range(11):
+        await driven.kubelet.kill()
+        began = time.perf_counter()
+        await driven.kubelet.start()
+        try:
+            await driven.kubelet.registered(driven.resource, 3.0)
+        except TimeoutError:
+            break  # the floor does not come back
+        returns.append((time.perf_counter() - began) * 1000)
+    figures = [
+        Figure(f"{about}: start to registered", driven.registered * 1000, "ms", 1, "<= 400 ms" if ours else ""),
+        Figure(f"{about}: resident memory", processes.rss(driven.pid) / 2**20, "MiB", 1, "<= 50 MiB" if ours else ""),
+        Figure(f"{about}: processor, idle", share * 100, "% of a core", 1, "< 0.2 %" if ours else ""),
+    ]
+    if returns:
+        name = f"{about}: kubelet started again to registered, median"
+        figures.append(Figure(name, quantile(returns, 0.5), "ms", len(returns), "<= 100 ms" if ours else ""))
+    return figures
+
+
+def _seconds(kubelet: Kubelet, method: str) -> list[float]:
+    """Without the first, which connects."""
+    return [call.seconds * 1000 for call in kubelet.calls if call.method == method and call.outcome == "OK"][1:]
+
+
+@asynccontextmanager
+async def _ours(size: int) -> AsyncIterator[Driven]:
+    async with rig.service(size) as stage:
+        began = time.perf_counter()
+        await stage.start_node()
+        seconds = time.perf_counter() - began
+
+        async def again() -> None:
+            await _given_back(stage)
+
+        yield Driven("autoclave", stage.kubelet, RESOURCE, size, stage.plugin.pid, seconds, again)
+
+
+async def _given_back(stage: Stage) -> None:
+    """Grants that nobody started on are given back, and scrubbed; the kubelet must see them healthy again."""
+    async with stage.scrubber() as service:
+        await service.release(stage.uuids)
+    await rig.all_clean(stage)
+    await stage.kubelet.until(lambda: stage.kubelet.allocatable.get(RESOURCE) == len(stage.uuids))
+
+
+@asynccontextmanager
+async def _floor(size: int) -> AsyncIterator[Driven]:
+    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
+        command = [sys.executable, "-m", "benchmarks.floor", "--directory", directory, "--devices", str(size)]
+        async with _driven("do-nothing Python plugin", Path(directory), command, floor.RESOURCE, size) as driven:
+            yield driven
+
+
+@asynccontextmanager
+async def _peer(size: int) -> AsyncIterator[Driven]:
+    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
+        command = shlex.split(os.environ["AUTOCLAVE_BENCH_PEER"].replace("{dir}", directory))
+        resource = os.environ.get("AUTOCLAVE_BENCH_PEER_RESOURCE", RESOURCE)
+        async with _driven(f"peer {Path(command[0]).name}", Path(directory), command, resource, size) as driven:
+            yield driven
+
+
+@asynccontextmanager
+async def _driven(
+    name: str, directory: Path, command: Sequence[str], resource: str, size: int
+) -> AsyncIterator[Driven]:  # fmt: skip
+    kubelet = Kubelet(directory)
+    await kubelet.start()
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(*command)
+    try:
+        await kubelet.registered(resource, WITHIN)
+        seconds = time.perf_counter() - began
+        devices = min(size, kubelet.allocatable[resource])
+
+        async def again() -> None:
+            """Nothing was kept."""
+
+        yield Driven(name, kubelet, resource, devices, process.pid, seconds, again)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+        await kubelet.kill()

@@ -1,0 +1,158 @@
+"""The kubelet's five questions about one resource. Each is answered in a few lines; the gate and the listing know why.
+
+What an error means to the kubelet differs from hook to hook. From Allocate it is final: the pod fails. From
+PreStartContainer the container waits and is tried again every few seconds, so whatever is not a wrong question is "not
+yet" there. From GetPreferredAllocation it would fail the pod for a mere wish, so there is none.
+"""
+
+# ruff: noqa: ARG002, N802 - the proto names the methods and what they are given
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import chain
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+import structlog
+
+from plugin import preferred, response
+from plugin.devices import Device
+from plugin.gate import Gate
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.listing import Listing
+from scrubber.errors import AutoclaveError, InvalidRequest, Reason, Refused
+
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="device plugin")
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+SharedNodes: TypeAlias = Callable[[], Collection[str]]
+
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+FAULT = "a fault inside the device plugin"
+_FINAL, _TRIED_AGAIN = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
+_OWN_WORDS = {
+    Reason.UNREACHABLE: "the scrub service of this node does not answer",
+    Reason.INTERNAL: "the scrub service of this node failed",
+}
+
+
+class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
+    """One resource."""
+
+    def __init__(
+        self, resource: str, listing: Listing, gate: Gate, style: response.Style, shared_nodes: SharedNodes
+    ) -> None:
+        """Ask these two, answer in this style; ``shared_nodes`` looks which nodes of the driver there are now."""
+        self._resource = resource
+        self._listing = listing
+        self._gate = gate
+        self._style = style
+        self._shared_nodes = shared_nodes
+
+    async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:
+        """Both optional hooks are wanted."""
+        return wire.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+    async def ListAndWatch(self, request: wire.Empty, context: Context) -> AsyncIterator[wire.ListAndWatchResponse]:
+        """The full list at once and at every change, until the kubelet leaves."""
+        async with aclosing(self._listing.changes(self._resource)) as lists:
+            async for shown in lists:
+                healthy = sum(device.healthy for device in shown)
+                logger.info("list", resource=self._resource, devices=len(shown), healthy=healthy)
+                yield wire.ListAndWatchResponse(devices=map(_device, shown))
+
+    async def GetPreferredAllocation(
+        self, request: wire.PreferredAllocationRequest, context: Context
+    ) -> wire.PreferredAllocationResponse:
+        """A wish, from memory alone; the kubelet chooses by itself where there is none."""
+        known = self._listing.shown(self._resource)
+        return wire.PreferredAllocationResponse(
+            container_responses=[self._prefer(known, each) for each in request.container_requests]
+        )
+
+    async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:
+        """The gate of a new tenant: all devices of all containers together, or none."""
+        groups = [list(each.devices_ids) for each in request.container_requests]
+        async with self._answered("Allocate", groups, context, _FINAL):
+            named = self._gate.named(self._resource, groups)
+            # Made first: what could not be answered is not acquired.
+            answer = wire.AllocateResponse(container_responses=self._responses(named))
+            await self._gate.acquire(self._resource, list(chain(*named)))
+            return answer
+
+    async def PreStartContainer(
+        self, request: wire.PreStartContainerRequest, context: Context
+    ) -> wire.PreStartContainerResponse:
+        """The gate of every container start."""
+        groups = [list(request.devices_ids)]
+        async with self._answered("PreStartContainer", groups, context, _TRIED_AGAIN):
+            (devices,) = self._gate.named(self._resource, groups)
+            await self._gate.start(devices, context.time_remaining())
+            return wire.PreStartContainerResponse()
+
+    def _prefer(
+        self, known: Sequence[Device], asked: wire.ContainerPreferredAllocationRequest
+    ) -> wire.ContainerPreferredAllocationResponse:
+        ids: list[str] = []
+        try:
+            available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
+            ids = preferred.prefer(known, available, must, asked.allocation_size)
+        except Exception:  # an error would fail the pod, which can do well without our wish
+            logger.exception("no preference", hook="GetPreferredAllocation", resource=self._resource, outcome="fault")
+        return wire.ContainerPreferredAllocationResponse(deviceIDs=ids)
+
+    def _responses(self, named: Sequence[Sequence[Device]]) -> Iterator[wire.ContainerAllocateResponse]:
+        shared = self._shared_nodes()
+        return (response.respond(devices, self._style, shared, uuid.uuid4()) for devices in named)
+
+    @asynccontextmanager
+    async def _answered(
+        self, hook: str, groups: Sequence[Sequence[str]], context: Context, no: grpc.StatusCode
+    ) -> AsyncIterator[None]:
+        """One line in the log, and for an error the code that makes the kubelet do the right thing."""
+        begun = time.monotonic()
+        log = logger.bind(hook=hook, resource=self._resource, devices=list(chain(*groups)))
+        try:
+            yield
+        except AutoclaveError as error:
+            log.warning("no", outcome="refused", reason=error.reason.value, error=error.message, seconds=_since(begun))
+            await context.abort(_code(error, no), _for_tenants(error))
+        except asyncio.CancelledError:
+            log.warning("the kubelet gave up", outcome="cancelled", reason="", seconds=_since(begun))
+            raise
+        except Exception:  # the kubelet gets a no in our words, the log the rest
+            log.exception(FAULT, outcome="fault", reason=Reason.INTERNAL.value, seconds=_since(begun))
+            await context.abort(grpc.StatusCode.INTERNAL, FAULT)
+        else:
+            log.info("yes", outcome="ok", reason="", seconds=_since(begun))
+
+
+def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:
+    match error:
+        case InvalidRequest():
+            return grpc.StatusCode.INVALID_ARGUMENT
+        case Refused():
+            return no
+        case _:
+            return grpc.StatusCode.UNAVAILABLE
+
+
+def _for_tenants(error: AutoclaveError) -> str:
+    """The kubelet puts it into the pod's events: what the service says is meant for that, what gRPC says is not."""
+    return _OWN_WORDS.get(error.reason, error.message)
+
+
+def _since(begun: float) -> float:
+    return round(time.monotonic() - begun, 4)
+
+
+def _device(device: Device) -> wire.Device:
+    near = None if device.numa_node is None else wire.TopologyInfo(nodes=[wire.NUMANode(ID=device.numa_node)])
+    return wire.Device(ID=device.uuid, health=HEALTHY if device.healthy else UNHEALTHY, topology=near)

@@ -1,0 +1,121 @@
+"""Which of the free devices the kubelet should take.
+
+Devices that must be included come first, whatever they are. The rest is filled up class by class: clean ones, then
+healthy ones that still have to be cleaned, then unhealthy ones. A device that is not clean costs its user a wait, and
+no neighbourhood is worth one. Only the last class that is touched leaves a choice, and there, in this order:
+
+1. as few further NVLink islands as possible (a device without links is an island of its own);
+2. of those choices, one on as few further NUMA nodes as possible;
+3. of those, the tightest fit, so that larger requests still find room: the nodes with the fewest free devices, then
+   the smallest island that is large enough;
+4. of those, the lower index.
+
+What is touched already, by devices that must be included or by an earlier class, costs nothing more. The fewest
+islands are found without a search: the largest one after the other, until one suffices for all that is still missing.
+NUMA nodes are searched, smaller sets of them before larger ones, until one needs no more islands than all nodes do.
+The search is bounded (`MOST_NODES`, `MOST_SETS`); where it finds nothing, all nodes are as good as each other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias
+
+from plugin.devices import Device
+
+MOST_NODES = 8  # two sockets of four nodes each
+MOST_SETS = 64  # all sets of six nodes
+
+Nodes: TypeAlias = AbstractSet[int | None]
+Cells: TypeAlias = Mapping[tuple[str, int | None], int]  # how many devices stand on this island and this node
+
+
+def prefer(devices: Sequence[Device], available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
+    """Choose `size` of the available devices; an empty list where that is impossible: an error would fail the pod.
+
+    An id that is not among the devices counts as not available.
+    """
+    offered, demanded = set(available), set(must)
+    known = {device.uuid: device for device in sorted(devices, key=_place) if device.uuid in offered}
+    if not 0 < size <= len(known) or len(demanded) > size or not demanded <= known.keys():
+        return []
+    chosen = [device for device in known.values() if device.uuid in demanded]
+    free = [device for device in known.values() if device.uuid not in demanded]
+    for _, alike in itertools.groupby(sorted(free, key=_class), key=_class):
+        choices, missing = list(alike), size - len(chosen)
+        chosen += choices if len(choices) <= missing else _nearest(choices, chosen, missing)
+    return [device.uuid for device in sorted(chosen, key=_place)]
+
+
+def _place(device: Device) -> tuple[int, str]:
+    return device.index, device.uuid
+
+
+def _class(device: Device) -> tuple[bool, bool]:
+    """Puts those to be taken first to the front of a sorted list."""
+    return not device.healthy, not device.clean
+
+
+def _island(device: Device) -> str:
+    return device.island or device.uuid
+
+
+def _nearest(choices: Sequence[Device], chosen: Sequence[Device], missing: int) -> list[Device]:
+    """So many of the choices, close to each other and to what is chosen."""
+    touched = {_island(device) for device in chosen}
+    cells = Counter((_island(device), device.numa_node) for device in choices)
+    nodes = _fewest_nodes(cells, {device.numa_node for device in chosen}, touched, missing)
+    further = _further_islands(_sizes(cells, nodes), touched, missing)
+    turn = dict.fromkeys(touched, 0) | {island: number for number, island in enumerate(further, start=1)}
+    within = [device for device in choices if device.numa_node in nodes and _island(device) in turn]
+    return sorted(within, key=lambda device: turn[_island(device)])[:missing]
+
+
+def _sizes(cells: Cells, nodes: Nodes) -> dict[str, int]:
+    """How many devices each island has on these nodes."""
+    sizes: dict[str, int] = {}
+    for (island, node), count in cells.items():
+        if node in nodes:
+            sizes[island] = sizes.get(island, 0) + count
+    return sizes
+
+
+def _further_islands(sizes: Mapping[str, int], touched: AbstractSet[str], missing: int) -> list[str]:
+    """The fewest islands for what those already touched cannot hold; only the last one may stay partly free."""
+    missing -= sum(sizes.get(island, 0) for island in touched)
+    largest_first = sorted((island for island in sizes if island not in touched), key=lambda island: -sizes[island])
+    islands: list[str] = []
+    while missing > 0:
+        island = largest_first[len(islands)]
+        if sizes[island] >= missing:
+            suffices = [each for each in largest_first[len(islands) :] if sizes[each] >= missing]
+            island = min(suffices, key=lambda each: sizes[each])
+        islands.append(island)
+        missing -= sizes[island]
+    return islands
+
+
+def _fewest_nodes(cells: Cells, near: Nodes, touched: AbstractSet[str], missing: int) -> Nodes:
+    """The fewest NUMA nodes beyond those near in which no further island is needed."""
+    every = {node for _, node in cells}
+    islands = len(_further_islands(_sizes(cells, every), touched, missing))
+    for nodes in itertools.islice(_node_sets(cells, near, missing), MOST_SETS):
+        if len(_further_islands(_sizes(cells, nodes), touched, missing)) == islands:
+            return nodes
+    return every
+
+
+def _node_sets(cells: Cells, near: Nodes, missing: int) -> Iterator[Nodes]:
+    """Sets of NUMA nodes with enough devices: those with the fewest further nodes first, then the tightest."""
+    held: dict[int | None, int] = {}
+    for (_, node), count in cells.items():
+        held[node] = held.get(node, 0) + count
+    further = [node for node in held if node not in near]
+    for number in range(len(further) + 1) if len(further) <= MOST_NODES else ():
+        added = sorted(itertools.combinations(further, number), key=lambda nodes: sum(held[node] for node in nodes))
+        for nodes in (near | set(each) for each in added):
+            if sum(held.get(node, 0) for node in nodes) >= missing:
+                yield nodes

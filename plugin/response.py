@@ -1,0 +1,147 @@
+"""What the kubelet is told to put into a container: the Allocate response of each device list strategy.
+
+The same fields and values as NVIDIA's k8s-device-plugin gives (v0.18 to v0.20; v0.17 differs only in keeping an id that
+is asked for twice), so that a cluster can change from one to the other. Where its answer is left to chance, ours is one
+of its answers: device nodes stand in the order in which the devices were asked for, as all other parts do anyway. Nodes
+are not de-duplicated, as there: two MIG devices of one GPU name its node twice, and the kubelet merges by path.
+
+Three things differ, on purpose:
+
+* **The CDI kind.** NVIDIA's plugin writes its own CDI specification, of the kind ``k8s.device-plugin.nvidia.com/gpu``.
+  We write none and name the devices of the host's one, kind ``nvidia.com/gpu``, which must hold them under their UUIDs
+  (``nvidia-ctk cdi generate --device-name-strategy=uuid``).
+* **Ids are UUIDs, never indexes.** The kubelet keeps a response and uses it for every restart of the container, also
+  after a reboot. An index may then be another GPU than the one that was proved clean.
+* **Out of scope:** GDS, MOFED, GDRCopy, IMEX channels, MPS, time-sliced replicas, Tegra and WSL.
+
+With nothing but CDI strategies the device nodes are left out even if they are asked for, as NVIDIA's plugin does: the
+CDI specification brings them. With `envvar` and `volume-mounts` together the variable names the mounts' directory.
+
+Unlike a name, a device node is only a number that the driver gave: whoever passes device nodes should drain a node
+before a reboot that may renumber its GPUs.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from plugin.devices import Device
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+
+SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+
+VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+MOUNTS = "/var/run/nvidia-container-devices"
+MOUNTED = "/dev/null"
+ANNOTATION = "nvidia-device-plugin_"
+
+# A comma, a slash or the word "all" in the place of an id would hand out what nobody asked the gate about.
+DEVICE_ID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
+# CDI's own rule allows one letter; the parser inside the container runtimes falls over on it.
+KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]")
+LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+PREFIX = re.compile(rf"{LABEL}(\.{LABEL})*/")
+
+
+class Strategy(str, Enum):
+    """How the container runtime learns which devices a container gets."""
+
+    CDI_CRI = "cdi-cri"
+    CDI_ANNOTATIONS = "cdi-annotations"
+    ENVVAR = "envvar"
+    VOLUME_MOUNTS = "volume-mounts"
+
+
+CDI = frozenset({Strategy.CDI_CRI, Strategy.CDI_ANNOTATIONS})
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What the operator chose; `check` says whether it can be used."""
+
+    strategies: tuple[Strategy, ...] = (Strategy.CDI_CRI,)
+    cdi_kind: str = "nvidia.com/gpu"
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
+    pass_device_specs: bool = False
+    dev_root: str = "/"  # where the host keeps the device nodes: / or the root of a driver container
+
+
+def strategies(words: Iterable[str]) -> tuple[Strategy, ...]:
+    """Read the names of strategies, each kept once; one that is not known is a ValueError."""
+    known = {strategy.value: strategy for strategy in Strategy}
+    chosen: dict[Strategy, None] = {}
+    for word in words:
+        if word not in known:
+            raise ValueError(f"unknown device list strategy {word!r}: choose from {', '.join(known)}")
+        chosen[known[word]] = None
+    return tuple(chosen)
+
+
+def check(style: Style) -> None:
+    """Refuse, with a ValueError, a style that no container runtime would understand."""
+    if not style.strategies:
+        raise ValueError("no device list strategy: containers would start without the devices they were given")
+    if not KIND.fullmatch(style.cdi_kind):
+        raise ValueError(
+            f"cannot use CDI kind {style.cdi_kind!r}: it is vendor/class, as in nvidia.com/gpu; each starts with a "
+            "letter, ends with a letter or digit, and holds only these and '_', '-' and '.'"
+        )
+    if not PREFIX.fullmatch(style.cdi_annotation_prefix):
+        raise ValueError(
+            f"cannot use CDI annotation prefix {style.cdi_annotation_prefix!r}: it is a lower-case domain and a slash, "
+            "as in cdi.k8s.io/"
+        )
+    if not style.dev_root.startswith("/"):
+        raise ValueError(f"cannot use device root {style.dev_root!r}: it is an absolute path of the host")
+
+
+def respond(
+    devices: Sequence[Device], style: Style, shared_nodes: Collection[str], allocation: uuid.UUID
+) -> wire.ContainerAllocateResponse:
+    """Answer for these devices, in the order asked for.
+
+    `shared_nodes` are those of `SHARED_NODES` that exist; `allocation` is a fresh random id that keeps the annotations
+    of two resources in one container apart.
+    """
+    devices = tuple({device.uuid: device for device in devices}.values())
+    for device in devices:
+        _demand_id(device)
+    ids = [device.uuid for device in devices]
+    names = [f"{style.cdi_kind}={each}" for each in ids]
+    response = wire.ContainerAllocateResponse()
+    if names and Strategy.CDI_ANNOTATIONS in style.strategies:
+        response.annotations[f"{style.cdi_annotation_prefix}{ANNOTATION}{allocation}"] = ",".join(names)
+    if Strategy.CDI_CRI in style.strategies:
+        response.cdi_devices.extend(wire.CDIDevice(name=name) for name in names)
+    if Strategy.ENVVAR in style.strategies:
+        response.envs[VARIABLE] = ",".join(ids)
+    if Strategy.VOLUME_MOUNTS in style.strategies:
+        response.envs[VARIABLE] = MOUNTS
+        response.mounts.extend(wire.Mount(container_path=f"{MOUNTS}/{each}", host_path=MOUNTED) for each in ids)
+    if style.pass_device_specs and not CDI.issuperset(style.strategies):
+        response.devices.extend(_device_specs(devices, style.dev_root, shared_nodes))
+    return response
+
+
+def _demand_id(device: Device) -> None:
+    if not DEVICE_ID.fullmatch(device.uuid):
+        raise ValueError(f"cannot hand out {device.uuid!r}: not the UUID of a GPU or a MIG device")
+
+
+def _device_specs(devices: Sequence[Device], dev_root: str, shared_nodes: Collection[str]) -> Iterator[wire.DeviceSpec]:
+    """Those that all devices share, then each device's own: for a MIG device its GPU and its two capabilities."""
+    nodes = [node for node in SHARED_NODES if node in shared_nodes]
+    for device in devices:
+        nodes.extend(device.nodes)
+    for node in nodes:
+        yield wire.DeviceSpec(container_path=node, host_path=_below(dev_root, node), permissions="rw")
+
+
+def _below(root: str, path: str) -> str:
+    """The path under the root, with one slash in front: POSIX would keep two."""
+    return "/" + posixpath.normpath(f"{root}/{path}").lstrip("/")

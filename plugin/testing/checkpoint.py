@@ -1,0 +1,73 @@
+"""The kubelet's checkpoint file: written whole, replaced atomically, believed only with its checksum."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plugin.testing.checksum import Entry, checksum
+from plugin.testing.holdings import Holding, Key
+
+NAME = "kubelet_internal_checkpoint"
+
+
+class CorruptCheckpoint(Exception):
+    """The file cannot be believed."""
+
+
+def write(directory: Path, held: Iterable[tuple[Key, Holding]], registered: Mapping[str, list[str]]) -> None:
+    """Replace the file; nobody ever sees half of one."""
+    entries = [_entry(key, holding) for key, holding in held] or None
+    content = {
+        "Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered},
+        "Checksum": checksum(entries, registered),
+    }
+    descriptor, temporary = tempfile.mkstemp(prefix=".", dir=directory)  # mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file, separators=(",", ":"), ensure_ascii=False)
+    Path(temporary).replace(directory / NAME)
+
+
+def read(directory: Path) -> tuple[dict[Key, Holding], list[str]]:
+    """Who holds what, and the names of the resources that were registered."""
+    try:
+        text = (directory / NAME).read_text()
+    except FileNotFoundError:
+        return {}, []
+    try:
+        content = json.loads(text)
+        data = content["Data"]
+        entries: list[Entry] = data["PodDeviceEntries"] or []
+        held = {(e["PodUID"], e["ContainerName"], e["ResourceName"]): _holding(e) for e in entries}
+        expected = checksum(data["PodDeviceEntries"], data["RegisteredDevices"])
+        _demand(content["Checksum"], expected)
+        return held, list(data["RegisteredDevices"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptCheckpoint(f"cannot read {directory / NAME}: {error!r}") from error
+
+
+def _demand(found: Any, expected: int) -> None:  # noqa: ANN401 - from a file that may hold anything
+    if found != expected:
+        raise CorruptCheckpoint(f"the checkpoint's checksum is {found}, its data's is {expected}")
+
+
+def _entry(key: Key, holding: Holding) -> Entry:
+    pod, container, resource = key
+    nodes = {str(node): list(holding.by_node[node]) for node in sorted(holding.by_node)}
+    return Entry(
+        PodUID=pod,
+        ContainerName=container,
+        ResourceName=resource,
+        DeviceIDs=nodes,
+        AllocResp=base64.b64encode(holding.response).decode(),
+    )
+
+
+def _holding(entry: Entry) -> Holding:
+    nodes = {int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()}
+    return Holding(nodes, base64.b64decode(entry["AllocResp"], validate=True))

@@ -1,0 +1,138 @@
+"""One plugin as its client sees it: the dial, the five calls, their deadlines, and errors in the kubelet's words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
+from plugin.testing.journal import Call, Journal
+from plugin.testing.quirks import Timing
+
+OPTIONS = (
+    ("grpc.default_authority", "localhost"),
+    ("grpc.use_local_subchannel_pool", 1),  # each dial is a connection of its own, as in Go
+)
+
+
+class PluginError(Exception):
+    """A call to the plugin failed, in the text that Go's gRPC gives it."""
+
+
+def _go_text(error: grpc.aio.AioRpcError) -> str:
+    name = "Canceled" if error.code() is grpc.StatusCode.CANCELLED else error.code().name.title().replace("_", "")
+    late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    return f"rpc error: code = {name} desc = {'context deadline exceeded' if late else error.details()}"
+
+
+class Endpoint:
+    """A connection to one plugin; or, after a kubelet start, the memory that there was one."""
+
+    def __init__(self, resource: str, path: Path | None, journal: Journal, timing: Timing) -> None:
+        """No path: known from the checkpoint only, and stopped."""
+        self.resource = resource
+        self.path = path
+        self.options: deviceplugin_pb2.DevicePluginOptions | None = None
+        self.stopped = path is None
+        self.listed = False  # whether its first list has come
+        self.listening: asyncio.Task[None] | None = None
+        self._journal = journal
+        self._timing = timing
+        self._channel: grpc.aio.Channel | None = None
+
+    def __str__(self) -> str:
+        """As in the kubelet's messages."""
+        return f"{self.resource} at {self.path}"
+
+    async def connect(self, deadline: float | None) -> None:
+        """Dial, then ask for the options; the deadline is what is left of the caller's Register."""
+        self._channel = grpc.aio.insecure_channel(f"unix:{self.path}", options=OPTIONS)
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), self._timing.dial)
+        except TimeoutError:
+            raise PluginError("failed to dial device plugin: context deadline exceeded") from None
+        call = Call("GetDevicePluginOptions", self.resource, deadline=deadline)
+        ask = self._stub().GetDevicePluginOptions
+        self.options = await self._call(call, lambda: ask(deviceplugin_pb2.Empty(), timeout=deadline))
+
+    async def listen(self, replace: Callable[[Sequence[deviceplugin_pb2.Device]], None]) -> None:
+        """Take in lists until the stream ends, for whatever reason."""
+        call = self._journal.begin(Call("ListAndWatch", self.resource))
+        outcome, message = "OK", ""
+        try:
+            async for update in self._stub().ListAndWatch(deviceplugin_pb2.Empty()):
+                replace(update.devices)
+                self.listed = True
+        except grpc.aio.AioRpcError as error:
+            outcome, message = error.code().name, error.details() or ""
+        except asyncio.CancelledError:
+            outcome = "CANCELLED"
+            raise
+        finally:
+            self._journal.end(call, outcome, message)
+
+    async def prefer(self, available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
+        """Which of the available devices the plugin would take; it may answer with fewer, or with nonsense."""
+        self._demand_running()
+        request = deviceplugin_pb2.PreferredAllocationRequest()
+        request.container_requests.add(available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size)
+        call = Call("GetPreferredAllocation", self.resource, tuple(available), tuple(must), size)
+        response = await self._call(call, lambda: self._stub().GetPreferredAllocation(request))
+        return response.container_responses[0].deviceIDs if response.container_responses else ()
+
+    async def allocate(self, ids: Sequence[str]) -> deviceplugin_pb2.AllocateResponse:
+        """No deadline, no retry."""
+        self._demand_running()
+        request = deviceplugin_pb2.AllocateRequest()
+        request.container_requests.add(devices_ids=ids)
+        call = Call("Allocate", self.resource, tuple(ids), size=len(ids))
+        response: deviceplugin_pb2.AllocateResponse
+        response = await self._call(call, lambda: self._stub().Allocate(request))
+        return response
+
+    async def prestart(self, ids: Sequence[str]) -> None:
+        """The one call with a deadline of the kubelet's own."""
+        self._demand_running()
+        request = deviceplugin_pb2.PreStartContainerRequest(devices_ids=ids)
+        limit = self._timing.prestart
+        call = Call("PreStartContainer", self.resource, tuple(ids), size=len(ids), deadline=limit)
+        await self._call(call, lambda: self._stub().PreStartContainer(request, timeout=limit))
+
+    async def close(self) -> None:
+        """Cut every call and the connection."""
+        self.stopped = True
+        listening, self.listening = self.listening, None
+        if listening is not None and listening is not asyncio.current_task():
+            listening.cancel()
+            await asyncio.wait([listening])  # its failure, if any, is told to the journal
+        if self._channel is not None:
+            await self._channel.close()
+
+    def _demand_running(self) -> None:
+        if self.stopped:
+            raise PluginError(f"endpoint {self} has been stopped")
+
+    def _stub(self) -> deviceplugin_pb2_grpc.DevicePluginAsyncStub:
+        assert self._channel is not None, "a stopped endpoint is not called"  # noqa: S101 - narrows the type
+        return deviceplugin_pb2_grpc.DevicePluginStub(self._channel)
+
+    async def _call(self, call: Call, send: Callable[[], Any]) -> Any:  # noqa: ANN401 - as the generated stubs' answers
+        self._journal.begin(call)
+        try:
+            response = await send()
+        except grpc.aio.AioRpcError as error:
+            self._journal.end(call, error.code().name, error.details() or "")
+            raise PluginError(_go_text(error)) from error
+        except asyncio.CancelledError:
+            self._journal.end(call, "CANCELLED")
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # not we were cancelled but the call, by the end of its connection
+            raise PluginError("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
+        self._journal.end(call, "OK")
+        return response

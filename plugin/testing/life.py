@@ -1,0 +1,110 @@
+"""One life of the kubelet process: all that is lost when it dies. A restart is a new one, from the checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.testing import checkpoint
+from plugin.testing.allocation import Allocation
+from plugin.testing.clients import Clients
+from plugin.testing.holdings import Holdings
+from plugin.testing.inventory import Inventory
+from plugin.testing.journal import Journal
+from plugin.testing.quirks import Quirks, Timing
+from plugin.testing.registration import Registration
+from plugin.testing.registry import Registry
+
+SOCKET = "kubelet.sock"
+LONGEST = 107  # bytes of a socket's path, by the kernel
+
+
+class Life:
+    """Built from what is on the disk."""
+
+    def __init__(
+        self,
+        directory: Path,
+        journal: Journal,
+        active: Callable[[], set[str]],
+        ran_before: set[tuple[str, str]],
+        *,
+        quirks: Quirks,
+        timing: Timing,
+    ) -> None:
+        """A checkpoint that cannot be believed is only logged: all devices then count as free."""
+        self._directory, self._journal = directory, journal
+        try:
+            held, resources = checkpoint.read(directory)
+        except checkpoint.CorruptCheckpoint as error:
+            journal.warn(str(error))
+            held, resources = {}, []
+        self.inventory = Inventory(resources)
+        self.holdings = Holdings(held)
+        self.clients = Clients(resources, self.inventory, self.save, journal, quirks=quirks, timing=timing)
+        self.allocation = Allocation(
+            self.holdings,
+            self.inventory,
+            self.clients,
+            self.save,
+            active,
+            ran_before=ran_before,
+            quirks=quirks,
+        )
+        self.sync_loop = asyncio.Lock()  # one admission at a time on the whole node
+        self.deeds: set[asyncio.Task[object]] = set()
+        self._server: grpc.aio.Server | None = None
+        self._registration = Registration(directory, self.clients, journal)
+        self._registry: Registry | None = None
+        self._timing = timing
+
+    def has_readmitted(self) -> bool:
+        """Whether the pods from before the start have been dealt with."""
+        return self.allocation.ready
+
+    def save(self) -> None:
+        """Write the checkpoint."""
+        checkpoint.write(self._directory, self.holdings, self.inventory.registered())
+
+    async def begin(self, registry: Path | None) -> None:
+        """Wipe every socket of the top level, then answer on kubelet.sock."""
+        socket = self._directory / SOCKET
+        if len(os.fsencode(socket)) > LONGEST:
+            raise ValueError(f"cannot serve on {socket}: longer than {LONGEST} bytes; give a shorter directory")
+        for entry in self._directory.iterdir():
+            if stat.S_ISSOCK(entry.lstat().st_mode):
+                entry.unlink()
+        (self._directory / "DEPRECATION").touch()
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(self._registration, self._server)
+        self._bind(self._server)
+        await self._server.start()
+        if registry is not None:
+            self._registry = Registry(registry, self.clients, self._journal, self._timing)
+            self._registry.open()
+
+    def _bind(self, server: grpc.aio.Server) -> None:
+        """Under a passing name: gRPC deletes the name it has bound when it stops, a kubelet leaves its socket there."""
+        with tempfile.TemporaryDirectory() as aside:
+            alias = Path(aside) / "d"
+            alias.symlink_to(self._directory.absolute())
+            server.add_insecure_port(f"unix:{alias / SOCKET}")
+
+    async def end(self) -> None:
+        """Every stream, every call, every deed is cut; the files stay."""
+        for deed in self.deeds:
+            deed.cancel()
+        await asyncio.gather(*self.deeds, return_exceptions=True)  # whoever asked for them is told
+        if self._registry is not None:
+            await self._registry.close()
+        await self._registration.close()
+        await self.clients.close()
+        if self._server is not None:
+            await self._server.stop(None)

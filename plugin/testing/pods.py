@@ -1,0 +1,112 @@
+"""Pods and containers, as far as a device plugin can tell them apart."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Self
+
+
+class Kind(Enum):
+    """How a container takes part in its pod."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"  # an init container with restartPolicy Always
+    APP = "app"
+
+
+class Phase(Enum):
+    """The pod's phase, in the API's words."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class State(Enum):
+    """The container's state, in the API's words."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    TERMINATED = "terminated"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container and the devices it asks for: resource name to count."""
+
+    name: str
+    resources: Mapping[str, int] = field(default_factory=dict)
+    kind: Kind = Kind.APP
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """What the pod's status says of a container."""
+
+    state: State = State.WAITING
+    reason: str = ""
+    message: str = ""
+    starts: int = 0  # how often it was really started
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """What the pod's status says of the pod."""
+
+    phase: Phase = Phase.PENDING
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Pod:
+    """A pod: the specification is the caller's, the statuses are kept by the kubelet."""
+
+    name: str
+    containers: tuple[Container, ...]
+    namespace: str = "default"
+    uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+    status: PodStatus = PodStatus()
+    statuses: dict[str, ContainerStatus] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Inits and sidecars come before apps, whatever order they were given in, as in a pod's specification."""
+        self.containers = tuple(sorted(self.containers, key=lambda container: container.kind is Kind.APP))
+        self.statuses = {container.name: ContainerStatus() for container in self.containers}
+        if len(self.statuses) != len(self.containers):
+            raise ValueError(f"cannot make pod {self.name}: two containers of one name")
+
+    @classmethod
+    def of(cls, name: str, resources: Mapping[str, int]) -> Self:
+        """The usual pod: one app container, called main."""
+        return cls(name, (Container("main", resources),))
+
+    @property
+    def phase(self) -> Phase:
+        """Short for ``status.phase``."""
+        return self.status.phase
+
+    @property
+    def reason(self) -> str:
+        """Short for ``status.reason``."""
+        return self.status.reason
+
+    @property
+    def message(self) -> str:
+        """Short for ``status.message``."""
+        return self.status.message
+
+    def container(self, name: str) -> Container:
+        """The container of that name."""
+        for container in self.containers:
+            if container.name == name:
+                return container
+        raise LookupError(f"pod {self.name} has no container {name}")
+
+    def of_kind(self, *kinds: Kind) -> Iterable[Container]:
+        """Its containers of these kinds, in the order of the specification."""
+        return (container for container in self.containers if container.kind in kinds)

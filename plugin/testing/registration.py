@@ -1,0 +1,66 @@
+"""``v1beta1.Registration`` on kubelet.sock: how a plugin makes itself known."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
+from plugin.testing import journal
+from plugin.testing.clients import Clients
+from plugin.testing.endpoint import PluginError
+
+FOR_EVER = 1e9  # seconds; gRPC tells "no deadline" as a time far away
+
+
+class Registration(deviceplugin_pb2_grpc.RegistrationServicer):
+    """Answers only after it has dialled the plugin back."""
+
+    def __init__(self, directory: Path, clients: Clients, journal: journal.Journal) -> None:
+        """Endpoints are relative to the directory."""
+        self._directory, self._clients, self._journal = directory, clients, journal
+        self._work: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """The kubelet ends in the middle of whatever it was answering."""
+        work = list(self._work)
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)  # each has told its failure to the journal
+
+    async def Register(  # noqa: N802 - the proto's name
+        self, request: deviceplugin_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> deviceplugin_pb2.Empty:
+        """Refusals have the status UNKNOWN, as errors of Go's have that name no other."""
+        deadline = _deadline(context.time_remaining())
+        errors: list[str] = []
+        work = self._journal.spawn(self._register(request, deadline, errors), f"register {request.resource_name}")
+        self._work.add(work)
+        self._journal.changed()
+        work.add_done_callback(self._work.discard)
+        await asyncio.shield(work)  # a caller that has lost its patience does not stop the kubelet
+        if errors:
+            await context.abort(grpc.StatusCode.UNKNOWN, errors[0])
+        return deviceplugin_pb2.Empty()
+
+    async def _register(
+        self, request: deviceplugin_pb2.RegisterRequest, deadline: float | None, errors: list[str]
+    ) -> None:
+        resource, endpoint = request.resource_name, request.endpoint
+        refusal = self._clients.refusal(resource, [request.version])
+        if not refusal:
+            try:
+                await self._clients.connect(resource, self._directory / endpoint, deadline)
+            except PluginError as error:
+                refusal = str(error)
+        if refusal:
+            errors.append(refusal)
+        self._journal.add_registration(journal.Registration(resource, endpoint, refusal))
+
+
+def _deadline(left: float | None) -> float | None:
+    """The generated types know no None, gRPC does."""
+    return left if left is not None and left < FOR_EVER else None

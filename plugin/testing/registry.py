@@ -1,0 +1,144 @@
+"""The plugins_registry directory: the kubelet finds a plugin's socket there and comes by itself.
+
+Copies ``PK/pluginmanager``: GetInfo, then the plugin is connected as through kubelet.sock, then it is told how that
+went.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+from asyncinotify import Inotify, Mask
+
+from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.testing.clients import Clients
+from plugin.testing.endpoint import OPTIONS, PluginError
+from plugin.testing.journal import Call, Journal, Registration
+from plugin.testing.quirks import Timing
+
+TYPE = "DevicePlugin"
+
+
+class Registry:
+    """Watches one directory for one life of the kubelet."""
+
+    def __init__(self, directory: Path, clients: Clients, journal: Journal, timing: Timing) -> None:
+        """Nothing is watched yet."""
+        self._directory, self._clients, self._journal, self._timing = directory, clients, journal, timing
+        self._work: dict[str, asyncio.Task[None]] = {}  # by the socket's name
+        self._resources: dict[str, str] = {}  # the socket's name to what it registered
+        self._inotify: Inotify | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Watch first, then look at what lies there already: nothing is missed between."""
+        self._inotify = Inotify()
+        changes = Mask.CREATE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
+        self._inotify.add_watch(self._directory, changes)
+        self._watching = self._journal.spawn(self._watch(self._inotify), f"watch {self._directory}")
+        for path in sorted(self._directory.iterdir()):
+            self._found(path)
+
+    async def close(self) -> None:
+        """The kubelet ends; the plugins' sockets are left alone."""
+        tasks = [task for task in (self._watching, *self._work.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # each has told its failure to the journal
+        if self._inotify is not None:
+            self._inotify.close()
+
+    async def _watch(self, inotify: Inotify) -> None:
+        async for event in inotify:
+            if event.name is None:
+                continue
+            name = str(event.name)
+            if event.mask & (Mask.DELETE | Mask.MOVED_FROM):
+                await self._lost(name)
+            elif event.mask & (Mask.CREATE | Mask.MOVED_TO):
+                await self._lost(name)  # a new socket of a known name is a new plugin
+                self._found(self._directory / name)
+
+    def _found(self, path: Path) -> None:
+        with suppress(FileNotFoundError):  # gone again already: its deletion will be seen, too
+            if path.name.startswith(".") or not stat.S_ISSOCK(path.lstat().st_mode):
+                return
+            if path.name not in self._work:
+                self._work[path.name] = self._journal.spawn(self._register(path), f"register {path}")
+
+    async def _lost(self, name: str) -> None:
+        task = self._work.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        resource = self._resources.pop(name, None)
+        if resource is not None:
+            await self._clients.disconnect(resource)
+
+    async def _register(self, path: Path) -> None:
+        """Again and again, with growing pauses, as long as the socket lies there."""
+        pause = self._timing.registry_retry
+        while not await self._try(path):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._timing.registry_retry_most)
+
+    async def _try(self, path: Path) -> bool:
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=OPTIONS) as channel:
+            stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
+            try:
+                await asyncio.wait_for(channel.channel_ready(), self._timing.dial)
+                info = await self._get_info(stub)
+            except (TimeoutError, PluginError) as error:
+                self._journal.add_registration(Registration("", str(path), f"cannot ask the plugin: {error!r}"))
+                return False
+            refusal = await self._connect(info)
+            if not refusal:
+                self._resources[path.name] = info.name
+                await asyncio.sleep(0)  # the list is opened first, then the plugin is told
+            self._journal.add_registration(Registration(info.name, info.endpoint, refusal))
+            return await self._notify(stub, info.name, refusal) and not refusal
+
+    async def _get_info(
+        self, stub: pluginregistration_pb2_grpc.RegistrationAsyncStub
+    ) -> pluginregistration_pb2.PluginInfo:
+        limit = self._timing.get_info
+        call = self._journal.begin(Call("GetInfo", "", deadline=limit))
+        try:
+            info = await stub.GetInfo(pluginregistration_pb2.InfoRequest(), timeout=limit)
+        except grpc.aio.AioRpcError as error:
+            self._journal.end(call, error.code().name, error.details() or "")
+            raise PluginError(f"failed to get plugin info: {error.details()}") from error
+        call.resource = info.name
+        self._journal.end(call, "OK")
+        return info
+
+    async def _connect(self, info: pluginregistration_pb2.PluginInfo) -> str:
+        """Empty when it is registered."""
+        if info.type != TYPE:
+            return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
+        refusal = self._clients.refusal(info.name, info.supported_versions)
+        if refusal:
+            return f"RegisterPlugin error -- plugin validation failed with err: {refusal}"
+        try:
+            await self._clients.connect(info.name, Path(info.endpoint), None)
+        except PluginError as error:
+            return f"RegisterPlugin error -- plugin registration failed with err: {error}"
+        return ""
+
+    async def _notify(
+        self, stub: pluginregistration_pb2_grpc.RegistrationAsyncStub, resource: str, refusal: str
+    ) -> bool:
+        limit = self._timing.notify
+        status = pluginregistration_pb2.RegistrationStatus(plugin_registered=not refusal, error=refusal)
+        call = self._journal.begin(Call("NotifyRegistrationStatus", resource, deadline=limit))
+        try:
+            await stub.NotifyRegistrationStatus(status, timeout=limit)
+        except grpc.aio.AioRpcError as error:
+            self._journal.end(call, error.code().name, error.details() or "")
+            return False
+        self._journal.end(call, "OK")
+        return True

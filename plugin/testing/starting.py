@@ -1,0 +1,98 @@
+"""The start of one container: PreStartContainer, then the runtime with the plugin's cached answer.
+
+Copies ``DM/manager.go`` (GetDeviceRunContainerOptions, callPreStartContainerIfNeeded) and the steps around it in
+``PK/kuberuntime/kuberuntime_container.go``. R11 is here: options that are not known count as "no PreStartContainer".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from plugin.kubelet_api import deviceplugin_pb2
+from plugin.testing.allocation import AllocationFailed
+from plugin.testing.endpoint import PluginError
+from plugin.testing.holdings import Holding
+from plugin.testing.journal import Journal, Start
+from plugin.testing.life import Life
+from plugin.testing.pods import Container, ContainerStatus, Kind, Pod, State
+from plugin.testing.quirks import Quirks
+from plugin.testing.runtime import CannotCreate, Runtime
+
+
+class Starting:
+    """One for each life of the kubelet."""
+
+    def __init__(self, life: Life, journal: Journal, runtime: Runtime, quirks: Quirks) -> None:
+        """Nothing is started."""
+        self._life, self._journal, self._runtime, self._quirks = life, journal, runtime, quirks
+
+    async def start(self, pod: Pod, container: Container, *, active: bool) -> ContainerStatus:
+        """Start it; when that fails the container waits, and the pod stays with its devices."""
+        before = pod.statuses[container.name]
+        await self._runtime.open_sandbox(pod)
+        try:
+            prestarted = await self._prepare(pod, container, active=active)
+            held = self._life.holdings.of_container(pod.uid, container.name)
+            devices = {resource: holding.ids for resource, holding in held.items()}
+            self._set(pod, container, ContainerStatus(State.RUNNING, starts=before.starts + 1))
+            await self._runtime.start(pod, container, devices, merge(held.values()))
+        except (PluginError, AllocationFailed) as error:
+            waiting = replace(before, state=State.WAITING, reason="CreateContainerConfigError", message=str(error))
+            return self._set(pod, container, waiting)
+        except CannotCreate as error:
+            waiting = replace(before, state=State.WAITING, reason="CreateContainerError", message=str(error))
+            return self._set(pod, container, waiting)
+        self._journal.add_start(Start(pod.uid, container.name, devices, prestarted))
+        if container.kind is Kind.INIT:
+            ended = replace(pod.statuses[container.name], state=State.TERMINATED, reason="Completed")
+            self._set(pod, container, ended)
+        return pod.statuses[container.name]
+
+    async def _prepare(self, pod: Pod, container: Container, *, active: bool) -> bool:
+        """Whether PreStartContainer was called and said yes."""
+        called = missing = False
+        for resource, count in container.resources.items():
+            if count == 0 or not self._life.allocation.concerns(resource):
+                continue
+            called |= await self._prestart(pod, container, resource)
+            missing |= active and self._life.holdings.get(pod.uid, container.name, resource) is None
+        if missing:
+            await self._life.allocation.container(pod, container, {})
+        return called
+
+    async def _prestart(self, pod: Pod, container: Container, resource: str) -> bool:
+        endpoint = self._life.clients.endpoints.get(resource)
+        if endpoint is None:
+            raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
+        if endpoint.options is None and not self._quirks.restart_skips_prestart:
+            raise PluginError(f"endpoint {endpoint} has been stopped")
+        if endpoint.options is None or not endpoint.options.pre_start_required:
+            return False
+        held = self._life.holdings.get(pod.uid, container.name, resource)
+        if held is None:
+            raise PluginError(
+                f"no devices found allocated in local cache for pod {pod.uid},"
+                f" container {container.name}, resource {resource}"
+            )
+        try:
+            await endpoint.prestart(held.ids)
+        except PluginError as error:
+            raise PluginError(f"device plugin PreStartContainer rpc failed with err: {error}") from error
+        return True
+
+    def _set(self, pod: Pod, container: Container, status: ContainerStatus) -> ContainerStatus:
+        pod.statuses[container.name] = status
+        self._journal.changed()
+        return status
+
+
+def merge(holdings: Iterable[Holding]) -> deviceplugin_pb2.ContainerAllocateResponse:
+    """The answers of several resources as one; of two envs or annotations of one name the first one wins."""
+    merged = deviceplugin_pb2.ContainerAllocateResponse()
+    for holding in holdings:
+        answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(holding.response)
+        answer.envs.update(merged.envs)
+        answer.annotations.update(merged.annotations)
+        merged.MergeFrom(answer)
+    return merged

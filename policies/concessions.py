@@ -1,0 +1,22 @@
+"""What a policy gives up in writing: each a sentence that an operator should have read before a tenant comes."""
+
+from __future__ import annotations
+
+from policies.model import Gate, Mode, Policy, Starts
+
+PRESTART = """gate prestart: after a restart of the kubelet, until the plugin is back, a container may start on a \
+device that is still dirty"""
+
+
+def of(policy: Policy) -> tuple[str, ...]:
+    """One sentence for each promise that this policy does not keep."""
+    found = (
+        (policy.mode is Mode.OBSERVE, "mode observe: devices are handed out unproven, and only written down"),
+        (policy.gate is Gate.PRESTART, PRESTART),
+        (policy.model is Starts.PER_POD, "model per-pod: a container restarts on a device that has become unhealthy"),
+        (
+            policy.proof.survives_restart,
+            "proof.survives_restart: who used a device while the service was away is not noticed",
+        ),
+    )
+    return tuple(sentence for given_up, sentence in found if given_up)

@@ -1,0 +1,56 @@
+"""The GPUs, as the scrub service tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from policies.model import Clear
+from scrubber.core import view
+from scrubber.core.diagnosis import base
+from scrubber.core.model import State
+
+LONG = 60.0  # seconds that a device may be unknown or dirty: by then its scrub has begun, or something is in its way
+COVERED = Clear().min_coverage  # what a policy asks for that does not say: one that asks for less was written so
+ADVICE = {ailment.value: advice for ailment, advice in view.ADVICE.items()}
+
+
+def _devices(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.status is None:
+        return
+    devices = facts.status.devices
+    found = [finding for device in devices for finding in _device(device, facts.now)]
+    yield from found
+    if not devices:
+        remedy = "look whether the driver is loaded and sees them; the service finds them by itself"
+        yield base.warning("device", "the scrub service sees no GPU on this node", remedy)
+    elif not found:
+        yield base.ok("device", f"nothing is wrong with any of the {len(devices)} GPUs")
+
+
+def _device(device: view.DeviceStatus, now: float) -> Iterator[base.Finding]:
+    gpu, told = f"GPU {device.index} ({device.device})", f"`autoclave explain {device.index}` tells what happened"
+    out = device.quarantine
+    if out is not None:
+        text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
+        yield base.warning("device", text, f"{ADVICE[out.reason]}; {told}" if out.reason in ADVICE else told)
+    elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
+        why = f": {device.setback}" if device.setback else ""
+        yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds{why}", told)
+    elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.EXPOSED.value}:
+        yield base.warning("device", f"{gpu} is {device.state} and not offered to the kubelet: {device.why}", told)
+    if device.state == State.GRANTED.value and device.receipt is None:
+        yield base.warning("device", f"{gpu} was handed out without a proof", told)
+    yield from _coverage(device, gpu)
+
+
+def _coverage(device: view.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
+    receipt = device.receipt
+    if receipt is None or receipt.covered_bytes >= COVERED * receipt.allocatable_bytes:
+        return
+    share = receipt.covered_bytes / receipt.allocatable_bytes
+    remedy = f"raise clear.min_coverage in the policy, then `autoclave scrub {device.index}`"
+    text = f"the proof of {gpu} covers {share:.2%} of its memory, less than {COVERED:.2%}"
+    yield base.warning("device", text, remedy)
+
+
+CHECKS = (_devices,)

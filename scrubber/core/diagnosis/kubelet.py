@@ -1,0 +1,101 @@
+"""The kubelet, what it wrote down, and the plugin that it asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scrubber.core.diagnosis import base
+
+OTHER_DIRECTORY = "name the kubelet's with --kubelet-dir, or mount it here"
+
+
+def _kubelet_dir(facts: base.Facts) -> Iterator[base.Finding]:
+    it = facts.kubelet_dir
+    if it.fault is not None:
+        text = f"cannot use the kubelet's directory {it.path}: {it.fault.text}"
+        yield base.broken("kubelet-dir", text, base.as_root(it.fault, OTHER_DIRECTORY))
+    else:
+        yield base.ok("kubelet-dir", f"the kubelet's directory is {it.path}")
+
+
+def _kubelet(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.kubelet_dir.fault is not None:
+        return
+    it = facts.kubelet
+    if it.fault is None:
+        yield base.ok("kubelet", f"the kubelet takes connections at {it.path}")
+        return
+    text = f"the kubelet takes no connections at {it.path}: {it.fault.text}"
+    yield base.broken("kubelet", text, base.as_root(it.fault, "start the kubelet, or read its log if it runs"))
+
+
+def _checkpoint(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.kubelet_dir.fault is not None:
+        return
+    fault = facts.checkpoint.fault
+    if fault is None:
+        yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it tells who owns a device")
+    elif fault.absent:
+        text = "there is no checkpoint of the kubelet yet; without it no container starts on a GPU"
+        remedy = "start `autoclave plugin`: the kubelet writes it when the first plugin lists its devices"
+        yield base.warning("checkpoint", text, remedy)
+    else:
+        remedy = (
+            "if the kubelet was restarted over it, drain the node: it believes every GPU free; else it writes it anew"
+        )
+        text = fault.text if fault.denied else f"no container starts on a GPU: {fault.text}"
+        yield base.broken("checkpoint", text, base.as_root(fault, remedy))
+
+
+def _double_allocation(facts: base.Facts) -> Iterator[base.Finding]:
+    """Two pods on one device: the kubelet can forget one that it is just handing out (kubernetes/kubernetes#137534)."""
+    if facts.kubelet_dir.fault is not None or facts.checkpoint.fault is not None:
+        return
+    double = [(device, pods) for device, pods in _ours(facts) if len(pods) > 1]
+    for device, pods in sorted(double):
+        text = f"the kubelet gave {device} to several pods at once: {', '.join(sorted(pods))}"
+        yield base.broken(
+            "double-allocation", text, "delete all of these pods but the one that runs; if more than one runs, all"
+        )
+    if not double:
+        yield base.ok("double-allocation", "the kubelet gave no GPU to two pods")
+
+
+def _ours(facts: base.Facts) -> Iterator[tuple[str, frozenset[str]]]:
+    """Entries of our devices; other resources may use one id for several things. Of all, when ours are not known."""
+    known = None if facts.status is None else {it.device for it in facts.status.devices}
+    for device, pods in facts.checkpoint.owners.items():
+        if known is None or device in known:
+            yield device, pods
+
+
+def _plugin(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.kubelet_dir.fault is not None:
+        return
+    it = facts.plugin
+    if it.fault is not None and not it.fault.absent:
+        text = f"cannot look into {it.directory}: {it.fault.text}"
+        yield base.broken("plugin", text, base.as_root(it.fault, OTHER_DIRECTORY))
+        return
+    if not it.found:
+        text = f"no device plugin serves in {it.directory}: no pod gets a GPU through us"
+        yield base.broken("plugin", text, "start `autoclave plugin`")
+        return
+    alive = any(socket.fault is None for socket in it.found)
+    for socket in it.found:
+        yield _endpoint(socket, alive)
+
+
+def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001 - reads as its sentence
+    """A plugin that was killed leaves its sockets behind; one of a resource that is no longer offered does no harm."""
+    if socket.fault is None:
+        return base.ok("plugin", f"the device plugin takes connections at {socket.path}")
+    text = f"the device plugin takes no connections at {socket.path}: {socket.fault.text}"
+    if alive:
+        return base.warning("plugin", text, "remove the file if that resource is not offered any more")
+    return base.broken(
+        "plugin", text, base.as_root(socket.fault, "start `autoclave plugin` again, or read its log if it runs")
+    )
+
+
+CHECKS = (_kubelet_dir, _kubelet, _checkpoint, _double_allocation, _plugin)

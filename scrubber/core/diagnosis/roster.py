@@ -1,0 +1,21 @@
+"""All checks, in the order in which they are told, and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from scrubber.core.diagnosis import devices, kubelet, service
+from scrubber.core.diagnosis.base import Facts, Finding, Level
+
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (*service.CHECKS, *devices.CHECKS, *kubelet.CHECKS)
+
+
+def judge(facts: Facts) -> tuple[Finding, ...]:
+    """Everything that there is to say, in the order of ``CHECKS``."""
+    return tuple(finding for check in CHECKS for finding in check(facts))
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The level of the whole report. A report without a finding has seen nothing, and that is not good."""
+    levels = {finding.level for finding in findings}
+    return next((level for level in (Level.BROKEN, Level.WARNING, Level.OK) if level in levels), Level.BROKEN)

@@ -1,0 +1,101 @@
+"""The scrub service: does it answer, does it remember, which policy does it follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scrubber.core import view
+from scrubber.core.diagnosis import base
+from scrubber.errors import AutoclaveError, Reason, Unreachable
+
+
+def _service(facts: base.Facts) -> Iterator[base.Finding]:
+    match facts.answer:
+        case view.Status(service=it):
+            about = f"version {it.version}, backend {it.backend}, policy {it.policy}"
+            yield base.ok("service", f"the scrub service answers: {about}")
+        case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
+            yield base.ok("service", "the scrub service answers, and waits for its ledger")
+        case Unreachable(message=message):
+            text, _, remedy = message.partition("; ")  # such a message ends with what to do
+            yield base.broken("service", text, remedy or "give a shorter --run-dir")
+        case AutoclaveError() as error:
+            text = f"the scrub service gives no status: {error.message}"
+            yield base.broken("service", text, "read its log; restart it")
+
+
+def _door(facts: base.Facts) -> Iterator[base.Finding]:
+    """The operators' door may be open and that of the plugin not: somebody removed the file of its socket."""
+    if facts.status is None:
+        return
+    if facts.door.fault is not None:
+        text = f"the plugin cannot ask the scrub service at {facts.door.path}: {facts.door.fault.text}"
+        yield base.broken("service-door", text, "restart `autoclave scrubber`")
+    else:
+        yield base.ok("service-door", f"the scrub service takes connections of the plugin at {facts.door.path}")
+
+
+def _run_dir(facts: base.Facts) -> Iterator[base.Finding]:
+    it = facts.run_dir
+    if it.fault is not None:
+        remedy = "start `autoclave scrubber`, which makes it, or name its --run-dir"
+        text = f"cannot use the run directory {it.path}: {it.fault.text}"
+        yield base.broken("run-dir", text, base.as_root(it.fault, remedy))
+    elif not it.ours:
+        yield base.broken("run-dir", f"the run directory {it.path} belongs to another user", base.OTHER_USER)
+    elif not it.private:
+        text = f"others may enter the run directory {it.path}, and put a socket of theirs in the place of ours"
+        yield base.broken("run-dir", text, f"find out who did; `chmod 0700 {it.path}`")
+    else:
+        yield base.ok("run-dir", f"the run directory {it.path} is ours alone")
+
+
+def _ledger(facts: base.Facts) -> Iterator[base.Finding]:
+    match facts.answer:
+        case view.Status(service=it) if it.ledger_fault:
+            text = f"the ledger cannot be written, so nothing is handed out: {it.ledger_fault}"
+            yield base.broken("ledger", text, f"make room in {it.state_dir}, or mend its disk")
+        case view.Status(service=it):
+            yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {it.ledger_rows} rows")
+        case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
+            remedy = "mend what it names: the service tries again by itself"
+            yield base.broken("ledger", f"there is no ledger, so {message}", remedy)
+
+
+def _set_aside(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.status is None:
+        return
+    service = facts.status.service
+    for name in service.set_aside:
+        remedy = "`autoclave ledger export` it, quarantine again what was out, move it away, restart the service"
+        text = f"a damaged ledger was set aside as {name} in {service.state_dir}, and quarantines with it"
+        yield base.warning("ledger-set-aside", text, remedy)
+    if not service.set_aside:
+        yield base.ok("ledger-set-aside", "no damaged ledger was set aside")
+
+
+def _policy(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.status is None:
+        return
+    service = facts.status.service
+    if service.policy_fault:
+        # Broken: what is written is not what is done, and the service would not start with it.
+        text = f"the newest policy is not in force, the old one is: {service.policy_fault}"
+        remedy = "mend the file until `autoclave policy check FILE` finds nothing: it is loaded by itself"
+        yield base.broken("policy", text, remedy)
+    else:
+        yield base.ok("policy", f"the newest policy is in force: {service.policy}")
+
+
+def _concessions(facts: base.Facts) -> Iterator[base.Finding]:
+    if facts.status is None:
+        return
+    service = facts.status.service
+    for sentence in service.concessions:
+        remedy = f"if that is not meant, take it out of policy {service.policy}"
+        yield base.warning("concession", f"the policy gives up a promise: {sentence}", remedy)
+    if not service.concessions:
+        yield base.ok("concession", f"policy {service.policy} gives up no promise for the devices there are")
+
+
+CHECKS = (_service, _door, _run_dir, _ledger, _set_aside, _policy, _concessions)

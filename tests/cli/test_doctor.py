@@ -1,0 +1,399 @@
+"""``autoclave doctor``: each finding once as it is shown, and once in a state in which it is fine."""
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import socket
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from plugin.testing import checkpoint
+from plugin.testing.holdings import Holding
+from policies import load
+from scrubber.cli import asking, doctor, stage
+from scrubber.errors import NotReady
+from tests.live import Service
+
+KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin"}
+SERVICE = {"service", "service-door", "ledger", "ledger-set-aside", "policy", "concession", "device"}
+EVERYTHING = KUBELET | SERVICE | {"run-dir"}
+Findings = dict[str, list[dict[str, str]]]
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+class Kubelet:
+    """What a kubelet and a plugin leave in a directory: sockets that somebody listens on, and a checkpoint."""
+
+    def __init__(self, directory: Path, alive: ExitStack) -> None:
+        self.directory = directory
+        self._alive = alive
+        (directory / "autoclave").mkdir(parents=True)
+        self.kubelet = self.listen("kubelet.sock")
+        self.plugin = self.listen("autoclave/nvidia.com_gpu.sock")
+        self.hold()
+
+    def listen(self, name):
+        found = self._alive.enter_context(socket.socket(socket.AF_UNIX))
+        found.bind(str(self.directory / name))
+        found.listen()
+        return found
+
+    def hold(self, *held):
+        """Pods with a device each."""
+        entries = [((pod, "main", name), Holding({-1: (device,)}, b"")) for pod, name, device in held]
+        checkpoint.write(self.directory, entries, {"nvidia.com/gpu": []})
+
+
+@pytest.fixture
+def kubelet(short_tmp):
+    with ExitStack() as alive:
+        yield Kubelet(short_tmp / "kubelet", alive)
+
+
+@pytest.fixture
+def examine(autoclave):
+    """The exit code and the findings of one look, by name."""
+
+    def look(kubelet_dir: Path, run_dir: Path) -> tuple[int, Findings]:
+        run = autoclave("doctor", "-o", "json", "--kubelet-dir", kubelet_dir, "--run-dir", run_dir)
+        found: Findings = {}
+        for it in json.loads(run.stdout)["findings"]:
+            found.setdefault(it["name"], []).append(it)
+        return run.exit_code, found
+
+    return look
+
+
+@pytest.fixture
+def started(short_tmp):
+    """Start services that are stopped in the end."""
+    running: list[Service] = []
+
+    def start(*flags: object) -> Service:
+        running.append(Service(short_tmp, 1, *flags))
+        return running[-1]
+
+    yield start
+    for service in running:
+        if service.process.poll() is None:
+            service.stop()
+
+
+def levels(found):
+    return {name: " ".join(sorted({it["level"] for it in those})) for name, those in found.items()}
+
+
+def only(found, name, level):
+    """The one finding of this name; its level, and a remedy exactly if there is something to do."""
+    [it] = found[name]
+    assert (it["level"], bool(it["remedy"])) == (level, level != "ok")
+    return it["text"]
+
+
+async def test_a_whole_node_is_all_right_until_its_plugin_and_its_kubelet_are_killed(examine):
+    node = stage.Stage(1, memory="1MiB")
+    try:
+        await node.start()
+        await node.start_node()
+        await node.settled(0, lambda device: device.state == "clean")
+        code, found = await asyncio.to_thread(examine, node.kubelet_dir, node.root / "run")
+        assert levels(found) == dict.fromkeys(EVERYTHING, "ok")
+        assert code == 0
+        await node.plugin.end(signal.SIGKILL)
+        code, found = await asyncio.to_thread(examine, node.kubelet_dir, node.root / "run")
+        assert (code, only(found, "plugin", "broken").endswith("gpu.sock: connection refused")) == (1, True)
+        assert levels(found)["kubelet"] == "ok"
+        await node.kubelet.kill()
+        code, found = await asyncio.to_thread(examine, node.kubelet_dir, node.root / "run")
+        assert (code, "takes no connections at" in only(found, "kubelet", "broken")) == (1, True)
+    finally:
+        await node.clear_away(keep=False)
+
+
+def test_a_service_that_is_not_there_is_a_finding_and_the_others_are_made_all_the_same(examine, kubelet, short_tmp):
+    code, found = examine(kubelet.directory, short_tmp / "nowhere")
+    assert code == 1
+    assert "cannot reach the scrub service" in only(found, "service", "broken")
+    assert found["service"][0]["remedy"] == "start `autoclave scrubber`, or name its --run-dir"
+    assert "no such file or directory" in only(found, "run-dir", "broken")
+    assert levels(found) == {**dict.fromkeys(KUBELET, "ok"), "service": "broken", "run-dir": "broken"}
+
+
+def test_a_service_that_is_slow_to_answer_is_asked_again(examine, kubelet, started):
+    service = started()
+    os.kill(service.process.pid, signal.SIGSTOP)
+    awake = threading.Timer(1.0, os.kill, (service.process.pid, signal.SIGCONT))
+    awake.start()
+    _, found = examine(kubelet.directory, service.run_dir)
+    awake.join()
+    only(found, "service", "ok")
+
+
+def test_a_service_that_listens_and_never_answers_is_broken(examine, kubelet, short_tmp, monkeypatch):
+    monkeypatch.setattr(doctor, "PATIENCE", 0.2)
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(short_tmp / "admin.sock"))
+        deaf.listen()
+        _, found = examine(kubelet.directory, short_tmp)
+    assert "cannot reach the scrub service" in only(found, "service", "broken")
+
+
+def test_a_door_of_the_plugin_that_was_removed_is_broken(examine, kubelet, started):
+    service = started()
+    _, found = examine(kubelet.directory, service.run_dir)
+    only(found, "service-door", "ok")
+    (service.run_dir / "scrubber.sock").unlink()
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert "scrubber.sock: no such file or directory" in only(found, "service-door", "broken")
+    assert (code, levels(found)["service"]) == (1, "ok")
+
+
+def test_a_run_directory_that_others_may_enter_is_broken(examine, kubelet, started):
+    service = started()
+    _, found = examine(kubelet.directory, service.run_dir)
+    only(found, "run-dir", "ok")
+    service.run_dir.chmod(0o710)
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert (code, "others may enter" in only(found, "run-dir", "broken")) == (1, True)
+
+
+def test_a_link_and_a_file_are_no_run_directory(examine, kubelet, short_tmp):
+    (short_tmp / "real").mkdir(mode=0o700)
+    (short_tmp / "run").symlink_to(short_tmp / "real")
+    _, found = examine(kubelet.directory, short_tmp / "run")
+    assert "it is no directory" in only(found, "run-dir", "broken")
+    _, found = examine(kubelet.directory, short_tmp / "real")
+    only(found, "run-dir", "ok")
+
+
+def test_a_run_directory_of_another_user_is_broken(examine, kubelet, monkeypatch, short_tmp):
+    (short_tmp / "run").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 3_999_999)
+    _, found = examine(kubelet.directory, short_tmp / "run")
+    assert "belongs to another user" in only(found, "run-dir", "broken")
+    assert "become the user" in found["run-dir"][0]["remedy"]
+
+
+def test_a_ledger_that_takes_no_more_is_broken_until_it_does(examine, kubelet, started):
+    service = started()
+    uuid = service.settled(0, "clean").device
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with pytest.raises(NotReady):
+        asking.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "test", "user ann (uid 7)"))
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert (code, "nothing is handed out" in only(found, "ledger", "broken")) == (1, True)
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    asking.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "test", "user ann (uid 7)"))
+    _, found = examine(kubelet.directory, service.run_dir)
+    only(found, "ledger", "ok")
+
+
+def test_a_ledger_that_cannot_be_opened_is_broken_and_the_service_is_not(examine, kubelet, started):
+    service = started()
+    service.stop()
+    ledger = service.root / "state" / "ledger.db"
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
+    try:
+        service.process = service.popen("scrubber", *service.command[4:], stderr=-1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+    service.log = service.process.stderr
+    service.hear("no ledger: nothing is granted")
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert (code, str(ledger) in only(found, "ledger", "broken")) == (1, True)
+    only(found, "service", "ok")
+    assert not {"policy", "device", "concession"} & set(found)
+
+
+def test_a_ledger_that_was_set_aside_is_a_warning(examine, kubelet, started):
+    service = started()
+    _, found = examine(kubelet.directory, service.run_dir)
+    only(found, "ledger-set-aside", "ok")
+    service.stop()
+    (service.root / "state" / "ledger.db.corrupt-1").touch()
+    service.start()
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert (code, "ledger.db.corrupt-1" in only(found, "ledger-set-aside", "warning")) == (0, True)
+
+
+def test_a_policy_file_that_was_spoilt_is_broken_until_it_is_mended(examine, kubelet, started, short_tmp):
+    file = short_tmp / "site.yaml"
+    file.write_text(load.read_shipped("fast"))
+    service = started("--policy", file)
+    _, found = examine(kubelet.directory, service.run_dir)
+    assert only(found, "policy", "ok").endswith("fast")
+    file.write_text("name: [")
+    service.hear("policy not loaded")
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert (code, "site.yaml:1" in only(found, "policy", "broken")) == (1, True)
+    file.write_text(load.read_shipped("strict"))
+    service.hear("policy loaded")
+    _, found = examine(kubelet.directory, service.run_dir)
+    assert only(found, "policy", "ok").endswith("strict")
+
+
+def test_each_promise_that_the_policy_gives_up_is_a_warning(examine, kubelet, started, short_tmp):
+    file = short_tmp / "site.yaml"
+    file.write_text("name: site\ndefaults:\n  gate: prestart\n  model: per-pod\n")
+    service = started("--policy", file)
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert code == 0
+    assert [it["level"] for it in found["concession"]] == ["warning", "warning"]
+    assert "gate prestart: after a restart of the kubelet" in found["concession"][0]["text"]
+    file.write_text("name: site\n")
+    service.hear("policy loaded")
+    _, found = examine(kubelet.directory, service.run_dir)
+    only(found, "concession", "ok")
+
+
+def test_a_gpu_that_is_quarantined_is_a_warning_with_its_name(autoclave, examine, kubelet, started):
+    service = started()
+    uuid = service.settled(0, "clean").device
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert (code, only(found, "device", "ok").endswith("any of the 1 GPUs")) == (0, True)
+    autoclave("quarantine", "0", "--reason", "smells", AUTOCLAVE_RUN_DIR=str(service.run_dir))
+    code, found = examine(kubelet.directory, service.run_dir)
+    text = f"GPU 0 ({uuid}) is quarantined: operator: smells"
+    assert (code, only(found, "device", "warning")) == (0, text)
+    assert "`autoclave reinstate`" in found["device"][0]["remedy"]
+
+
+def test_without_the_kubelets_directory_that_alone_is_said_of_the_kubelet(examine, short_tmp):
+    code, found = examine(short_tmp / "none", short_tmp)
+    assert (code, set(found)) == (1, {"service", "run-dir", "kubelet-dir"})
+    assert "no such file or directory" in only(found, "kubelet-dir", "broken")
+
+
+def test_a_kubelet_that_left_its_socket_behind_is_broken_and_so_is_none(examine, kubelet, short_tmp):
+    kubelet.kubelet.close()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "connection refused" in only(found, "kubelet", "broken")
+    (kubelet.directory / "kubelet.sock").unlink()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "no such file or directory" in only(found, "kubelet", "broken")
+    kubelet.listen("kubelet.sock")
+    _, found = examine(kubelet.directory, short_tmp)
+    only(found, "kubelet", "ok")
+
+
+def test_a_checkpoint_that_is_not_there_yet_is_a_warning(examine, kubelet, short_tmp):
+    (kubelet.directory / checkpoint.NAME).unlink()
+    _, found = examine(kubelet.directory, short_tmp)
+    only(found, "checkpoint", "warning")
+    assert "double-allocation" not in found
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"Data": {"PodDeviceEntries": [{"PodUID": ""}]}}'])
+def test_a_checkpoint_that_is_not_laid_out_as_one_is_broken(examine, kubelet, short_tmp, text):
+    (kubelet.directory / checkpoint.NAME).write_text(text)
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "it is not laid out as a checkpoint" in only(found, "checkpoint", "broken")
+    assert "double-allocation" not in found
+
+
+def test_a_checkpoint_that_cannot_be_read_is_broken(examine, kubelet, short_tmp):
+    (kubelet.directory / checkpoint.NAME).unlink()
+    (kubelet.directory / checkpoint.NAME).mkdir()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "Is a directory" in only(found, "checkpoint", "broken")
+
+
+def test_two_pods_on_one_gpu_are_broken_and_two_containers_of_one_pod_are_not(examine, kubelet, started):
+    service = started()
+    uuid = service.settled(0, "clean").device
+    kubelet.hold(("pod-1", "nvidia.com/gpu", uuid), ("pod-1", "nvidia.com/gpu", uuid))
+    _, found = examine(kubelet.directory, service.run_dir)
+    only(found, "double-allocation", "ok")
+    kubelet.hold(("pod-2", "nvidia.com/gpu", uuid), ("pod-1", "nvidia.com/gpu", uuid))
+    code, found = examine(kubelet.directory, service.run_dir)
+    assert code == 1
+    assert only(found, "double-allocation", "broken").endswith(f"gave {uuid} to several pods at once: pod-1, pod-2")
+
+
+def test_what_another_resource_calls_alike_is_no_double_allocation(examine, kubelet, started, short_tmp):
+    kubelet.hold(("pod-1", "example.com/port", "0"), ("pod-2", "example.com/lane", "0"))
+    _, found = examine(kubelet.directory, started().run_dir)
+    only(found, "double-allocation", "ok")
+    _, found = examine(kubelet.directory, short_tmp)  # nobody says which devices are ours: every one may be
+    only(found, "double-allocation", "broken")
+
+
+def test_a_plugin_that_is_not_there_is_broken(examine, kubelet, short_tmp):
+    (kubelet.directory / "autoclave/nvidia.com_gpu.sock").unlink()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "no device plugin serves" in only(found, "plugin", "broken")
+    (kubelet.directory / "autoclave").rmdir()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "no device plugin serves" in only(found, "plugin", "broken")
+    (kubelet.directory / "autoclave").touch()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "not a directory" in only(found, "plugin", "broken")
+
+
+def test_a_socket_of_a_resource_that_is_no_longer_offered_is_a_warning_beside_one_that_answers(
+    examine, kubelet, short_tmp
+):
+    kubelet.listen("autoclave/nvidia.com_mig.sock").close()
+    (kubelet.directory / "autoclave/lock").touch()  # a plugin has it beside its sockets
+    _, found = examine(kubelet.directory, short_tmp)
+    assert [(it["level"], it["text"].partition(":")[0].rpartition("_")[2]) for it in found["plugin"]] == [
+        ("ok", "gpu.sock"), ("warning", "mig.sock")
+    ]  # fmt: skip
+    kubelet.plugin.close()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert levels(found)["plugin"] == "broken"
+
+
+def test_the_report_is_a_document_of_a_stable_form(autoclave, kubelet, short_tmp):
+    flags = ("--kubelet-dir", kubelet.directory, "--run-dir", short_tmp)
+    report = json.loads(autoclave("doctor", *flags, "-o", "json").stdout)
+    assert list(report) == ["apiVersion", "kind", "level", "findings"]
+    assert (report["apiVersion"], report["kind"], report["level"]) == ("autoclave/v1", "DoctorReport", "broken")
+    assert {tuple(it) for it in report["findings"]} == {("name", "level", "text", "remedy")}
+    assert report == YAML(typ="safe", pure=True).load(autoclave("doctor", *flags, "-o", "yaml").stdout)
+
+
+def test_the_table_has_a_row_for_each_finding_with_its_remedy_and_stderr_the_sum(autoclave, kubelet, short_tmp):
+    kubelet.kubelet.close()
+    run = autoclave("doctor", "--kubelet-dir", kubelet.directory, "--run-dir", short_tmp / "none")
+    lines = run.stdout.splitlines()
+    assert lines[0].split() == ["LEVEL", "CHECK", "FINDING"]
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["broken", "service"], ["broken", "run-dir"], ["ok", "kubelet-dir"], ["broken", "kubelet"],
+        ["ok", "checkpoint"], ["ok", "double-allocation"], ["ok", "plugin"],
+    ]  # fmt: skip
+    assert lines[4].endswith("kubelet.sock: connection refused; start the kubelet, or read its log if it runs")
+    assert run.stderr == "autoclave: 3 of 7 findings are broken; each says what to do\n"
+    assert run.exit_code == 1
+
+
+def test_a_file_in_the_place_of_a_directory_is_wrong_usage(autoclave, short_tmp):
+    (short_tmp / "file").touch()
+    assert autoclave("doctor", "--kubelet-dir", short_tmp / "file").exit_code == 2
+
+
+def test_looking_leaves_nothing_behind(examine, kubelet, short_tmp):
+    before = sorted(short_tmp.rglob("*"))
+    examine(kubelet.directory, short_tmp / "run")
+    assert sorted(short_tmp.rglob("*")) == before
+
+
+def test_a_path_that_no_socket_can_have_is_a_finding_too(examine, short_tmp):
+    deep = short_tmp / ("x" * 120)
+    deep.mkdir()
+    code, found = examine(deep, deep)
+    assert code == 1
+    assert {levels(found)[name] for name in ("service", "kubelet", "plugin")} == {"broken"}
+    assert "af_unix path too long" in only(found, "kubelet", "broken")
+
+
+def test_every_check_stands_in_its_page():
+    page = PAGE.read_text()
+    assert sorted(name for name in EVERYTHING if f"| `{name}` |" not in page) == []

@@ -1,0 +1,117 @@
+"""What is said of a node: above all what a live service shows only after a while, or never on simulated GPUs."""
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import view
+from scrubber.core.diagnosis import base, roster
+from scrubber.core.diagnosis.base import Fault, Level
+from scrubber.errors import NotReady, Reason, Refused
+
+RECEIPT = view.ReceiptView(
+    id="r", path="fast", finished=0.0, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0, processes_found=0,
+    processes_terminated=0, policy="default/defaults", policy_digest="", digest="", previous="", driver="", boot_id="",
+    steps=(),
+)  # fmt: skip
+GPU = view.DeviceStatus(
+    device="GPU-1", index=3, model="Simulated GPU", state="clean", since=1000.0, healthy=True, why="clean",
+    memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="", job=None, quarantine=None,
+    policy_rule="default/defaults", setback="",
+)  # fmt: skip
+STATUS = view.Status((GPU,), view.ServiceStatus("0.1.0", "simulated", "default", "/g", "/s", 7, "ab", "", "", 0.0))
+
+
+@pytest.fixture
+def facts():
+    """A node on which all is well."""
+    place = base.Directory("/d", private=True, ours=True)
+    door = base.Socket("/d/a.sock")
+    plugin = base.Sockets("/d", (door,))
+    return base.Facts(1000.0, STATUS, door, place, place, door, base.Checkpoint(), plugin)
+
+
+def of_device(facts, now=1000.0, **changes):
+    """What is said of a GPU, as level and text."""
+    status = replace(STATUS, devices=(replace(GPU, **changes),))
+    judged = roster.judge(replace(facts, now=now, answer=status))
+    return [(it.level, it.text) for it in judged if it.name == "device"]
+
+
+def test_a_node_on_which_all_is_well_has_one_finding_of_each_check(facts):
+    found = roster.judge(facts)
+    assert sorted(it.name for it in found) == sorted({it.name for it in found})
+    assert len(found) == len(roster.CHECKS)
+    assert roster.worst(found) is Level.OK
+
+
+@pytest.mark.parametrize("state", ["unknown", "dirty"])
+def test_a_gpu_that_stays_unknown_or_dirty_is_a_warning_once_a_scrub_should_have_begun(facts, state):
+    changes = {"state": state, "healthy": False, "receipt": None, "setback": "used by x"}
+    assert [level for level, _ in of_device(facts, 1060.0, **changes)] == [Level.OK]
+    said = f"GPU 3 (GPU-1) has been {state} for more than 60 seconds: used by x"
+    assert of_device(facts, 1060.1, **changes) == [(Level.WARNING, said)]
+
+
+@pytest.mark.parametrize("state", ["clean", "granted", "exposed"])
+def test_a_gpu_that_could_be_offered_and_is_not_is_a_warning(facts, state):
+    said = f"GPU 3 (GPU-1) is {state} and not offered to the kubelet: sick: xid 79"
+    assert of_device(facts, state=state, healthy=False, why="sick: xid 79") == [(Level.WARNING, said)]
+    assert [level for level, _ in of_device(facts, state=state)] == [Level.OK]
+
+
+def test_a_gpu_that_was_handed_out_without_a_proof_is_a_warning(facts):
+    said = "GPU 3 (GPU-1) was handed out without a proof"
+    assert of_device(facts, state="granted", receipt=None) == [(Level.WARNING, said)]
+    assert [level for level, _ in of_device(facts, state="exposed", receipt=None)] == [Level.OK]
+
+
+def test_a_proof_of_too_little_memory_is_a_warning(facts):
+    assert [level for level, _ in of_device(facts, receipt=replace(RECEIPT, covered_bytes=995))] == [Level.OK]
+    said = "the proof of GPU 3 (GPU-1) covers 99.40% of its memory, less than 99.50%"
+    assert of_device(facts, receipt=replace(RECEIPT, covered_bytes=994)) == [(Level.WARNING, said)]
+
+
+def test_a_quarantine_for_a_reason_of_a_newer_service_is_told_all_the_same(facts):
+    out = view.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
+    assert of_device(facts, state="scrubbing", healthy=False, quarantine=out) == [
+        (Level.WARNING, "GPU 3 (GPU-1) is quarantined: gremlins: they bite")
+    ]
+
+
+def test_a_node_without_a_gpu_is_a_warning(facts):
+    found = roster.judge(replace(facts, answer=replace(STATUS, devices=())))
+    assert [it.level for it in found if it.name == "device"] == [Level.WARNING]
+
+
+@pytest.mark.parametrize("name", ["run_dir", "kubelet_dir", "kubelet", "checkpoint", "plugin"])
+def test_what_may_not_be_seen_is_broken_and_says_who_may_see_it(facts, name):
+    found = roster.judge(
+        replace(facts, **{name: replace(getattr(facts, name), fault=Fault("permission denied", denied=True))})
+    )
+    assert {it.remedy for it in found if it.level is Level.BROKEN} == {base.OTHER_USER}
+
+
+def test_a_report_that_has_seen_nothing_is_broken():
+    assert roster.worst([]) is Level.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time"), "did not answer in time"),
+        (Refused(Reason.INTERNAL, "the scrub service failed: x; y"), "the scrub service failed: x; y"),
+    ],
+)
+def test_a_service_that_answers_with_anything_else_is_broken_too(facts, error, told):
+    found = roster.judge(replace(facts, answer=error))
+    [broken] = [it for it in found if it.level is not Level.OK]
+    assert (broken.name, told in broken.text) == ("service", True)
+    assert not {it.name for it in found} & {
+        "service-door",
+        "ledger",
+        "ledger-set-aside",
+        "policy",
+        "concession",
+        "device",
+    }

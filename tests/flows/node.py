@@ -1,0 +1,240 @@
+"""A node to tell stories on: pods by name, GPUs by index, and a runtime that looks before anything starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import grpc.aio
+from asyncinotify import Inotify, Mask
+
+from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
+from plugin.registration import sockets
+from plugin.testing import endpoint
+from plugin.testing.journal import Call
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Container, Phase, Pod
+from plugin.testing.runtime import Devices
+from scrubber.cli.containers import Containers, mark
+from scrubber.cli.stage import RESOURCE, Program, Stage
+from scrubber.core import view
+from scrubber.devices.simulated import creation, drills, layout, tenants
+
+BRISK = "{paths: {first_look: fast}, clear: {passes: zero}}"
+WITHIN = 20.0  # seconds for anything to come about
+
+
+def brisk(*words: str) -> str:
+    """The same policy, and these words more."""
+    return f"{{{', '.join([BRISK[1:-1], *words])}}}"
+
+
+class Watched(Containers):
+    """Looks into the memory of every device just before a container starts on it: what is there must be its pod's."""
+
+    def __init__(self, simulated: Path) -> None:
+        super().__init__(simulated)
+        self.leaks: list[str] = []
+
+    async def start(
+        self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
+    ) -> None:
+        for uuid in (uuid for ids in devices.values() for uuid in ids):
+            found = layout.find(self._simulated, uuid).memory.read_bytes().replace(b"\0", b"")
+            if found.replace(mark(pod.uid).encode(), b""):
+                self.leaks.append(f"{container.name} of {pod.name} ({pod.uid}) finds {found[:80]!r} on {uuid}")
+        await super().start(pod, container, devices, response)
+
+
+@dataclass
+class Node:
+    """One node and its pods."""
+
+    stage: Stage
+    pods: dict[str, Pod] = field(default_factory=dict)
+
+    @property
+    def kubelet(self) -> Kubelet:
+        return self.stage.kubelet
+
+    async def up(self) -> None:
+        """Everything runs, every GPU is clean."""
+        await self.stage.start()
+        await self.clean()
+        await self.stage.start_node()
+        await self.offered(self.stage.gpus)
+
+    def rule(self, policy: str) -> None:
+        """Another policy, in the file that the service was given."""
+        Path(self.stage.policy).write_text(f"name: other\ndefaults: {policy}\n")
+
+    # -- pods
+
+    def pod(self, name: str, *containers: Container, gpus: int = 1) -> Pod:
+        """A new pod, of one app container unless others are named."""
+        self.pods[name] = Pod(name, containers) if containers else Pod.of(name, {RESOURCE: gpus})
+        return self.pods[name]
+
+    async def run(self, name: str, *containers: Container, gpus: int = 1) -> Pod:
+        """A pod from its admission to its running containers; anything else fails the test."""
+        pod = self.pod(name, *containers, gpus=gpus)
+        status = await self.kubelet.run(pod)
+        assert status.phase is Phase.RUNNING, f"{name}: {status.message or self.waiting(pod)}"
+        return pod
+
+    def waiting(self, pod: Pod) -> str:
+        """Why its containers do not run."""
+        return "; ".join(status.message for status in pod.statuses.values() if status.message)
+
+    def gpu(self, pod: Pod, container: str = "main") -> str:
+        """The one GPU that a container was given."""
+        [uuid] = self.kubelet.held(pod)[container][RESOURCE]
+        return uuid
+
+    # -- GPUs
+
+    def memory(self, uuid: str) -> bytes:
+        """What is written there, without the zeros."""
+        return layout.find(self.stage.simulated, uuid).memory.read_bytes().replace(b"\0", b"")
+
+    async def status(self, uuid: str) -> view.DeviceStatus:
+        """What the service says of a GPU."""
+        async with self.stage.admin() as admin:
+            return (await admin.status([uuid])).devices[0]
+
+    async def history(self, uuid: str, kind: str) -> list[view.HistoryEntry]:
+        """The rows of the ledger of one kind."""
+        async with self.stage.admin() as admin:
+            return [entry for entry in await admin.history(uuid) if entry.kind == kind]
+
+    async def scrubs(self, uuid: str) -> int:
+        """How often it was proven clean."""
+        return len(await self.history(uuid, "scrub-passed"))
+
+    async def reach(self, uuid: str, wanted: Callable[[view.DeviceStatus], bool]) -> view.DeviceStatus:
+        """Its status, as soon as it is as wanted."""
+        status = await self.stage.settled(self.stage.uuids.index(uuid), wanted, WITHIN)
+        assert wanted(status), f"{uuid} is {status.state}: {status.why} {status.setback}"
+        return status
+
+    async def clean(self, *uuids: str) -> None:
+        """These GPUs, or all, are clean."""
+        for uuid in uuids or self.stage.uuids:
+            await self.reach(uuid, lambda device: device.state == "clean")
+
+    async def unfinished(self, pod: Pod) -> str:
+        """Delete a pod: the scrub after it begins and stands still until ``heal``. The job's id."""
+        uuid = self.gpu(pod)
+        self.stall(uuid)
+        await self.kubelet.delete(pod)
+        return await self.job(uuid)
+
+    def stall(self, uuid: str) -> None:
+        """A scrub of it does not end."""
+        drills.stall_clears(self.stage.simulated, uuid)
+
+    async def job(self, uuid: str) -> str:
+        """The job that stands still in the middle of a clear, as soon as it does."""
+        status = await self.reach(uuid, _halfway)
+        assert status.job is not None
+        return status.job.id
+
+    def heal(self, uuid: str) -> None:
+        """Nothing is broken any more."""
+        drills.heal(self.stage.simulated, uuid)
+
+    async def a_round(self, spare: str) -> None:
+        """Return when the service has looked after every GPU once more, told by what it does about the spare one."""
+        seen = len(await self.history(spare, "soiled"))
+        async with self.stranger(spare), asyncio.timeout(WITHIN):
+            while len(await self.history(spare, "soiled")) == seen:
+                await self.reach(spare, lambda device: device.state != "clean")
+
+    @asynccontextmanager
+    async def stranger(self, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[int]:
+        """A process on a GPU that nobody here has started there: of this container, or of none."""
+        use = partial(tenants.occupy, container=container) if container else tenants.zombie
+        pid = await asyncio.to_thread(use, self.stage.simulated, uuid, secret)
+        process = os.pidfd_open(pid)
+        try:
+            yield pid
+        finally:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            await asyncio.to_thread(select.select, [process], [], [], WITHIN)
+            os.close(process)
+
+    # -- what the kubelet knows
+
+    async def offered(self, count: int) -> None:
+        """The kubelet may hand out so many."""
+        await self.kubelet.until(lambda: self.kubelet.allocatable.get(RESOURCE) == count, WITHIN)
+
+    async def health(self, uuid: str, word: str) -> None:
+        """The kubelet believes this of a GPU."""
+        await self.kubelet.until(lambda: self.kubelet.devices(RESOURCE).get(uuid) == word, WITHIN)
+
+    def asked(self, method: str) -> list[tuple[str, ...]]:
+        """The devices of every call of one hook, in order."""
+        return [call.ids for call in self.kubelet.calls if call.method == method]
+
+    async def within(self, method: str) -> Call:
+        """The call of one hook that is under way, as soon as there is one."""
+        await self.kubelet.until(lambda: any(call.method == method and not call.outcome for call in self.kubelet.calls))
+        return next(call for call in self.kubelet.calls if call.method == method and not call.outcome)
+
+    @asynccontextmanager
+    async def door(self) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePluginAsyncStub]:
+        """The plugin's own socket, for whoever asks beside the kubelet."""
+        socket = self.stage.kubelet_dir / sockets.endpoint(RESOURCE)
+        async with grpc.aio.insecure_channel(f"unix:{socket}", options=endpoint.OPTIONS) as channel:
+            yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
+
+    async def said(self, program: Program, words: str) -> None:
+        """Return as soon as its log holds these words."""
+        with Inotify() as inotify:
+            inotify.add_watch(program.log, Mask.MODIFY)
+            async with asyncio.timeout(WITHIN):
+                while words not in program.log.read_text():
+                    await inotify.get()
+
+    # -- what befalls it
+
+    async def restart_kubelet(self) -> None:
+        """Killed, and back."""
+        await self.kubelet.kill()
+        await self.kubelet.start()
+        await self.kubelet.registered(RESOURCE, WITHIN)
+
+    async def restart_plugin(self) -> None:
+        """Killed, and back."""
+        await self.stage.plugin.end(signal.SIGKILL)
+        await self.stage.plugin.start()
+        await self.kubelet.registered(RESOURCE, WITHIN)
+
+    async def restart_service(self) -> None:
+        """Killed, and back."""
+        await self.stage.service.end(signal.SIGKILL)
+        await self.stage.start()
+
+    async def reboot(self) -> None:
+        """Everything is killed and comes back under another driver; pods wait to be admitted again."""
+        await self.kubelet.reboot()
+        await self.stage.plugin.end(signal.SIGKILL)
+        await self.stage.service.end(signal.SIGKILL)
+        creation.load_driver(self.stage.simulated, "the boot before")
+        await self.kubelet.start()
+        await self.stage.start()
+
+
+def _halfway(device: view.DeviceStatus) -> bool:
+    """Counted what is there, and come as far with its first write as a clear that stalls ever does."""
+    job = device.job
+    return job is not None and job.step == "clear" and 2 * job.done_bytes >= 3 * device.memory_bytes

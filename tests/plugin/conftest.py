@@ -1,0 +1,85 @@
+"""A listing that follows a scrub service which the test speaks for."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from plugin.devices import MigStrategy
+from plugin.listing import Listing
+from scrubber.api import client
+from tests.plugin.scrub_door import ScrubDoor
+
+WITHIN = 10.0  # seconds for whatever must happen; a miss is a failure, never a pause
+
+
+@pytest.fixture
+async def door(short_tmp):
+    """Open, with nothing to say yet."""
+    door = ScrubDoor(short_tmp)
+    await door.open()
+    yield door
+    await door.close()
+
+
+@pytest.fixture
+def followed(short_tmp):
+    """A listing whose task runs as long as the context does."""
+
+    @asynccontextmanager
+    async def followed(strategy: MigStrategy = MigStrategy.NONE) -> AsyncIterator[Listing]:
+        async with client.Scrubber(short_tmp / "scrubber.sock") as scrubber:
+            listing = Listing(scrubber, "nvidia.com", strategy)
+            task = asyncio.create_task(listing.follow())
+            try:
+                yield listing
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+
+    return followed
+
+
+class Reader:
+    """One stream of a listing, as the kubelet's is: it asks for the next list as soon as it has this one."""
+
+    def __init__(self, listing: Listing, resource: str = "nvidia.com/gpu") -> None:
+        self.lists: list[dict[str, bool]] = []
+        self._came = asyncio.Event()
+        self._task = asyncio.create_task(self._read(listing, resource))
+
+    async def _read(self, listing: Listing, resource: str) -> None:
+        async for shown in listing.changes(resource):
+            self.lists.append({device.uuid: device.healthy for device in shown})
+            self._came.set()
+
+    async def until(self, holds, within=WITHIN):
+        """Wait for a list."""
+        async with asyncio.timeout(within):
+            while not any(holds(each) for each in self.lists):
+                self._came.clear()
+                await self._came.wait()
+
+    def forget(self):
+        """Only lists that come from now on count."""
+        self.lists.clear()
+
+    async def close(self):
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+@pytest.fixture
+async def read():
+    """Start to read a listing."""
+    readers: list[Reader] = []
+
+    def read(*args: Any) -> Reader:  # noqa: ANN401 - handed on as it comes
+        readers.append(Reader(*args))
+        return readers[-1]
+
+    yield read
+    for reader in readers:
+        await reader.close()

@@ -1,0 +1,166 @@
+"""The kubelet's side of a registration, and the smallest plugin there is; over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from plugin.bell import Bell
+from plugin.kubelet_api import deviceplugin_pb2 as pb
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.registration.events import Event, Unregistered
+
+E = TypeVar("E")
+
+PATIENCE = 10.0
+RESOURCE = "example.com/gpu"
+
+
+class Heard(Bell):
+    """Events of a registration, to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self.ring()
+
+    def kinds(self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def causes(self):
+        return [event.cause for event in self.kinds(Unregistered)]
+
+
+class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):
+    """Shows one device for ever."""
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.release = asyncio.Event()
+        self.allocating = asyncio.Event()
+
+    def add(self, server):
+        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(self, server)
+
+    async def GetDevicePluginOptions(self, _request, context):  # noqa: N802 - the proto names it
+        if self.broken:
+            await context.abort(grpc.StatusCode.INTERNAL, "broken on purpose")
+        return pb.DevicePluginOptions(pre_start_required=True)
+
+    async def ListAndWatch(self, _request, _context):  # noqa: N802 - the proto names it
+        yield pb.ListAndWatchResponse(devices=[pb.Device(ID="GPU-1", health="Healthy")])
+        await asyncio.Event().wait()
+
+    async def Allocate(self, _request, _context):  # noqa: N802 - the proto names it
+        self.allocating.set()
+        await self.release.wait()
+        return pb.AllocateResponse()
+
+    async def GetPreferredAllocation(self, _request, _context):  # noqa: N802 - the proto names it
+        return pb.PreferredAllocationResponse()
+
+    async def PreStartContainer(self, _request, _context):  # noqa: N802 - the proto names it
+        return pb.PreStartContainerResponse()
+
+
+class Kubelet(Bell, deviceplugin_pb2_grpc.RegistrationServicer):
+    """``kubelet.sock`` and what lies behind it: dials back inside Register, then listens."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+        self.path = directory / "kubelet.sock"
+        self.registers: list[pb.RegisterRequest] = []  # every Register that arrived
+        self.listening: dict[
+            str, grpc.aio.UnaryStreamCall[pb.Empty, pb.ListAndWatchResponse]
+        ] = {}  # endpoint -> the open stream
+        self.lists = 0  # messages received
+        self.refusal = ""
+        self.hangs = self.drops = self.ignores = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self):
+        """As the kubelet does: every socket of the directory itself goes first."""
+        for path in self.directory.iterdir():
+            if path.is_socket():
+                path.unlink()
+        self._server = grpc.aio.server()
+        deviceplugin_pb2_grpc.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.path}")
+        await self._server.start()
+
+    async def stop(self):
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(None)
+        self._server = None
+
+    async def Register(self, request, context):  # noqa: N802 - the proto names it
+        self.registers.append(request)
+        self.ring()
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.refusal:
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refusal)
+        path = self.directory / request.endpoint
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]) as back:
+            await deviceplugin_pb2_grpc.DevicePluginStub(back).GetDevicePluginOptions(pb.Empty())
+        if not self.ignores:
+            task = asyncio.create_task(self._listen(request.endpoint, path))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return pb.Empty()
+
+    async def _listen(self, endpoint: str, path: Path) -> None:
+        async with grpc.aio.insecure_channel(
+            f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
+            stream = deviceplugin_pb2_grpc.DevicePluginStub(channel).ListAndWatch(pb.Empty())
+            try:
+                async for _ in stream:
+                    self.listening[endpoint] = stream
+                    self.lists += 1
+                    self.ring()
+                    if self.drops:
+                        stream.cancel()
+            except grpc.aio.AioRpcError:
+                pass  # the plugin is gone
+            finally:
+                self.listening.pop(endpoint, None)
+                self.ring()
+
+    async def until(self, holds):
+        async with asyncio.timeout(PATIENCE):
+            await Bell.until(self, holds)
+
+    def hang_up(self):
+        """End every stream from the kubelet's side, as it does when an older plugin of the resource leaves."""
+        for stream in self.listening.values():
+            stream.cancel()
+
+    async def knows(self, count=1):
+        """Until so many Registers came, and somebody is listened to."""
+        await self.until(lambda: len(self.registers) >= count and self.listening)
+
+
+@asynccontextmanager
+async def running(registration) -> AsyncIterator[asyncio.Task[None]]:
+    """A registration at work; it must end at once when it is told to."""
+    task = asyncio.create_task(registration.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        async with asyncio.timeout(1.0):
+            await asyncio.gather(task, return_exceptions=True)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error

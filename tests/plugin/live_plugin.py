@@ -1,0 +1,81 @@
+"""The real plugin as a process of its own, and what it says."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+WITHIN = 20.0  # seconds: a process starts in well below one, on a machine that does nothing else
+
+
+class Plugin:
+    """``autoclave plugin`` on the directories of a test."""
+
+    def __init__(self, root: Path, *flags: object, before: Sequence[str] = (), **env: str) -> None:
+        """``before`` is put in front of the command, to run it in a smaller world."""
+        self.command = [
+            *before, sys.executable, "-m", "scrubber", "plugin", "--log-format", "json",
+            "--kubelet-dir", str(root), "--run-dir", str(root / "run"), *map(str, flags),
+        ]  # fmt: skip
+        self.env = {**os.environ, **env}
+        self.heard: list[dict[str, Any]] = []
+        self.said = ""  # what is no line of the log
+
+    async def start(self):
+        self.process = await asyncio.create_subprocess_exec(
+            *self.command, env=self.env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        self._moved = asyncio.Condition()
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            async with self._moved:
+                if line.startswith(b"{"):
+                    self.heard.append(json.loads(line))
+                else:
+                    self.said += line.decode()
+                self._moved.notify_all()
+
+    def lines(self, event):
+        """Every line of the log with these words."""
+        return [line for line in self.heard if line["event"] == event]
+
+    async def hear(self, event, times=1):
+        """Wait for these words; the last line that has them."""
+        async with asyncio.timeout(WITHIN), self._moved:
+            await self._moved.wait_for(lambda: len(self.lines(event)) >= times)
+        return self.lines(event)[-1]
+
+    async def ended(self):
+        """Wait for the end; the exit code."""
+        async with asyncio.timeout(WITHIN):
+            code = await self.process.wait()
+            await self._reading
+        return code
+
+    async def stop(self):
+        """As the kubelet stops a pod."""
+        self.process.send_signal(signal.SIGTERM)
+        return await self.ended()
+
+    async def clear_away(self):
+        """Leave nothing behind."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.ended()
+
+    def status(self):
+        """What the kernel says of the process."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii").splitlines()
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+    def has_its_own_network(self):
+        """Whether it is in another network namespace than the test."""
+        return Path(f"/proc/{self.process.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()

@@ -1,0 +1,115 @@
+"""A scrub service that does as it is told, behind the real wire: for what a healthy service never does."""
+# ruff: noqa: ARG002, N802 - the proto names the methods and what they are given
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc, server, sockets
+from scrubber.core import view
+from scrubber.errors import AutoclaveError
+
+
+def gpu(index, *, healthy=True, clean=True, **more):
+    """What a service says of a GPU."""
+    about = {"numa_node": 0, "resource": "nvidia.com/gpu", **more}
+    return view.Advert(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
+
+
+Answer = Callable[[list[str]], Awaitable[None]]
+
+
+async def yes(_devices: list[str]) -> None:
+    """Everything may go out."""
+
+
+async def hang(_devices: list[str]) -> None:
+    """Nobody ever hears an answer."""
+    await asyncio.Event().wait()
+
+
+def no(error: AutoclaveError, meanwhile: Callable[[], None] = lambda: None) -> Answer:
+    """Nothing may go out."""
+
+    async def answer(_devices: list[str]) -> None:
+        meanwhile()
+        raise error
+
+    return answer
+
+
+class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
+    """Stands where the service would; ``say`` what it says, set ``answer`` to what it does when asked for devices."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.socket = run_dir / "scrubber.sock"
+        self.devices: tuple[view.Advert, ...] = ()
+        self.silence = 5.0
+        self.mute = False  # accepts everybody, says nothing
+        self.brief = False  # ends each list after the first message
+        self.watched = 0
+        self.asked: list[tuple[str, tuple[str, ...]]] = []
+        self.left: list[float] = []  # seconds that whoever asks still waits
+        self.announced: list[bool] = []
+        self.answer: Answer = yes
+        self._moved = asyncio.Event()
+        self._seen = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+
+    async def open(self):
+        self._server = grpc.aio.server()
+        scrub_pb2_grpc.add_ScrubberServicer_to_server(self, self._server)
+        self._server.add_insecure_port(sockets.claim(self.socket))
+        await self._server.start()
+
+    async def close(self):
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def say(self, *devices):
+        self.devices = devices
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def until(self, holds):
+        """Wait until somebody asked for what the test waits for."""
+        async with self._seen, asyncio.timeout(10):
+            await self._seen.wait_for(lambda: holds(self))
+
+    async def Acquire(self, request, context):
+        self.announced.append(request.announced)
+        return await self._answered("acquire", request, context, scrub_pb2.AcquireResponse())
+
+    async def Start(self, request, context):
+        return await self._answered("start", request, context, scrub_pb2.StartResponse())
+
+    async def Release(self, request, context):
+        return await self._answered("release", request, context, scrub_pb2.ReleaseResponse())
+
+    async def _notice(self) -> None:
+        async with self._seen:
+            self._seen.notify_all()
+
+    async def _answered(self, what: str, request: Any, context: Any, response: Any) -> Any:  # noqa: ANN401 - any of them
+        self.asked.append((what, tuple(request.devices)))
+        self.left.append(context.time_remaining())
+        await self._notice()
+        async with server._Answered(context):
+            await self.answer(list(request.devices))
+        return response
+
+    async def Watch(self, request, context):
+        self.watched += 1
+        await self._notice()
+        while True:
+            moved = self._moved
+            if not self.mute:
+                adverts = view.Adverts(self.devices, self.silence)
+                yield convert.to_message(adverts, scrub_pb2.WatchResponse())
+                if self.brief:
+                    return
+            await moved.wait()

@@ -1,0 +1,312 @@
+"""The real plugin as a process, between a kubelet and a scrub service."""
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+from datetime import datetime
+
+import grpc
+import grpc.aio
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod
+from scrubber.api import client
+from tests.live import Service
+from tests.plugin.live_plugin import Plugin
+from tests.plugin.scrub_door import ScrubDoor, gpu
+
+GPU = "nvidia.com/gpu"
+MEMORY = 50 * 1024  # KiB
+HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube"}
+
+
+@pytest.fixture
+def run_dir(short_tmp):
+    """Where the service of a test has its socket."""
+    (short_tmp / "run").mkdir(mode=0o700)
+    return short_tmp / "run"
+
+
+@pytest.fixture
+async def door(run_dir):
+    """A service that the test speaks for, with two devices."""
+    door = ScrubDoor(run_dir)
+    door.say(gpu(0), gpu(1))
+    await door.open()
+    yield door
+    await door.close()
+
+
+@pytest.fixture
+async def kubelet(short_tmp):
+    """A kubelet that runs."""
+    kubelet = Kubelet(short_tmp)
+    await kubelet.start()
+    yield kubelet
+    await kubelet.stop()
+
+
+@pytest.fixture
+async def plugin(short_tmp):
+    """Start plugins; all are ended with the test."""
+    started: list[Plugin] = []
+
+    async def plugin(*flags: object, **more: str) -> Plugin:
+        started.append(await Plugin(short_tmp, *flags, **more).start())
+        return started[-1]
+
+    yield plugin
+    for each in started:
+        await each.clear_away()
+
+
+@pytest.fixture
+async def service(short_tmp):
+    """The real service, with four clean GPUs."""
+    service = await asyncio.to_thread(Service, short_tmp, 4)
+    for index in range(4):
+        await asyncio.to_thread(service.settled, index, "clean")
+    yield service
+    await asyncio.to_thread(service.stop)
+
+
+async def allocate(root, *ids):
+    """Ask the plugin itself, as a kubelet with an old list in its head would."""
+    async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
+        stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
+        requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
+        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=10)
+
+
+async def quarantine(service, uuid):
+    async with client.Admin(service.run_dir / "admin.sock") as admin:
+        await admin.quarantine(uuid, "a drill", "a test")
+
+
+async def test_a_pod_gets_a_clean_gpu_and_starts(service, kubelet, plugin):
+    await plugin()
+    await kubelet.registered(GPU)
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+    pod = Pod.of("train", {GPU: 2})
+    await kubelet.run(pod)
+    assert (pod.phase, pod.message) == (Phase.RUNNING, "")
+    assert [start.prestart for start in kubelet.starts] == [True]
+    states = {(await asyncio.to_thread(service.settled, index, "exposed")).owner for index in range(2)}
+    assert states == {pod.uid}
+
+
+async def test_an_unhealthy_device_is_not_handed_out_whatever_the_kubelet_believes(service, kubelet, plugin, short_tmp):
+    await plugin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+    bad, *good = kubelet.devices(GPU)
+    await quarantine(service, bad)
+    await kubelet.until(lambda: kubelet.devices(GPU)[bad] == "Unhealthy")
+    for ids in ([bad], [good[0], bad]):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await allocate(short_tmp, *ids)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    await allocate(short_tmp, good[0])
+
+
+async def test_no_restart_of_anybody_makes_an_unhealthy_device_healthy(service, kubelet, plugin):
+    first = await plugin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+    bad = next(iter(kubelet.devices(GPU)))
+    await quarantine(service, bad)
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+
+    first.process.send_signal(signal.SIGHUP)
+    await first.hear("nothing to load again: SIGHUP is ignored")
+    assert kubelet.devices(GPU)[bad] == "Unhealthy"
+
+    await kubelet.stop()
+    await kubelet.start()
+    await kubelet.registered(GPU)
+    assert kubelet.devices(GPU)[bad] == "Unhealthy"
+
+    await first.stop()
+    second = await plugin()
+    await kubelet.registered(GPU)
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    assert kubelet.devices(GPU)[bad] == "Unhealthy"
+
+    second.process.kill()
+    await second.ended()
+    await plugin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    assert kubelet.devices(GPU)[bad] == "Unhealthy"
+
+    await asyncio.to_thread(service.kill)
+    await asyncio.to_thread(service.start)
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    assert kubelet.devices(GPU)[bad] == "Unhealthy"
+
+
+async def test_without_a_service_nothing_is_registered_and_the_log_says_so_once(kubelet, plugin, short_tmp):
+    it = await plugin()
+    await it.hear("waiting for the scrub service")
+    await asyncio.sleep(1)
+    assert len(it.heard) == 1
+    assert kubelet.registrations == []
+    (short_tmp / "run").mkdir(mode=0o700)
+    door = ScrubDoor(short_tmp / "run")
+    door.say(gpu(0))
+    await door.open()
+    await kubelet.registered(GPU)
+    await door.close()
+
+
+async def test_a_resource_that_appears_later_is_registered_then(door, kubelet, plugin):
+    await plugin("--mig-strategy", "mixed", "--resource-prefix", "a.io")
+    await kubelet.registered("a.io/gpu")
+    door.say(gpu(0), gpu(1), gpu(2, mig=True, resource="nvidia.com/mig-1g.10gb"))
+    await kubelet.registered("a.io/mig-1g.10gb")
+    assert kubelet.capacity == {"a.io/gpu": 2, "a.io/mig-1g.10gb": 1}
+
+
+async def test_the_kubelet_finds_the_plugin_in_its_registry(door, short_tmp, plugin):
+    assert door.devices
+    (short_tmp / "registry").mkdir()
+    kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
+    await kubelet.start()
+    await plugin("--registration", "plugins-registry", "--registry-dir", short_tmp / "registry")
+    await kubelet.registered(GPU)
+    assert [each.endpoint for each in kubelet.registrations] == [f"{short_tmp}/autoclave/nvidia.com_gpu.sock"]
+    await kubelet.stop()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("missing", ["nothing", "kubelet", "service"])
+async def test_a_signal_ends_it_cleanly_within_a_second(door, kubelet, plugin, short_tmp, number, missing):
+    if missing == "service":
+        await door.close()
+    if missing == "kubelet":
+        await kubelet.stop()
+        (short_tmp / "kubelet.sock").unlink()
+    it = await plugin()
+    if missing == "nothing":
+        await kubelet.registered(GPU)
+    else:
+        await it.hear("waiting for the kubelet" if missing == "kubelet" else "waiting for the scrub service")
+    it.process.send_signal(number)
+    assert await it.ended() == 0
+    begin, end = it.heard[-2:]
+    assert (begin["event"], end["event"]) == ("stopping", "stopped")
+    took = datetime.fromisoformat(end["timestamp"]) - datetime.fromisoformat(begin["timestamp"])
+    assert took.total_seconds() < 1  # the interpreter's own end is not ours to promise
+    assert it.said == ""
+    assert not list((short_tmp / "autoclave").glob("*.sock"))
+
+
+async def test_a_second_instance_is_refused_and_the_first_goes_on(door, kubelet, plugin):
+    assert door.devices
+    first = await plugin()
+    await kubelet.registered(GPU)
+    second = await plugin()
+    assert await second.ended() == 2
+    assert second.said.startswith("autoclave: cannot start: another autoclave plugin runs in ")
+    assert second.said.count("\n") == 1
+    assert first.process.returncode is None
+    assert kubelet.allocatable == {GPU: 2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--strategy", "magic"], "invalid value for '--strategy': unknown device list strategy 'magic'"),
+        (["--mig-strategy", "some"], "'some' is not one of 'none', 'single', 'mixed'"),
+        (["--metrics-address", "x"], "no such option '--metrics-address'"),
+        (["--kubelet-dir", "/nonexistent"], "cannot use the kubelet directory /nonexistent: no such file or directory"),
+        (["--kubelet-dir", "/etc/passwd"], "cannot use the kubelet directory /etc/passwd: it is no directory"),
+        (["--registration", "plugins-registry", "--registry-dir", "/nonexistent"], "cannot use the plugin registry"),
+        (["--resource-prefix", "kubernetes.io"], "cannot use --resource-prefix 'kubernetes.io'"),
+        (["--cdi-kind", "gpu"], "cannot use CDI kind 'gpu'"),
+        (["--run-dir", f"/{'d' * 100}"], "cannot use socket path /ddd"),
+        (["--config", "/nonexistent.yaml"], "cannot read the configuration /nonexistent.yaml"),
+    ],
+)
+async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, told):
+    it = await plugin(*flags)
+    assert await it.ended() == 2
+    assert it.said.startswith("autoclave: ")
+    assert told in it.said
+    assert it.said.count("\n") == 1
+    assert it.heard == []
+
+
+async def test_a_name_that_is_too_long_for_a_socket_ends_it_with_one_line_and_exit_code_2(door, short_tmp, plugin):
+    deep = short_tmp / ("d" * (107 - len(f"{short_tmp}//autoclave/nvidia.com_gpu.sock")))
+    deep.mkdir()
+    door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
+    it = await plugin("--kubelet-dir", deep, "--mig-strategy", "mixed")
+    assert await it.ended() == 2
+    assert it.said.startswith(f"autoclave: cannot use socket path {deep}")
+    assert it.said.count("\n") == 1
+
+
+async def test_flags_win_over_the_environment_and_that_over_the_file(door, short_tmp, kubelet, plugin):
+    assert door.devices
+    file = short_tmp / "plugin.yaml"
+    file.write_text("resource-prefix: file.io\nstrategy: [envvar, volume-mounts]\npass_device_specs: true\n")
+    by_file = await plugin(AUTOCLAVE_CONFIG=str(file))
+    await kubelet.registered("file.io/gpu")
+    await by_file.stop()
+    by_environment = await plugin(AUTOCLAVE_CONFIG=str(file), AUTOCLAVE_RESOURCE_PREFIX="env.io")
+    await kubelet.registered("env.io/gpu")
+    await by_environment.stop()
+    await plugin("--resource-prefix", "flag.io", "--config", file, AUTOCLAVE_RESOURCE_PREFIX="env.io")
+    await kubelet.registered("flag.io/gpu")
+
+
+async def test_it_stays_small(door, kubelet, plugin):
+    door.say(*(gpu(index) for index in range(8)))
+    it = await plugin()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 8})
+    assert int(it.status()["VmRSS"].split()[0]) <= MEMORY
+
+
+def test_it_loads_no_driver_library_and_nothing_heavy():
+    script = "import sys, scrubber.cli.plugin; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert "plugin" in loaded
+    assert not HEAVY & set(loaded)
+
+
+JAIL = """
+set -e
+mount --make-rprivate /
+mount --bind "$0" "$0"
+mount -o remount,bind,ro /
+mount -o remount,bind,ro /tmp 2>/dev/null || true
+if touch /tmp/autoclave-was-here 2>/dev/null; then echo "the root is not read-only" >&2; exit 9; fi
+exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-privs "$@"
+"""
+
+
+def _jail_works() -> str:
+    """Why there can be no jail on this machine; empty if there can."""
+    if not (shutil.which("unshare") and shutil.which("setpriv")):
+        return "util-linux (unshare, setpriv) is not installed"
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", JAIL, "/tmp", "true"], capture_output=True, text=True, check=False
+    )
+    return "" if tried.returncode == 0 else f"this user cannot make namespaces: {tried.stderr.strip()}"
+
+
+async def test_it_needs_no_capability_no_network_no_token_and_no_writable_root(door, kubelet, plugin, short_tmp):
+    if why := _jail_works():
+        pytest.skip(why)
+    assert door.devices
+    it = await plugin(before=["unshare", "--net", "--mount", "sh", "-c", JAIL, str(short_tmp)])
+    await kubelet.registered(GPU)
+    assert {value for name, value in it.status().items() if name.startswith("Cap")} == {"0" * 16}
+    assert it.has_its_own_network()
+    pod = Pod.of("train", {GPU: 2})
+    await kubelet.run(pod)
+    assert (pod.phase, pod.message) == (Phase.RUNNING, "")
+    assert await it.stop() == 0

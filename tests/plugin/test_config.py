@@ -1,0 +1,104 @@
+"""What can be asked of the plugin, and how it is told that something cannot work."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plugin import config
+from plugin.config import Config, Way
+from plugin.response import Strategy
+from scrubber import config as of_the_service
+from scrubber.errors import FatalError
+
+
+@pytest.fixture
+def good(short_tmp):
+    """Nothing to mend."""
+    return Config(kubelet_dir=short_tmp, run_dir=short_tmp / "run", registry_dir=short_tmp)
+
+
+def test_what_is_good_passes_even_before_the_service_made_its_directory(good):
+    config.check(good)
+
+
+def test_the_defaults_are_those_of_the_service():
+    assert (config.RUN_DIR, config.KUBELET_DIR) == (of_the_service.RUN_DIR, of_the_service.KUBELET_DIR)
+    assert Config().scrubber_socket == of_the_service.ScrubberConfig().socket
+
+
+@pytest.mark.parametrize("prefix", ["nvidia.com", "a", "gpu.example.org", "x-1.y", "kubernetes.io.example.com"])
+def test_a_domain_may_be_a_prefix(good, prefix):
+    config.check(replace(good, resource_prefix=prefix))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "why"),
+    [
+        ("", "no lower-case domain"),
+        ("NVIDIA.com", "no lower-case domain"),
+        ("nvidia.com/", "no lower-case domain"),
+        ("nvidia com", "no lower-case domain"),
+        ("-a.com", "no lower-case domain"),
+        ("a..com", "no lower-case domain"),
+        ("a.com\n", "no lower-case domain"),
+        ("kubernetes.io", "for itself"),
+        ("x.kubernetes.io", "for itself"),
+        ("requests.nvidia.com", "for itself"),
+        ("a" * 245, "longer than 244"),
+    ],
+)
+def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
+    with pytest.raises(FatalError, match=why) as told:
+        config.check(replace(good, resource_prefix=prefix))
+    assert "--resource-prefix" in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kubelet_dir": Path("/nonexistent")}, "kubelet directory /nonexistent: no such file.*--kubelet-dir"),
+        ({"kubelet_dir": Path("/etc/passwd")}, "kubelet directory /etc/passwd: it is no directory"),
+        ({"kubelet_dir": Path("/etc/passwd/x")}, "kubelet directory /etc/passwd/x: not a directory"),
+        ({"registration": Way.REGISTRY, "registry_dir": Path("/nonexistent")}, "registry /nonexistent.*--registry-dir"),
+        (
+            {"run_dir": Path("/" + "d" * 100)},
+            "115 bytes long and the kernel takes 107; give a shorter --run-dir",
+        ),
+        ({"cdi_kind": "gpu"}, "cannot use CDI kind"),
+        ({"strategies": ()}, "no device list strategy"),
+        ({"driver_root": Path("here")}, "absolute path"),
+    ],
+)
+def test_what_cannot_work_is_one_line_that_says_what_to_mend(good, change, told):
+    with pytest.raises(FatalError, match=told) as error:
+        config.check(replace(good, **change))
+    assert "\n" not in str(error.value)
+
+
+def test_a_registry_that_is_not_used_need_not_be_there(good):
+    config.check(replace(good, registry_dir=Path("/nonexistent")))
+
+
+def test_a_socket_path_may_be_as_long_as_the_kernel_takes(good):
+    config.check(replace(good, run_dir=Path("/" + "d" * (107 - len("/scrubber.sock") - 1))))
+    with pytest.raises(FatalError):
+        config.check(replace(good, run_dir=Path("/" + "d" * (107 - len("/scrubber.sock")))))
+
+
+def test_a_kubelet_directory_without_room_for_sockets_is_told_before_anything_is_served(good, short_tmp):
+    deep = short_tmp / ("d" * 80)
+    deep.mkdir()
+    with pytest.raises(FatalError, match=r"gpu\.sock: it is .* bytes long and the kernel takes 107.*--kubelet-dir"):
+        config.check(replace(good, kubelet_dir=deep))
+
+
+def test_the_style_is_what_was_asked_for(good):
+    chosen = replace(
+        good, strategies=(Strategy.ENVVAR,), cdi_kind="a.io/b", pass_device_specs=True, driver_root=Path("/run/driver")
+    )
+    style = chosen.style
+    assert (style.strategies, style.cdi_kind, style.pass_device_specs, style.dev_root) == (
+        (Strategy.ENVVAR,), "a.io/b", True, "/run/driver",
+    )  # fmt: skip

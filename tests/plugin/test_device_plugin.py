@@ -1,0 +1,261 @@
+"""The five questions over a real socket, as the kubelet asks them."""
+
+import asyncio
+import time
+
+import grpc
+import grpc.aio
+import pytest
+from structlog.testing import capture_logs
+
+from plugin.device_plugin import DevicePlugin
+from plugin.gate import Gate
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.response import Strategy, Style
+from scrubber.errors import NotReady, Reason, Refused
+from tests.plugin.conftest import WITHIN
+from tests.plugin.scrub_door import gpu, hang, no
+
+GPU = "nvidia.com/gpu"
+A, B, C = "GPU-0000", "GPU-0001", "GPU-0002"
+IN_USE = Refused(Reason.IN_USE, "cannot hand out GPU-0000: a process is still on it")
+
+
+@pytest.fixture
+async def listing(door, followed):
+    """Three devices: clean, clean but without a known node, and one that still has to be scrubbed."""
+    door.say(gpu(0, clean=False), gpu(1), gpu(2, numa_node=None))
+    async with followed() as listing:
+        async with asyncio.timeout(WITHIN):
+            await listing.first()
+        yield listing
+
+
+@pytest.fixture
+def shared_nodes():
+    """What the plugin finds when it looks for the driver's nodes; a test may break it."""
+    return []
+
+
+@pytest.fixture
+async def kubelet(short_tmp, listing, shared_nodes):
+    """The kubelet's end of the socket."""
+    style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
+    plugin = DevicePlugin(GPU, listing, Gate(listing._scrubber, listing), style, lambda: list(shared_nodes))
+    server = grpc.aio.server()
+    deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
+    server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{short_tmp}/plugin.sock") as channel:
+        yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
+    await server.stop(None)
+
+
+async def allocate(kubelet, *groups):
+    requests = [wire.ContainerAllocateRequest(devices_ids=group) for group in groups]
+    answer = await kubelet.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)
+    return list(answer.container_responses)
+
+
+async def start(kubelet, *ids, timeout=WITHIN):  # noqa: ASYNC109 - gRPC's argument
+    return await kubelet.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids), timeout=timeout)
+
+
+async def prefer(kubelet, available, size, must=()):
+    request = wire.ContainerPreferredAllocationRequest(
+        available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+    )
+    asked = wire.PreferredAllocationRequest(container_requests=[request])
+    answer = await kubelet.GetPreferredAllocation(asked, timeout=WITHIN)
+    return [list(each.deviceIDs) for each in answer.container_responses]
+
+
+async def read(stream):
+    async with asyncio.timeout(WITHIN):
+        message = await stream.read()
+    return {device.ID: device.health for device in message.devices}
+
+
+async def test_both_optional_hooks_are_wanted(kubelet):
+    options = await kubelet.GetDevicePluginOptions(wire.Empty())
+    assert options.pre_start_required
+    assert options.get_preferred_allocation_available
+
+
+async def test_the_list_names_the_memory_a_device_is_near_to_if_it_is_known(kubelet):
+    message = await kubelet.ListAndWatch(wire.Empty()).read()
+    assert {it.ID: [node.ID for node in it.topology.nodes] for it in message.devices} == {A: [0], B: [0], C: []}
+    assert [it.HasField("topology") for it in message.devices] == [True, True, False]
+
+
+async def test_every_stream_of_the_kubelet_gets_every_list(kubelet, door):
+    first, second = kubelet.ListAndWatch(wire.Empty()), kubelet.ListAndWatch(wire.Empty())
+    expected = {A: "Healthy", B: "Healthy", C: "Healthy"}
+    assert await read(first) == await read(second) == expected
+    door.say(gpu(0, healthy=False), *door.devices[1:])
+    assert await read(first) == await read(second) == {**expected, A: "Unhealthy"}
+    second.cancel()
+    door.say(gpu(0), *door.devices[1:])
+    assert await read(first) == expected
+
+
+async def test_a_clean_device_is_preferred(kubelet):
+    assert await prefer(kubelet, [A, B, C], 1) == [[B]]
+    assert await prefer(kubelet, [A, B, C], 2, must=[A]) == [[A, B]]
+
+
+async def test_an_unhealthy_device_is_not_preferred_while_there_are_others(kubelet, door):
+    door.say(gpu(0), gpu(1, healthy=False), gpu(2, clean=False))
+    stream = kubelet.ListAndWatch(wire.Empty())
+    while (await read(stream))[B] != "Unhealthy":
+        pass
+    assert await prefer(kubelet, [A, B, C], 1) == [[A]]
+    assert await prefer(kubelet, [A, B, C], 2) == [[A, C]]
+
+
+@pytest.mark.parametrize(("available", "size"), [([], 1), ([A], 2), ([A], 0), ([A], -5), (["nobody's"], 1)])
+async def test_a_wish_that_cannot_be_met_is_no_error(kubelet, available, size):
+    assert await prefer(kubelet, available, size) == [[]]
+
+
+async def test_a_fault_in_the_preference_costs_the_wish_and_not_the_pod(kubelet, monkeypatch):
+    monkeypatch.setattr("plugin.preferred.prefer", lambda *_: 1 / 0)
+    with capture_logs() as lines:
+        assert await prefer(kubelet, [A], 1) == [[]]
+    assert [(line["hook"], line["outcome"]) for line in lines] == [("GetPreferredAllocation", "fault")]
+
+
+async def test_a_preference_asks_nobody(kubelet, door):
+    await door.close()
+    assert await prefer(kubelet, [A, B], 1) == [[B]]
+    assert door.asked == []
+
+
+async def test_every_container_gets_its_own_devices_and_all_are_asked_for_at_once(kubelet, door):
+    answers = await allocate(kubelet, [B], [C, A])
+    assert [dict(it.envs) for it in answers] == [
+        {"NVIDIA_VISIBLE_DEVICES": B},
+        {"NVIDIA_VISIBLE_DEVICES": f"{C},{A}"},
+    ]
+    assert door.asked == [("acquire", (B, C, A))]
+
+
+async def test_the_drivers_nodes_are_looked_for_each_time(kubelet, shared_nodes):
+    assert not (await allocate(kubelet, [A]))[0].devices
+    shared_nodes.append("/dev/nvidiactl")
+    assert [it.host_path for it in (await allocate(kubelet, [A]))[0].devices] == ["/dev/nvidiactl"]
+
+
+@pytest.mark.parametrize("groups", [[], [[]], [[A], []], [[A, A]], [[A], [A]], [["GPU-0009"]], [["$(reboot)"]]])
+async def test_an_allocation_that_no_kubelet_asks_for_is_an_invalid_argument_and_asks_nobody(kubelet, door, groups):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await allocate(kubelet, *groups)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert door.asked == []
+
+
+@pytest.mark.parametrize("ids", [[], [A, A], ["GPU-0009"]])
+async def test_a_start_that_no_kubelet_asks_for_is_an_invalid_argument_and_asks_nobody(kubelet, door, ids):
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await start(kubelet, *ids)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert door.asked == []
+
+
+@pytest.mark.parametrize(
+    ("error", "allocation", "starting"),
+    [
+        (IN_USE, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE),
+        (NotReady(Reason.SCRUBBING, "cannot: x"), grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAVAILABLE),
+        (Refused(Reason.QUARANTINED, "cannot: x"), grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE),
+    ],
+)
+async def test_a_no_has_the_code_that_makes_the_kubelet_do_the_right_thing(kubelet, door, error, allocation, starting):
+    door.answer = no(error)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await allocate(kubelet, [A])
+    assert (refused.value.code(), refused.value.details()) == (allocation, error.message)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await start(kubelet, A)
+    assert (refused.value.code(), refused.value.details()) == (starting, error.message)
+
+
+async def test_an_absent_service_is_a_no_that_tells_tenants_nothing_of_the_node(kubelet, door, short_tmp):
+    await door.close()
+    for asked in (allocate(kubelet, [A]), start(kubelet, A)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await asked
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert str(short_tmp) not in (refused.value.details() or "")
+
+
+async def test_the_kubelet_has_seen_the_unhealthy_device_before_it_hears_the_no(kubelet, door):
+    stream = kubelet.ListAndWatch(wire.Empty())
+    assert (await read(stream))[A] == "Healthy"
+    seen: dict[str, float] = {}
+
+    async def listen() -> None:
+        while (await read(stream))[A] != "Unhealthy":
+            pass
+        seen["list"] = time.monotonic()
+
+    listening = asyncio.create_task(listen())
+    door.answer = no(IN_USE, lambda: door.say(gpu(0, healthy=False), gpu(1), gpu(2)))
+    with pytest.raises(grpc.aio.AioRpcError):
+        await allocate(kubelet, [A])
+    heard = time.monotonic()
+    await listening
+    assert heard - seen["list"] > 0.05
+
+
+async def test_without_a_deadline_a_start_is_answered_too(kubelet, door):
+    await start(kubelet, A, timeout=None)
+    assert 28 < door.left[0] < 29.5  # gRPC adds a little
+
+
+async def test_a_start_that_the_kubelet_gave_up_is_given_up_and_told(kubelet, door):
+    door.answer = hang
+    with capture_logs() as lines:
+        asking = asyncio.create_task(start(kubelet, A))
+        await door.until(lambda door: door.asked)
+        asking.cancel()
+        await asyncio.wait({asking})
+        async with asyncio.timeout(WITHIN):
+            while not lines:  # noqa: ASYNC110 - the log has no event
+                await asyncio.sleep(0.01)
+    assert [(line["hook"], line["outcome"]) for line in lines] == [("PreStartContainer", "cancelled")]
+
+
+async def test_a_fault_of_ours_is_internal_and_its_traceback_is_in_the_log(kubelet, door, monkeypatch):
+    monkeypatch.setattr("plugin.response.respond", lambda *_: 1 / 0)
+    with capture_logs() as lines, pytest.raises(grpc.aio.AioRpcError) as failed:
+        await allocate(kubelet, [A])
+    assert (failed.value.code(), failed.value.details()) == (
+        grpc.StatusCode.INTERNAL,
+        "a fault inside the device plugin",
+    )
+    assert [(line["outcome"], line["exc_info"]) for line in lines] == [("fault", True)]
+    assert door.asked == []  # what cannot be answered is not acquired
+
+
+async def test_each_hook_is_one_line_in_the_log(kubelet, door):
+    with capture_logs() as lines:
+        await allocate(kubelet, [B], [C])
+        await start(kubelet, B)
+        door.answer = no(IN_USE)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await allocate(kubelet, [A])
+    told = [
+        {name: line[name] for name in ("hook", "resource", "devices", "outcome", "reason", "log_level")}
+        for line in lines
+    ]
+    assert told == [
+        {"hook": hook, "resource": GPU, "devices": ids, "outcome": outcome, "reason": reason, "log_level": level}
+        for hook, ids, outcome, reason, level in [
+            ("Allocate", [B, C], "ok", "", "info"),
+            ("PreStartContainer", [B], "ok", "", "info"),
+            ("Allocate", [A], "refused", "in-use", "warning"),
+        ]
+    ]
+    assert all(0 <= line["seconds"] < WITHIN for line in lines)

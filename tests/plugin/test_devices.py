@@ -1,0 +1,42 @@
+"""Under which name a device is offered, if at all."""
+
+import pytest
+
+from plugin import devices
+from plugin.devices import Device, MigStrategy
+from tests.plugin.scrub_door import gpu
+
+WHOLE = gpu(0)
+SLICE = gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb")
+
+
+@pytest.mark.parametrize(
+    ("advert", "strategy", "expected"),
+    [
+        (WHOLE, MigStrategy.NONE, "a.io/gpu"),
+        (WHOLE, MigStrategy.SINGLE, "a.io/gpu"),
+        (WHOLE, MigStrategy.MIXED, "a.io/gpu"),
+        (SLICE, MigStrategy.NONE, None),
+        (SLICE, MigStrategy.SINGLE, "a.io/gpu"),
+        (SLICE, MigStrategy.MIXED, "a.io/mig-1g.10gb"),
+    ],
+)
+def test_the_name_depends_on_the_kind_of_device_and_the_strategy(advert, strategy, expected):
+    assert devices.resource_name(advert, "a.io", strategy) == expected
+
+
+def test_everything_that_is_known_of_a_device_is_kept():
+    advert = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
+    assert list(devices.offered([advert], "nvidia.com", MigStrategy.NONE)) == [
+        Device("GPU-0003", "nvidia.com/gpu", False, True, 3, False, 1, "nvlink-0", ("/dev/nvidia3",))
+    ]
+
+
+def test_what_is_not_offered_leaves_no_trace():
+    assert [it.uuid for it in devices.offered([SLICE, WHOLE], "nvidia.com", MigStrategy.NONE)] == [WHOLE.device]
+
+
+@pytest.mark.parametrize(("said", "known"), [(None, None), (-1, None), (0, 0), (1, 1)])
+def test_a_memory_node_below_zero_is_an_unknown_one(said, known):
+    (device,) = devices.offered([gpu(0, numa_node=said)], "nvidia.com", MigStrategy.NONE)
+    assert device.numa_node == known

@@ -1,0 +1,167 @@
+"""What is asked of the scrub service, and what is not even asked."""
+
+import asyncio
+import time
+
+import pytest
+
+from plugin import gate as module
+from plugin.gate import Gate
+from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from tests.plugin.conftest import WITHIN
+from tests.plugin.scrub_door import gpu, hang, no
+
+GPU = "nvidia.com/gpu"
+A, B = "GPU-0000", "GPU-0001"
+IN_USE = Refused(Reason.IN_USE, "cannot hand out GPU-0000: a process is still on it")
+
+
+def all_well(shown):
+    return shown == {A: True, B: True}
+
+
+@pytest.fixture
+async def listing(door, followed):
+    """Two devices, known."""
+    door.say(gpu(0), gpu(1), gpu(7, mig=True, resource="nvidia.com/mig-1g.10gb"))
+    async with followed() as listing:
+        async with asyncio.timeout(WITHIN):
+            await listing.first()
+        yield listing
+
+
+@pytest.fixture
+def gate(listing):
+    """Asks the service of the test."""
+    return Gate(listing._scrubber, listing)
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        ([], "no device was named"),
+        ([[]], "no device was named"),
+        ([[A], []], "no device was named"),
+        ([[A, A]], "a device was named twice"),
+        ([[A], [A]], "a device was named twice"),
+        ([[""]], "a device name is empty"),
+        ([["x" * 64]], "longer than 63 characters"),
+        ([["GPU-1;rm"]], "holds a character"),
+        ([["GPU-0000\n"]], "holds a character"),
+        ([["GPU-0009"]], "GPU-0009 is no device of nvidia.com/gpu"),
+        ([["GPU-0007"]], "GPU-0007 is no device of nvidia.com/gpu"),
+        ([[A, "all"]], "all is no device of nvidia.com/gpu"),
+        ([[f"GPU-{it}" for it in range(257)]], "257 devices were named"),
+    ],
+)
+def test_a_wrong_question_is_refused_and_nobody_is_asked(gate, door, groups, told):
+    with pytest.raises(InvalidRequest, match=told):
+        gate.named(GPU, groups)
+    assert door.asked == []
+
+
+def test_the_devices_of_a_request_come_back_container_by_container(gate):
+    assert [[it.uuid for it in group] for group in gate.named(GPU, [[B], [A]])] == [[B], [A]]
+
+
+def devices(gate, *names):
+    return gate.named(GPU, [list(names)])[0]
+
+
+async def test_all_devices_are_asked_for_together_and_once(gate, door):
+    await gate.acquire(GPU, devices(gate, B, A))
+    await gate.start(devices(gate, A), 30.0)
+    assert door.asked == [("acquire", (B, A)), ("start", (A,))]
+
+
+@pytest.mark.parametrize("kind", [Refused, NotReady])
+async def test_a_no_is_passed_on_and_not_asked_again(gate, door, kind):
+    door.answer = no(kind(Reason.IN_USE, "cannot hand out GPU-0000: a process is still on it"))
+    with pytest.raises(kind) as refused:
+        await gate.acquire(GPU, devices(gate, A))
+    assert refused.value.reason is Reason.IN_USE
+    with pytest.raises(kind):
+        await gate.start(devices(gate, A), 30.0)
+    assert [what for what, _ in door.asked] == ["acquire", "start"]
+
+
+async def test_the_refused_device_is_shown_as_unhealthy_before_the_refusal_is_told(gate, door, listing, read):
+    door.answer = no(IN_USE, lambda: door.say(gpu(0, healthy=False), gpu(1)))
+    reader = read(listing)
+    await reader.until(all_well)
+    with pytest.raises(Refused):
+        await gate.acquire(GPU, devices(gate, A))
+    assert reader.lists[-1] == {A: False, B: True}
+
+
+async def test_a_refusal_waits_only_so_long_for_a_list_that_does_not_come(gate, door, listing, read):
+    door.answer = no(IN_USE)
+    reader = read(listing)
+    await reader.until(all_well)
+    begun = time.monotonic()
+    with pytest.raises(Refused):
+        await gate.acquire(GPU, devices(gate, A))
+    assert module.SHOWN_WITHIN + module.SETTLING <= time.monotonic() - begun + 0.01 < 2
+
+
+async def test_a_refusal_leaves_the_kubelet_a_moment_to_take_the_list_in(gate, door):
+    door.answer = no(IN_USE)
+    begun = time.monotonic()
+    with pytest.raises(Refused):
+        await gate.acquire(GPU, devices(gate, A))
+    assert time.monotonic() - begun >= module.SETTLING
+
+
+async def test_a_service_that_is_away_when_a_pod_asks_makes_everything_unhealthy_at_once(gate, door, listing, read):
+    door.silence = 60.0
+    door.say(*door.devices)
+    reader = read(listing)
+    await reader.until(all_well)
+    wanted = devices(gate, A)
+    await door.close()
+    with pytest.raises(Unreachable):
+        await gate.acquire(GPU, wanted)
+    assert reader.lists[-1] == {A: False, B: False}
+
+
+async def test_a_service_that_is_away_when_a_container_starts_takes_no_device_out(gate, door, listing, read):
+    """The kubelet tries the container again by itself; a flap would cost the node its devices for ten seconds."""
+    door.silence = 60.0
+    reader = read(listing)
+    await reader.until(all_well)
+    wanted = devices(gate, A)
+    await door.close()
+    with pytest.raises(Unreachable):
+        await gate.start(wanted, 30.0)
+    assert all(map(all_well, reader.lists))
+
+
+async def test_a_service_that_hangs_when_a_pod_asks_is_a_no_in_time(gate, door, listing, read, monkeypatch):
+    monkeypatch.setattr(module, "ACQUIRE_WITHIN", 0.2)
+    door.answer, door.mute, door.silence = hang, True, 60.0
+    reader = read(listing)
+    await reader.until(all_well)
+    with pytest.raises(NotReady) as late:
+        await gate.acquire(GPU, devices(gate, A))
+    assert late.value.reason is Reason.TIMED_OUT
+    assert reader.lists[-1] == {A: False, B: False}
+
+
+async def test_a_start_takes_no_longer_than_the_kubelet_waits(gate, door):
+    door.answer = hang
+    begun = time.monotonic()
+    with pytest.raises(NotReady):
+        await gate.start(devices(gate, A), 0.2)
+    assert time.monotonic() - begun < 2
+
+
+async def test_an_allocation_may_take_6_seconds_and_a_start_29_or_what_the_kubelet_has_left(gate, door):
+    await gate.acquire(GPU, devices(gate, A))
+    for left in (30.0, 12.0, None):
+        await gate.start(devices(gate, A), left)
+    assert door.left == [pytest.approx(it, abs=0.9) for it in (6.0, 29.0, 12.0, 29.0)]
+
+
+async def test_the_service_is_told_that_a_start_will_be_asked_for(gate, door):
+    await gate.acquire(GPU, devices(gate, A))
+    assert door.announced == [True]

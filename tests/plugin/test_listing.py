@@ -1,0 +1,338 @@
+"""What the kubelet is shown, whatever the scrub service does."""
+
+import asyncio
+import time
+from typing import cast
+
+import pytest
+from structlog.testing import capture_logs
+
+from plugin import listing as module
+from plugin.devices import MigStrategy
+from scrubber.api import client
+from scrubber.core import view
+from tests.plugin.conftest import WITHIN
+from tests.plugin.scrub_door import gpu
+
+GPU = "nvidia.com/gpu"
+A, B = "GPU-0000", "GPU-0001"
+
+
+def everything(healthy):
+    return lambda shown: shown and set(shown.values()) == {healthy}
+
+
+def exactly(**wanted):
+    return lambda shown: shown == {name.replace("_", "-"): healthy for name, healthy in wanted.items()}
+
+
+async def first(listing):
+    async with asyncio.timeout(WITHIN):
+        await listing.first()
+
+
+async def test_a_stream_begins_with_the_full_list(door, followed, read):
+    door.say(gpu(0), gpu(1, healthy=False))
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(exactly(GPU_0000=True, GPU_0001=False))
+        assert reader.lists == [{A: True, B: False}]
+
+
+async def test_a_verdict_is_shown_within_100_ms(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        waits = []
+        for healthy in [False, True] * 10:
+            begun = time.monotonic()
+            reader.forget()
+            door.say(gpu(0), gpu(1, healthy=healthy))
+            await reader.until(exactly(GPU_0000=True, GPU_0001=healthy))
+            waits.append(time.monotonic() - begun)
+        assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+async def test_a_device_that_was_shown_never_leaves_the_list(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        door.say(gpu(0))
+        await reader.until(exactly(GPU_0000=True, GPU_0001=False))
+        reader.forget()
+        door.say()
+        await reader.until(everything(False))
+        assert all(set(shown) == {A, B} for shown in reader.lists)
+        door.say(gpu(0), gpu(1))
+        await reader.until(everything(True))
+
+
+async def test_a_device_that_changes_its_name_stays_unhealthy_under_the_old_one(door, followed, read):
+    door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
+    async with followed(MigStrategy.MIXED) as listing:
+        await first(listing)
+        old, new = read(listing, "nvidia.com/mig-1g.10gb"), read(listing, "nvidia.com/mig-2g.20gb")
+        await old.until(exactly(GPU_0001=True))
+        door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-2g.20gb"))
+        await old.until(exactly(GPU_0001=False))
+        await new.until(exactly(GPU_0001=True))
+        assert listing.resources() == {GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"}
+
+
+async def test_a_second_stream_takes_nothing_from_the_first(door, followed, read):
+    door.say(gpu(0))
+    async with followed() as listing:
+        await first(listing)
+        readers = [read(listing) for _ in range(5)]
+        for healthy in (True, False, True, False):
+            door.say(gpu(0, healthy=healthy))
+            for reader in readers:
+                await reader.until(everything(healthy))
+                reader.forget()
+        await readers.pop().close()
+        door.say(gpu(0))
+        for reader in readers:
+            await reader.until(everything(True))
+
+
+async def test_what_the_kubelet_cannot_see_is_no_reason_for_another_list(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        door.say(gpu(0, clean=False), gpu(1))
+        async with asyncio.timeout(WITHIN):
+            await listing._bell.until(lambda: not listing.shown(GPU)[0].clean)
+        door.say(gpu(0, clean=False), gpu(1, healthy=False))
+        await reader.until(exactly(GPU_0000=True, GPU_0001=False))
+        assert len(reader.lists) == 2
+
+
+async def test_the_last_list_is_believed_for_as_long_as_the_service_said(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    door.silence = 0.7
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        begun = time.monotonic()
+        await door.close()
+        await reader.until(everything(False))
+        assert 0.6 < time.monotonic() - begun < 1.8  # what is asked anew would be found out after 2
+        reader.forget()
+        await door.open()
+        await reader.until(everything(True))
+
+
+async def test_a_service_that_is_back_in_time_was_never_away(door, followed, read):
+    door.say(gpu(0))
+    door.silence = 60.0
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        await door.close()
+        await door.open()
+        watched = door.watched
+        await door.until(lambda door: door.watched > watched)
+        door.say(gpu(0), gpu(1))
+        await reader.until(exactly(GPU_0000=True, GPU_0001=True))
+        assert all(everything(True)(shown) for shown in reader.lists)
+
+
+async def test_without_patience_every_silence_is_shown(door, followed, read):
+    door.say(gpu(0))
+    door.silence = 0.0
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        await door.close()
+        await reader.until(everything(False), within=1.5)
+
+
+async def test_a_service_that_hangs_behind_an_open_stream_is_found_out(door, followed, read, monkeypatch):
+    monkeypatch.setattr(module, "ASKED_AGAIN_EVERY", 0.1)
+    monkeypatch.setattr(module, "ANSWERS_WITHIN", 1.0)
+    door.say(gpu(0))
+    door.silence = 1.0
+    with capture_logs() as lines:
+        async with followed() as listing:
+            await first(listing)
+            reader = read(listing)
+            await reader.until(everything(True))
+            begun = time.monotonic()
+            door.mute = True
+            await reader.until(everything(False))
+            assert 0.9 < time.monotonic() - begun < 1.9  # from the question on, not from the lost patience
+            reader.forget()
+            door.mute = False
+            await reader.until(everything(True))
+    told = [line["event"] for line in lines]
+    assert told.count("the scrub service is away") == 1
+    assert told.count("the scrub service answers again") == 1
+
+
+async def test_asking_anew_is_no_silence(door, followed, read, monkeypatch):
+    monkeypatch.setattr(module, "ASKED_AGAIN_EVERY", 0.01)
+    door.say(gpu(0))
+    door.silence = 0.0
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await door.until(lambda door: door.watched >= 20)
+        assert reader.lists == [{A: True}]
+
+
+@pytest.mark.parametrize("way", ["away", "brief", "refusing"])
+async def test_a_service_that_keeps_failing_is_asked_a_few_times_a_second_and_told_of_less(door, followed, read, way):
+    door.say(gpu(0))
+    door.silence = 0.0
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        with capture_logs() as lines:
+            if way == "away":
+                await door.close()
+            door.brief = way == "brief"
+            door.mute = way == "refusing"
+            door.say(gpu(0))
+            await asyncio.sleep(0.5)  # the quick tries are over
+            watched, told, shown = door.watched, len(lines), len(reader.lists)
+            await asyncio.sleep(2)
+        assert door.watched - watched <= 10
+        assert len(lines) - told <= 20
+        assert len(reader.lists) - shown <= 20
+
+
+async def test_what_a_pod_found_unanswered_is_unhealthy_at_once_until_there_is_a_new_answer(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    door.silence = 60.0
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        door.mute = True
+        reader.forget()
+        listing.unanswered()
+        listing.unanswered()
+        await reader.until(everything(False), within=0.5)
+        door.mute = False
+        door.say(gpu(0), gpu(1))
+        await reader.until(everything(True), within=1.5)  # not only when it is time to ask again
+
+
+class Scripted:
+    """Says what the test hands it, at the very moment; a stream for each time it is asked."""
+
+    def __init__(self) -> None:
+        self.streams: list[asyncio.Queue[view.Adverts]] = []
+
+    async def watch(self):
+        self.streams.append(asyncio.Queue())
+        stream = self.streams[-1]
+        while True:
+            yield await stream.get()
+
+
+async def test_what_was_said_before_a_pod_found_no_answer_proves_nothing():
+    scrubber = Scripted()
+    listing = module.Listing(cast(client.Scrubber, scrubber), "nvidia.com", MigStrategy.NONE)
+    task = asyncio.create_task(listing.follow())
+    await asyncio.sleep(0)
+    scrubber.streams[0].put_nowait(view.Adverts((gpu(0),), 60.0))
+    await first(listing)
+    await asyncio.sleep(0)
+    scrubber.streams[0].put_nowait(view.Adverts((gpu(0),), 60.0))  # has come, and is not read yet
+    listing.unanswered()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(device.healthy for device in listing.shown(GPU))
+    assert len(scrubber.streams) == 2
+    scrubber.streams[1].put_nowait(view.Adverts((gpu(0),), 60.0))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert all(device.healthy for device in listing.shown(GPU))
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_an_unhealthy_list_counts_only_when_every_stream_was_handed_it(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    async with followed() as listing:
+        await first(listing)
+        quick = read(listing)
+        await quick.until(everything(True))
+        slow = listing.changes(GPU)
+        await anext(slow)
+        door.say(gpu(0), gpu(1, healthy=False))
+        await quick.until(exactly(GPU_0000=True, GPU_0001=False))
+        assert not await listing.until_unhealthy(GPU, [A, B], 0.05)
+        await anext(slow)
+        assert not await listing.until_unhealthy(GPU, [A, B], 0.05)  # handed over, not known to be sent
+        later = asyncio.create_task(anext(slow))
+        assert await listing.until_unhealthy(GPU, [A, B], WITHIN)
+        assert not await listing.until_unhealthy(GPU, [A], 0.05)
+        later.cancel()
+        await asyncio.wait({later})
+
+
+async def test_with_nobody_to_see_it_there_is_nothing_to_wait_for(door, followed):
+    door.say(gpu(0))
+    async with followed() as listing:
+        await first(listing)
+        assert await listing.until_unhealthy(GPU, [A], 0.0)
+
+
+async def test_before_the_first_list_nothing_is_known_and_the_log_says_so_once(door, followed):
+    await door.close()
+    with capture_logs() as lines:
+        async with followed() as listing:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await listing.first()
+            assert listing.resources() == frozenset()
+            assert [line["event"] for line in lines] == ["waiting for the scrub service"]
+            door.say(gpu(0))
+            await door.open()
+            await first(listing)
+            assert listing.resources() == {GPU}
+    assert [line["event"] for line in lines][1:] == ["devices known"]
+
+
+async def test_a_resource_that_appears_later_is_told(door, followed):
+    door.say()
+    async with followed(MigStrategy.MIXED) as listing:
+        await first(listing)
+        more = asyncio.create_task(listing.more(frozenset()))
+        door.say(gpu(0))
+        async with asyncio.timeout(WITHIN):
+            assert await more == {GPU}
+            more = asyncio.create_task(listing.more({GPU}))
+            door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
+            assert await more == {"nvidia.com/mig-1g.10gb"}
+
+
+async def test_a_restarted_service_is_followed_with_what_it_says_then(door, followed, read):
+    door.say(gpu(0), gpu(1))
+    async with followed() as listing:
+        await first(listing)
+        reader = read(listing)
+        await reader.until(everything(True))
+        await door.close()
+        door.devices = (gpu(1, healthy=False), gpu(2))
+        await door.open()
+        await reader.until(lambda shown: shown == {A: False, B: False, "GPU-0002": True})
+
+
+async def test_a_list_is_in_the_order_of_the_node(door, followed):
+    door.say(gpu(2), gpu(0), gpu(1))
+    async with followed() as listing:
+        await first(listing)
+        assert [device.index for device in listing.shown(GPU)] == [0, 1, 2]

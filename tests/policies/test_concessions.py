@@ -1,0 +1,25 @@
+"""What a policy gives up is said in words, and the shipped default gives up nothing."""
+
+import pytest
+
+from policies import concessions, load
+from policies.model import Gate, Mode, Policy, Proof, Starts
+
+
+@pytest.mark.parametrize("name", ["default", "strict"])
+def test_the_default_and_the_strict_policy_give_up_nothing(name):
+    assert concessions.of(load.load(name).defaults) == ()
+
+
+@pytest.mark.parametrize(
+    ("policy", "word"),
+    [
+        (Policy(mode=Mode.OBSERVE), "mode observe"),
+        (Policy(gate=Gate.PRESTART), "gate prestart"),
+        (Policy(model=Starts.PER_POD), "model per-pod"),
+        (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),
+    ],
+)
+def test_each_concession_is_named_by_the_word_that_makes_it(policy, word):
+    [sentence] = concessions.of(policy)
+    assert sentence.startswith(f"{word}: ")
