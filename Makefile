@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench mutate night proto docs lock clean
+.PHONY: help demo test lint format bench mutate night soak proto docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ mutate: $(READY) ## every mutant of the core, not only the gate's sample
 
 night: $(READY) ## the gate with many random examples and every mutant
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 $(ARGS)
+
+soak: $(READY) ## 200 random kills and 1,000 pods through the whole chain
+	@$(BIN)/python -m pytest -q --soak tests/soak $(ARGS)
 
 proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \

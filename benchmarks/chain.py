@@ -41,6 +41,7 @@ class Driven:
     pid: int
     registered: float  # seconds from its start
     again: Callable[[], Awaitable[None]]  # makes all devices free and clean
+    verdicts: Callable[[], Awaitable[list[Figure]]]  # measured last: it leaves sick devices behind
 
 
 async def measure(*, quick: bool) -> list[Figure]:
@@ -52,6 +53,7 @@ async def measure(*, quick: bool) -> list[Figure]:
                 figures += await _pods(driven, 2 if quick else max(4, 240 // size))
                 if size == SIZES[0]:
                     figures += await _process(driven, 5.0 if quick else IDLE)
+                figures += await driven.verdicts()
     return figures
 
 
@@ -107,6 +109,19 @@ def _seconds(kubelet: Kubelet, method: str) -> list[float]:
     return [call.seconds * 1000 for call in kubelet.calls if call.method == method and call.outcome == "OK"][1:]
 
 
+async def _verdicts(stage: Stage, rounds: int) -> list[Figure]:
+    """From the moment a GPU is quarantined until the kubelet has the list that says so."""
+    times = []
+    async with stage.admin() as admin:
+        for uuid in stage.uuids[:rounds]:
+            began = time.perf_counter()
+            await admin.quarantine(uuid, "measured", "make bench")
+            await stage.kubelet.until(lambda uuid=uuid: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
+            times.append((time.perf_counter() - began) * 1000)
+    name = f"autoclave, {len(stage.uuids)} devices: verdict to the kubelet's list, the longest"
+    return [Figure(name, max(times), "ms", len(times), "<= 100 ms")]
+
+
 @asynccontextmanager
 async def _ours(size: int) -> AsyncIterator[Driven]:
     async with rig.service(size) as stage:
@@ -117,7 +132,10 @@ async def _ours(size: int) -> AsyncIterator[Driven]:
         async def again() -> None:
             await _given_back(stage)
 
-        yield Driven("autoclave", stage.kubelet, RESOURCE, size, stage.plugin.pid, seconds, again)
+        async def verdicts() -> list[Figure]:
+            return await _verdicts(stage, 8)
+
+        yield Driven("autoclave", stage.kubelet, RESOURCE, size, stage.plugin.pid, seconds, again, verdicts)
 
 
 async def _given_back(stage: Stage) -> None:
@@ -161,7 +179,10 @@ async def _driven(
         async def again() -> None:
             """Nothing was kept."""
 
-        yield Driven(name, kubelet, resource, devices, process.pid, seconds, again)
+        async def verdicts() -> list[Figure]:
+            return []  # nobody judges
+
+        yield Driven(name, kubelet, resource, devices, process.pid, seconds, again, verdicts)
     finally:
         process.send_signal(signal.SIGTERM)
         await process.wait()

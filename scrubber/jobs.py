@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from policies.model import Eviction, Passes
-from scrubber import engine, log
+from scrubber import carrying, engine, log
 from scrubber.core import answers, decide, grounds, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, Trigger
@@ -122,6 +122,11 @@ class Jobs:
         self, device: str, path: ScrubPath, trigger: Trigger, ruling: Ruling, op: str, by: str = "autoclave"
     ) -> Running:
         """Record the job, then start it. The caller holds the device's lock and has decided."""
+        return await carrying.through(self._begin(device, path, trigger, ruling, op, by))
+
+    async def _begin(
+        self, device: str, path: ScrubPath, trigger: Trigger, ruling: Ruling, op: str, by: str
+    ) -> Running:  # fmt: skip
         job = Job(self._token(6), path, trigger, self._now())
         quarantined = self._ledger.records[device].state is State.QUARANTINED
         event = ev.ProbationStarted(job, by) if quarantined else ev.ScrubStarted(job)

@@ -16,14 +16,17 @@ from plugin.testing.runtime import Devices
 from scrubber.devices.simulated import containers, layout
 
 BLOCK = 64  # bytes: a mark fits into one
+# A process that becomes another program has no environment, and so no container, for a moment: these stay what they are
+# from the line that they say on, until they are ended or their standard input is.
+SANDBOX = "echo; read -r _"
 # Opens the memory and writes the mark into some blocks; then says so and stays, unless it is an init container's.
-SCRIPT = """
+CONTAINER = """
 exec 9<>"$1" || exit
 for block in $4; do
   printf %s "$2" | dd of="$1" bs=64 seek="$block" conv=notrunc status=none || exit
 done
 echo
-[ "$3" = init ] || exec sleep infinity >&-
+[ "$3" = init ] || read -r _
 """
 
 
@@ -38,7 +41,7 @@ class Containers:
     async def open_sandbox(self, pod: Pod) -> None:
         """The pod is there from now on."""
         if (pod.uid, "") not in self._running:
-            self._running[pod.uid, ""] = [await _spawn(pod.uid, "sleep", "infinity")]
+            self._running[pod.uid, ""] = [await _started(pod.uid, SANDBOX)]
 
     async def close_sandbox(self, pod: Pod) -> None:
         """The pod has gone."""
@@ -54,10 +57,8 @@ class Containers:
             memory = layout.find(self._simulated, uuid).memory
             last = memory.stat().st_size // BLOCK - 1
             words = (str(memory), mark(pod.uid), container.kind.value, f"0 {last // 2} {last}")
-            process = await _spawn(pod.uid, "sh", "-c", SCRIPT, "sh", *words)
+            process = await _started(pod.uid, CONTAINER, *words)
             running.append(process)
-            if process.stdout is None or not await process.stdout.readline():
-                raise RuntimeError(f"container {container.name} could not use {memory}")
             if container.kind is Kind.INIT:
                 await process.wait()
 
@@ -86,11 +87,15 @@ def mark(pod: str) -> str:
     return f"<{pod}>"
 
 
-async def _spawn(pod: str, *command: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
+async def _started(pod: str, script: str, *words: str) -> asyncio.subprocess.Process:
+    """A process of the pod, as soon as it has said its line."""
+    process = await asyncio.create_subprocess_exec(
+        *("sh", "-c", script, "sh", *words),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env={"PATH": os.environ.get("PATH", os.defpath), containers.MARK: pod},
         start_new_session=True,
     )
+    if process.stdout is None or not await process.stdout.readline():
+        raise RuntimeError(f"a process of pod {pod} did not start: {' '.join(words)}")
+    return process

@@ -148,8 +148,8 @@ async def _pod_a(play: Play) -> None:
     untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
     refused = status.phase is Phase.FAILED and "still in use" in status.message
     play.check(refused and untouched, "the kubelet gives GPU 0 to pod B: refused, A's memory is not touched", uuid)
-    shown = stage.kubelet.devices(RESOURCE)[uuid]
-    play.check(shown == "Unhealthy", "GPU 0 is not offered any more, so that no other pod is tried on it")
+    await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
+    play.check(True, "GPU 0 is not offered any more, so that no other pod is tried on it")
 
 
 async def _hand_over(play: Play) -> None:
@@ -217,8 +217,8 @@ async def _killed(play: Play) -> None:
     play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
     status = await stage.kubelet.admit(play.pod("early", 1))
     play.check(status.phase is Phase.FAILED, "a pod that asks meanwhile is not admitted", status.message)
-    none = stage.kubelet.allocatable[RESOURCE] == 0
-    play.check(none, "nothing is offered while nobody can say what is clean")
+    await stage.kubelet.until(lambda: stage.kubelet.allocatable[RESOURCE] == 0)
+    play.check(True, "nothing is offered while nobody can say what is clean")
     drills.heal(stage.simulated, uuid)
     await stage.start()
     device = await stage.settled(KILLED, lambda device: device.receipt is not None)

@@ -10,12 +10,13 @@ Rule 4: who was seen on a device and could not be recorded is recorded before an
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TypeVar
 
-from scrubber import log
+from scrubber import carrying, log
 from scrubber.core import events as ev
 from scrubber.core import states, story
 from scrubber.core.events import Entry, Event
@@ -69,7 +70,6 @@ class Ledger:
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
         self._moved = asyncio.Event()
-        self._writing: set[asyncio.Task[None]] = set()
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
@@ -99,11 +99,8 @@ class Ledger:
         return self._head.seq
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
-        """Record the events of one operation, all or none. A caller that is cancelled does not tear it apart."""
-        task = asyncio.create_task(self._append(op, events))
-        self._writing.add(task)
-        task.add_done_callback(self._writing.discard)
-        await asyncio.shield(task)
+        """Record the events of one operation, all or none. Whoever is cancelled meanwhile leaves when it is done."""
+        await carrying.through(self._append(op, events))
 
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
@@ -111,8 +108,9 @@ class Ledger:
                 await self._catch_up(op, {device for device, _ in events})
             await self._record(op, events)
         for device, event in events:
-            level = "warning" if isinstance(event, NOTABLE) else "debug"
-            getattr(logger, level)(story.tell(event), op=op, device=device, row=self.seq)
+            level = logging.WARNING if isinstance(event, NOTABLE) else logging.DEBUG
+            if logger.is_enabled_for(level):  # every grant passes here, and a sentence takes as long as a decision
+                logger.log(level, story.tell(event), op=op, device=device, row=self.seq)
         self.announce()
 
     async def _catch_up(self, op: str, wanted: set[str]) -> None:
@@ -180,8 +178,7 @@ class Ledger:
 
     async def close(self) -> None:
         """Finish what is being written, then let go of the file."""
-        if self._writing:
-            await asyncio.wait(self._writing)
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
+        async with self._lock:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
         self._writer.shutdown()
         self._readers.shutdown()

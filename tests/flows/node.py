@@ -129,12 +129,12 @@ class Node:
         for uuid in uuids or self.stage.uuids:
             await self.reach(uuid, lambda device: device.state == "clean")
 
-    async def unfinished(self, pod: Pod) -> str:
-        """Delete a pod: the scrub after it begins and stands still until ``heal``. The job's id."""
+    async def leave(self, pod: Pod) -> str:
+        """Delete a pod; whatever scrub follows stands still until ``heal``. Its GPU."""
         uuid = self.gpu(pod)
         self.stall(uuid)
         await self.kubelet.delete(pod)
-        return await self.job(uuid)
+        return uuid
 
     def stall(self, uuid: str) -> None:
         """A scrub of it does not end."""
@@ -156,15 +156,16 @@ class Node:
         async with self.stranger(spare), asyncio.timeout(WITHIN):
             while len(await self.history(spare, "soiled")) == seen:
                 await self.reach(spare, lambda device: device.state != "clean")
+        await self.clean(spare)  # begun by a later round: that one is over for the other GPUs, too
 
     @asynccontextmanager
-    async def stranger(self, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[int]:
+    async def stranger(self, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[None]:
         """A process on a GPU that nobody here has started there: of this container, or of none."""
         use = partial(tenants.occupy, container=container) if container else tenants.zombie
         pid = await asyncio.to_thread(use, self.stage.simulated, uuid, secret)
         process = os.pidfd_open(pid)
         try:
-            yield pid
+            yield
         finally:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -214,8 +215,9 @@ class Node:
         await self.kubelet.registered(RESOURCE, WITHIN)
 
     async def restart_plugin(self) -> None:
-        """Killed, and back."""
+        """Killed, and back once the kubelet has noticed: until then it believes in the old one."""
         await self.stage.plugin.end(signal.SIGKILL)
+        await self.offered(0)
         await self.stage.plugin.start()
         await self.kubelet.registered(RESOURCE, WITHIN)
 
@@ -223,6 +225,11 @@ class Node:
         """Killed, and back."""
         await self.stage.service.end(signal.SIGKILL)
         await self.stage.start()
+
+    async def kill_service(self) -> None:
+        """Killed, and the kubelet has heard of it: for policies that believe a silent service for no time at all."""
+        await self.stage.service.end(signal.SIGKILL)
+        await self.offered(0)
 
     async def reboot(self) -> None:
         """Everything is killed and comes back under another driver; pods wait to be admitted again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -326,3 +327,36 @@ async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(wor
     assert world.service.jobs.of(device) is None
     await world.life.monitor.round()
     assert world.state(device) is not State.SCRUBBING or world.service.jobs.of(device) is not None
+
+
+async def cut_in_the_middle(world, work):
+    """The caller is gone while its row is being written."""
+    asking = asyncio.create_task(work)
+    while not world.life.ledger._lock.locked():  # noqa: ASYNC110 - a lock tells nobody when it is taken
+        await asyncio.sleep(0)
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+
+
+async def test_a_scrub_whose_caller_left_is_joined_by_the_next_one(world):
+    device = world.uuids[0]
+    await cut_in_the_middle(world, world.service.scrub(device, Path.FAST))
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert world.state(device) is State.CLEAN
+
+
+async def test_a_scrub_whose_caller_left_has_its_job_as_soon_as_its_row(world):
+    device = world.uuids[0]
+    await cut_in_the_middle(world, world.service.scrub(device, Path.FAST))
+    assert world.state(device) is State.SCRUBBING
+    assert world.life.jobs.of(device) is not None
+
+
+async def test_nobody_else_decides_about_a_device_before_what_was_decided_is_recorded(world):
+    """The lock outlives a caller that was cut off, for as long as its row is being written."""
+    device = world.uuids[0]
+    await cut_in_the_middle(world, world.acquire("pod", device, announced=True))
+    assert world.state(device) is State.GRANTED
+    assert not world.life.ledger._lock.locked()

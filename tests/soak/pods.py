@@ -1,0 +1,197 @@
+"""Pods that come, live and go by their own dice while the programs under them are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from plugin.testing.kubelet import NotRunning, PodEnded
+from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from scrubber.cli.stage import RESOURCE
+from tests.flows.node import Node
+from tests.soak.dice import dice as dice_of
+from tests.soak.waiting import within
+from tests.soak.witness import Witness
+
+R = TypeVar("R")
+
+AT_ONCE = 5  # pods, on three GPUs: some must wait
+RUNS_WITHIN = 40.0  # seconds for an admitted pod, with a kill about every second
+
+
+@dataclass
+class Tally:
+    """What came of them."""
+
+    pods: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    waited: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    crashes: int = 0
+    zombies: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def refuse(self, pod: Pod) -> None:
+        """It failed, and must say why."""
+        why = re.search(r"Allocate failed due to (.+), which is unexpected", pod.message)
+        if pod.phase is not Phase.FAILED or why is None:
+            self.faults.append(f"{pod.name} was refused without a reason: {pod.status}")
+        else:
+            self.refused[_plain(why[1])] += 1
+
+    def wait(self, pod: Pod) -> None:
+        """Its containers wait, and must say what for."""
+        for name, status in pod.statuses.items():
+            if status.state is State.WAITING and status.reason and not status.message:
+                self.faults.append(f"{name} of {pod.name} waits without a reason: {status}")
+            elif status.message:
+                self.waited[_plain(status.message)] += 1
+
+
+class Pods:
+    """All of them. ``over`` ends the coming, not the going."""
+
+    def __init__(self, node: Node, witness: Witness, seed: str) -> None:
+        self.tally = Tally()
+        self.over = False
+        self.kubelet_runs = asyncio.Event()
+        self.kubelet_runs.set()
+        self._shaken = asyncio.Event()
+        self._kubelet = node.kubelet
+        self._witness = witness
+        self._seed = seed
+        self._placed: dict[str, int] = {}  # UID to GPUs, as a scheduler counts
+
+    async def keep_coming(self) -> None:
+        """Until it is over; returns when the last one has gone."""
+        dice = dice_of(self._seed, "coming")
+        async with asyncio.TaskGroup() as lives:
+            while not self.over:
+                pod = _pod(dice, self.tally.pods)
+                if not await self._fits(pod, dice):
+                    continue
+                self.tally.pods += 1
+                self._placed[pod.uid] = _gpus(pod)
+                lives.create_task(self._live(pod, dice_of(self._seed, pod.name)))
+                await asyncio.sleep(dice.uniform(0, 0.05))
+
+    def shake(self) -> None:
+        """Whoever was to crash or to end some time does it now."""
+        shaken, self._shaken = self._shaken, asyncio.Event()
+        shaken.set()
+
+    async def _fits(self, pod: Pod, dice: random.Random) -> bool:
+        """As a scheduler would place it; one in ten is bound to the node whatever it offers."""
+        bound = dice.random() < 0.1
+
+        def room() -> bool:
+            free = self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
+            return len(self._placed) < AT_ONCE and (bound or free >= _gpus(pod))
+
+        while not self.over and not room():
+            with suppress(TimeoutError):
+                await self._kubelet.until(lambda: room() or self.over, 0.1)
+        return not self.over
+
+    async def _live(self, pod: Pod, dice: random.Random) -> None:
+        try:
+            status = await self._insist(lambda: self._admit(pod))
+            if status is not Phase.FAILED and await self._up(pod, dice):
+                await self._work(pod, dice)
+            await self._end(pod, dice)
+        finally:
+            self._placed.pop(pod.uid, None)
+
+    async def _admit(self, pod: Pod) -> Phase:
+        """Not again when a new kubelet has refused it already."""
+        if pod.phase is not Phase.FAILED:
+            await self._kubelet.admit(pod)
+        return pod.phase
+
+    async def _up(self, pod: Pod, dice: random.Random) -> bool:
+        """Whether it runs in the end; not when a new kubelet does not admit it again."""
+        async with within(RUNS_WITHIN, lambda: f"{pod.name} to run: {pod.status} {pod.statuses}"):
+            while True:
+                for container in pod.of_kind(Kind.INIT):
+                    if pod.statuses[container.name].state is State.RUNNING:  # the kubelet died in the middle of it
+                        await self._kubelet.exit_container(pod, container.name)
+                try:
+                    if await self._insist(lambda: self._kubelet.sync(pod)):
+                        return True
+                except PodEnded:
+                    return False
+                self.tally.wait(pod)
+                await asyncio.sleep(dice.uniform(0.05, 0.2))
+
+    async def _work(self, pod: Pod, dice: random.Random) -> None:
+        """Its containers crash a few times, and some leave a process behind."""
+        for _ in range(dice.choice((0, 0, 1, 2, 3))):
+            await self._until_shaken(dice.uniform(0.02, dice.choice((0.4, 0.4, 2.0))))
+            name = dice.choice([it.name for it in pod.of_kind(Kind.SIDECAR, Kind.APP)])
+            self._maybe_careless(pod, name, dice)
+            self.tally.crashes += 1
+            await self._kubelet.exit_container(pod, name)
+            if not await self._up(pod, dice):
+                return
+        await self._until_shaken(dice.uniform(0.02, dice.choice((0.4, 0.4, 2.0))))
+
+    async def _until_shaken(self, most: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._shaken.wait(), most)
+
+    async def _end(self, pod: Pod, dice: random.Random) -> None:
+        if pod.phase is Phase.FAILED:
+            self.tally.refuse(pod)
+            await self._insist(lambda: self._kubelet.delete(pod))
+            return
+        self._maybe_careless(pod, dice.choice(pod.containers).name, dice)
+        end = dice.choice(("finished", "deleted", "force-deleted"))
+        self.tally.ended[end] += 1
+        if end == "finished":
+            await self._kubelet.finish(pod)
+        if end == "force-deleted":
+            await self._insist(lambda: self._kubelet.force_delete(pod))
+            self._placed.pop(pod.uid)
+            await asyncio.sleep(dice.uniform(0.1, 1.2))
+            await self._kubelet.end_orphan(pod)
+        else:
+            await self._insist(lambda: self._kubelet.delete(pod))
+
+    def _maybe_careless(self, pod: Pod, name: str, dice: random.Random) -> None:
+        if dice.random() < 0.25:
+            self.tally.zombies += 1
+            self._witness.careless.add((pod.uid, name))
+
+    async def _insist(self, deed: Callable[[], Awaitable[R]]) -> R:
+        """Again with the next kubelet when one dies in the middle of it."""
+        while True:
+            await self.kubelet_runs.wait()
+            with suppress(NotRunning):
+                return await deed()
+            await asyncio.sleep(0.01)
+
+
+def _pod(dice: random.Random, number: int) -> Pod:
+    """One or two GPUs; some with an init container that uses the same, some with a sidecar that has its own."""
+    gpus = {RESOURCE: dice.choice((1, 1, 1, 2))}
+    main, shape = Container("main", gpus), dice.random()
+    if shape < 0.2:
+        return Pod(f"pod-{number}", (Container("init", gpus, Kind.INIT), main))
+    if shape < 0.35:
+        return Pod(f"pod-{number}", (Container("side", {RESOURCE: 1}, Kind.SIDECAR), Container("main", {RESOURCE: 1})))
+    return Pod(f"pod-{number}", (main,))
+
+
+def _gpus(pod: Pod) -> int:
+    return sum(it.resources[RESOURCE] for it in pod.of_kind(Kind.SIDECAR, Kind.APP))
+
+
+def _plain(words: str) -> str:
+    """Without names and numbers, for counting."""
+    return re.sub(r"GPU-[0-9a-f-]+|[0-9a-f]{8}-[0-9a-f-]{27}|/\S+|\d+", "#", words)
