@@ -1,7 +1,7 @@
 """The one question: may these devices go out, may a container start on them? The scrub service answers, nobody else.
 
-Every failure is one of ``scrubber.errors``, and each one means no. Nothing is asked twice here: the kubelet waits, and
-the service has used up the time that the policy allows.
+Every failure is one of ``scrubber.errors``, and each one means no. What was answered is not asked again: the kubelet
+waits, and the service has used up the time that the policy allows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from scrubber.api import client
 from scrubber.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
 
 ACQUIRE_WITHIN = 6.0  # seconds: the policy's budget is at most 5 s, and the service keeps it
+SECOND_CHANCE = 1.0  # seconds in which a service that restarts is waited for: more, and the node stands still for it
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 SHOWN_WITHIN = 0.3  # seconds that a refusal waits for the unhealthy list to be sent
 SETTLING = 0.1  # seconds that the kubelet has to take that list in
@@ -51,7 +52,7 @@ class Gate:
         """All of these devices may go to a new tenant, or an error; the list shows a refusal before the error does."""
         ids = [device.uuid for device in devices]
         try:
-            await self._scrubber.acquire(ids, announced=True, timeout=ACQUIRE_WITHIN)
+            await self._acquire(ids)
         except AutoclaveError as error:
             if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
                 self._listing.unanswered()
@@ -59,6 +60,17 @@ class Gate:
             await self._listing.until_unhealthy(resource, ids, SHOWN_WITHIN)
             await asyncio.sleep(SETTLING)
             raise
+
+    async def _acquire(self, ids: Sequence[str]) -> None:
+        """Ask, and once more when the service is back in a moment: it restarts sometimes, and a no is the pod's end."""
+        clock = asyncio.get_running_loop().time
+        ends = clock() + ACQUIRE_WITHIN
+        try:
+            await self._scrubber.acquire(ids, announced=True, timeout=ACQUIRE_WITHIN)
+        except Unreachable:
+            if not await self._scrubber.reachable(min(SECOND_CHANCE, ends - clock())):
+                raise
+            await self._scrubber.acquire(ids, announced=True, timeout=ends - clock())
 
     async def start(self, devices: Sequence[Device], left: float | None) -> None:
         """A container may start on these devices, or an error; the kubelet waits for ``left`` seconds, or for ever.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ R = TypeVar("R")
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 300),
 )
 _REASONS = {reason.value: reason for reason in Reason}
 SHORT = 10.0  # seconds for questions that are answered from memory
@@ -50,6 +51,14 @@ class _Door:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
+
+    async def reachable(self, within: float) -> bool:
+        """Whether there is a connection; waits for one, but no longer than this."""
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), within)
+        except TimeoutError:
+            return False
+        return True
 
     async def _ask(self, call: Awaitable[R]) -> R:
         with translated(self.socket):
@@ -80,7 +89,7 @@ class Scrubber(_Door):
         """Say that the last user is gone."""
         await self._ask(self._stub.Release(scrub_pb2.ReleaseRequest(devices=devices), timeout=timeout))
 
-    async def watch(self) -> AsyncIterator[view.Adverts]:
+    async def watch(self) -> AsyncGenerator[view.Adverts, None]:
         """The full list at once and at every change, until the caller stops."""
         with translated(self.socket):
             async for message in self._stub.Watch(scrub_pb2.WatchRequest()):

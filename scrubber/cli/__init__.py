@@ -8,6 +8,7 @@ clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 130 inter
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -93,4 +94,5 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The command ``autoclave``."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is loaded: what it chats is not for our users
     cli.main(prog_name="autoclave")

@@ -124,6 +124,19 @@ async def test_a_service_that_is_away_when_a_pod_asks_makes_everything_unhealthy
     assert reader.lists[-1] == {A: False, B: False}
 
 
+async def test_a_service_that_restarts_while_a_pod_asks_fails_no_pod(gate, door, listing, read):
+    reader = read(listing)
+    await reader.until(all_well)
+    wanted = devices(gate, A)
+    await door.close()
+    asking = asyncio.create_task(gate.acquire(GPU, wanted))
+    await asyncio.sleep(0.2)  # it has found nobody
+    assert not asking.done()
+    await door.open()
+    await asking
+    assert door.asked[-1] == ("acquire", (A,))
+
+
 async def test_a_service_that_is_away_when_a_container_starts_takes_no_device_out(gate, door, listing, read):
     """The kubelet tries the container again by itself; a flap would cost the node its devices for ten seconds."""
     door.silence = 60.0

@@ -130,8 +130,8 @@ class Storm:
             return f"containers to start after {self.killed}; offered: {kubelet.devices(RESOURCE)}; {words}"
 
         async with within(BACK_WITHIN, what):
-            await kubelet.registered(RESOURCE, None)  # type: ignore[arg-type]
-            await kubelet.until(lambda: self._witness.begun.total() >= wanted, None)
+            await kubelet.registered(RESOURCE, BACK_WITHIN)
+            await kubelet.until(lambda: self._witness.begun.total() >= wanted, BACK_WITHIN)
 
     def _heal(self) -> None:
         for uuid in self._node.stage.uuids:

@@ -1,0 +1,246 @@
+"""What the vendor's device plugin was seen to do wrong on the bench, done right, from the driver to the kubelet.
+
+Of what was seen there, a sickness that marks one of many ids of a GPU has no counterpart: here a GPU has one id. That
+all of several GPUs that fall sick together are marked is tested. That PreStartContainer is no empty gesture is what all
+of ``test_wipes`` and ``test_skips`` is about, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.testing.pods import Phase
+from scrubber.cli.stage import RESOURCE
+from scrubber.devices.simulated import drills, layout
+from tests.flows.node import Node, brisk
+
+FATAL = 79
+WINDOW = 1.5  # seconds over which messages and log lines are counted
+MOST_LISTS, MOST_LINES = 3, 20  # in that time; the plugin that was seen sent 21,000 lists
+SOON_BACK = brisk("quarantine: {probation: {first: 1s, longest: 1s}}", "budgets: {silence: 0s}")
+
+
+async def test_an_unhealthy_gpu_is_neither_handed_out_nor_preferred(node):
+    bad, good = node.stage.uuids
+    await fall_sick(node, bad)
+    async with node.door() as plugin:
+        for ids in ([bad], [good, bad]):
+            with pytest.raises(grpc.aio.AioRpcError, match="quarantined") as refused:
+                await plugin.Allocate(allocating(ids))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert (await node.status(good)).state == "clean", "what was asked for together is refused together"
+    async with node.door() as plugin:
+        answer = await plugin.GetPreferredAllocation(
+            wire.PreferredAllocationRequest(
+                container_requests=[
+                    wire.ContainerPreferredAllocationRequest(available_deviceIDs=[bad, good], allocation_size=1)
+                ]
+            )
+        )
+    assert [list(each.deviceIDs) for each in answer.container_responses] == [[good]]
+
+
+async def test_prestart_says_no_to_a_gpu_that_nobody_was_given_and_to_one_that_fell_sick(node):
+    pod = node.pod("train")
+    await node.kubelet.admit(pod)
+    granted = node.gpu(pod)
+    [idle] = set(node.stage.uuids) - {granted}
+    async with node.door() as plugin:
+        with pytest.raises(grpc.aio.AioRpcError, match="not written down whose it is"):
+            await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[idle]))
+    drills.xid(node.stage.simulated, granted, FATAL)
+    await node.health(granted, "Unhealthy")
+    assert not await node.kubelet.sync(pod)
+    assert "Unavailable" in node.waiting(pod)
+    assert node.kubelet.starts == []
+
+
+async def test_no_device_one_device_twice_and_one_that_is_not_there_are_refused_by_both_hooks(node):
+    one, _ = node.stage.uuids
+    admitted: tuple[tuple[list[str], ...], ...] = (
+        (),
+        ([],),
+        ([one, one],),
+        ([one], [one]),
+        ([one], []),
+        (["GPU-not-there"],),
+    )
+    started: tuple[list[str], ...] = ([], [one, one], ["GPU-not-there"])
+    async with node.door() as plugin:
+        wrong = [
+            *(plugin.Allocate(allocating(*groups)) for groups in admitted),
+            *(plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids)) for ids in started),
+        ]
+        for call in wrong:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert [(await node.status(uuid)).state for uuid in node.stage.uuids] == ["clean", "clean"]
+
+
+async def test_x11_a_running_container_keeps_its_sick_gpu_and_does_not_start_on_it_again(node):
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    await fall_sick(node, uuid)
+    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("exposed", left)
+    assert (await node.kubelet.restart_container(pod, "main")).starts == 1
+    assert "it is unhealthy" in node.waiting(pod)
+    await node.kubelet.delete(pod)
+    await node.reach(uuid, lambda device: device.state == "quarantined")
+
+
+async def hang_up(node):
+    """SIGHUP to the plugin and, with another policy, to the service."""
+    os.kill(node.stage.plugin.pid, signal.SIGHUP)
+    await node.said(node.stage.plugin, "SIGHUP is ignored")
+    node.rule(brisk())
+    os.kill(node.stage.service.pid, signal.SIGHUP)
+    await node.said(node.stage.service, "policy loaded")
+
+
+async def test_no_restart_and_no_signal_makes_an_unhealthy_gpu_healthy(build):
+    node = await build(2, brisk("budgets: {silence: 0s}"))
+    bad, good = node.stage.uuids
+    await fall_sick(node, bad)
+    words: set[str | None] = set()
+    async with watching(node, lambda devices: words.add(devices.get(bad))):
+        for event in (hang_up, Node.restart_kubelet, Node.restart_plugin, Node.restart_service):
+            await event(node)
+            await node.reach(good, lambda device: device.healthy)
+            await node.health(good, "Healthy")
+            assert node.kubelet.devices(RESOURCE)[bad] == "Unhealthy"
+    assert words <= {"Unhealthy", None}, "None while a new kubelet has no list yet"
+    assert (await node.status(bad)).state == "quarantined"
+    assert (await node.kubelet.run(node.pod("both", gpus=2))).phase is Phase.FAILED
+
+
+async def test_gpus_that_fall_sick_together_are_all_unhealthy(build):
+    node = await build(3)
+    for uuid in node.stage.uuids:
+        drills.xid(node.stage.simulated, uuid, FATAL)
+    for uuid in node.stage.uuids:
+        await node.health(uuid, "Unhealthy")
+
+
+@pytest.mark.parametrize("fault", ["unreadable", "xids"])
+async def test_a_driver_that_fails_at_once_or_floods_causes_no_storm_and_takes_out_one_gpu(node, fault):
+    bad, good = node.stage.uuids
+    events = layout.find(node.stage.simulated, bad).events
+    events.write_text("nonsense\n" if fault == "unreadable" else f"{FATAL}\n" * 5000)
+    await node.health(bad, "Unhealthy")
+    logs = (node.stage.plugin.log, node.stage.service.log)
+    before = [log.read_text().count("\n") for log in logs]
+    lists: list[dict[str, str]] = []
+    async with listening(node, lists.append):
+        await asyncio.sleep(WINDOW)  # what is counted is what does not happen meanwhile
+    lines = [log.read_text().count("\n") - count for log, count in zip(logs, before, strict=True)]
+    assert 1 <= len(lists) <= MOST_LISTS
+    assert max(lines) <= MOST_LINES
+    assert node.kubelet.devices(RESOURCE) == {bad: "Unhealthy", good: "Healthy"}
+    assert node.gpu(await node.run("train")) == good
+
+
+async def test_a_second_stream_takes_no_news_away_from_the_first(node):
+    bad, other = node.stage.uuids
+    heard = asyncio.Queue[dict[str, str]]()
+    async with listening(node, heard.put_nowait):
+        assert await heard.get() == {bad: "Healthy", other: "Healthy"}
+        await fall_sick(node, bad)
+        assert await heard.get() == {bad: "Unhealthy", other: "Healthy"}
+    await fall_sick(node, other)  # and its end does not end the first
+
+
+@pytest.mark.parametrize("socket", ["left", "removed"])
+async def test_sigterm_ends_the_plugin_within_a_second_while_the_kubelet_is_absent(build, socket):
+    node = await build(1)
+    await node.kubelet.kill()
+    await node.said(node.stage.plugin, "kubelet")
+    if socket == "removed":
+        (node.stage.kubelet_dir / "kubelet.sock").unlink()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await node.stage.plugin.end(signal.SIGTERM) == 0
+    assert loop.time() - began < 1.0
+
+
+async def test_a_gpu_becomes_healthy_again_by_evidence_without_any_restart(build):
+    node = await build(1, SOON_BACK)
+    [uuid] = node.stage.uuids
+    await fall_sick(node, uuid)
+    running = (node.stage.plugin.pid, node.stage.service.pid)
+    await node.clean(uuid)
+    await node.health(uuid, "Healthy")
+    status = await node.status(uuid)
+    assert status.receipt is not None
+    assert (status.receipt.path, (node.stage.plugin.pid, node.stage.service.pid)) == ("slow", running)
+    await node.run("train")
+
+
+async def test_a_gpu_that_stays_sick_does_not_become_healthy_by_waiting(build):
+    node = await build(1, SOON_BACK)
+    [uuid] = node.stage.uuids
+    drills.bad_memory(node.stage.simulated, uuid)
+    async with node.stage.admin() as operator:
+        [result] = [it.result async for it in operator.scrub([uuid]) if it.result]
+    assert not result.clean
+    await node.health(uuid, "Unhealthy")
+    seen: set[str] = set()
+    async with listening(node, lambda devices: seen.update(devices.values())):
+        await node.reach(uuid, lambda device: device.quarantine is not None and device.quarantine.probes >= 1)
+        await node.reach(uuid, lambda device: device.job is None)
+    assert seen == {"Unhealthy"}
+    assert await node.scrubs(uuid) == 1
+
+
+async def fall_sick(node: Node, uuid: str) -> None:
+    """The driver reports a fatal error, and the kubelet has heard of it."""
+    drills.xid(node.stage.simulated, uuid, FATAL)
+    await node.health(uuid, "Unhealthy")
+
+
+def allocating(*groups: Sequence[str]) -> wire.AllocateRequest:
+    """Devices for some containers."""
+    return wire.AllocateRequest(
+        container_requests=[wire.ContainerAllocateRequest(devices_ids=group) for group in groups]
+    )
+
+
+@asynccontextmanager
+async def listening(node: Node, heard: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
+    """A second reader of the plugin's list beside the kubelet."""
+
+    async def listen() -> None:
+        async with node.door() as plugin:
+            async for told in plugin.ListAndWatch(wire.Empty()):
+                heard({device.ID: device.health for device in told.devices})
+
+    async with _meanwhile(listen()):
+        yield
+
+
+@asynccontextmanager
+async def watching(node: Node, seen: Callable[[dict[str, str]], None]) -> AsyncIterator[None]:
+    """What the kubelet believes, looked at after each change."""
+    async with _meanwhile(node.kubelet.until(lambda: seen(node.kubelet.devices(RESOURCE)), within=None)):
+        yield
+
+
+@asynccontextmanager
+async def _meanwhile(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """It runs until the end of this; should it have ended by itself, that is a failure."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+        assert not task.done(), task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,311 @@
+"""What befalls pods on a node, event by event: who is asked, what is scrubbed, and what is left alone.
+
+The ids are those of the end-to-end runs on a real kubelet (X), of the kubelet's faults (R) and of the table of
+scenarios. What is special about memory in use stands in ``test_wipes``, about a scrub that is due in ``test_skips``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.testing.kubelet import NotRunning
+from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from scrubber.cli.stage import RESOURCE
+from tests.flows.node import Node, brisk
+
+ONE = {RESOURCE: 1}
+LATE = brisk("gate: prestart")  # PreStartContainer is what waits for a scrub
+
+
+async def test_x2_init_and_app_share_a_gpu_and_one_scrub_and_the_next_pod_gets_its_own(build):
+    node = await build(1)
+    pod = await node.run("train", Container("fetch", ONE, Kind.INIT), Container("main", ONE))
+    uuid = node.gpu(pod)
+    assert node.gpu(pod, "fetch") == uuid
+    assert node.asked("Allocate") == node.asked("PreStartContainer") == [(uuid,), (uuid,)]
+    assert await node.scrubs(uuid) == 1
+    assert node.memory(uuid), "what the init container left is the app container's"
+    await node.kubelet.delete(pod)
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_x3_a_sidecar_and_an_app_on_other_gpus_do_not_disturb_each_other(node):
+    pod = await node.run("web", Container("proxy", ONE, Kind.SIDECAR), Container("main", ONE))
+    proxy, main = node.gpu(pod, "proxy"), node.gpu(pod)
+    assert proxy != main
+    left = node.memory(proxy)
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert node.asked("PreStartContainer") == [(proxy,), (main,), (main,)]
+    assert (await node.scrubs(proxy), await node.scrubs(main)) == (1, 1)
+    assert node.memory(proxy) == left
+
+
+async def test_x4_a_crash_loop_costs_no_scrub_and_loses_no_memory(build):
+    node = await build(1)
+    pod = await node.run("crash")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    for _ in range(3):
+        assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert node.asked("Allocate") == [(uuid,)]
+    assert node.asked("PreStartContainer") == [(uuid,)] * 4
+    assert (await node.scrubs(uuid), node.memory(uuid)) == (1, left)
+
+
+async def test_x4_when_all_containers_of_a_pod_are_restarted_each_keeps_its_memory(node):
+    pod = await node.run("pair", Container("left", ONE), Container("right", ONE))
+    gpus = {name: node.gpu(pod, name) for name in ("left", "right")}
+    before = {name: node.memory(uuid) for name, uuid in gpus.items()}
+    for name in gpus:
+        await node.kubelet.exit_container(pod, name)
+    assert await node.kubelet.sync(pod)
+    assert [await node.scrubs(uuid) for uuid in gpus.values()] == [1, 1]
+    assert {name: node.memory(uuid) for name, uuid in gpus.items()} == before
+
+
+async def test_x15_a_kubelet_restart_under_running_containers_changes_nothing(node):
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    [spare] = set(node.stage.uuids) - {uuid}
+    before = len(node.kubelet.calls)
+    await node.restart_kubelet()
+    await node.offered(2)
+    hooks = {call.method for call in node.kubelet.calls[before:]}
+    assert hooks == {"GetDevicePluginOptions", "ListAndWatch"}
+    assert (await node.status(uuid)).owner == pod.uid
+    assert node.gpu(await node.run("other")) == spare
+    assert (await node.scrubs(uuid), node.memory(uuid)) == (1, left)
+
+
+async def test_x19_r11_a_restart_without_prestart_is_the_same_tenants_and_the_next_one_finds_nothing(build):
+    node = await build(1)
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    await node.stage.plugin.end(signal.SIGKILL)
+    await node.kubelet.kill()
+    await node.kubelet.start()
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert [start.prestart for start in node.kubelet.starts] == [True, False]
+    await node.stage.plugin.start()
+    await node.offered(1)
+    assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (pod.uid, 1)
+    assert node.memory(uuid) == left
+    await node.kubelet.delete(pod)
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_x29_a_kubelet_that_is_killed_during_prestart_joins_the_same_job_when_it_is_back(build):
+    node = await build(1, LATE)
+    uuid = await node.leave(await node.run("first"))
+    second = node.pod("second")
+    await node.kubelet.admit(second)
+    start = asyncio.create_task(node.kubelet.sync(second))
+    await node.within("PreStartContainer")
+    await node.kubelet.kill()
+    with pytest.raises(NotRunning):
+        await start
+    await node.kubelet.start()
+    await node.offered(1)
+    start = asyncio.create_task(node.kubelet.sync(second))
+    await node.within("PreStartContainer")
+    node.heal(uuid)
+    assert await start
+    assert await node.scrubs(uuid) == len(await node.history(uuid, "scrub-started")) == 2
+
+
+async def test_x30_a_kubelet_that_is_killed_during_allocate_starts_anew_and_the_job_serves_the_next_pod(build):
+    node = await build(1)
+    uuid = await node.leave(await node.run("first"))
+    admission = asyncio.create_task(node.kubelet.admit(node.pod("lost")))
+    await node.within("Allocate")
+    await node.kubelet.kill()
+    with pytest.raises(NotRunning):
+        await admission
+    await node.kubelet.start()
+    await node.offered(1)
+    await node.kubelet.delete(node.pods["lost"])
+    run = asyncio.create_task(node.run("next"))
+    await node.within("Allocate")
+    node.heal(uuid)
+    await run
+    assert await node.scrubs(uuid) == len(await node.history(uuid, "scrub-started")) == 2
+
+
+async def test_x30_a_grant_of_a_kubelet_that_died_counts_as_used(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    async with node.door() as plugin:  # as the kubelet asks that dies before it has written down the answer
+        await plugin.Allocate(asking(uuid))
+    assert (await node.status(uuid)).state == "granted"
+    await node.restart_kubelet()
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_x16_a_restart_of_the_plugin_leaves_a_running_pod_alone(node):
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    await node.restart_plugin()
+    await node.offered(2)
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.scrubs(uuid), node.memory(uuid)) == (1, left)
+    assert node.gpu(await node.run("other")) != uuid
+
+
+@pytest.mark.parametrize("restart", [Node.restart_plugin, Node.restart_kubelet])
+async def test_x16_a_restart_between_allocate_and_prestart_costs_nothing(build, restart):
+    node = await build(1)
+    pod = node.pod("train")
+    await node.kubelet.admit(pod)
+    await restart(node)
+    assert await node.kubelet.sync(pod)
+    assert (node.asked("Allocate"), await node.scrubs(node.gpu(pod))) == ([(node.gpu(pod),)], 1)
+
+
+async def test_x16_while_the_plugin_is_away_a_pod_ends_and_its_gpu_is_clean_when_the_plugin_is_back(build):
+    node = await build(1)
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    await node.stage.plugin.end(signal.SIGKILL)
+    await node.offered(0)
+    await node.kubelet.delete(pod)
+    await node.clean(uuid)
+    assert not node.memory(uuid)
+    await node.stage.plugin.start()
+    await node.offered(1)
+    assert node.gpu(await node.run("next")) == uuid
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_while_the_service_is_away_a_pod_ends_and_its_gpu_is_not_healthy_before_it_is_scrubbed(build):
+    node = await build(1, brisk("budgets: {silence: 0s}"))
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    await node.kill_service()
+    await node.kubelet.delete(pod)
+    left = node.memory(uuid)
+    assert (await node.kubelet.admit(node.pod("early"))).phase is Phase.FAILED
+    assert node.memory(uuid) == left
+    await node.stage.start()
+    await node.clean(uuid)
+    await node.health(uuid, "Healthy")
+    assert not node.memory(uuid)
+    await node.run("next")
+
+
+async def test_x20_after_a_reboot_pods_that_are_too_early_are_lost_and_every_gpu_is_proven_anew(node):
+    pod = await node.run("train")
+    await node.reboot()
+    assert await node.kubelet.readmit() == [pod]
+    assert (pod.phase, "no healthy devices present" in pod.message) == (Phase.FAILED, True)
+    await node.stage.plugin.start()
+    await node.offered(2)
+    await node.clean()
+    for uuid in node.stage.uuids:
+        assert await node.scrubs(uuid) == 2
+        assert not node.memory(uuid)
+
+
+async def test_x21_s6_after_a_reboot_a_pod_starts_again_without_allocate_on_a_gpu_that_was_proven_anew(build):
+    node = await build(1)
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    await node.reboot()
+    await node.stage.plugin.start()
+    await node.offered(1)
+    await node.clean()
+    assert await node.kubelet.readmit() == []
+    assert not node.memory(uuid)
+    assert await node.kubelet.sync(pod)
+    assert (len(node.asked("Allocate")), len(node.asked("PreStartContainer"))) == (1, 2)
+    assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (pod.uid, 2)
+    await node.kubelet.delete(pod)
+    await node.run("next")
+    assert await node.scrubs(uuid) == 3
+
+
+async def test_x23_a_pod_that_is_deleted_during_prestart_starts_and_is_killed_and_its_gpu_is_scrubbed(build):
+    node = await build(1, LATE)
+    first = await node.run("first")
+    uuid = await node.leave(first)
+    second = node.pod("second")
+    await node.kubelet.admit(second)
+    start = asyncio.create_task(node.kubelet.sync(second))
+    await node.within("PreStartContainer")
+    delete = asyncio.create_task(node.kubelet.delete(second))
+    node.heal(uuid)
+    await asyncio.gather(start, delete)
+    assert [start.pod for start in node.kubelet.starts] == [first.uid, second.uid]
+    assert node.memory(uuid)
+    await node.run("third")
+    assert await node.scrubs(uuid) == 3
+
+
+async def test_s2_a_stateful_set_that_makes_its_pod_again_has_a_new_tenant(build):
+    node = await build(1)
+    first = await node.run("db-0")
+    uuid = node.gpu(first)
+    await node.kubelet.delete(first)
+    second = await node.run("db-0")
+    assert (first.name, node.gpu(second)) == (second.name, uuid)
+    assert first.uid != second.uid
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_a_static_pod_that_is_made_again_under_its_uid_gets_a_scrub_with_its_new_grant(node):
+    first = await node.run("static")
+    uuid = node.gpu(first)
+    await node.run("other")
+    await node.kubelet.delete(first)
+    node.kubelet.list_pod_resources()  # frees what it held
+    second = Pod("static", first.containers, uid=first.uid)
+    assert (await node.kubelet.run(second)).phase is Phase.RUNNING
+    assert node.asked("Allocate").count((uuid,)) == 2
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_x31_a_grant_whose_pod_failed_before_any_start_is_given_on_in_the_same_kubelet_life(node):
+    held = await node.run("held")
+    await node.kubelet.force_delete(held)
+    failed = node.pod("failed", Container("a", ONE), Container("b", ONE))
+    status = await node.kubelet.run(failed)
+    [free] = set(node.stage.uuids) - set(*node.asked("Allocate")[:1])
+    assert (status.phase, node.asked("Allocate")[1]) == (Phase.FAILED, (free,))
+    assert (await node.status(free)).state == "granted"
+    assert node.gpu(await node.run("next")) == free
+    assert await node.scrubs(free) == 1
+
+
+async def test_x31_a_grant_on_which_somebody_was_seen_is_not_given_on(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    async with node.door() as plugin:
+        await plugin.Allocate(asking(uuid))
+    async with node.stranger(uuid, "nobodys-pod", b"a secret"):
+        await node.reach(uuid, lambda device: device.state == "exposed")
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_x32_over_the_budget_the_gpu_is_unhealthy_before_the_pod_is_refused(build):
+    node = await build(1, brisk("budgets: {allocate: 300ms, owner_wait: 0s}"))
+    uuid = await node.leave(await node.run("first"))
+    refused = asyncio.create_task(node.kubelet.admit(node.pod("second")))
+    call = await node.within("Allocate")
+    await node.kubelet.until(lambda: call.outcome or node.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
+    assert not call.outcome, "the list comes before the error"
+    status = await refused
+    assert (status.phase, "it is being scrubbed" in status.message) == (Phase.FAILED, True)
+    node.heal(uuid)
+    await node.health(uuid, "Healthy")
+    await node.run("third")
+
+
+def asking(*uuids: str) -> wire.AllocateRequest:
+    """What the kubelet sends for one container."""
+    return wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=uuids)])

@@ -1,0 +1,217 @@
+"""A scrub that is due is never left out, however much what happens looks like something harmless.
+
+The ids are those of the cases in which a naive implementation skips a needed scrub. Not here:
+
+* S2 is ``test_s2_a_stateful_set_that_makes_its_pod_again_has_a_new_tenant``, S6 is
+  ``test_x21_s6_after_a_reboot_a_pod_starts_again_without_allocate_on_a_gpu_that_was_proven_anew``.
+* S9, another plugin that takes the resource over, looks to us like S10: a container that nobody asked for.
+* S12, S13 and S19 are cases of the DRA interface, which this plugin does not serve; S18 needs MIG slices, which
+  simulated GPUs do not have.
+* S15: ``test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof``. S16:
+  ``test_s16_a_device_keeps_its_history_under_another_index_and_another_device_has_none``. S17:
+  ``test_s17_a_jump_of_the_wall_clock_ages_no_proof_and_no_quarantine``.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.testing.pods import Container, Kind, Phase, State
+from scrubber.cli.stage import RESOURCE
+from scrubber.devices.simulated import drills
+from tests.flows.node import brisk
+
+ONE = {RESOURCE: 1}
+SILENT = brisk("budgets: {silence: 0s}")  # a service that is away is noticed at once
+
+
+async def test_s1_s3_the_same_gpus_as_last_time_are_no_restart_and_neither_is_one_of_them(node):
+    first = await node.run("first", gpus=2)
+    gpus = node.kubelet.held(first)["main"][RESOURCE]
+    await node.kubelet.delete(first)
+    second = await node.run("second", gpus=2)
+    assert node.kubelet.held(second)["main"][RESOURCE] == gpus
+    assert [await node.scrubs(uuid) for uuid in gpus] == [2, 2]
+    await node.kubelet.delete(second)
+    one, other = node.gpu(await node.run("one")), node.gpu(await node.run("other"))
+    assert one != other
+    assert [await node.scrubs(uuid) for uuid in gpus] == [3, 3]
+
+
+async def test_s4_a_count_of_starts_and_grants_that_does_not_match_hides_no_tenant(build):
+    node = await build(1)
+    init = Container("fetch", ONE, Kind.INIT)
+    first = node.pod("first", init, Container("main", ONE))  # admitted twice, started once
+    await node.kubelet.admit(first)
+    await node.kubelet.start_container(first, "fetch")
+    await node.kubelet.delete(first)
+    second = await node.run("second", init, Container("main", ONE))
+    uuid = node.gpu(second)
+    for _ in range(2):
+        await node.kubelet.restart_container(second, "main")
+    await node.kubelet.delete(second)
+    await node.run("third")
+    assert (len(node.asked("Allocate")), len(node.asked("PreStartContainer"))) == (5, 6)
+    assert await node.scrubs(uuid) == 3
+
+
+async def test_s5_pods_that_follow_each_other_at_once_are_each_a_new_tenant(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    for count in range(1, 5):
+        pod = await node.run("same-name")
+        assert await node.scrubs(uuid) == count
+        await node.kubelet.delete(pod)
+
+
+async def test_s7_a_container_that_started_without_prestart_under_a_dead_service_is_scrubbed_after(build):
+    node = await build(1)
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    await node.stage.plugin.end(signal.SIGKILL)
+    await node.stage.service.end(signal.SIGKILL)
+    await node.kubelet.kill()
+    await node.kubelet.start()
+    await node.kubelet.restart_container(pod, "main")
+    assert not node.kubelet.starts[-1].prestart
+    await node.stage.start()
+    await node.stage.plugin.start()
+    await node.offered(1)
+    assert (await node.status(uuid)).owner == pod.uid
+    await node.kubelet.delete(pod)
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_s7_a_grant_from_before_a_kubelet_restart_is_the_tenants_who_starts_on_it_without_asking(build):
+    node = await build(1)
+    pod = node.pod("train")
+    await node.kubelet.admit(pod)
+    uuid = node.gpu(pod)
+    await node.kubelet.kill()
+    async with node.stranger(uuid, pod.uid, f"<{pod.uid}>".encode()):  # started without PreStartContainer
+        await node.kubelet.start()
+        await node.offered(1)
+        await node.reach(uuid, lambda device: device.owner == pod.uid)
+        assert await node.kubelet.sync(pod)
+        assert (await node.scrubs(uuid), bool(node.memory(uuid))) == (1, True)
+    await node.kubelet.delete(pod)
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_s8_a_service_that_is_killed_between_allocate_and_prestart_asks_for_a_new_proof(build):
+    node = await build(1, SILENT)
+    pod = node.pod("train")
+    await node.kubelet.admit(pod)
+    uuid = node.gpu(pod)
+    await node.kill_service()
+    assert not await node.kubelet.sync(pod), "nobody can say that it may start"
+    await node.stage.start()
+    await node.offered(1)
+    assert await node.kubelet.sync(pod)
+    assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (pod.uid, 2)
+
+
+async def test_s8_a_service_that_is_killed_after_prestart_still_knows_who_was_let_on(build):
+    node = await build(1, SILENT)
+    pod = node.pod("train")
+    await node.kubelet.admit(pod)
+    uuid = node.gpu(pod)
+    await node.stage.containers.open_sandbox(pod)
+    async with node.door() as plugin:
+        await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]))
+    await node.kill_service()
+    await node.stage.start()
+    assert (await node.status(uuid)).owner == pod.uid
+    async with node.stranger(uuid, pod.uid, b"a secret"):  # the container that it said yes to comes only now
+        await node.offered(1)
+    await node.kubelet.delete(pod)
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_s10_a_container_that_nobody_asked_for_makes_a_clean_gpu_dirty_and_it_is_scrubbed_after(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    async with node.stranger(uuid, "privileged-pod", b"a secret of the privileged"):
+        await node.health(uuid, "Unhealthy")
+        [soiled] = await node.history(uuid, "soiled")
+        assert "without a grant" in soiled.text
+        assert b"a secret of the privileged" in node.memory(uuid), "it is let be"
+    await node.clean(uuid)
+    await node.health(uuid, "Healthy")
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (b"", 2)
+
+
+async def test_s10_one_that_used_it_just_before_allocate_is_noticed_by_allocate(build):
+    node = await build(1, brisk("budgets: {owner_wait: 0s}"))
+    [uuid] = node.stage.uuids
+    async with node.stranger(uuid, "privileged-pod", b"a secret of the privileged"):
+        assert (await node.kubelet.admit(node.pod("early"))).phase is Phase.FAILED
+    await node.clean(uuid)
+    await node.health(uuid, "Healthy")
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_s11_memory_that_is_held_by_no_process_is_not_clean(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    drills.leak(node.stage.simulated, uuid)
+    await node.reach(uuid, lambda device: device.receipt is not None and device.receipt.path == "slow")
+    await node.offered(1)
+    assert "held by no visible process" in (await node.history(uuid, "soiled"))[0].text
+    await node.run("next")
+
+
+async def test_s14_a_scrub_that_failed_never_ends_clean_and_no_pod_starts(node):
+    first = await node.run("first")
+    uuid = node.gpu(first)
+    drills.bad_memory(node.stage.simulated, uuid, 4711, 5)
+    await node.kubelet.delete(first)
+    await node.reach(uuid, lambda device: device.state == "quarantined")
+    await node.health(uuid, "Unhealthy")
+    assert await node.scrubs(uuid) == 1
+    assert node.gpu(await node.run("next")) != uuid
+    last = await node.kubelet.run(node.pod("last"))
+    assert (last.phase, len(node.kubelet.starts)) == (Phase.FAILED, 2)
+
+
+async def test_s14_a_clear_that_lies_is_found_out(build):
+    node = await build(1)
+    first = await node.run("first")
+    uuid = node.gpu(first)
+    drills.skip_clears(node.stage.simulated, uuid)
+    await node.kubelet.delete(first)
+    assert (await node.kubelet.run(node.pod("next"))).phase is Phase.FAILED
+    await node.reach(uuid, lambda device: device.state == "quarantined")
+    assert (node.memory(uuid) != b"", await node.scrubs(uuid)) == (True, 1)
+
+
+async def test_s14_a_scrub_that_was_cut_off_by_a_kill_is_done_again_from_its_start(build):
+    node = await build(1, SILENT)
+    uuid = await node.leave(await node.run("first"))
+    cut = await node.job(uuid)
+    await node.kill_service()
+    node.heal(uuid)
+    await node.stage.start()
+    await node.clean(uuid)
+    [_, proof] = await node.history(uuid, "scrub-passed")
+    assert cut not in proof.body
+    await node.health(uuid, "Healthy")
+    await node.run("next")
+
+
+async def test_s14_a_start_is_refused_while_the_last_scrub_has_failed(build):
+    node = await build(1, brisk("gate: prestart"))
+    first = await node.run("first")
+    uuid = node.gpu(first)
+    drills.bad_memory(node.stage.simulated, uuid, 4711, 5)
+    await node.kubelet.delete(first)
+    second = node.pod("second")
+    await node.kubelet.admit(second)
+    assert not await node.kubelet.sync(second)
+    assert second.statuses["main"].state is State.WAITING
+    assert (len(node.kubelet.starts), await node.scrubs(uuid)) == (1, 1)

@@ -1,0 +1,313 @@
+"""Memory in use is never wiped, nor given to anybody else, whatever the kubelet, a person or an intruder asks for.
+
+The ids are those of the cases in which a naive implementation wipes memory in use. Not here:
+
+* W4, W5, W6 are cases of the DRA interface, which this plugin does not serve.
+* W7 and W9: a GPU has one id, and one resource offers it; there are no replicas, and two plugins exclude each other
+  (``test_a_second_instance_is_refused_and_the_first_goes_on``).
+* W8: simulated GPUs have no MIG slices; reset domains are tested in ``tests/service/test_jobs.py`` and by
+  ``test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody``.
+* W16 would need a pid namespace: ``test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing_is_wiped``.
+* W19: ``test_a_process_that_is_not_the_same_at_the_second_look_is_never_signalled``.
+* W20: memory of a simulated GPU that is shared is a file that is open, whoever made it: that is W2 and W15.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+import grpc
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.testing.pods import Container, Kind, Phase, State
+from scrubber.cli.stage import RESOURCE
+from scrubber.errors import NotReady, Reason, Refused
+from scrubber.node import checkpoint
+from tests.flows.node import brisk
+
+ONE = {RESOURCE: 1}
+AT_ONCE = brisk("budgets: {owner_wait: 0s}")  # a tenant is not given time to leave
+LATE = brisk("gate: prestart")  # PreStartContainer is what waits for a scrub
+IMPATIENT = brisk("gate: prestart", "budgets: {start: 300ms}")
+
+
+async def test_w1_r8_a_running_pods_gpu_that_the_kubelet_gives_away_during_its_allocate_is_refused(build):
+    node = await build(2, AT_ONCE)
+    first, other = await node.run("first"), await node.run("other")
+    uuid = await node.leave(first)
+    victim = asyncio.create_task(node.run("victim"))
+    await node.within("Allocate")
+    await node.kubelet.finish(other)
+    node.kubelet.list_pod_resources()  # forgets the Allocate that is under way
+    node.heal(uuid)
+    pod = await victim
+    left = node.memory(node.gpu(pod))
+    thief = await node.kubelet.run(node.pod("thief", gpus=2))
+    assert uuid in node.asked("Allocate")[-1], "the kubelet has given it away twice"
+    assert (thief.phase, "it is still in use" in thief.message) == (Phase.FAILED, True)
+    assert (node.gpu(pod), node.memory(uuid)) == (uuid, left)
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_w1_r8_two_pods_that_were_admitted_to_one_gpu_start_neither_until_one_is_gone(build):
+    node = await build(2)
+    first, other = await node.run("first"), await node.run("other")
+    uuid = await node.leave(first)
+    victim, thief = node.pod("victim"), node.pod("thief", gpus=2)
+    admission = asyncio.create_task(node.kubelet.admit(victim))
+    await node.within("Allocate")
+    await node.kubelet.finish(other)
+    node.kubelet.list_pod_resources()
+    node.heal(uuid)
+    await admission
+    await node.kubelet.admit(thief)
+    assert (node.gpu(victim), uuid in node.kubelet.held(thief)["main"][RESOURCE]) == (uuid, True)
+    for pod in (victim, thief):
+        assert not await node.kubelet.sync(pod)
+        assert "given it to more than one pod" in node.waiting(pod)
+    await node.kubelet.delete(thief)
+    await node.run("spare", Container("main"), Container("more", ONE))  # the kubelet writes its checkpoint anew
+    assert await node.kubelet.sync(victim)
+
+
+async def test_w2_r4_a_pod_deleted_by_force_keeps_its_memory_until_its_last_process_has_ended(build):
+    node = await build(1, AT_ONCE)
+    pod = await node.run("forced")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    await node.kubelet.force_delete(pod)
+    status = await node.kubelet.run(node.pod("early"))
+    assert (status.phase, "it is still in use" in status.message) == (Phase.FAILED, True)
+    assert node.kubelet.devices(RESOURCE)[uuid] == "Unhealthy", "no further pod is tried on it"
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+    await node.kubelet.end_orphan(pod)
+    await node.health(uuid, "Healthy")
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_w2_r4_under_gate_prestart_the_next_pod_waits_until_the_last_process_has_ended(build):
+    node = await build(1, LATE)
+    pod = await node.run("forced")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    await node.kubelet.force_delete(pod)
+    late = node.pod("late")
+    await node.kubelet.admit(late)
+    assert not await node.kubelet.sync(late)
+    assert "it is still in use" in node.waiting(late)
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+    await node.kubelet.end_orphan(pod)
+    assert await node.kubelet.sync(late)
+    assert await node.scrubs(uuid) == 2
+
+
+@pytest.mark.parametrize("text", [None, "{"], ids=["lost", "corrupt"])
+async def test_w3_after_the_kubelet_forgot_who_holds_what_a_running_containers_memory_is_kept(build, text):
+    node = await build(1, AT_ONCE)
+    pod = await node.run("forgotten")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    await node.kubelet.kill()
+    file = node.stage.kubelet_dir / checkpoint.NAME
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    await node.kubelet.start()
+    await node.offered(1)
+    status = await node.kubelet.run(node.pod("next"))
+    assert node.asked("Allocate")[-1] == (uuid,), "the kubelet believes it free"
+    assert (status.phase, "it is still in use" in status.message) == (Phase.FAILED, True)
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+    assert (await node.status(uuid)).owner == pod.uid
+
+
+async def test_w3_while_the_checkpoint_cannot_be_read_nothing_starts_and_nothing_is_wiped(node):
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    (node.stage.kubelet_dir / checkpoint.NAME).write_text("{")
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.WAITING
+    assert "checkpoint cannot be read" in node.waiting(pod)
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+    await node.run("other")  # the kubelet writes it anew
+    assert await node.kubelet.sync(pod)
+
+
+async def test_w10_w15_a_process_of_nobody_is_left_alone_and_its_gpu_goes_to_nobody(build):
+    node = await build(1, AT_ONCE)
+    [uuid] = node.stage.uuids
+    async with node.stranger(uuid, secret=b"a job of the host"):
+        status = await node.kubelet.run(node.pod("early"))
+        assert status.phase is Phase.FAILED
+        await node.health(uuid, "Unhealthy")
+        await node.reach(uuid, lambda device: device.state == "dirty")
+        assert node.memory(uuid).startswith(b"a job of the host")
+    await node.health(uuid, "Healthy")
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_w11_the_job_of_a_prestart_that_was_given_up_is_the_one_that_the_retry_waits_for(build):
+    node = await build(1, IMPATIENT)
+    uuid = await node.leave(await node.run("first"))
+    second = node.pod("second")
+    await node.kubelet.admit(second)
+    job = await node.job(uuid)
+    for _ in range(2):
+        assert not await node.kubelet.sync(second)
+        assert "it is being scrubbed" in node.waiting(second)
+        assert await node.job(uuid) == job
+    node.heal(uuid)
+    await node.reach(uuid, lambda device: device.job is None)
+    assert await node.kubelet.sync(second)
+    assert await node.scrubs(uuid) == len(await node.history(uuid, "scrub-started")) == 2
+    assert node.memory(uuid), "nothing is written after the start"
+
+
+async def test_w11_a_prestart_that_the_kubelet_cut_lets_nobody_start_and_its_job_goes_on(build):
+    node = await build(1, LATE)
+    uuid = await node.leave(await node.run("first"))
+    second = node.pod("second")
+    await node.kubelet.admit(second)
+    job = await node.job(uuid)
+    async with node.door() as plugin:
+        with pytest.raises(grpc.aio.AioRpcError) as cut:
+            await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]), timeout=0.3)
+    assert cut.value.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+    assert await node.job(uuid) == job
+    start = asyncio.create_task(node.kubelet.sync(second))
+    await node.within("PreStartContainer")
+    node.heal(uuid)
+    assert await start
+    assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (second.uid, 2)
+
+
+async def test_w12_a_gpu_that_only_an_init_container_was_given_stays_its_pods(node):
+    pod = await node.run("prepare", Container("fetch", ONE, Kind.INIT), Container("main"))
+    uuid = node.gpu(pod, "fetch")
+    [spare] = set(node.stage.uuids) - {uuid}
+    shown = node.kubelet.list_pod_resources()
+    assert not [device for of in shown.pod_resources for it in of.containers for device in it.devices]
+    left = node.memory(uuid)
+    await node.a_round(spare)
+    assert ((await node.status(uuid)).state, await node.scrubs(uuid)) == ("exposed", 1)
+    assert node.memory(uuid) == left
+
+
+async def test_w13_an_empty_pod_resources_answer_after_a_kubelet_restart_frees_nothing(node):
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    [spare] = set(node.stage.uuids) - {uuid}
+    known = dict(node.kubelet.pods)
+    await node.kubelet.kill()
+    node.kubelet.pods.clear()  # the API server has not told this kubelet of any pod yet
+    await node.kubelet.start()
+    await node.offered(2)
+    assert not node.kubelet.list_pod_resources().pod_resources
+    await node.a_round(spare)
+    assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (pod.uid, 1)
+    assert node.memory(uuid) == left
+    node.kubelet.pods.update(known)
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+
+
+async def test_w14_after_a_lost_ledger_live_memory_is_left_alone_and_the_rest_is_proven_anew(build):
+    node = await build(2, brisk("budgets: {silence: 0s}"))
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    [spare] = set(node.stage.uuids) - {uuid}
+    await node.kill_service()
+    shutil.rmtree(node.stage.ledger.parent)
+    await node.stage.start()
+    await node.clean(spare)
+    await node.reach(uuid, lambda device: device.owner == pod.uid)
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 0)
+    await node.offered(2)
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    await node.kubelet.delete(pod)
+    await node.run("next", gpus=2)
+    assert await node.scrubs(uuid) == 1
+
+
+async def test_w17_whoever_knows_the_plugins_socket_gets_no_memory_of_others_wiped_and_no_gpu_in_use(build):
+    node = await build(2, AT_ONCE)
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    [spare] = set(node.stage.uuids) - {uuid}
+    async with node.door() as plugin:
+        for ids in ([uuid], [uuid, spare]):
+            with pytest.raises(grpc.aio.AioRpcError, match="it is still in use"):
+                await plugin.Allocate(
+                    wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=ids)])
+                )
+        await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]))
+        with pytest.raises(grpc.aio.AioRpcError, match="the kubelet has not written down whose it is"):
+            await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[spare]))
+    assert ((await node.status(uuid)).owner, (await node.status(spare)).state) == (pod.uid, "clean")
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+
+
+async def test_w17_whoever_knows_the_services_socket_gets_no_memory_of_others_wiped_and_no_gpu_in_use(build):
+    node = await build(1, AT_ONCE)
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    async with node.stage.scrubber() as rogue:
+        for announced in (True, False):
+            with pytest.raises(NotReady) as refused:
+                await rogue.acquire([uuid], announced=announced)
+            assert refused.value.reason is Reason.IN_USE
+        with pytest.raises(Refused, match="it is still in use"):
+            await rogue.release([uuid])
+        with pytest.raises((Refused, NotReady), match="it is still in use"):
+            await rogue.start([uuid], "rogue")
+    assert (await node.status(uuid)).owner == pod.uid
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+
+
+async def test_w17_a_gpu_that_a_rogue_let_itself_have_is_scrubbed_before_a_pod_gets_it(build):
+    node = await build(1)
+    [uuid] = node.stage.uuids
+    async with node.stage.scrubber() as rogue:
+        await rogue.acquire([uuid])
+    await node.run("next")
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_w17_no_order_of_an_operator_wipes_memory_in_use(build):
+    node = await build(1)
+    pod = await node.run("train")
+    uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
+    async with node.stage.admin() as operator:
+        [result] = [it.result async for it in operator.scrub([uuid]) if it.result]
+    assert (result.clean, result.state) == (False, "exposed")
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+
+
+async def test_w18_under_per_container_a_restart_waits_for_a_live_sibling_and_is_scrubbed_after(build):
+    node = await build(1, brisk("model: per-container"))
+    pod = await node.run("pair")
+    uuid = node.gpu(pod)
+    async with node.stranger(uuid, pod.uid, f"<{pod.uid}>".encode()):
+        left = node.memory(uuid)
+        assert (await node.kubelet.restart_container(pod, "main")).state is State.WAITING
+        assert "it is still in use" in node.waiting(pod)
+        assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
+    assert await node.kubelet.sync(pod)
+    assert await node.scrubs(uuid) == 2
+
+
+async def test_w21_a_container_that_starts_in_the_middle_of_a_wipe_ends_the_wipe(build):
+    node = await build(1, brisk("model: per-container"))
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    node.stall(uuid)
+    restart = asyncio.create_task(node.kubelet.restart_container(pod, "main"))
+    await node.job(uuid)
+    async with node.stranger(uuid, pod.uid, b"written by one that did not ask"):
+        await node.reach(uuid, lambda device: device.job is None)
+        node.heal(uuid)
+        assert (await restart).state is State.WAITING
+        assert b"written by one that did not ask" in node.memory(uuid)
+        assert await node.scrubs(uuid) == 1
+    await node.clean(uuid)
+    assert await node.kubelet.sync(pod)
+    assert await node.scrubs(uuid) == 2
