@@ -109,7 +109,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return wire.ContainerPreferredAllocationResponse(deviceIDs=ids)
 
     def _responses(self, named: Sequence[Sequence[Device]]) -> Iterator[wire.ContainerAllocateResponse]:
-        shared = self._shared_nodes()
+        shared = self._shared_nodes() if self._style.pass_device_specs else ()
         return (response.respond(devices, self._style, shared, uuid.uuid4()) for devices in named)
 
     @asynccontextmanager

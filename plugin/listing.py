@@ -57,6 +57,7 @@ class Listing:
         self._prefix = prefix
         self._strategy = strategy
         self._known: dict[tuple[str, str], Device] = {}
+        self._shown: dict[str, Shown] = {}
         self._silence = 0.0
         self._doubted = False
         self._doubts = 0
@@ -73,6 +74,11 @@ class Listing:
 
     def shown(self, resource: str) -> Shown:
         """The list of a resource as the kubelet may see it now, in the order of the node."""
+        if resource not in self._shown:  # made once a change: every hook asks
+            self._shown[resource] = self._show(resource)
+        return self._shown[resource]
+
+    def _show(self, resource: str) -> Shown:
         found = [device for (name, _), device in self._known.items() if name == resource]
         found.sort(key=lambda device: (device.index, device.uuid))
         return tuple(replace(device, healthy=False, clean=False) if self._doubted else device for device in found)
@@ -174,7 +180,7 @@ class Listing:
         if not self._first.is_set():
             self._first.set()
             logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
-        self._bell.ring()
+        self._changed()
 
     def _believe(self) -> None:
         """The service has just spoken."""
@@ -184,7 +190,7 @@ class Listing:
         if self._doubted:
             self._doubted = False
             logger.info("the scrub service answers again")
-            self._bell.ring()
+            self._changed()
 
     def _fall_silent(self, after: float) -> None:
         """Believe the last list only for so long, unless it is doubted earlier."""
@@ -200,7 +206,7 @@ class Listing:
             return
         self._doubted = True
         logger.error("every device is unhealthy: the scrub service does not answer")
-        self._bell.ring()
+        self._changed()
 
     def _warn(self, error: AutoclaveError) -> None:
         """Once for each cause, not for each try."""
@@ -208,6 +214,10 @@ class Listing:
             self._warned = error.message
             event = "the scrub service is away" if self._first.is_set() else "waiting for the scrub service"
             logger.warning(event, reason=error.reason.value, error=error.message)
+
+    def _changed(self) -> None:
+        self._shown.clear()
+        self._bell.ring()
 
     def _of(self, resource: str) -> list[_Stream]:
         return [stream for stream in self._streams if stream.resource == resource]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from enum import Enum
+from functools import cache
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
@@ -281,7 +282,13 @@ class Policy(Model):
     @property
     def proof_digest(self) -> str:
         """Names what a proof made under this policy is worth: another digest, another proof."""
-        return hashlib.sha256(self.clear.model_dump_json().encode()).hexdigest()[:16]
+        return _digest(self.clear)
+
+
+@cache
+def _digest(clear: Clear) -> str:
+    """Asked for at every grant."""
+    return hashlib.sha256(clear.model_dump_json().encode()).hexdigest()[:16]
 
 
 class Match(Model):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -16,14 +17,12 @@ R = TypeVar("R")
 async def through(step: Coroutine[Any, Any, R]) -> R:
     """The result of the step; a cancellation comes after its end, however often it was asked for."""
     task = asyncio.create_task(step)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        return task.result()
-    if not task.cancelled():
-        task.exception()  # looked at: nobody else will
-    raise cancelled
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # looked at: nobody else will
+        raise

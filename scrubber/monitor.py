@@ -13,6 +13,7 @@ from scrubber.sight import Sight
 
 logger = log.get("monitor")
 
+PACE = 0.004  # seconds between the beginnings of two looks: whoever asks a hook meanwhile gets in between
 AT_ONCE = 8  # devices looked after at the same time: more, and whoever asks a hook waits behind all of them
 
 
@@ -30,21 +31,23 @@ class Monitor:
     async def run(self) -> None:
         """Rounds until cancelled. A round that fails is told once and tried again."""
         while True:
-            await self.round()
+            await self.round(PACE)
             await asyncio.sleep(self._interval)
 
-    async def round(self) -> None:
+    async def round(self, pace: float = 0.0) -> None:
         """Meet every device, then tend each; what fails for one, or hangs, keeps no other waiting."""
         attempts = [await _attempt(self._service.try_ledger), await _attempt(self._meet)]
         devices = tuple(self._service.ledger.records)
-        results = await asyncio.gather(*map(self._tend, devices), return_exceptions=True)
+        tending = (self._tend(device, number * pace) for number, device in enumerate(devices))
+        results = await asyncio.gather(*tending, return_exceptions=True)
         failures = [failure for failure in (*attempts, *results) if failure is not None]
         for failure in failures:
             self._complain(failure)
         if not failures:
             self._complaint = ""
 
-    async def _tend(self, device: str) -> None:
+    async def _tend(self, device: str, after: float) -> None:
+        await asyncio.sleep(after)
         async with self._few:
             await self._service.tend(device)
 

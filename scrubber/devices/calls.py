@@ -35,6 +35,13 @@ class Caller:
     async def ask(self, key: str, question: Callable[[], T], deadline: float) -> T:
         """The answer, or UnresponsiveError as soon as it is late or an earlier call for this key already is."""
         ends = asyncio.get_running_loop().time() + deadline
+        if key in self._calls:
+            await self._turn(key, ends, deadline)
+        # Shielded: a cancelled asker must not free the key while its thread is still in the driver.
+        return cast("T", await asyncio.shield(self._begin(key, question, ends, deadline)))
+
+    async def _turn(self, key: str, ends: float, deadline: float) -> None:
+        """Wait until nobody else asks for the key."""
         try:
             async with asyncio.timeout_at(ends):
                 while (earlier := self._calls.get(key)) is not None:
@@ -43,10 +50,6 @@ class Caller:
                     await asyncio.wait((earlier,))
         except TimeoutError:
             raise UnresponsiveError(f"cannot ask {key}: no turn within {deadline:g} s") from None
-        call = self._begin(key, question, ends, deadline)
-        # Waited for from outside: a cancelled asker must not free the key while its thread is still in the driver.
-        await asyncio.wait((call,))
-        return cast("T", call.result())
 
     def stuck(self) -> frozenset[str]:
         """The keys whose calls are overdue and have not returned."""

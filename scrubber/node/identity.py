@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -18,7 +19,7 @@ def boot_id(file: Path = BOOT_ID) -> str:
 def kubelet_epoch(directory: Path) -> str:
     """Names this kubelet life by the socket that it makes at each start."""
     try:
-        socket = (directory / KUBELET_SOCKET).stat()
+        socket = os.stat(f"{directory}/{KUBELET_SOCKET}")  # noqa: PTH116 - at every grant, and a path takes its time
     except FileNotFoundError:
         return NO_KUBELET
     except OSError:
