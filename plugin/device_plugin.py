@@ -40,6 +40,7 @@ _FINAL, _TRIED_AGAIN = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAV
 _OWN_WORDS = {
     Reason.UNREACHABLE: "the scrub service of this node does not answer",
     Reason.INTERNAL: "the scrub service of this node failed",
+    Reason.LEDGER_UNAVAILABLE: "the scrub service of this node cannot record anything",
 }
 
 

@@ -16,6 +16,8 @@ from scrubber.api import client
 from scrubber.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
 
 ACQUIRE_WITHIN = 6.0  # seconds: the policy's budget is at most 5 s, and the service keeps it
+RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
+PAUSE = 0.05  # seconds between two questions to a service that is on its way down
 SECOND_CHANCE = 1.0  # seconds in which a service that restarts is waited for: more, and the node stands still for it
 START_WITHIN = 29.0  # seconds: the kubelet gives up after 30 s
 SHOWN_WITHIN = 0.3  # seconds that a refusal waits for the unhealthy list to be sent
@@ -64,13 +66,19 @@ class Gate:
     async def _acquire(self, ids: Sequence[str]) -> None:
         """Ask, and once more when the service is back in a moment: it restarts sometimes, and a no is the pod's end."""
         clock = asyncio.get_running_loop().time
-        ends = clock() + ACQUIRE_WITHIN
-        try:
-            await self._scrubber.acquire(ids, announced=True, timeout=ACQUIRE_WITHIN)
-        except Unreachable:
-            if not await self._scrubber.reachable(min(SECOND_CHANCE, ends - clock())):
-                raise
-            await self._scrubber.acquire(ids, announced=True, timeout=ends - clock())
+        began = clock()
+        while True:
+            try:
+                left = ACQUIRE_WITHIN - (clock() - began)
+                await self._scrubber.acquire(ids, announced=True, timeout=left)
+            except AutoclaveError as error:
+                left = SECOND_CHANCE - (clock() - began)
+                if error.reason not in RESTARTING or left <= 0:
+                    raise
+                await asyncio.sleep(PAUSE)
+                await self._scrubber.reachable(left)
+            else:
+                return
 
     async def start(self, devices: Sequence[Device], left: float | None) -> None:
         """A container may start on these devices, or an error; the kubelet waits for ``left`` seconds, or for ever.

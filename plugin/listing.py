@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
 from collections.abc import Set as AbstractSet
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -148,17 +149,17 @@ class Listing:
         """Take what the service says until it has said nothing for a while: then it is time to ask anew."""
         doubts = self._doubts
         self._fall_silent(max(self._silence, ANSWERS_WITHIN))
-        lists = self._scrubber.watch()  # needs no closing: it is left only by an error or a cut inside of it
-        adverts = await self._next(lists, ANSWERS_WITHIN)
-        if adverts is None:
-            raise NotReady(Reason.TIMED_OUT, "the scrub service does not say which devices there are")
-        while adverts is not None:
-            self._silence = adverts.silence_seconds
-            self._take(adverts.devices)
-            if doubts != self._doubts:
-                return  # said before a pod found no answer: it proves nothing
-            self._believe()
-            adverts = await self._next(lists, ASKED_AGAIN_EVERY)
+        async with aclosing(self._scrubber.watch()) as lists:
+            adverts = await self._next(lists, ANSWERS_WITHIN)
+            if adverts is None:
+                raise NotReady(Reason.TIMED_OUT, "the scrub service does not say which devices there are")
+            while adverts is not None:
+                self._silence = adverts.silence_seconds
+                self._take(adverts.devices)
+                if doubts != self._doubts:
+                    return  # said before a pod found no answer: it proves nothing
+                self._believe()
+                adverts = await self._next(lists, ASKED_AGAIN_EVERY)
 
     async def _next(self, lists: AsyncIterator[A], within: float) -> A | None:
         """The next list; None when there is none in time, or when somebody demands a new stream."""

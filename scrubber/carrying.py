@@ -7,7 +7,7 @@ and leaves then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -26,3 +26,18 @@ async def through(step: Coroutine[Any, Any, R]) -> R:
         if not task.cancelled():
             task.exception()  # looked at: nobody else will
         raise
+
+
+async def together(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+    """The results of all. After an error or a cancellation none goes on: the others are cut and waited for."""
+    tasks = [asyncio.create_task(step) for step in steps]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await through(_ended(tasks))
+
+
+async def _ended(tasks: list[asyncio.Task[R]]) -> None:
+    await asyncio.wait(tasks)

@@ -8,13 +8,14 @@ Rule 3: nothing here is believed from a caller; callers ask, facts decide.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from policies.model import Policy
-from scrubber import log
+from scrubber import carrying, log
 from scrubber.core import answers, decide, grounds, starting
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Grant, Moment, Record, State
@@ -33,6 +34,7 @@ A = TypeVar("A")
 YES = (answers.HandOut, answers.Defer)
 GRACE = 0.5  # seconds beyond the budget before looks are given up: at its end there must still be time for one
 POLL = 0.05  # seconds between looks while an owner is given time to leave
+LATE = "cannot say in time whether the devices are free; ask again"
 ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
 WITHHELD = 10.0  # seconds for which a device that was asked for in vain is not offered
 
@@ -75,22 +77,23 @@ class Hooks:
         missing = set(devices)
         try:
             while True:
-                async with self.jobs.locks.of(devices):
+                async with self._locked(devices, budget):
                     ask = partial(self._ask_acquire, op, announced=announced)
                     replies = await self._ask_all(devices, ask, budget)
-                    missing = {device for device, answer in replies.items() if not isinstance(answer, YES)}
-                    if not missing:
+                    refused = {device for device, answer in replies.items() if not isinstance(answer, YES)}
+                    if not refused:
                         await self._start_jobs(replies, op)
                         grants = await self._grant(_handouts(replies), op, announced=announced)
+                        missing = set()
                         return {device: grants.get(device) for device in sorted(devices)}
+                    missing = refused
                     raise_refusals(replies, joined)
                     running = await self._start_jobs(replies, op)
                 joined |= {job.device for job in running}
                 waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
                 await self._wait(running, waiting, budget, patience)
-        except (Refused, NotReady):
+        finally:  # whatever it was, a deadline of the caller included: the same question would get the same no
             self._withhold(missing)
-            raise
 
     async def start(self, devices: Sequence[str], owner: str | None) -> None:
         """A container of ``owner`` may start on all of these devices, or an error.
@@ -103,7 +106,7 @@ class Hooks:
         joined: set[str] = set()
         claimant = owner
         while True:
-            async with self.jobs.locks.of(devices):
+            async with self._locked(devices, budget):
                 holder = owner or await self._claimant(devices)
                 if claimant not in (None, holder):
                     raise NotReady(
@@ -121,22 +124,25 @@ class Hooks:
             await self._wait(running, [], budget, budget)
 
     def withheld(self, record: Record) -> bool:
-        """Whether it was asked for in vain lately. In a tenancy that ends when the tenancy does."""
+        """Whether it was asked for in vain lately. While somebody is on it that ends when they have left."""
         since, until = self._withheld.get(record.device.uuid, (None, 0.0))
         if since != record.since:
             return False
-        return record.state in (State.GRANTED, State.EXPOSED) or self.now().uptime < until
+        return record.state is State.EXPOSED or self.now().uptime < until
 
-    async def _ask_all(self, devices: Sequence[str], ask: Callable[[str], Awaitable[A]], budget: float) -> dict[str, A]:
+    async def _ask_all(
+        self, devices: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, A]], budget: float
+    ) -> dict[str, A]:
         """All at once, so that one driver call that hangs costs its time once; an answer that is late is a no."""
         names = sorted(devices)
+        self._demand_running()  # a job that was cut by the stop is no failure of its device
         try:
             async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
                 if len(names) == 1:  # the usual case, at the price of no task
                     return {names[0]: await ask(names[0])}
-                return dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+                return dict(zip(names, await carrying.together(map(ask, names)), strict=True))
         except TimeoutError:
-            raise NotReady(Reason.TIMED_OUT, "cannot say in time whether the devices are free; ask again") from None
+            raise NotReady(Reason.UNRESPONSIVE, LATE) from None
 
     async def _ask_acquire(self, op: str, device: str, *, announced: bool) -> answers.AcquireAnswer:
         """Ask until the answer is more than a note of something that has happened."""
@@ -186,9 +192,9 @@ class Hooks:
     def _withhold(self, devices: Collection[str]) -> None:
         """Offer no longer what was asked for in vain: pod after pod would be tried on it, and fail."""
         until = self.now().uptime + WITHHELD
-        for device in devices:
-            self._withheld[device] = (self._known(device).since, until)
-        self.ledger.announce()
+        self._withheld |= {device: (self._known(device).since, until) for device in devices}
+        if devices:
+            self.ledger.announce()
 
     async def _grant(
         self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool
@@ -251,9 +257,23 @@ class Hooks:
         return self.rulebook.ruling(self._known(device).device).policy
 
     def _op(self) -> str:
+        self._demand_running()
+        return self._tools.token(4)
+
+    def _demand_running(self) -> None:
         if self._stopping:
             raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
-        return self._tools.token(4)
+
+    @asynccontextmanager
+    async def _locked(self, devices: Sequence[str], budget: float) -> AsyncIterator[None]:
+        """The devices' locks, or a no in time: whoever holds one may be waiting for a driver."""
+        async with AsyncExitStack() as locks:
+            try:
+                async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
+                    await locks.enter_async_context(self.jobs.locks.of(devices))
+            except TimeoutError:
+                raise NotReady(Reason.UNRESPONSIVE, LATE) from None
+            yield
 
 
 def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:

@@ -27,7 +27,7 @@ class Service(Hooks):
         """The last user is gone, says the caller; believed when nobody is found."""
         op = self._op()
         budget = self.now().uptime + min(self._policy(device).budgets.allocate for device in devices)
-        async with self.jobs.locks.of(devices):
+        async with self._locked(devices, budget):
             replies = await self._ask_all(devices, self._ask_release, budget)
             raise_refusals(replies, set())
             notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]

@@ -51,3 +51,29 @@ async def test_a_step_that_is_cancelled_itself_ends_its_caller():
 
     with pytest.raises(asyncio.CancelledError):
         await carrying.through(step())
+
+
+async def test_together_gives_all_results_in_order():
+    async def step(number: int) -> int:
+        await asyncio.sleep(0)
+        return number
+
+    assert await carrying.together(map(step, range(3))) == [0, 1, 2]
+
+
+async def test_together_nothing_goes_on_after_the_first_error():
+    ended = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("slow")
+
+    async def wrong() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await carrying.together([slow(), wrong()])
+    assert ended == ["slow"]

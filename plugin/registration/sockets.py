@@ -85,7 +85,7 @@ def claim(path: Path) -> None:
         return
     if identity(path) is None:
         raise FatalError(f"cannot use socket path {path}: something else lies there; remove it")
-    if not isinstance(knock(path), ConnectionRefusedError):
+    if not isinstance(knock(path), (ConnectionRefusedError, FileNotFoundError)):
         raise FatalError(f"cannot use socket path {path}: somebody else answers there; stop that first")
 
 

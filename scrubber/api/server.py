@@ -75,11 +75,11 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
         """See the proto."""
         last: view.Adverts | None = None
         while True:
-            seq, now = self._service.ledger.seq, self._reporter.adverts()
+            news, now = self._service.ledger.news, self._reporter.adverts()
             if now != last:
                 last = now
                 yield convert.to_message(now, scrub_pb2.WatchResponse())
-            await self._service.ledger.moved(seq, WATCH_AT_LEAST_EVERY)
+            await self._service.ledger.heard(news, WATCH_AT_LEAST_EVERY)
             await asyncio.sleep(WATCH_SETTLES)
 
 

@@ -52,6 +52,16 @@ def sighting(record: Record, facts: Facts) -> ev.Exposed | None:
     return ev.Exposed(replace(record.owner, seen=True))
 
 
+def crowd(record: Record, facts: Facts) -> ev.Exposed | None:
+    """Somebody else's container is on the owner's device: what it leaves there must not outlive it unseen."""
+    owner = record.owner
+    if owner is None or owner.container is None or owner.crowded:
+        return None
+    if all(holder.container in (owner.container, None) for holder in facts.holders or ()):
+        return None
+    return ev.Exposed(replace(owner, crowded=True))
+
+
 def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:
     """A proof is worth nothing after a reboot or under another driver instance."""
     if record.incarnation == facts.incarnation or record.state is State.SCRUBBING:

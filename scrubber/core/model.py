@@ -249,6 +249,7 @@ class Owner:
     container: str | None
     since: Moment
     seen: bool = False  # whether anything of it was ever seen to run
+    crowded: bool = False  # whether somebody else's container was ever seen on the device as well
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ the same owner again is one pod, another owner is a new tenant whose grant was n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from policies.model import Mode, Policy, Starts
 from scrubber.core import answers, decide, grounds
@@ -18,6 +19,7 @@ from scrubber.core.model import Facts, Moment, Owner, Record, State, Trigger
 from scrubber.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
+CROWDED = "somebody else's container was on it"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
 
@@ -41,7 +43,7 @@ def start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment)
     answer = _start(record, facts, policy, owner, now)
     in_tenancy = record.state in (State.GRANTED, State.EXPOSED)
     if policy.mode is Mode.OBSERVE and in_tenancy and isinstance(answer, answers.Refuse):
-        return answers.Proceed() if _owned_by(record, owner) else _admit(facts, owner, now)
+        return _once_more(record, facts, now) if _owned_by(record, owner) else _admit(facts, owner, now)
     return answer
 
 
@@ -60,7 +62,7 @@ def _start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment
         case State.GRANTED:
             return _start_granted(record, facts, policy, owner, now)
         case State.EXPOSED if _owned_by(record, owner):
-            return _start_again(record, facts, policy, owner)
+            return _start_again(record, facts, policy, owner, now)
         case State.EXPOSED:
             return _start_exposed(record, facts, owner, now)
 
@@ -88,23 +90,34 @@ def _start_granted(record: Record, facts: Facts, policy: Policy, owner: str, now
     return _admit(facts, owner, now)
 
 
-def _start_again(record: Record, facts: Facts, policy: Policy, owner: str) -> answers.StartAnswer:
+def _start_again(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment) -> answers.StartAnswer:
     """A restart, or another container of the same pod: policy ``model`` says what it means."""
     if facts.holders is None:
         return _as_start(decide.unproven(record))
+    crowd = grounds.crowd(record, facts)
+    if crowd is not None:
+        return answers.Note(crowd)
     if any(holder.container not in (owner, None) for holder in facts.holders):
         return _as_start(decide.busy(record))
-    if policy.model is Starts.PER_POD:
-        return answers.Proceed()
+    crowded = record.owner is not None and record.owner.crowded
+    if policy.model is Starts.PER_POD and not crowded:
+        return _once_more(record, facts, now)
     if record.sickness is not None:
         return _sick(record)
     siblings = any(holder.container == owner for holder in facts.holders)
     leftovers = any(holder.container is None for holder in facts.holders)
-    if policy.model is Starts.PER_CONTAINER_CACHED and not leftovers:
-        return answers.Proceed()
+    if policy.model is Starts.PER_CONTAINER_CACHED and not leftovers and not crowded:
+        return _once_more(record, facts, now)
     if siblings or not grounds.clearable(record, facts, policy):
         return _as_start(decide.busy(record))
-    return answers.Note(ev.Released(LEFT_BEHIND if leftovers else EACH_CONTAINER))
+    return answers.Note(ev.Released(CROWDED if crowded else LEFT_BEHIND if leftovers else EACH_CONTAINER))
+
+
+def _once_more(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
+    """Yes. Where nothing of the pod runs just now, its absence must not be taken for its end before it comes."""
+    if record.owner is None or facts.owner_alive is True or facts.claimant_alive is True:
+        return answers.Proceed()
+    return answers.Admit(ev.Exposed(replace(record.owner, since=now, seen=False)))
 
 
 def _start_exposed(record: Record, facts: Facts, owner: str, now: Moment) -> answers.StartAnswer:

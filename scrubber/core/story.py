@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scrubber.core import events as ev
-from scrubber.core.model import Grant, Holder, Job, Outcome, Quarantine, Receipt, StepResult
+from scrubber.core.model import Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult
 
 
 def tell(event: ev.Event) -> str:
@@ -19,6 +19,8 @@ def tell(event: ev.Event) -> str:
             return f"handed out (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
             return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+        case ev.Exposed(Owner(container=container, crowded=True)):
+            return f"in use by {container}, and by somebody else's container as well: unauthorised use"
         case ev.Exposed(owner):
             return f"in use by {owner.container or 'a process of no known container'}"
         case ev.Released(why):

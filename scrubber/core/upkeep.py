@@ -138,9 +138,13 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     owner, user = record.owner, grounds.user_of(facts.holders)
     if facts.holders and (owner is None or (owner.container is None and user is not None)):
         return answers.Note(ev.Exposed(Owner(user, now, seen=user is not None)))
-    if owner is None and record.sickness is not None and _abandoned(record, policy, now):
-        # Sick is not offered, so that nobody would ever ask for it and show that the grant is void.
-        return answers.Note(ev.Released("it fell sick before anybody started on it"))
+    if owner is None and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
+        # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
+        why = "it fell sick" if record.sickness is not None else "it was asked for in vain"
+        return answers.Note(ev.Released(f"{why} before anybody started on it"))
+    crowd = grounds.crowd(record, facts)
+    if crowd is not None:
+        return answers.Note(crowd)
     seen = grounds.sighting(record, facts)
     if seen is not None:
         return answers.Note(seen)

@@ -37,6 +37,7 @@ NOTABLE = (
     ev.Sickened,
     ev.Quarantined,
 )  # what somebody who reads the log wants to know; the rest is there at level debug
+SLOW = 2.0  # seconds: a disk that takes longer hangs, and whoever asks for a device waits with it
 SIGHTINGS = (ev.Soiled, ev.Exposed)  # a proof that they end would stand if a full disk made us forget them
 KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
@@ -73,6 +74,7 @@ class Ledger:
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
+        self.news = 0  # how often there was any
         self._believe(loaded or store.load())
 
     def _load(self) -> None:
@@ -108,7 +110,7 @@ class Ledger:
                 await self._catch_up(op, {device for device, _ in events})
             await self._record(op, events)
         for device, event in events:
-            level = logging.WARNING if isinstance(event, NOTABLE) else logging.DEBUG
+            level = logging.WARNING if _notable(event) else logging.DEBUG
             if logger.is_enabled_for(level):  # every grant passes here, and a sentence takes as long as a decision
                 logger.log(level, story.tell(event), op=op, device=device, row=self.seq)
         self.announce()
@@ -147,24 +149,37 @@ class Ledger:
         return changed
 
     async def _write(self, work: Callable[[], T]) -> T:
+        loop = asyncio.get_running_loop()
+        alarm = loop.call_later(SLOW, self._complain, f"a write has taken longer than {SLOW:g} s")
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._writer, work)
+            return await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
             self._stale = True
-            self.fault = error.message
-            self.announce()
+            self._complain(error.message)
             raise
-        return result
+        finally:
+            alarm.cancel()
+
+    def _complain(self, fault: str) -> None:
+        """Who cannot record must not offer."""
+        self.fault = fault
+        self.announce()
 
     def announce(self) -> None:
         """Wake whoever waits for news: a row was added, or something else that is shown has changed."""
+        self.news += 1
         self._moved.set()
         self._moved = asyncio.Event()
 
     async def moved(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
         """Wait until there is something newer than this row, but not longer than this."""
-        if self.seq != seq:
-            return True
+        return self.seq != seq or await self._stirred(timeout)
+
+    async def heard(self, news: int, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
+        """Wait until anything was announced beyond so much news, but not longer than this."""
+        return self.news != news or await self._stirred(timeout)
+
+    async def _stirred(self, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
         try:
             await asyncio.wait_for(self._moved.wait(), timeout)
         except TimeoutError:
@@ -182,3 +197,7 @@ class Ledger:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
         self._writer.shutdown()
         self._readers.shutdown()
+
+
+def _notable(event: Event) -> bool:
+    return isinstance(event, NOTABLE) or (isinstance(event, ev.Exposed) and event.owner.crowded)

@@ -20,6 +20,7 @@ from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF
 BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
 ADMIT = Admit(ev.Exposed(Owner(A, later(1))))
+CROWD = Note(ev.Exposed(Owner(A, lives.NOW, seen=True, crowded=True)))
 EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
 
 
@@ -47,7 +48,11 @@ START = rows(
     ("a restart of the same owner", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
     ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.EXPOSED, facts((OF_A,), alive=True),
      ENFORCE, Proceed()),
-    ("a restart where somebody else has appeared", lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
+    ("a restart where somebody else has appeared", lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, CROWD),
+    ("the same, once that is written down", lives.CROWDED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
+    ("a restart while nothing of the pod runs: it is about to come", lives.EXPOSED, facts(alive=False), ENFORCE, ADMIT),
+    ("the same, nobody can say what runs", lives.EXPOSED, facts(), ENFORCE, ADMIT),
+    ("a restart in a pod that is there", lives.EXPOSED, seen_claimant(), ENFORCE, Proceed()),
     ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
     ("a pod that is there before its containers is seen at once", lives.GRANTED, seen_claimant(), ENFORCE,
@@ -87,7 +92,7 @@ START = rows(
      Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
     ("observe: somebody else's container is on it, and it starts", lives.GRANTED, facts((OF_B,)), OBSERVE,
      ADMIT),
-    ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None), OBSERVE, Proceed()),
+    ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None, alive=True), OBSERVE, Proceed()),
     ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
      ADMIT),
     ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, ADMIT),
@@ -105,6 +110,8 @@ def test_start(record, seen, policy, answer):
     assert starting.start(record, seen, policy, A, later(1)) == answer
 
 
+HERE = facts(alive=True)  # something of the pod runs, and nobody is on the device
+BESIDE = facts((OF_A,), alive=True)
 PER_POD, PER_CONTAINER, CACHED = (
     ENFORCE.model_copy(update={"model": word})
     for word in (Starts.PER_POD, Starts.PER_CONTAINER, Starts.PER_CONTAINER_CACHED)
@@ -114,18 +121,22 @@ EACH = Note(ev.Released(starting.EACH_CONTAINER))
 # What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
 MODELS = rows(
     ("the first start of a grant", lives.GRANTED, facts(), (ADMIT, ADMIT, ADMIT)),
-    ("a restart, or an app container after its init container", lives.EXPOSED, facts(), (Proceed(), EACH, Proceed())),
-    ("a restart with processes left behind", lives.EXPOSED, facts((LEFTOVER,)), (Proceed(), LEFT, LEFT)),
-    ("W18 a restart beside a live container of the pod", lives.EXPOSED, facts((OF_A,)), (Proceed(), BUSY, Proceed())),
-    ("W18 the same, with processes left behind", lives.EXPOSED, facts((OF_A, LEFTOVER)), (Proceed(), BUSY, BUSY)),
-    ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(), (Proceed(), SICK, SICK)),
+    ("a restart, or an app container after its init container", lives.EXPOSED, HERE, (Proceed(), EACH, Proceed())),
+    ("a restart with processes left behind", lives.EXPOSED, facts((LEFTOVER,), alive=True), (Proceed(), LEFT, LEFT)),
+    ("W18 a restart beside a live container of the pod", lives.EXPOSED, BESIDE, (Proceed(), BUSY, Proceed())),
+    ("W18 the same, with processes left behind", lives.EXPOSED, facts((OF_A, LEFTOVER), alive=True),
+     (Proceed(), BUSY, BUSY)),
+    ("a restart on a device that fell sick", lives.SICK_IN_USE, HERE, (Proceed(), SICK, SICK)),
     ("R11 the first start that we hear of after a kubelet restart", lives.GRANTED, facts(epoch="epoch-2"),
      (ADMIT, EACH, ADMIT)),
     ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
     ("another pod", lives.EXPOSED_TO_B, facts(alive=False),
      (Note(ev.Released("another owner is about to start and its last user is gone")),) * 3),
     ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
-    ("somebody else's container has appeared", lives.EXPOSED, facts((OF_B,)), (BUSY,) * 3),
+    ("somebody else's container has appeared", lives.EXPOSED, facts((OF_B,), alive=True), (CROWD,) * 3),
+    ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
+     (Note(ev.Released(starting.CROWDED)),) * 3),
+    ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
     ("nobody can look", lives.EXPOSED, facts(None),
      (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it"),) * 3),
 )  # fmt: skip

@@ -48,6 +48,7 @@ from tests.core.lives import (
 XID = Sickness(Ailment.XID, "xid 79 was reported")
 LEAK = Vitals(leaked_bytes=7)
 AT = later(1)
+CROWD = Note(ev.Exposed(Owner(A, NOW, seen=True, crowded=True)))
 UNSEEN = lives.live(lives.GRANTED, ev.Exposed(Owner(A, NOW)))
 CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
@@ -135,7 +136,11 @@ TEND = rows(
      Note(ev.Released("its owner is gone"))),
     ("W13 nobody can say whether its owner lives", lives.EXPOSED, facts(), ENFORCE, Proceed()),
     ("W20 its owner is gone and another container has it open", lives.EXPOSED, facts((OF_B,), alive=False), ENFORCE,
-     Proceed()),
+     CROWD),
+    ("W20 the same, once that is written down", lives.CROWDED, facts((OF_B,), alive=False), ENFORCE, Proceed()),
+    ("S10 it has left again", lives.CROWDED, facts((OF_A,), alive=True), ENFORCE, Proceed()),
+    ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), wanted=True), ENFORCE,
+     Note(ev.Released("it was asked for in vain before anybody started on it"))),
     ("a device in use that falls sick is left alone", lives.EXPOSED, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
      Note(ev.Sickened(XID))),
     ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.Sickened(XID))),
@@ -327,7 +332,7 @@ def test_waiting_for_orphans_is_a_policy():
 
 
 def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
-    assert upkeep.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == Proceed()
+    assert upkeep.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == CROWD
 
 
 def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():

@@ -94,10 +94,14 @@ def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, po
 
 @given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)
 def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, alive, policy, now):
+    """Unless the owner itself starts anew, and no container is on it."""
     seen = replace(seen, incarnation=record.incarnation, owner_alive=alive)
-    for answer in everything_asked(record, seen, policy, now).values():
+    for question, answer in everything_asked(record, seen, policy, now).items():
         assert not isinstance(answer, DEEDS)
-        assert not isinstance(answer, answers.Note) or not isinstance(answer.event, ev.Released)
+        if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released):
+            assert question == "start"
+            assert record.owner.container == A
+            assert all(holder.container is None for holder in seen.holders)
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)

@@ -1,6 +1,7 @@
 """Legal, then durable, then true; and what is on the disk is what is believed."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from scrubber.core.model import DeviceInfo, Incarnation, Moment, State
 from scrubber.core.states import IllegalEventError
 from scrubber.errors import LedgerUnavailable
 from scrubber.ledger import ledger as ledgers
+from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.memory import MemoryStore
 
@@ -107,6 +109,26 @@ async def test_a_disk_that_can_be_read_again_is_not_taken_for_one_that_can_be_wr
         await ledger.append("op", found("GPU-1"))
     assert faults
     assert None not in faults
+
+
+async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, monkeypatch):
+    monkeypatch.setattr(module, "SLOW", 0.05)
+    go = threading.Event()
+    store.on_append = go.wait
+    writing = asyncio.create_task(ledger.append("op", found("GPU-1")))
+    async with asyncio.timeout(5):
+        await ledger.heard(ledger.news, 5)
+    assert "taken longer" in (ledger.fault or "")
+    go.set()
+    await writing
+    assert ledger.fault is None
+
+
+async def test_whoever_listens_misses_nothing_that_was_announced_without_a_row(ledger):
+    news = ledger.news
+    ledger.announce()
+    assert await ledger.heard(news, 0.0)
+    assert not await ledger.heard(ledger.news, 0.0)
 
 
 async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):

@@ -178,3 +178,27 @@ async def test_an_allocation_may_take_6_seconds_and_a_start_29_or_what_the_kubel
 async def test_the_service_is_told_that_a_start_will_be_asked_for(gate, door):
     await gate.acquire(GPU, devices(gate, A))
     assert door.announced == [True]
+
+
+async def test_a_service_that_shuts_down_is_asked_again_when_it_is_back(gate, door, listing, read):
+    """Between its last answers and its end it says no to everybody; a pod must not fail for that."""
+    reader = read(listing)
+    await reader.until(all_well)
+    down = no(NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back"))
+    answers = iter([down, down, door.answer])
+
+    async def in_turn(devices: list[str]) -> None:
+        await next(answers)(devices)
+
+    door.answer = in_turn
+    await gate.acquire(GPU, devices(gate, A))
+    assert [what for what, _ in door.asked] == ["acquire"] * 3
+
+
+async def test_an_answer_that_one_device_is_late_says_nothing_of_the_others(gate, door, listing, read):
+    reader = read(listing)
+    await reader.until(all_well)
+    door.answer = no(NotReady(Reason.UNRESPONSIVE, "cannot say in time whether the devices are free; ask again"))
+    with pytest.raises(NotReady):
+        await gate.acquire(GPU, devices(gate, A))
+    assert all(shown[B] for shown in reader.lists)

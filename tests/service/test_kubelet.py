@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import grounds
-from scrubber.core.model import State
-from scrubber.errors import NotReady, Reason, Refused
+from scrubber.core.model import Facts, State
+from scrubber.errors import LedgerUnavailable, NotReady, Reason, Refused
 from scrubber.hooks import WITHHELD
 from scrubber.node import checkpoint
 from tests.service.world import World
@@ -257,3 +258,136 @@ async def test_a_restart_costs_a_scrub_under_per_container_only(policy, model, w
     assert await restart(world, device) == wanted
     assert world.state(device) is State.EXPOSED
     assert world.record(device).owner.container == "pod"
+
+
+# -- what a review found
+
+
+async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_again(world):
+    """One look that saw nothing must not take a device out until the next restart of the service."""
+    device, sight = world.uuids[0], world.life.sight
+    await world.acquire("gone", device, announced=True)
+    full, quick = sight.full, sight.quick
+
+    async def blind(record, *_args, **_kwargs) -> Facts:
+        seen: Facts = await full(record)
+        return replace(seen, holders=None)
+
+    sight.quick = blind
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    sight.quick = quick
+    await asyncio.sleep(60)
+    assert healthy(world, device)
+    assert world.state(device) is State.CLEAN
+
+
+async def test_nothing_is_scrubbed_between_a_permitted_restart_and_its_first_process(world):
+    """Not every runtime keeps a process of the pod alive between two containers."""
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    world.node.end_container("pod")
+    await world.service.start([device], None)
+    await asyncio.sleep(3)  # creating the container takes its time
+    world.run("pod", device)
+    await asyncio.sleep(5)
+    assert world.state(device) is State.EXPOSED
+
+
+@pytest.mark.parametrize("model", ["per-pod", "per-container", "per-container-cached"])
+async def test_s10_what_a_strangers_container_left_is_scrubbed_before_the_next_start(policy, model):
+    world = await policy(f"{{model: {model}}}")
+    device, other = world.uuids
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    world.node.end_container("pod")
+    world.run("pod", other)
+    stranger = world.intrude(device, container=True)
+    await asyncio.sleep(3)
+    world.node.end_container(stranger.container)
+    await asyncio.sleep(3)
+    before = scrubs(world, device)
+    await world.service.start([device], None)
+    assert scrubs(world, device) == before + 1
+    assert world.record(device).owner.container == "pod"
+
+
+async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    world.life.disk.full = True
+    world.node.end_container("pod")
+    with pytest.raises(LedgerUnavailable):
+        await world.acquire("next", device, announced=True)
+    await asyncio.sleep(30)
+    assert not healthy(world, device)
+    world.life.disk.full = False
+    await world.clean(device)
+    assert healthy(world, device)
+
+
+async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world):
+    device, sight = world.uuids[0], world.life.sight
+    quick = sight.quick
+
+    async def slow(record) -> Facts:
+        await asyncio.sleep(14)
+        seen: Facts = await quick(record)
+        return seen
+
+    sight.quick = slow
+    tending = world.spawn(world.service.tend(device))
+    await asyncio.sleep(0.5)
+    sight.quick = quick
+    async with asyncio.timeout(6):  # as long as the plugin waits
+        with pytest.raises(NotReady) as refused:
+            await world.service.acquire([device], announced=True)
+    assert refused.value.reason is Reason.UNRESPONSIVE
+    assert not healthy(world, device)
+    await tending
+
+
+async def test_a_caller_that_runs_out_of_time_leaves_the_device_withheld(world):
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(world.service.acquire([device], announced=True), 0.5)
+    assert world.life.service.withheld(world.record(device))
+
+
+async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world):
+    """Two devices are asked for and one cannot be recorded: the look at the other must end with the question."""
+    first, second = world.uuids
+    world.node.end_container(await world.tenancy(first, second))
+    quick, late = world.life.sight.quick, asyncio.Event()
+
+    async def slow(record) -> Facts:
+        facts: Facts = await quick(record)
+        if record.device.uuid == second:
+            await late.wait()
+        return facts
+
+    world.life.sight.quick = slow
+    world.life.disk.failures = 1
+    with pytest.raises(LedgerUnavailable):
+        await world.acquire("next", first, second, announced=True)
+    world.life.sight.quick = quick
+    await world.acquire("tenant", second, announced=True)
+    written_down(world, tenant=[second])
+    await world.service.start([second], None)
+    late.set()
+    await asyncio.sleep(0.05)
+    assert world.state(second) is State.EXPOSED
+
+
+async def test_a_stop_is_no_failure_of_the_device_that_a_pod_waits_for(world):
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    waiting = world.spawn(world.acquire("next", device, announced=True))
+    await world.reach(device, State.SCRUBBING)
+    await world.service.stop()
+    with pytest.raises(NotReady) as refused:
+        await waiting
+    assert refused.value.reason is Reason.SHUTTING_DOWN
