@@ -1,5 +1,5 @@
 # Every target sets itself up in .venv and touches nothing outside this directory.
-# ARGS goes through to the command: make test ARGS='-k ledger', make demo ARGS='--gpus 2'.
+# ARGS goes through to the command: make test ARGS='-k ledger', make demo ARGS='--gpus 4'.
 
 PYTHON ?= python3
 JOBS ?= 2

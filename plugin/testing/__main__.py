@@ -55,8 +55,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--directory", type=Path, required=True, help="where kubelet.sock shall lie; it must exist")
     parser.add_argument("--registry", type=Path, help="a plugins_registry directory to watch; it must exist")
     options = parser.parse_args(arguments)
-    with suppress(asyncio.CancelledError):
+    try:
         asyncio.run(serve(options.directory, options.registry))
+    except asyncio.CancelledError:
+        return  # a signal: the clean end
+    except (OSError, ValueError) as error:
+        parser.error(f"cannot serve in {options.directory}: {error}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from plugin.kubelet_api import podresources_pb2
 from plugin.testing.allocation import AllocationFailed, KubeletPanic
@@ -61,6 +61,14 @@ class Kubelet:
         self._orphans: dict[str, Pod] = {}  # force-deleted, their containers still running
 
     # -- the process
+
+    async def __aenter__(self) -> Self:
+        """``start``; the end of the block is ``kill``, also when a test fails in it."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
 
     async def start(self) -> None:
         """Begin to run; after ``stop`` or ``kill`` this is the restart. Pods are re-admitted by ``readmit``."""

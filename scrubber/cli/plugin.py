@@ -21,7 +21,19 @@ from scrubber.cli import environment
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
-PLACE = click.Path(path_type=Path)
+
+
+class _Place(click.Path):
+    """A path that was really given: a manifest with an unset variable gives an empty one, which would mean "here"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The path."""
+        if value == "":
+            self.fail("found nothing, expected a path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PLACE = _Place(path_type=Path)
 
 
 def _read_settings(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:

@@ -19,7 +19,7 @@ from tests.flows.node import Node
 from tests.soak.conftest import witness
 from tests.soak.waiting import within
 
-GPUS, WARM_UP, FEW, MANY = 4, 30, 150, 1000
+GPUS, WARM_UP, FEW, MANY = 4, 30, 80, 1000
 AT_ONCE = 2  # pods beside the newest: one GPU may always be out
 STARTS = 5  # one pod in so many really starts a container
 CHANGES = 40  # pods from one round of changes of health to the next

@@ -19,7 +19,7 @@ from tests.soak.storm import Storm
 from tests.soak.waiting import within
 
 GPUS = 3
-FEW, MANY = 12, 200
+FEW, MANY = 6, 200
 HEALS_WITHIN = 60.0
 
 
