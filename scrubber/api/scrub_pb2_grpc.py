@@ -84,7 +84,7 @@ class ScrubberServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """All devices with what may be said of their health, at once and again at every change.
+        """All devices with what may be said of their health: at once, at every change, and every two seconds without one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ class ScrubberStub:
     Release: _grpc.UnaryUnaryMultiCallable[_scrub_pb2.ReleaseRequest, _scrub_pb2.ReleaseResponse]
     """The last user of these devices is gone. Believed only when nobody is found on them."""
     Watch: _grpc.UnaryStreamMultiCallable[_scrub_pb2.WatchRequest, _scrub_pb2.WatchResponse]
-    """All devices with what may be said of their health, at once and again at every change."""
+    """All devices with what may be said of their health: at once, at every change, and every two seconds without one."""
 
 @_typing.type_check_only
 class ScrubberAsyncStub(ScrubberStub):
@@ -61,7 +61,7 @@ class ScrubberAsyncStub(ScrubberStub):
     Release: _aio.UnaryUnaryMultiCallable[_scrub_pb2.ReleaseRequest, _scrub_pb2.ReleaseResponse]  # type: ignore[assignment]
     """The last user of these devices is gone. Believed only when nobody is found on them."""
     Watch: _aio.UnaryStreamMultiCallable[_scrub_pb2.WatchRequest, _scrub_pb2.WatchResponse]  # type: ignore[assignment]
-    """All devices with what may be said of their health, at once and again at every change."""
+    """All devices with what may be said of their health: at once, at every change, and every two seconds without one."""
 
 class ScrubberServicer(metaclass=_abc_1.ABCMeta):
     """On scrubber.sock."""
@@ -98,7 +98,7 @@ class ScrubberServicer(metaclass=_abc_1.ABCMeta):
         request: _scrub_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scrub_pb2.WatchResponse], _abc.AsyncIterator[_scrub_pb2.WatchResponse]]:
-        """All devices with what may be said of their health, at once and again at every change."""
+        """All devices with what may be said of their health: at once, at every change, and every two seconds without one."""
 
 def add_ScrubberServicer_to_server(servicer: ScrubberServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

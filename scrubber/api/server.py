@@ -31,6 +31,7 @@ T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 WATCH_SETTLES = 0.02  # seconds: several changes make one list, and whoever asks a hook is answered before it is made
+HEARTBEAT = 2.0  # seconds after which the same list is told again: an open stream alone is no sign of life
 WATCH_AT_LEAST_EVERY = 1.0  # seconds: what is advertised also changes as time goes by
 SOCKETS = ("scrubber", "admin")
 LONGEST_WAIT = 60.0
@@ -74,10 +75,11 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See the proto."""
         last: view.Adverts | None = None
+        clock, told = asyncio.get_running_loop().time, 0.0
         while True:
             news, now = self._service.ledger.news, self._reporter.adverts()
-            if now != last:
-                last = now
+            if now != last or clock() - told >= HEARTBEAT:
+                last, told = now, clock()
                 yield convert.to_message(now, scrub_pb2.WatchResponse())
             await self._service.ledger.heard(news, WATCH_AT_LEAST_EVERY)
             await asyncio.sleep(WATCH_SETTLES)

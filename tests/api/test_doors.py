@@ -155,6 +155,14 @@ async def test_status_waits_for_news_and_not_longer(house):
         assert (await waiting).service.ledger_rows > rows
 
 
+async def test_watch_tells_the_same_again_so_that_silence_means_something(house, monkeypatch):
+    monkeypatch.setattr(server, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(server, "WATCH_AT_LEAST_EVERY", 0.05)
+    async with house.scrubber() as service:
+        told = aiter(service.watch())
+        assert await anext(told) == await asyncio.wait_for(anext(told), 5)
+
+
 async def test_the_sockets_are_for_their_owner_and_health_answers(house):
     for path in (house.config.socket, house.config.admin_socket):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600  # noqa: PTH116 - one call for both
