@@ -10,9 +10,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from plugin.testing.pods import Phase, Pod
 from scrubber.cli.stage import RESOURCE
+from scrubber.core import view
 from scrubber.errors import Unreachable
 from scrubber.ledger import audit
-from tests.flows.node import Node
+from tests.flows.node import WITHIN, Node
 from tests.soak.conftest import witness
 from tests.soak.pods import Pods
 from tests.soak.storm import Storm
@@ -20,7 +21,7 @@ from tests.soak.waiting import within
 
 GPUS = 3
 FEW, MANY = 6, 200
-HEALS_WITHIN = 60.0
+HEALS_WITHIN = 120.0
 
 
 @pytest.mark.timeout(1500)
@@ -44,8 +45,12 @@ async def demand_whole(node: Node) -> None:
     """Everything is as on the first day: nobody's, registered, and each GPU takes a pod."""
     async with within(HEALS_WITHIN, lambda: "every GPU to be nobody's and offered again"):
         await answer(node)
-        for uuid in node.stage.uuids:  # a grant whose pod never came stands until somebody asks for the GPU
-            await node.reach(uuid, lambda device: device.state in ("clean", "granted"))
+        for number, uuid in enumerate(node.stage.uuids):
+            device = await node.stage.settled(number, is_nobodys, WITHIN)
+            # A start whose container never came stands, as such a grant does, until somebody asks for the GPU: below.
+            assert is_nobodys(device) or device.owner not in node.kubelet.pods, (
+                f"{uuid} is {device.state}: {device.why}"
+            )
         await node.kubelet.registered(RESOURCE)
         await node.offered(GPUS)
     fresh = [Pod.of(f"fresh-{number}", {RESOURCE: 1}) for number in range(GPUS)]
@@ -55,6 +60,11 @@ async def demand_whole(node: Node) -> None:
     demand_none(witness(node.stage).faults)
     found = audit.verify(node.stage.ledger)
     assert (found.broken, found.set_aside) == (None, ())
+
+
+def is_nobodys(device: view.DeviceStatus) -> bool:
+    """Clean, or granted to a pod that never came."""
+    return device.state in ("clean", "granted")
 
 
 async def answer(node: Node) -> None:
