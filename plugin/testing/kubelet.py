@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 from plugin.kubelet_api import podresources_pb2
 from plugin.testing.allocation import AllocationFailed, KubeletPanic
-from plugin.testing.journal import Call, Journal, Registration, Start
+from plugin.testing.journal import Call, Journal, Registration, StandInFault, Start
 from plugin.testing.life import Life
 from plugin.testing.pods import Container, ContainerStatus, Kind, Phase, Pod, PodStatus, State
 from plugin.testing.quirks import Quirks, Timing
@@ -80,6 +80,9 @@ class Kubelet:
         life = Life(self.directory, self._journal, self._active, running, quirks=self._quirks, timing=self._timing)
         await life.begin(self._registry)
         self._life = life
+        for pod in list(self.pods.values()):
+            if not _is_active(pod):  # the last life may have ended before this was done
+                await self._stop_containers(pod)
         self._journal.changed()
 
     async def stop(self) -> None:
@@ -260,8 +263,8 @@ class Kubelet:
         """Something this life of the kubelet does, and leaves undone when it dies."""
         try:
             life = self._alive()
-        except BaseException:
-            work.close()
+        except (NotRunning, StandInFault):
+            work.close()  # never awaited, it would warn
             raise
         task = asyncio.create_task(work)
         life.deeds.add(task)

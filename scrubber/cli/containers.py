@@ -96,6 +96,12 @@ async def _started(pod: str, script: str, *words: str) -> asyncio.subprocess.Pro
         env={"PATH": os.environ.get("PATH", os.defpath), containers.MARK: pod},
         start_new_session=True,
     )
-    if process.stdout is None or not await process.stdout.readline():
+    said = b""
+    try:
+        said = await process.stdout.readline() if process.stdout is not None else b""
+    finally:
+        if not said:  # cut off here, nobody would ever end it: the pod would seem to be there for good
+            process.kill()
+    if not said:
         raise RuntimeError(f"a process of pod {pod} did not start: {' '.join(words)}")
     return process

@@ -1,4 +1,4 @@
-"""The stand-in as a context manager: nothing of it is left behind by a test that fails."""
+"""Nothing is left behind: by a test that fails, or by a kubelet that dies while it ends a pod."""
 
 import asyncio
 import tempfile
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod, PodStatus
+from plugin.testing.runtime import Nothing
 
 
 async def failing(directory: Path) -> None:
@@ -23,3 +25,29 @@ async def test_a_block_that_fails_leaves_no_task_and_no_listener_behind():
         assert asyncio.all_tasks() == before
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_unix_connection(directory / "kubelet.sock")
+
+
+class Sandboxes(Nothing):
+    """Remembers whose are open."""
+
+    def __init__(self) -> None:
+        self.opened: set[str] = set()
+
+    async def open_sandbox(self, pod: Pod) -> None:
+        self.opened.add(pod.uid)
+
+    async def close_sandbox(self, pod: Pod) -> None:
+        self.opened.discard(pod.uid)
+
+
+async def test_a_pod_that_had_failed_when_the_kubelet_died_is_ended_by_the_next_one():
+    with tempfile.TemporaryDirectory(prefix="k-") as name:
+        sandboxes = Sandboxes()
+        async with Kubelet(Path(name), sandboxes) as kubelet:
+            pod = Pod.of("pod", {})
+            await kubelet.run(pod)
+            assert sandboxes.opened == {pod.uid}
+            await kubelet.kill()
+            pod.status = PodStatus(Phase.FAILED)  # and dead before it could stop its containers
+            await kubelet.start()
+            assert sandboxes.opened == set()

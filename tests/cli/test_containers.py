@@ -1,0 +1,21 @@
+"""The stage's containers: whoever is cut off while one starts leaves no process behind."""
+
+import asyncio
+
+import pytest
+
+from scrubber.cli import containers
+from scrubber.devices.simulated import containers as simulated
+
+
+async def test_a_start_that_is_cut_off_ends_its_process():
+    starting = asyncio.create_task(containers._started("a-pod-that-is-cut-off", "read -r _"))  # never says its line
+    async with asyncio.timeout(10):
+        while not simulated.alive("a-pod-that-is-cut-off"):  # noqa: ASYNC110 - /proc tells nobody
+            await asyncio.sleep(0.005)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    async with asyncio.timeout(10):
+        while simulated.alive("a-pod-that-is-cut-off"):  # noqa: ASYNC110 - /proc tells nobody
+            await asyncio.sleep(0.005)
