@@ -123,7 +123,7 @@ def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment) -> an
 
 
 def _from_tenancy(record: Record, facts: Facts, now: Moment) -> answers.Wait | answers.Note:
-    seen = grounds.sighting(record, facts)
+    seen = grounds.visit(record, facts, now) or grounds.sighting(record, facts)
     if seen is not None:
         return answers.Note(seen)
     gone = answers.Note(ev.Released("it was asked for again and its last user is gone"))

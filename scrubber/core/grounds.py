@@ -52,6 +52,17 @@ def sighting(record: Record, facts: Facts) -> ev.Exposed | None:
     return ev.Exposed(replace(record.owner, seen=True))
 
 
+def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
+    """Somebody is on a device on which nobody was let start, or a user has got a name: whoever starts next is not it.
+
+    To be recorded as soon as it is seen: a visitor that has left by the next look would be forgotten.
+    """
+    owner, user = record.owner, user_of(facts.holders or ())
+    if not facts.holders or (owner is not None and (owner.container is not None or user is None)):
+        return None
+    return ev.Exposed(Owner(user, now, seen=user is not None))
+
+
 def crowd(record: Record, facts: Facts) -> ev.Exposed | None:
     """Somebody else's container is on the owner's device: what it leaves there must not outlive it unseen."""
     owner = record.owner

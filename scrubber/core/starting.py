@@ -69,6 +69,11 @@ def _start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment
 
 def _start_granted(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment) -> answers.StartAnswer:
     """The first start of a grant."""
+    # Processes on it before its first start: the kubelet was restarted and this is that very tenant, or somebody else
+    # took it. Only the owner's own container may be there; any other's visit is recorded, for it may leave unseen.
+    visit = grounds.visit(record, facts, now)
+    if visit is not None and any(holder.container != owner for holder in facts.holders or ()):
+        return answers.Note(visit)
     if facts.domain_resetting:
         return answers.Refuse(Reason.NOT_READY, f"cannot start on {record.device.uuid}: it is being reset")
     if record.sickness is not None:
@@ -81,10 +86,6 @@ def _start_granted(record: Record, facts: Facts, policy: Policy, owner: str, now
         and not grounds.proof_stands(record.receipt, facts, policy, now)
     ):
         return answers.Note(ev.Released("its proof ended before it was started on"))
-    # Processes on it before its first start: the kubelet was restarted and this is that very tenant, or somebody else
-    # took it. Only the owner's own container may be there.
-    if any(holder.container != owner for holder in facts.holders):
-        return _as_start(decide.busy(record))
     if policy.model is Starts.PER_CONTAINER and _may_have_run(record, facts):
         return _as_start(decide.busy(record)) if facts.holders else answers.Note(ev.Released(EACH_CONTAINER))
     return _admit(facts, owner, now)

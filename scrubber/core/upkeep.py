@@ -135,9 +135,10 @@ def _isolate(
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
         return answers.Proceed()
+    visit = grounds.visit(record, facts, now)
+    if visit is not None:
+        return answers.Note(visit)
     owner, user = record.owner, grounds.user_of(facts.holders)
-    if facts.holders and (owner is None or (owner.container is None and user is not None)):
-        return answers.Note(ev.Exposed(Owner(user, now, seen=user is not None)))
     if owner is None and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
         # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
         why = "it fell sick" if record.sickness is not None else "it was asked for in vain"

@@ -15,7 +15,7 @@ from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, S
 from scrubber.core.model import Owner, Path, Trigger
 from scrubber.errors import Reason
 from tests.core import lives
-from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, facts, later, rows
+from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, rows
 
 BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
@@ -32,9 +32,14 @@ START = rows(
     ("the first start of a grant", lives.GRANTED, facts(), ENFORCE, ADMIT),
     ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
      ADMIT),
-    ("W17 somebody else's container is on the grant", lives.GRANTED, facts((OF_B,)), ENFORCE, BUSY),
-    ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE, BUSY),
-    ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE, BUSY),
+    ("W17 somebody else's container is on the grant: it may have left by the next look", lives.GRANTED, facts((OF_B,)),
+     ENFORCE, Note(ev.Exposed(Owner(B, later(1), seen=True)))),
+    ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE,
+     Note(ev.Exposed(Owner(A, later(1), seen=True)))),
+    ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
+     Note(ev.Exposed(Owner(None, later(1))))),
+    ("a sick grant's visitor is on record as well", lives.SICK_GRANTED, facts((OF_B,)), ENFORCE,
+     Note(ev.Exposed(Owner(B, later(1), seen=True)))),
     ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
      Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
     ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
@@ -90,8 +95,8 @@ START = rows(
     ("W21 nothing starts while a job runs", lives.SCRUBBING, facts(), ENFORCE, Join()),
     ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
      Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
-    ("observe: somebody else's container is on it, and it starts", lives.GRANTED, facts((OF_B,)), OBSERVE,
-     ADMIT),
+    ("observe: somebody else's container is on the grant, on record", lives.GRANTED, facts((OF_B,)), OBSERVE,
+     Note(ev.Exposed(Owner(B, later(1), seen=True)))),
     ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None, alive=True), OBSERVE, Proceed()),
     ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
      ADMIT),

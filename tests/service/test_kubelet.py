@@ -1,51 +1,16 @@
-"""What the service makes of a kubelet: whose devices these are, what is offered, who waits, what a start means."""
+"""What the service makes of a kubelet: whose devices these are, who waits, what a start means."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import replace
 
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import grounds
 from scrubber.core.model import Facts, State
 from scrubber.errors import LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.hooks import WITHHELD
-from scrubber.node import checkpoint
+from tests.service.asking import let_on, rows, scrubs, written_down
 from tests.service.world import World
-
-
-def rows(world, kind, device):
-    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and it.device == device]
-
-
-def scrubs(world, device):
-    return len(rows(world, ev.ScrubPassed, device))
-
-
-def healthy(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
-
-
-def written_down(world, **pods):
-    """What the kubelet's checkpoint says: devices by pod."""
-    entries = [
-        {"PodUID": pod, "ContainerName": "app", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": list(devices)}}
-        for pod, devices in pods.items()
-    ]
-    text = json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1})
-    (world.life.sight._kubelet_dir / checkpoint.NAME).write_text(text)
-
-
-async def let_on(world, pod, *devices):
-    """A pod's first container, from Allocate to its first process."""
-    await world.acquire(pod, *devices, announced=True)
-    written_down(world, **{pod: devices})
-    await world.service.start(devices, None)
-    world.truth.started(pod, devices[0])
-    return [world.run(pod, device) for device in devices]
 
 
 @pytest.fixture
@@ -129,6 +94,22 @@ async def test_a_start_on_two_devices_exposes_both_or_none(world):
     assert not rows(world, ev.Exposed, world.uuids[0])
 
 
+@pytest.mark.parametrize("asks", ["start", "acquire"])
+async def test_w17_a_visitor_on_a_grant_that_leaves_at_once_is_scrubbed_after(world, asks):
+    """Whoever was refused for it asks again; what the visitor left must not be forgotten with its process."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    visitor = world.intrude(device, container=True)
+    ask = world.service.start([device], None) if asks == "start" else world.acquire("pod", device, announced=True)
+    question = world.spawn(ask)
+    await asyncio.sleep(0.01)  # no round of the monitor is in between
+    world.node.end_container(visitor.container)
+    await asyncio.wait([question])
+    await world.service.start([device], None)
+    assert scrubs(world, device) == 2
+
+
 async def test_a_pod_that_is_there_before_its_containers_is_known_to_be_gone_when_it_is(world):
     """Its sandbox runs already: nobody need wait for a container that came and went between two looks."""
     first, second = world.uuids
@@ -140,61 +121,6 @@ async def test_a_pod_that_is_there_before_its_containers_is_known_to_be_gone_whe
     world.node.end_container("pod")
     await world.acquire("next", first, announced=True)
     assert scrubs(world, first) == 2
-
-
-# -- what is offered
-
-
-async def test_r4_what_was_asked_for_while_in_use_is_not_offered_until_its_tenant_is_gone(world):
-    device = world.uuids[0]
-    await let_on(world, "pod", device)
-    await asyncio.sleep(2)
-    assert healthy(world, device)
-    with pytest.raises(NotReady):
-        await world.acquire("next", device, announced=True)
-    assert not healthy(world, device)
-    await asyncio.sleep(10 * WITHHELD)
-    assert not healthy(world, device)
-    assert healthy(world, world.uuids[1])
-    world.node.end_container("pod")
-    await world.clean(device)
-    assert healthy(world, device)
-
-
-async def test_whoever_watches_hears_of_it_before_the_refusal(world):
-    device = world.uuids[0]
-    await let_on(world, "pod", device)
-    await asyncio.sleep(2)
-    seq = world.life.ledger.seq
-    refusal = world.spawn(world.acquire("next", device, announced=True))
-    while healthy(world, device):
-        seq = world.life.ledger.seq
-        assert await world.life.ledger.moved(seq, 5.0)
-    with pytest.raises(NotReady):
-        await refusal
-
-
-async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(world):
-    """Nobody would ask again for what is not offered, and so show that the last tenant is gone."""
-    device = world.uuids[0]
-    await world.acquire("pod", device, announced=True)
-    written_down(world, pod=[device])
-    await world.service.start([device], None)  # it never comes
-    with pytest.raises(NotReady):
-        await world.acquire("next", device, announced=True)
-    began = world.loop.time()
-    assert not healthy(world, device)
-    await world.clean(device)
-    assert world.loop.time() - began <= grounds.STARTS_WITHIN + 5
-    assert healthy(world, device)
-
-
-async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
-    device = world.uuids[0]
-    world.life.service._withhold([device])
-    assert not healthy(world, device)
-    await asyncio.sleep(WITHHELD)
-    assert healthy(world, device)
 
 
 # -- which hook waits
@@ -263,25 +189,6 @@ async def test_a_restart_costs_a_scrub_under_per_container_only(policy, model, w
 # -- what a review found
 
 
-async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_again(world):
-    """One look that saw nothing must not take a device out until the next restart of the service."""
-    device, sight = world.uuids[0], world.life.sight
-    await world.acquire("gone", device, announced=True)
-    full, quick = sight.full, sight.quick
-
-    async def blind(record, *_args, **_kwargs) -> Facts:
-        seen: Facts = await full(record)
-        return replace(seen, holders=None)
-
-    sight.quick = blind
-    with pytest.raises(NotReady):
-        await world.acquire("next", device, announced=True)
-    sight.quick = quick
-    await asyncio.sleep(60)
-    assert healthy(world, device)
-    assert world.state(device) is State.CLEAN
-
-
 async def test_nothing_is_scrubbed_between_a_permitted_restart_and_its_first_process(world):
     """Not every runtime keeps a process of the pod alive between two containers."""
     device = world.uuids[0]
@@ -311,50 +218,6 @@ async def test_s10_what_a_strangers_container_left_is_scrubbed_before_the_next_s
     await world.service.start([device], None)
     assert scrubs(world, device) == before + 1
     assert world.record(device).owner.container == "pod"
-
-
-async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
-    device = world.uuids[0]
-    await let_on(world, "pod", device)
-    await asyncio.sleep(2)
-    world.life.disk.full = True
-    world.node.end_container("pod")
-    with pytest.raises(LedgerUnavailable):
-        await world.acquire("next", device, announced=True)
-    await asyncio.sleep(30)
-    assert not healthy(world, device)
-    world.life.disk.full = False
-    await world.clean(device)
-    assert healthy(world, device)
-
-
-async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world):
-    device, sight = world.uuids[0], world.life.sight
-    quick = sight.quick
-
-    async def slow(record) -> Facts:
-        await asyncio.sleep(14)
-        seen: Facts = await quick(record)
-        return seen
-
-    sight.quick = slow
-    tending = world.spawn(world.service.tend(device))
-    await asyncio.sleep(0.5)
-    sight.quick = quick
-    async with asyncio.timeout(6):  # as long as the plugin waits
-        with pytest.raises(NotReady) as refused:
-            await world.service.acquire([device], announced=True)
-    assert refused.value.reason is Reason.UNRESPONSIVE
-    assert not healthy(world, device)
-    await tending
-
-
-async def test_a_caller_that_runs_out_of_time_leaves_the_device_withheld(world):
-    device = world.uuids[0]
-    world.node.end_container(await world.tenancy(device))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(world.service.acquire([device], announced=True), 0.5)
-    assert world.life.service.withheld(world.record(device))
 
 
 async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world):

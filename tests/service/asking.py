@@ -1,0 +1,39 @@
+"""What tests ask a world in a kubelet's place, and what they look for in its ledger."""
+
+from __future__ import annotations
+
+import json
+
+from scrubber.core import events as ev
+from scrubber.node import checkpoint
+
+
+def rows(world, kind, device):
+    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and it.device == device]
+
+
+def scrubs(world, device):
+    return len(rows(world, ev.ScrubPassed, device))
+
+
+def healthy(world, device):
+    return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
+
+
+def written_down(world, **pods):
+    """What the kubelet's checkpoint says: devices by pod."""
+    entries = [
+        {"PodUID": pod, "ContainerName": "app", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": list(devices)}}
+        for pod, devices in pods.items()
+    ]
+    text = json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1})
+    (world.life.sight._kubelet_dir / checkpoint.NAME).write_text(text)
+
+
+async def let_on(world, pod, *devices):
+    """A pod's first container, from Allocate to its first process."""
+    await world.acquire(pod, *devices, announced=True)
+    written_down(world, **{pod: devices})
+    await world.service.start(devices, None)
+    world.truth.started(pod, devices[0])
+    return [world.run(pod, device) for device in devices]

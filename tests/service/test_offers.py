@@ -1,0 +1,129 @@
+"""What the kubelet may be told is healthy: what was asked for in vain is not offered, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import grounds
+from scrubber.core.model import Facts, State
+from scrubber.errors import LedgerUnavailable, NotReady, Reason
+from scrubber.hooks import WITHHELD
+from tests.service.asking import healthy, let_on, written_down
+
+
+async def test_r4_what_was_asked_for_while_in_use_is_not_offered_until_its_tenant_is_gone(world):
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    assert healthy(world, device)
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    assert not healthy(world, device)
+    await asyncio.sleep(10 * WITHHELD)
+    assert not healthy(world, device)
+    assert healthy(world, world.uuids[1])
+    world.node.end_container("pod")
+    await world.clean(device)
+    assert healthy(world, device)
+
+
+async def test_whoever_watches_hears_of_it_before_the_refusal(world):
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    seq = world.life.ledger.seq
+    refusal = world.spawn(world.acquire("next", device, announced=True))
+    while healthy(world, device):
+        seq = world.life.ledger.seq
+        assert await world.life.ledger.moved(seq, 5.0)
+    with pytest.raises(NotReady):
+        await refusal
+
+
+async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(world):
+    """Nobody would ask again for what is not offered, and so show that the last tenant is gone."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await world.service.start([device], None)  # it never comes
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    began = world.loop.time()
+    assert not healthy(world, device)
+    await world.clean(device)
+    assert world.loop.time() - began <= grounds.STARTS_WITHIN + 5
+    assert healthy(world, device)
+
+
+async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
+    device = world.uuids[0]
+    world.life.service._withhold([device])
+    assert not healthy(world, device)
+    await asyncio.sleep(WITHHELD)
+    assert healthy(world, device)
+
+
+async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_again(world):
+    """One look that saw nothing must not take a device out until the next restart of the service."""
+    device, sight = world.uuids[0], world.life.sight
+    await world.acquire("gone", device, announced=True)
+    full, quick = sight.full, sight.quick
+
+    async def blind(record, *_args, **_kwargs) -> Facts:
+        seen: Facts = await full(record)
+        return replace(seen, holders=None)
+
+    sight.quick = blind
+    with pytest.raises(NotReady):
+        await world.acquire("next", device, announced=True)
+    sight.quick = quick
+    await asyncio.sleep(60)
+    assert healthy(world, device)
+    assert world.state(device) is State.CLEAN
+
+
+async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    world.life.disk.full = True
+    world.node.end_container("pod")
+    with pytest.raises(LedgerUnavailable):
+        await world.acquire("next", device, announced=True)
+    await asyncio.sleep(30)
+    assert not healthy(world, device)
+    world.life.disk.full = False
+    await world.clean(device)
+    assert healthy(world, device)
+
+
+async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world):
+    device, sight = world.uuids[0], world.life.sight
+    quick = sight.quick
+
+    async def slow(record) -> Facts:
+        await asyncio.sleep(14)
+        seen: Facts = await quick(record)
+        return seen
+
+    sight.quick = slow
+    tending = world.spawn(world.service.tend(device))
+    await asyncio.sleep(0.5)
+    sight.quick = quick
+    async with asyncio.timeout(6):  # as long as the plugin waits
+        with pytest.raises(NotReady) as refused:
+            await world.service.acquire([device], announced=True)
+    assert refused.value.reason is Reason.UNRESPONSIVE
+    assert not healthy(world, device)
+    await tending
+
+
+async def test_a_caller_that_runs_out_of_time_leaves_the_device_withheld(world):
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(world.service.acquire([device], announced=True), 0.5)
+    assert world.life.service.withheld(world.record(device))
