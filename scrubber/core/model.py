@@ -82,6 +82,7 @@ class Ailment(Enum):
     ECC = "ecc"
     REMAP_PENDING = "remap-pending"
     REMAP_FAILED = "remap-failed"
+    RESET_REQUIRED = "reset-required"
     MEMORY_FAULT = "memory-fault"
     RESET_FAILED = "reset-failed"
     SCRUB_FAILED = "scrub-failed"
@@ -120,6 +121,15 @@ class DeviceInfo:
     reset_domain: str | None = None  # devices that a reset of one takes down together
     island: str | None = None  # devices that are joined by fast links
     nodes: tuple[str, ...] = ()  # what a container must have under /dev to use it, beside what all devices share
+    minor: int | None = None  # the number in /dev/nvidiaN; it is not the index
+    compute: str | None = None  # compute capability, such as "9.0"
+    parent: str | None = None  # a MIG slice: the GPU that it is a part of, whose index it bears ...
+    slice: int | None = None  # ... and its number there
+
+    @property
+    def name(self) -> str:
+        """How people call it: the index, and for a slice its number on that GPU, as in 0:1."""
+        return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,7 @@ class Vitals:
     remap_pending: bool = False
     remap_failed: bool = False
     leaked_bytes: int = 0
+    reset_required: bool = False  # the driver asks for a reset
 
 
 @dataclass(frozen=True, slots=True)

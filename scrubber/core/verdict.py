@@ -130,6 +130,8 @@ def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Sickness | N
         return Sickness(Ailment.ECC, f"{new} new uncorrectable memory error(s)")
     if fatal:
         return Sickness(Ailment.XID, f"xid {fatal[-1].code} was reported")
+    if vitals.reset_required:
+        return Sickness(Ailment.RESET_REQUIRED, "the driver asks for a reset")
     if vitals.remap_pending:
         return Sickness(Ailment.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
     return None

@@ -15,6 +15,7 @@ ADVICE = {
     Ailment.UNRESPONSIVE: "look for a hung driver in the kernel log; a driver reload or a reboot may be needed",
     Ailment.XID: "look the xid up in the driver's catalogue and in the kernel log",
     Ailment.ECC: "watch it: repeated uncorrectable errors are a reason to replace it",
+    Ailment.RESET_REQUIRED: "probation resets it; nothing to do unless it comes back",
     Ailment.REMAP_PENDING: "a reset applies the remap; nothing to do unless it comes back",
     Ailment.REMAP_FAILED: "replace it: its memory has run out of spare rows",
     Ailment.MEMORY_FAULT: "replace it if probation fails again: its memory does not hold what is written",

@@ -24,6 +24,10 @@ class DeviceLostError(DeviceError):
     """The device does not answer on its bus any more."""
 
 
+class DriverClosedError(DeviceError):
+    """Nobody may ask just now: a device is being reset, which needs a driver without users. No news of any device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """How a worker child finds a device: which backend, and where."""

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs through NVML, the driver's files and ``nvidia-smi``. Nothing here starts CUDA."""
