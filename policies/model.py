@@ -8,30 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from enum import Enum
 from functools import cache
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from policies.base import Model, Word, impossible
+from policies.hardware import Reset, Settings
 from policies.units import Duration, format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
+BYSTANDER = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?/.+"
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
-
-
-class Model(BaseModel):
-    """Strict and frozen: an unknown key is an error, and a policy in force never changes."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class Word(str, Enum):
-    """Base of the policy words, so that YAML text is taken as it stands."""
 
 
 class Mode(Word):
@@ -75,13 +64,6 @@ class Passes(Word):
 
     ZERO = "zero"
     RANDOM_ZERO = "random+zero"
-
-
-def impossible(found: str, expected: str, *about: str) -> PydanticCustomError:
-    """Two values that are right alone and wrong together; ``about`` names both, the one to change first."""
-    return PydanticCustomError(
-        "combination", "found {found}, expected {expected}", {"found": found, "expected": expected, "about": about}
-    )
 
 
 def check_name(text: str) -> str:
@@ -173,6 +155,13 @@ class Timeouts(Model):
     """The deadline for reading the health counters."""
 
 
+def _operators() -> tuple[str, ...]:
+    """What NVIDIA's own packages run on the host, and its operator in pods."""
+    daemons = ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")
+    pods = (*daemons, "dcgm-exporter", "nvidia-device-plugin", "gpu-feature-discovery")
+    return (*(f"/usr/bin/{name}" for name in daemons), *(f"gpu-operator:/usr/bin/{name}" for name in pods))
+
+
 class Evict(Model):
     """What is done about processes that no live container owns. A live container's are never touched."""
 
@@ -184,6 +173,9 @@ class Evict(Model):
 
     grace: Annotated[Duration, Field(ge=0)] = 2.0
     """The time between TERM and KILL."""
+
+    bystanders: tuple[Annotated[str, Field(pattern=BYSTANDER)], ...] = _operators()
+    """Programs, as [NAMESPACE:]PATH, that are left alone and are no users; no device is reset while one has it open."""
 
 
 class Clear(Model):
@@ -262,6 +254,8 @@ class Policy(Model):
     paths: Paths = Paths()
     timeouts: Timeouts = Timeouts()
     evict: Evict = Evict()
+    reset: Reset = Reset()
+    settings: Settings = Settings()
     clear: Clear = Clear()
     proof: Proof = Proof()
     quarantine: Quarantine = Quarantine()

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import scrubber
+from policies.model import Policy
 from scrubber import log
 from scrubber.config import Backend as Chosen
 from scrubber.config import ScrubberConfig
+from scrubber.config import Sight as Eyes
 from scrubber.core import states
-from scrubber.devices.base import Address, Backend
+from scrubber.core.model import Holder
+from scrubber.devices.base import Backend, Care, DeviceError
+from scrubber.devices.calls import Caller
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.library import Library
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.errors import FatalError
@@ -22,16 +32,21 @@ from scrubber.jobs import Jobs
 from scrubber.ledger import opening, places, store
 from scrubber.ledger.ledger import Ledger, replay
 from scrubber.monitor import Monitor
-from scrubber.node import clock, identity
+from scrubber.node import clock, identity, proc
+from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
 from scrubber.report import Identity, Reporter
 from scrubber.rulebook import Rulebook
 from scrubber.service import Service
 from scrubber.sight import Sight
+from scrubber.steps.frames import Assignment
 from scrubber.steps.worker import Worker
 
 logger = log.get("app")
 
+PROC = Path("/proc")
+FIRST_ANSWER = 30.0  # seconds that a driver has to answer at all: without persistence it sets its devices up first
 WATCH_EVERY = 0.25  # seconds between looks for intruders while a step runs
 
 
@@ -49,13 +64,43 @@ class App:
 
 def build_backend(config: ScrubberConfig) -> Backend:
     """The hardware that was asked for; what is not there is said at once."""
-    if config.backend is not Chosen.SIMULATED:
-        asked = config.backend.value
-        raise FatalError(f"cannot use backend {asked}: this version knows simulated GPUs only; use --backend simulated")
+    return _simulated(config) if config.backend is Chosen.SIMULATED else _nvidia(config)
+
+
+def _nvidia(config: ScrubberConfig) -> Nvidia:
+    """What a node has that was not told to simulate."""
+    host, library = Host(config.host_root), Library()
+    namespace = _pid_namespace(config)
+    if namespace is not None:
+        host = replace(host, pid_namespace=namespace)
+    try:
+        why_not = asyncio.run(Caller().ask("driver", lambda: Nvidia.probe(host, library), FIRST_ANSWER))
+    except DeviceError as error:
+        why_not = str(error)
+    if why_not is None:
+        pods = Containers(PROC, namespace)
+        return Nvidia(host, pods.of, pods.living, config.state_dir / "settings", library)
+    if config.backend is Chosen.AUTO:
+        raise FatalError(f"cannot choose a backend: {why_not}; for simulated GPUs say --backend simulated")
+    raise FatalError(f"cannot use backend {config.backend.value}: {why_not}")
+
+
+def _pid_namespace(config: ScrubberConfig) -> int | None:
+    """The one that shows the whole node, if that is not the machine's first."""
+    return proc.own_namespace(PROC) if config.sight is Eyes.NAMESPACE else None
+
+
+def _simulated(config: ScrubberConfig) -> Simulated:
     creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, identity.boot_id())
     if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
         raise FatalError(f"cannot start: another autoclave scrubber has the GPUs of {config.simulated_dir}")
     return Simulated(config.simulated_dir)
+
+
+def _care(policy: Policy) -> Care:
+    """How policy wants a device handled, in the backends' words."""
+    settings = policy.settings.model_dump(exclude_none=True, mode="json")
+    return Care(tuple(word.value for word in policy.reset.means), policy.reset.slices.value, settings)
 
 
 def open_ledger(config: ScrubberConfig) -> Ledger:
@@ -80,11 +125,31 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
     """Everything, ready to be started."""
     # A simulated GPU is a file of this user's; for real ones every process of the node must be seen.
     full_sight = not isinstance(backend, Simulated)
-    processes = Processes(Path("/proc"), backend.container_of, full_sight=full_sight)
-    sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime)
+    namespace = _pid_namespace(config)
+    processes = Processes(PROC, backend.container_of, full_sight=full_sight, namespace=namespace)
 
-    async def hire(address: Address, files: Sequence[str]) -> Worker:
-        return await Worker.spawn(address, files, full_sight=full_sight)
+    @cache
+    def known(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
+        return Bystanders(tuple(map(Bystander.said, bystanders)), PROC, config.host_root).knows
+
+    def ignored(device: str) -> Callable[[Holder], bool]:
+        return known(rulebook.ruling(ledger.records[device].device).policy.evict.bystanders)
+
+    sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored)
+
+    async def hire(device: str, policy: Policy) -> Worker:
+        care = _care(policy)
+        assignment = Assignment(
+            backend.address(device, care),
+            backend.files(device),
+            full_sight,
+            service=os.getpid(),
+            reach=backend.reach(device, care),
+            bystanders=policy.evict.bystanders,
+            root=str(config.host_root),
+            pid_namespace=namespace,
+        )
+        return await Worker.spawn(assignment)
 
     jobs = Jobs(ledger, sight, hire, clock.now, secrets.token_hex, WATCH_EVERY)
     service = Service(ledger, sight, jobs, rulebook, Tools(clock.now, secrets.token_hex, random.SystemRandom().random))

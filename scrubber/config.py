@@ -14,7 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from policies import faults, judge, tree
-from policies.model import Model, Word, impossible
+from policies.base import Model, Word, impossible
 from policies.units import Size
 from scrubber.errors import FatalError
 
@@ -34,6 +34,13 @@ class Backend(Word):
     AUTO = "auto"
     NVIDIA = "nvidia"
     SIMULATED = "simulated"
+
+
+class Sight(Word):
+    """Who must be seen before nobody is said to be on a device."""
+
+    HOST = "host"
+    NAMESPACE = "namespace"
 
 
 class LogLevel(Word):
@@ -80,6 +87,12 @@ class ScrubberConfig(Model):
 
     kubelet_dir: Absolute = Path(KUBELET_DIR)
     """Where the kubelet keeps its socket and its checkpoint."""
+
+    host_root: Absolute = Path("/")
+    """Where the host's /dev, /proc/driver, /run, /sys and /var are seen; / unless they are mounted elsewhere."""
+
+    sight: Sight = Sight.HOST
+    """Whose processes are all there are: the machine's, or for a node that is a container itself its namespace's."""
 
     simulated_dir: Absolute = Path(STATE_DIR, "simulated")
     """Where simulated GPUs live; the directory simulated in the state directory when not given."""

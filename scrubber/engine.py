@@ -14,8 +14,8 @@ from typing import Protocol
 
 from scrubber.core import events as ev
 from scrubber.core.answers import Fenced
-from scrubber.core.model import Facts, Findings, Outcome, Path, Step, StepResult
-from scrubber.devices.base import Progress
+from scrubber.core.model import Blame, Facts, Findings, Outcome, Path, Step, StepResult
+from scrubber.devices.base import DeviceError, Progress
 from scrubber.steps.base import Order
 
 
@@ -61,6 +61,7 @@ class Surroundings:
     note: Callable[[ev.Event], Awaitable[None]]
     progress: Progress
     watch_every: float
+    apart: Callable[[Step], AbstractAsyncContextManager[None]]  # what we must keep our own hands off while a step runs
 
 
 async def run(task: Task, around: Surroundings) -> None:
@@ -73,12 +74,21 @@ async def run(task: Task, around: Surroundings) -> None:
             if fenced is not None:
                 await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
                 return
-            result = await _watched(hand, step, task, around)
+            result = await _apart(hand, step, task, around)
             if step is task.steps[-1] and result.outcome is Outcome.PASSED and not await hand.finish():
                 result = replace(result, outcome=Outcome.DIED, detail="the worker did not end well after its last step")
             await around.note(ev.StepFinished(task.job, result))
             if result.outcome is not Outcome.PASSED:
                 return
+
+
+async def _apart(hand: Hand, step: Step, task: Task, around: Surroundings) -> StepResult:
+    """The step, with our own hands off. While we cannot let go, it is not begun; that is no fault of the device."""
+    try:
+        async with around.apart(step):
+            return await _watched(hand, step, task, around)
+    except DeviceError as error:
+        return _aborted(step, task.path, Fenced(Blame.SERVICE, str(error)))
 
 
 async def _watched(hand: Hand, step: Step, task: Task, around: Surroundings) -> StepResult:

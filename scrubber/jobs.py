@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from policies.model import Eviction, Passes
+from policies.hardware import Slices
+from policies.model import Eviction, Passes, Policy
 from scrubber import carrying, engine, log
 from scrubber.core import answers, decide, grounds, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, Trigger
 from scrubber.core.model import Path as ScrubPath
-from scrubber.devices.base import Address
 from scrubber.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.ledger.ledger import Ledger
 from scrubber.rulebook import Ruling
@@ -27,7 +27,7 @@ from scrubber.steps.base import Order
 logger = log.get("jobs")
 
 MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
-Spawn = Callable[[Address, tuple[str, ...]], Awaitable[engine.Hand]]
+Spawn = Callable[[str, Policy], Awaitable[engine.Hand]]  # for a device, as its policy wants it handled
 
 
 @dataclass(eq=False)
@@ -286,16 +286,20 @@ class Jobs:
                 await self._ledger.append(running.op, (device, event))
 
         return engine.Surroundings(
-            worker=lambda: self._worker(device),
+            worker=lambda: self._worker(device, running.ruling.policy),
             look=look,
             fence=lambda step, facts: self._fence(running, step, facts),
             note=note,
             progress=running.report,
             watch_every=self._watch_every,
+            apart=lambda step: self._sight.away() if step is Step.RESET else nullcontext(),
         )
 
     def _siblings(self, record: Record) -> list[Record]:
         """Those in its reset domain, as they are now. A job that waits for its turn has not touched its device yet."""
+        ruling = self._running[record.device.uuid].ruling
+        if record.device.parent is not None and ruling.policy.reset.slices is Slices.RECREATE:
+            return []  # it is made anew, alone
         return [
             replace(other, state=State.DIRTY) if other.device.uuid in self._queued else other
             for other in grounds.siblings(record, self._ledger.records.values())
@@ -320,10 +324,9 @@ class Jobs:
             yield
 
     @asynccontextmanager
-    async def _worker(self, device: str) -> AsyncIterator[engine.Hand]:
+    async def _worker(self, device: str, policy: Policy) -> AsyncIterator[engine.Hand]:
         """A worker for this device, known to our eyes so that it is not taken for an intruder."""
-        backend = self._sight.backend
-        hand = await self._spawn(backend.address(device), backend.files(device))
+        hand = await self._spawn(device, policy)
         self._sight.own(hand.pid)
         try:
             yield hand

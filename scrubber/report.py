@@ -43,8 +43,8 @@ class Reporter:
         records = self._service.ledger.records
         if gpu in records:
             return gpu
-        if gpu.isdecimal():
-            found = [uuid for uuid, record in records.items() if record.device.index == int(gpu)]
+        if gpu.replace(":", "", 1).isdecimal():  # an index names every slice of its GPU: one, if it is alone
+            found = [uuid for uuid, it in records.items() if gpu in (it.device.name, str(it.device.index))]
         else:
             found = [uuid for uuid in records if uuid.lower().startswith(gpu.lower())] if gpu else []
         if len(found) == 1:
@@ -57,7 +57,7 @@ class Reporter:
     def status(self, gpus: Sequence[str]) -> view.Status:
         """Some devices or all, by index."""
         uuids = [self.find(gpu) for gpu in gpus] or list(self._service.ledger.records)
-        devices = sorted((self.device(uuid) for uuid in uuids), key=lambda device: device.index)
+        devices = sorted((self.device(uuid) for uuid in uuids), key=lambda device: (device.index, device.slice or 0))
         return view.Status(tuple(devices), self._about())
 
     def device(self, uuid: str) -> view.DeviceStatus:
@@ -151,9 +151,9 @@ class Reporter:
     def _entry(self, entry: Entry) -> view.HistoryEntry:
         kind, body = codec.encode(entry.event)
         record = self._service.ledger.records.get(entry.device)
-        index = record.device.index if record else -1
+        index, number = (record.device.index, record.device.slice) if record else (-1, None)
         text = story.tell(entry.event)
-        return view.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body)
+        return view.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
 
 
 def _chapter(entries: tuple[Entry, ...], state: State) -> tuple[Entry, ...]:

@@ -7,18 +7,23 @@ through all processes, and is the only one that a deed may rest on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
-from scrubber.devices.base import Backend, DeviceError, DeviceLostError
-from scrubber.devices.calls import Caller
+from scrubber.devices.base import Backend, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.calls import Caller, Round
 from scrubber.node import checkpoint
 from scrubber.node.identity import kubelet_epoch
-from scrubber.node.processes import Processes
+from scrubber.node.proc import BlindError
+from scrubber.node.processes import Processes, nobody
 
 Holders = dict[str, tuple[Holder, ...] | None]
+Ignored = Callable[[str], Callable[[Holder], bool]]
 BUSY_STATES = frozenset({State.GRANTED, State.EXPOSED, State.SCRUBBING})
 
 
@@ -32,9 +37,15 @@ class Sight:
         boot_id: str,
         kubelet_dir: Path,
         watched_since: float,
+        ignored: Ignored = lambda _uuid: nobody,
         patience: float = 2.0,
     ) -> None:
-        """Nothing is looked at yet. ``watched_since``: the uptime at which this service began."""
+        """Nothing is looked at yet.
+
+        ``watched_since``: the uptime at which this service began. ``ignored`` tells for each device who may have it
+        open and is no user.
+        """
+        self._ignored = ignored
         self.backend = backend
         self.patience = patience
         self._processes = processes
@@ -44,9 +55,8 @@ class Sight:
         self._late: set[str] = set()
         self._caller = Caller()
         self._ours: set[int] = set()
-        self._walking = asyncio.Lock()
-        self._asked: set[str] = set()
-        self._scan: asyncio.Task[Holders] | None = None
+        self._holding = Round(self._walk)
+        self._living = Round(self._count)
 
     def own(self, pid: int) -> None:
         """A worker of ours: not a user of the device."""
@@ -68,6 +78,8 @@ class Sight:
                 lambda: (self._incarnation(), self.backend.in_use(record.device.uuid)),
                 self.patience,
             )
+        except DriverClosedError:
+            return await self.full(record)
         except DeviceError as error:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
             return replace(await self.full(record), vitals=_silent(error))
@@ -83,10 +95,10 @@ class Sight:
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
             incarnation = await self._caller.ask("driver", self._incarnation, self.patience)
-            holders = await self._look(uuids)
+            holders = await self._holding.ask(*uuids)
             alive = await self._alive(record.owner.container if record.owner else None)
             claimant_alive = await self._alive(claimant)
-        except DeviceError:
+        except (DeviceError, BlindError):
             return Facts(record.incarnation, self.epoch(), None, self._since)
         busy = _siblings_busy(siblings, holders)
         return Facts(
@@ -100,6 +112,8 @@ class Sight:
         """
         try:
             vitals = await self._caller.ask(uuid, lambda: self.backend.vitals(uuid), self.patience)
+        except DriverClosedError:
+            return None
         except DeviceError as error:
             vitals = _silent(error)
         if vitals.unresponsive and uuid not in self._late:
@@ -113,6 +127,19 @@ class Sight:
         """Which life of the kubelet this is."""
         return kubelet_epoch(self._kubelet_dir)
 
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """The driver is left alone; raises DeviceError when an earlier question to it does not come back.
+
+        Processes are seen all the same.
+        """
+        absence = _Absence(self.backend)
+        try:
+            await self._caller.ask("let go", absence.begin, 2 * self.patience)
+            yield
+        finally:
+            absence.end()
+
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
         return await self._caller.ask("driver", self._incarnation, self.patience)
@@ -120,21 +147,35 @@ class Sight:
     def _incarnation(self) -> Incarnation:
         return Incarnation(self._boot_id, self.backend.driver())
 
-    async def _look(self, uuids: Sequence[str]) -> Holders:
-        """One walk through /proc for all who ask before it begins: a walk that has begun is too old for them."""
-        self._asked.update(uuids)
-        if self._scan is None:
-            self._scan = asyncio.create_task(self._walk())
-        return await asyncio.shield(self._scan)
+    async def _walk(self, uuids: frozenset[str]) -> Holders:
+        listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
+        if self.backend.lists_users:
+            listed = dict(zip(uuids, await asyncio.gather(*map(self._listed, uuids)), strict=True))
+        told = {uuid: pids for uuid, pids in listed.items() if pids is not None}
+        found = await self._caller.ask("processes", lambda: self._holders(told), 5 * self.patience)
+        return dict.fromkeys(uuids) | found
 
-    async def _walk(self) -> Holders:
-        async with self._walking:
-            asked, self._asked, self._scan = self._asked, set(), None
-            return await self._caller.ask("processes", lambda: self._holders(asked), 5 * self.patience)
+    async def _listed(self, uuid: str) -> frozenset[int] | None:
+        """Whom the driver names; None when it cannot be told. A driver that is closed for a reset names nobody."""
+        try:
+            return await self._caller.ask(uuid, lambda: self.backend.listed(uuid), self.patience)
+        except DriverClosedError:
+            return frozenset()
+        except DeviceError:
+            return None
 
-    def _holders(self, uuids: Collection[str]) -> Holders:
-        files = {uuid: self._files(uuid) for uuid in uuids}
-        return self._processes.holders(files, exclude=tuple(self._ours))
+    def _holders(self, listed: Mapping[str, frozenset[int]]) -> Holders:
+        """One walk; another one only for devices that other bystanders may have open."""
+        found: Holders = {}
+        for bystander in {self._ignored(uuid) for uuid in listed}:
+            files = {uuid: self._files(uuid) for uuid in listed if self._ignored(uuid) == bystander}
+            no_user = partial(self._no_user, tuple(self._ours), bystander)
+            found |= self._processes.holders(files, ignored=no_user, listed=listed)
+        return found
+
+    def _no_user(self, ours: Collection[int], bystander: Callable[[Holder], bool], holder: Holder) -> bool:
+        """Our workers, what they have started (a tool that resets the device), and bystanders."""
+        return self._processes.descends(holder.pid, ours) or bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
         """None of a device that is gone: who uses it cannot be told, and that is no news of the others."""
@@ -151,16 +192,38 @@ class Sight:
     async def _alive(self, container: str | None) -> bool | None:
         if container is None:
             return None
-        return await self._caller.ask("containers", _asking(self.backend, container), self.patience)
+        return container in await self._living.ask(container)
+
+    async def _count(self, _asked: frozenset[str]) -> frozenset[str]:
+        return await self._caller.ask("containers", self.backend.living, self.patience)
+
+
+class _Absence:
+    """One time away from the driver. Whoever asked for it may have left before it began: then it ends at once."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._away = False
+        self._over = False
+
+    def begin(self) -> None:
+        self._backend.let_go()
+        with self._lock:
+            self._away = True
+            if self._over:
+                self._backend.take_up()
+
+    def end(self) -> None:
+        with self._lock:
+            self._over = True
+            if self._away:
+                self._backend.take_up()
 
 
 def _silent(error: DeviceError) -> Vitals:
     """What is to be thought of a device that gave no answer."""
     return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True)
-
-
-def _asking(backend: Backend, container: str) -> Callable[[], bool]:
-    return lambda: backend.container_alive(container)
 
 
 def _siblings_busy(

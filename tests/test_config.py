@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from scrubber import config
-from scrubber.config import Backend, LogFormat, LogLevel, ScrubberConfig
+from scrubber.config import Backend, LogFormat, LogLevel, ScrubberConfig, Sight
 from scrubber.errors import FatalError
 
 RUN_DIR_LIMIT = config.LONGEST_SOCKET - len("/scrubber.sock")
@@ -54,12 +54,14 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file, tmp_path):
 def test_every_value_can_be_given_in_every_place(file):
     given = {
         "backend": "simulated", "policy": "fast", "state_dir": "/s", "run_dir": "/r", "kubelet_dir": "/k",
+        "host_root": "/h", "sight": "namespace",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
         "log_format": "json",
     }  # fmt: skip
     wanted = ScrubberConfig.model_validate(
         {
-            **given, "backend": Backend.SIMULATED, "log_level": LogLevel.ERROR, "log_format": LogFormat.JSON,
+            **given, "backend": Backend.SIMULATED, "sight": Sight.NAMESPACE, "log_level": LogLevel.ERROR,
+            "log_format": LogFormat.JSON,
         }
     )  # fmt: skip
     assert set(given) == set(ScrubberConfig.model_fields)

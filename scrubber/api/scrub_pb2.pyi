@@ -394,6 +394,10 @@ class DeviceStatus(_message.Message):
     QUARANTINE_FIELD_NUMBER: _builtins.int
     POLICY_RULE_FIELD_NUMBER: _builtins.int
     SETBACK_FIELD_NUMBER: _builtins.int
+    SLICE_FIELD_NUMBER: _builtins.int
+    DRIVER_FIELD_NUMBER: _builtins.int
+    COMPUTE_FIELD_NUMBER: _builtins.int
+    RESET_DOMAIN_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     index: _builtins.int
     model: _builtins.str
@@ -408,6 +412,11 @@ class DeviceStatus(_message.Message):
     owner: _builtins.str
     policy_rule: _builtins.str
     setback: _builtins.str
+    slice: _builtins.int
+    """The number of a MIG slice on its GPU, whose index it bears."""
+    driver: _builtins.str
+    compute: _builtins.str
+    reset_domain: _builtins.str
     @_builtins.property
     def receipt(self) -> Global___Receipt: ...
     @_builtins.property
@@ -434,14 +443,23 @@ class DeviceStatus(_message.Message):
         quarantine: Global___QuarantineStatus | None = ...,
         policy_rule: _builtins.str = ...,
         setback: _builtins.str = ...,
+        slice: _builtins.int | None = ...,
+        driver: _builtins.str = ...,
+        compute: _builtins.str = ...,
+        reset_domain: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "job", b"job", "numa_node", b"numa_node", "quarantine", b"quarantine", "receipt", b"receipt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "job", b"job", "numa_node", b"numa_node", "quarantine", b"quarantine", "receipt", b"receipt", "slice", b"slice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "device", b"device", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "setback", b"setback", "since", b"since", "state", b"state", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
+    _WhichOneofReturnType__slice: _TypeAlias = _typing.Literal["slice"]  # noqa: Y015
+    _WhichOneofArgType__slice: _TypeAlias = _typing.Literal["_slice", b"_slice"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__numa_node) -> _WhichOneofReturnType__numa_node | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slice) -> _WhichOneofReturnType__slice | None: ...
 
 Global___DeviceStatus: _TypeAlias = DeviceStatus  # noqa: Y015
 
@@ -896,6 +914,7 @@ class HistoryEntry(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     BODY_FIELD_NUMBER: _builtins.int
+    SLICE_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     device: _builtins.str
     index: _builtins.int
@@ -905,6 +924,7 @@ class HistoryEntry(_message.Message):
     text: _builtins.str
     body: _builtins.str
     """The event as stored, JSON."""
+    slice: _builtins.int
     def __init__(
         self,
         *,
@@ -916,11 +936,14 @@ class HistoryEntry(_message.Message):
         kind: _builtins.str = ...,
         text: _builtins.str = ...,
         body: _builtins.str = ...,
+        slice: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_slice", b"_slice", "slice", b"slice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "body", b"body", "device", b"device", "index", b"index", "kind", b"kind", "op", b"op", "seq", b"seq", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_slice", b"_slice", "at", b"at", "body", b"body", "device", b"device", "index", b"index", "kind", b"kind", "op", b"op", "seq", b"seq", "slice", b"slice", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__slice: _TypeAlias = _typing.Literal["slice"]  # noqa: Y015
+    _WhichOneofArgType__slice: _TypeAlias = _typing.Literal["_slice", b"_slice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slice) -> _WhichOneofReturnType__slice | None: ...
 
 Global___HistoryEntry: _TypeAlias = HistoryEntry  # noqa: Y015

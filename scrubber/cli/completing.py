@@ -28,4 +28,4 @@ def gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 def _items(device: view.DeviceStatus) -> tuple[CompletionItem, ...]:
     told = f"{device.state} {device.model}"
-    return CompletionItem(str(device.index), help=told), CompletionItem(device.device, help=told)
+    return CompletionItem(device.name, help=told), CompletionItem(device.device, help=told)

@@ -21,9 +21,11 @@ from scrubber.core import view
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Fault, Finding, Level
 from scrubber.errors import AutoclaveError, Unreachable
-from scrubber.node import checkpoint
+from scrubber.node import checkpoint, posture, reading, registered, standing, toolkit
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
+PROC = Path("/proc")  # of whoever looks: the processes of the host show in no directory that is mounted
+RIVALS = "nvidia"  # how the sockets of NVIDIA's own plugins, and of those made from them, are called
 PATIENCE = 10.0  # seconds for a service that listens and is slow
 
 
@@ -37,13 +39,21 @@ PATIENCE = 10.0  # seconds for a service that listens and is slow
     show_default=True,
     help="Where the kubelet keeps its socket and its checkpoint.",
 )
-def command(output: str, run_dir: Path, kubelet_dir: Path) -> int:
+@click.option(
+    "--host-root",
+    type=options.DIRECTORY,
+    default="/",
+    show_default=True,
+    help="Where the host's /etc, /proc/driver, /run, /sys, /usr and /var are seen.",
+)
+def command(output: str, run_dir: Path, kubelet_dir: Path, host_root: Path) -> int:
     """Say whether this node can keep the promise; each finding with its remedy.
 
-    Looks at the scrub service, its policy and its GPUs, at the kubelet and at the device plugin, and changes nothing.
-    Run it as the user that runs the service. Exit code 1 when something is broken; a service that does not answer is.
+    Looks at the scrub service, its policy and its GPUs, at the driver and what hands GPUs to containers, at the node,
+    the kubelet and the device plugin, and changes nothing. Run it as the user that runs the service, and where that
+    runs. Exit code 1 when something is broken; a service that does not answer is.
     """
-    findings = roster.judge(gather(run_dir.absolute(), kubelet_dir.absolute()))
+    findings = roster.judge(gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute()))
     if output == "table":
         table.show(HEADERS, rows(findings))
     else:
@@ -54,29 +64,40 @@ def command(output: str, run_dir: Path, kubelet_dir: Path) -> int:
     return failure.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
-def gather(run_dir: Path, kubelet_dir: Path) -> base.Facts:
+def gather(run_dir: Path, kubelet_dir: Path, host_root: Path) -> base.Facts:
     """Everything that is judged, seen once."""
+    answer = _answer(run_dir)
     return base.Facts(
-        answer=_answer(run_dir),
+        answer=answer,
         door=_socket(run_dir / "scrubber.sock"),
         run_dir=_directory(run_dir, links=False),  # as the service does: a link could be led elsewhere
         kubelet_dir=_directory(kubelet_dir, links=True),
         kubelet=_socket(kubelet_dir / "kubelet.sock"),
         checkpoint=_checkpoint(kubelet_dir),
-        plugin=_plugin(kubelet_dir / sockets.SUBDIRECTORY),
+        plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
+        posture=_posture(answer, run_dir, kubelet_dir, host_root),
         now=time.time(),  # last: what was asked for took its time
     )
 
 
 def report(findings: Sequence[Finding]) -> dict[str, object]:
     """The stable form: the level of the whole, and every finding."""
-    told = [{"name": it.name, "level": it.level.value, "text": it.text, "remedy": it.remedy} for it in findings]
+    told = [
+        {"name": it.name, "level": it.level.value, "text": _printable(it.text), "remedy": _printable(it.remedy)}
+        for it in findings
+    ]
     return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": told})
 
 
 def rows(findings: Sequence[Finding]) -> list[list[str]]:
     """One row a finding, its remedy in the same sentence: a table gives way in its last column only."""
-    return [[it.level.value, it.name, f"{it.text}; {it.remedy}" if it.remedy else it.text] for it in findings]
+    sentences = [f"{it.text}; {it.remedy}" if it.remedy else it.text for it in findings]
+    return [[it.level.value, it.name, _printable(said)] for it, said in zip(findings, sentences, strict=True)]
+
+
+def _printable(text: str) -> str:
+    """What is told quotes names of files and devices, which may hold what no terminal and no file can take."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
 
 
 def _answer(run_dir: Path) -> view.Status | AutoclaveError:
@@ -100,7 +121,7 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
     try:
         found = path.stat(follow_symlinks=links)
     except OSError as error:
-        return base.Directory(str(path), _fault(error))
+        return base.Directory(str(path), reading.fault(error))
     if not stat.S_ISDIR(found.st_mode):
         return base.Directory(str(path), Fault("it is no directory"))
     private = stat.S_IMODE(found.st_mode) & 0o077 == 0
@@ -109,16 +130,36 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
 
 def _socket(path: Path) -> base.Socket:
     refused = sockets.knock(path)
-    return base.Socket(str(path), None if refused is None else _fault(refused))
+    return base.Socket(str(path), None if refused is None else reading.fault(refused))
 
 
-def _plugin(directory: Path) -> base.Sockets:
-    """Listed by ``iterdir``: ``glob`` says of a directory that may not be read that it is empty."""
-    try:
-        found = sorted(path for path in directory.iterdir() if path.suffix == ".sock")
-    except OSError as error:
-        return base.Sockets(str(directory), fault=_fault(error))
-    return base.Sockets(str(directory), tuple(map(_socket, found)))
+def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
+    """The sockets of plugins; those of the kubelet itself and of other vendors have other names."""
+    found = reading.names(directory)
+    if isinstance(found, Fault):
+        return base.Sockets(str(directory), fault=found)
+    ours = (name for name in found if name.lower().startswith(prefix) and name.endswith(".sock"))
+    return base.Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
+
+
+def _posture(answer: view.Status | AutoclaveError, run_dir: Path, kubelet_dir: Path, root: Path) -> base.Posture:
+    return base.Posture(
+        driver=posture.driver(root),
+        libraries=posture.libraries(root),
+        options=posture.options(root),
+        shared_with_guests=posture.shared_with_guests(root),
+        mps=standing.mps(PROC),
+        persistenced=posture.persistenced(root),
+        toolkit=toolkit.toolkit(root),
+        cdi=toolkit.cdi(root),
+        cgroups=posture.cgroups(root),
+        sees_all=standing.sees_all(PROC),
+        service=standing.server(config.admin_socket(run_dir), PROC),
+        room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, view.Status) else None,
+        kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
+        rivals=_plugins(kubelet_dir, RIVALS),
+        registered=registered.devices(kubelet_dir),
+    )
 
 
 def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:
@@ -126,10 +167,5 @@ def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:
         return base.Checkpoint(checkpoint.owners(kubelet_dir))
     except checkpoint.CheckpointError as error:
         cause = error.__cause__
-        fault = _fault(cause) if isinstance(cause, OSError) else Fault("")
+        fault = reading.fault(cause) if isinstance(cause, OSError) else Fault("")
         return base.Checkpoint(fault=replace(fault, text=str(error)))
-
-
-def _fault(error: OSError) -> Fault:
-    text = (error.strerror or str(error)).lower()
-    return Fault(text, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))

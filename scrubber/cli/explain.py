@@ -28,7 +28,7 @@ def command(gpu: str, output: str, run_dir: Path) -> None:
 def story(explanation: view.Explanation, now: float) -> Iterator[str]:
     """The lines: who it is, what happened, where it stands, which policy, what to do."""
     device = explanation.device
-    yield f"GPU {device.index}  {device.device}  {device.model}, {words.size(device.memory_bytes)}"
+    yield f"GPU {device.name}  {device.device}  {device.model}, {words.size(device.memory_bytes)}"
     yield ""
     for entry in _worth_telling(explanation.entries):
         yield f"{words.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"

@@ -22,6 +22,7 @@ from scrubber.core import view
 from scrubber.errors import Reason
 
 Results = dict[str, view.ScrubProgress]
+Devices = Mapping[str, view.DeviceStatus]
 
 MISSING = view.ScrubResult(
     clean=False, state="unknown", why="the service never said how it ended", reason=Reason.INTERNAL.value
@@ -45,10 +46,10 @@ def wait(run_dir: Path, work: Callable[[client.Admin], Awaitable[int]]) -> int:
         raise
 
 
-async def follow(stream: AsyncIterator[view.ScrubProgress], indices: Mapping[str, int]) -> Results:
+async def follow(stream: AsyncIterator[view.ScrubProgress], devices: Devices) -> Results:
     """The last message of each device; progress is shown meanwhile."""
-    results = {device: view.ScrubProgress(device, "", result=MISSING) for device in indices}
-    with _shown(indices) as show:
+    results = {device: view.ScrubProgress(device, "", result=MISSING) for device in devices}
+    with _shown(devices) as show:
         async for message in stream:
             show(message)
             if message.result is not None:
@@ -56,68 +57,69 @@ async def follow(stream: AsyncIterator[view.ScrubProgress], indices: Mapping[str
     return results
 
 
-def report(results: Results, indices: Mapping[str, int], output: str) -> int:
+def report(results: Results, devices: Devices, output: str) -> int:
     """Print what was proven, say what was not; the exit code."""
-    ordered = sorted(results.values(), key=lambda it: indices[it.device])
+    ordered = sorted(results.values(), key=lambda it: list(devices).index(it.device))
     if output == "table":
-        table.show(render.RESULTS, render.results(ordered, dict(indices)))
+        table.show(render.RESULTS, render.results(ordered, devices))
     else:
-        document.emit(document.listing("ScrubResult", [_item(it, indices) for it in ordered]), output)
+        document.emit(document.listing("ScrubResult", [_item(it, devices) for it in ordered]), output)
     failed = [it for it in ordered if it.result and not (it.result.clean or it.result.running)]
     for it in failed:
-        click.echo(f"autoclave: {_refusal(it, indices[it.device])}", err=True)
+        click.echo(f"autoclave: {_refusal(it, devices[it.device].name)}", err=True)
     return 1 if failed else 0
 
 
-def indices(devices: Sequence[view.DeviceStatus]) -> dict[str, int]:
-    """What each device is called by those who sit here."""
-    return {device.device: device.index for device in devices}
+def named(devices: Sequence[view.DeviceStatus]) -> Devices:
+    """The devices by UUID, in their order."""
+    return {device.device: device for device in devices}
 
 
-def _item(it: view.ScrubProgress, indices: Mapping[str, int]) -> dict[str, object]:
+def _item(it: view.ScrubProgress, devices: Devices) -> dict[str, object]:
     result = document.fields(it.result) if it.result else {}
-    return {"device": it.device, "index": indices[it.device], "job": it.job, **result}
+    device = devices[it.device]
+    return {"device": it.device, "index": device.index, "slice": device.slice, "job": it.job, **result}
 
 
-def _refusal(it: view.ScrubProgress, index: int) -> str:
+def _refusal(it: view.ScrubProgress, name: str) -> str:
     why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
-    return words.printable(f"GPU {index} is not clean: {why}; `autoclave explain {index}` tells what happened")
+    return words.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` tells what happened")
 
 
 @contextmanager
-def _shown(indices: Mapping[str, int]) -> Iterator[Show]:
+def _shown(devices: Devices) -> Iterator[Show]:
     if not sys.stderr.isatty():
-        yield _Lines(indices)
+        yield _Lines(devices)
         return
     columns = (
         bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
         bars.TransferSpeedColumn(),
     )  # fmt: skip
     with bars.Progress(*columns, console=Console(stderr=True)) as progress:
-        yield _Bars(progress, indices)
+        yield _Bars(progress, devices)
 
 
 class _Lines:
     """A line whenever a device comes to another step."""
 
-    def __init__(self, indices: Mapping[str, int]) -> None:
-        self._indices = indices
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
         self._steps: dict[str, str] = {}
 
     def __call__(self, message: view.ScrubProgress) -> None:
         if message.step and self._steps.get(message.device) != message.step:
             self._steps[message.device] = message.step
-            click.echo(f"GPU {self._indices[message.device]}: {message.step} (job {message.job})", err=True)
+            click.echo(f"GPU {self._devices[message.device].name}: {message.step} (job {message.job})", err=True)
 
 
 class _Bars:
     """A bar for each device; a new step starts it anew, so that its speed is that of the step."""
 
-    def __init__(self, progress: bars.Progress, indices: Mapping[str, int]) -> None:
+    def __init__(self, progress: bars.Progress, devices: Devices) -> None:
         self._progress = progress
-        self._names = indices
+        self._devices = devices
         self._steps: dict[str, str] = {}
-        self._tasks = {it: progress.add_task(self._said(it, "waiting"), total=None, amount="") for it in indices}
+        self._tasks = {it: progress.add_task(self._said(it, "waiting"), total=None, amount="") for it in devices}
 
     def __call__(self, message: view.ScrubProgress) -> None:
         task = self._tasks[message.device]
@@ -134,4 +136,4 @@ class _Bars:
             self._progress.update(task, completed=done, total=total or None, amount=amount)
 
     def _said(self, device: str, what: str) -> str:
-        return escape(f"GPU {self._names[device]} {what:<11}")
+        return escape(f"GPU {self._devices[device].name} {what:<11}")

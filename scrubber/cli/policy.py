@@ -59,7 +59,7 @@ def show(name: str) -> None:
 def which(gpu: str, run_dir: Path) -> None:
     """Say which rule applies to a GPU in the running service, and why."""
     found = asking.ask(run_dir, lambda admin: admin.explain(gpu))
-    click.echo(words.printable(f"GPU {found.device.index} ({found.device.device}): {found.policy_why}"))
+    click.echo(words.printable(f"GPU {found.device.name} ({found.device.device}): {found.policy_why}"))
 
 
 @command.command("schema", context_settings=options.ENVIRONMENT)

@@ -19,5 +19,5 @@ def command(gpu: str, reason: str, run_dir: Path) -> None:
     In use, it is only reported as unhealthy: nobody's work is cut off, and it is taken out as soon as it is released.
     """
     device = asking.ask(run_dir, lambda admin: admin.quarantine(gpu, reason, asking.asker()))
-    told = f"GPU {device.index} ({device.device}) is {device.state}: {render.note(device)}"
+    told = f"GPU {device.name} ({device.device}) is {device.state}: {render.note(device)}"
     click.echo(words.printable(told))

@@ -22,8 +22,8 @@ def command(gpu: str, reason: str, output: str, run_dir: Path) -> int:
     """
 
     async def reinstate(admin: client.Admin) -> int:
-        indices = following.indices((await admin.status([gpu])).devices)
-        results = await following.follow(admin.reinstate(gpu, reason, asking.asker()), indices)
-        return following.report(results, indices, output)
+        devices = following.named((await admin.status([gpu])).devices)
+        results = await following.follow(admin.reinstate(gpu, reason, asking.asker()), devices)
+        return following.report(results, devices, output)
 
     return following.wait(run_dir, reinstate)

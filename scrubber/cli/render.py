@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scrubber.cli import words
 from scrubber.core import view
 
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
-WIDE = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "POLICY", "RECEIPT", "MODEL", "NOTE")
+WIDE = (
+    "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "MODEL", "NOTE",
+)  # fmt: skip
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TIME", "RECEIPT")
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
 
@@ -27,6 +29,7 @@ def wide(devices: Sequence[view.DeviceStatus], now: float) -> list[list[str]]:
             words.size(device.memory_bytes),
             device.pci_address,
             "" if device.numa_node is None else str(device.numa_node),
+            device.driver.rpartition(" ")[0],  # without the number of its instance
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             f"{device.model} (MIG)" if device.mig else device.model,
@@ -38,7 +41,7 @@ def wide(devices: Sequence[view.DeviceStatus], now: float) -> list[list[str]]:
 
 def _head(device: view.DeviceStatus, uuid: str, now: float) -> list[str]:
     healthy = "yes" if device.healthy else "no"
-    return [str(device.index), uuid, device.state, words.span(now - device.since), healthy]
+    return [device.name, uuid, device.state, words.span(now - device.since), healthy]
 
 
 def note(device: view.DeviceStatus) -> str:
@@ -60,11 +63,11 @@ def job(it: view.JobStatus) -> str:
     return f"{it.path} path: {it.step or 'starting'}{share}"
 
 
-def results(progress: Sequence[view.ScrubProgress], indices: dict[str, int]) -> list[list[str]]:
+def results(progress: Sequence[view.ScrubProgress], devices: Mapping[str, view.DeviceStatus]) -> list[list[str]]:
     """One row a device: what was proven."""
-    short = words.shortened(list(indices))
+    short = words.shortened(list(devices))
     return [
-        [str(indices[it.device]), short[it.device], *_result(it.result)] for it in progress if it.result is not None
+        [devices[it.device].name, short[it.device], *_result(it.result)] for it in progress if it.result is not None
     ]
 
 
@@ -85,4 +88,4 @@ def _result(result: view.ScrubResult) -> list[str]:
 
 def history(entries: Sequence[view.HistoryEntry]) -> list[list[str]]:
     """One row an event."""
-    return [[str(entry.seq), words.local(entry.at), str(entry.index), entry.text] for entry in entries]
+    return [[str(entry.seq), words.local(entry.at), entry.name, entry.text] for entry in entries]

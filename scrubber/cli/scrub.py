@@ -41,13 +41,13 @@ def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **ho
 
     async def scrub(admin: client.Admin) -> int:
         # Names first, so that a wrong one touches nothing.
-        indices = following.indices((await admin.status(gpus)).devices)
+        devices = following.named((await admin.status(gpus)).devices)
         stream = admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
         try:
-            results = await following.follow(stream, indices)
+            results = await following.follow(stream, devices)
         except NotReady as error:
             raise _late(error, how["timeout"]) from error
-        return following.report(results, indices, output)
+        return following.report(results, devices, output)
 
     return following.wait(run_dir, scrub)
 

@@ -24,6 +24,12 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 @_flag("--state-dir", metavar="DIR", help=f"Where the ledger lives [default: {config.STATE_DIR}].")
 @_flag("--run-dir", metavar="DIR", help=f"Where to make the sockets [default: {config.RUN_DIR}].")
 @_flag("--kubelet-dir", metavar="DIR", help=f"The kubelet's [default: {config.KUBELET_DIR}].")
+@_flag("--host-root", metavar="DIR", help="Where the host's /dev, /proc/driver, /sys and /var are [default: /].")
+@_flag(
+    "--sight",
+    type=click.Choice([it.value for it in config.Sight]),
+    help="Where all processes must be seen; namespace is for nodes that are containers [default: host].",
+)
 @_flag("--simulated-dir", metavar="DIR", help="Simulated GPUs [default: STATE-DIR/simulated].")
 @_flag("--simulated-gpus", type=int, metavar="N", help="How many simulated GPUs [default: 2].")
 @_flag("--simulated-memory", metavar="SIZE", help="Memory of a new one [default: 64MiB].")

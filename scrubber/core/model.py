@@ -106,6 +106,11 @@ class Incarnation:
     driver: str
 
 
+def named(index: int, number: int | None) -> str:
+    """How people call a device: the index, and for a slice its number on that GPU, as in 0:1."""
+    return str(index) if number is None else f"{index}:{number}"
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
     """What a device is. ``uuid`` is its only name in the ledger; the index may change at any boot."""
@@ -128,8 +133,8 @@ class DeviceInfo:
 
     @property
     def name(self) -> str:
-        """How people call it: the index, and for a slice its number on that GPU, as in 0:1."""
-        return str(self.index) if self.slice is None else f"{self.index}:{self.slice}"
+        """How people call it."""
+        return named(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ def tell(event: ev.Event) -> str:
     """The event as a sentence."""
     match event:
         case ev.Discovered(device):
-            return f"found {device.model} at index {device.index}; nothing is known of its memory"
+            return f"found {device.model} at index {device.name}; nothing is known of its memory"
         case ev.Described(device):
-            return f"now seen as {device.model} at index {device.index}"
+            return f"now seen as {device.model} at index {device.name}"
         case ev.Distrusted(why):
             return f"what was known of its memory no longer holds: {why}"
         case ev.Granted(grant):

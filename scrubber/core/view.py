@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scrubber.core import answers
-from scrubber.core.model import Ailment, Job, Moment, Quarantine, Receipt, Record
+from scrubber.core.model import Ailment, Job, Moment, Quarantine, Receipt, Record, named
 
 ADVICE = {
     Ailment.LOST: "check power and seating; a reboot may bring it back; if it is lost again, replace it",
@@ -102,6 +102,15 @@ class DeviceStatus:
     quarantine: QuarantineStatus | None
     policy_rule: str
     setback: str
+    slice: int | None = None
+    driver: str = ""
+    compute: str = ""
+    reset_domain: str = ""
+
+    @property
+    def name(self) -> str:
+        """How people call it."""
+        return named(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,12 @@ class HistoryEntry:
     kind: str
     text: str
     body: str
+    slice: int | None = None
+
+    @property
+    def name(self) -> str:
+        """How people call its device."""
+        return named(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +289,10 @@ def device_status(
         quarantine=quarantine_status(record.quarantine, now) if record.quarantine else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
+        slice=device.slice,
+        driver=record.incarnation.driver,
+        compute=device.compute or "",
+        reset_domain=device.reset_domain or "",
     )
 
 

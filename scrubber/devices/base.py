@@ -7,13 +7,14 @@ that can be killed, and acts on one device that was proven free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.model import DeviceInfo, Mismatch, Vitals
+from scrubber.core.model import DeviceInfo, Holder, Mismatch, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Users = Callable[[], tuple[Holder, ...] | None]  # who has a device open; None: it cannot be proven
 
 
 class DeviceError(Exception):
@@ -22,6 +23,10 @@ class DeviceError(Exception):
 
 class DeviceLostError(DeviceError):
     """The device does not answer on its bus any more."""
+
+
+class NotNowError(DeviceError):
+    """It was not begun, for something on the node is in the way: no fault of the device."""
 
 
 class DriverClosedError(DeviceError):
@@ -34,6 +39,15 @@ class Address:
 
     backend: str
     place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How a device is to be handled, as plain values: backends know no policy."""
+
+    means: tuple[str, ...] = ()  # of a reset, in the order in which they are tried
+    slices: str = "wait"  # what the reset of a slice is
+    settings: Mapping[str, object] = field(default_factory=dict)  # what is to be set, beside the baseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +73,25 @@ class Backend(Protocol):
     """Which devices there are, and how they are. Asks, never changes anything."""
 
     name: str
+    lists_users: bool  # whether ``listed`` is worth asking
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
-        """Every device that can be named, also one that is lost but was there when the service started."""
+        """Every device that can be named, also one that is lost but was there when the service started.
+
+        While let go those that are known already.
+        """
         ...
 
     def driver(self) -> str:
-        """Names this driver instance: another value means that the driver was loaded anew."""
+        """Names this driver instance: another value means that the driver was loaded anew. Answers while let go."""
         ...
 
     def in_use(self, uuid: str) -> bool | None:
         """A quick look, good enough to say no: True or None (cannot tell) call for a full look at the processes."""
+        ...
+
+    def listed(self, uuid: str) -> frozenset[int]:
+        """Processes that the driver names as users, whatever files they show; it may leave some out."""
         ...
 
     def vitals(self, uuid: str) -> Vitals:
@@ -77,19 +99,31 @@ class Backend(Protocol):
         ...
 
     def files(self, uuid: str) -> tuple[str, ...]:
-        """Paths that a process has open or mapped when it uses the device."""
+        """Paths that a process has open or mapped when it uses the device. Answers while let go."""
         ...
 
-    def address(self, uuid: str) -> Address:
-        """Where a worker child finds the device."""
+    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
+        """Paths that are open in whoever a reset would hit: its own, and those of all that go down with it."""
+        ...
+
+    def address(self, uuid: str, care: Care) -> Address:
+        """Where a worker child finds the device, and how it is to handle it."""
         ...
 
     def container_of(self, pid: int) -> str | None:
         """The live container that a process belongs to."""
         ...
 
-    def container_alive(self, container: str) -> bool:
-        """Whether anything of a container still runs."""
+    def living(self) -> frozenset[str]:
+        """All containers of which anything still runs."""
+        ...
+
+    def let_go(self) -> None:
+        """Use the driver no more: a reset needs it without users, us included. May be said several times."""
+        ...
+
+    def take_up(self) -> None:
+        """The reset is over; said once for each ``let_go``. Never waits."""
         ...
 
 

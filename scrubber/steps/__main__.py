@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 from scrubber.core.model import Holder
 from scrubber.devices import roster as devices
+from scrubber.node.bystanders import Bystander, Bystanders
+from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
 from scrubber.steps import frames, roster
 from scrubber.steps.base import Bench
@@ -30,12 +32,21 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which will tell us
     lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
     assignment = frames.assignment(lines.readline())
-    sight = Processes(Path("/proc"), devices.container_of(assignment.address), full_sight=assignment.full_sight)
+    proc = Path("/proc")
+    container_of = devices.container_of(assignment.address) or Containers(proc, assignment.pid_namespace).of
+    sight = Processes(
+        proc, container_of, full_sight=assignment.full_sight, namespace=assignment.pid_namespace
+    )  # fmt: skip
+    known = Bystanders(tuple(map(Bystander.said, assignment.bystanders)), proc, Path(assignment.root))
 
     def holders() -> tuple[Holder, ...] | None:
-        return sight.holders({"device": assignment.files}, exclude=(assignment.service,))["device"]
+        return sight.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]
 
-    bench = Bench(devices.open_gpu(assignment.address), holders, _progress(answers))
+    def hit_by_a_reset() -> tuple[Holder, ...] | None:
+        """Everybody: bystanders, and the service, which has let go of it if all is well."""
+        return sight.holders({"device": assignment.reach})["device"]
+
+    bench = Bench(devices.open_gpu(assignment.address, hit_by_a_reset), holders, _progress(answers))
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, tasks, busy), daemon=True).start()

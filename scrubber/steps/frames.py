@@ -22,6 +22,10 @@ class Assignment:
     files: tuple[str, ...]
     full_sight: bool
     service: int  # the pid that is no holder, although it may look at the device
+    reach: tuple[str, ...] = ()  # the files of all that a reset takes down
+    bystanders: tuple[str, ...] = ()  # who may have the device open and is no user
+    root: str = "/"  # where the host's files are seen
+    pid_namespace: int | None = None  # the one that shows the whole node, if that is not the machine's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,8 @@ def encode(frame: Assignment | Task | Answer) -> bytes:
 def assignment(line: bytes) -> Assignment:
     """The first line that a child reads."""
     said = json.loads(line)
-    return Assignment(Address(**said["address"]), tuple(said["files"]), said["full_sight"], said["service"])
+    lists = {name: tuple(said[name]) for name in ("files", "reach", "bystanders")}
+    return Assignment(**said | lists | {"address": Address(**said["address"])})
 
 
 def task(line: bytes) -> Task:

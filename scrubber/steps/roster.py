@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scrubber.core.model import Findings, Outcome, Step, Vitals
-from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
+from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.steps import clear, evict, health, reset, settings, verify
 from scrubber.steps.base import Bench, Order, Report, StepModule
 
@@ -23,5 +23,7 @@ def perform(step: Step, order: Order, bench: Bench) -> Report:
         return STEPS[step].run(order, bench)
     except DeviceLostError as error:
         return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
+    except NotNowError as error:
+        return Report(Outcome.FAILED, str(error), Blame.SERVICE)
     except DeviceError as error:
         return Report(Outcome.FAILED, str(error))

@@ -7,7 +7,6 @@ a frame is killed, and that is its result.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 
 from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
-from scrubber.devices.base import Address
 from scrubber.steps import frames
 from scrubber.steps.base import Order, Report
 from scrubber.steps.child import BrokenError, Child
@@ -36,12 +34,9 @@ class Worker:
         self._child = child
 
     @classmethod
-    async def spawn(
-        cls, address: Address, files: Sequence[str], *, full_sight: bool, program: Sequence[str] = PROGRAM
-    ) -> Self:
+    async def spawn(cls, assignment: frames.Assignment, program: Sequence[str] = PROGRAM) -> Self:
         """Start a child. One that dies at once is noticed by the first step."""
         worker = cls(await Child.start(program))
-        assignment = frames.Assignment(address, tuple(files), full_sight, service=os.getpid())
         try:
             worker._child.say(frames.encode(assignment))
         except BrokenError:

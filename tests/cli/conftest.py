@@ -8,7 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from scrubber import cli
+from tests.cli.ward import examine, kubelet, started
 from tests.live import Service
+
+__all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started"]
 
 GPUS = 20  # at least as many as tests that ask for one
 

@@ -7,93 +7,18 @@ import resource
 import signal
 import socket
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
 from plugin.testing import checkpoint
-from plugin.testing.holdings import Holding
 from policies import load
 from scrubber.cli import asking, doctor, stage
 from scrubber.errors import NotReady
-from tests.live import Service
+from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, levels, only
 
-KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin"}
-SERVICE = {"service", "service-door", "ledger", "ledger-set-aside", "policy", "concession", "device"}
-EVERYTHING = KUBELET | SERVICE | {"run-dir"}
-Findings = dict[str, list[dict[str, str]]]
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
-
-
-class Kubelet:
-    """What a kubelet and a plugin leave in a directory: sockets that somebody listens on, and a checkpoint."""
-
-    def __init__(self, directory: Path, alive: ExitStack) -> None:
-        self.directory = directory
-        self._alive = alive
-        (directory / "autoclave").mkdir(parents=True)
-        self.kubelet = self.listen("kubelet.sock")
-        self.plugin = self.listen("autoclave/nvidia.com_gpu.sock")
-        self.hold()
-
-    def listen(self, name):
-        found = self._alive.enter_context(socket.socket(socket.AF_UNIX))
-        found.bind(str(self.directory / name))
-        found.listen()
-        return found
-
-    def hold(self, *held):
-        """Pods with a device each."""
-        entries = [((pod, "main", name), Holding({-1: (device,)}, b"")) for pod, name, device in held]
-        checkpoint.write(self.directory, entries, {"nvidia.com/gpu": []})
-
-
-@pytest.fixture
-def kubelet(short_tmp):
-    with ExitStack() as alive:
-        yield Kubelet(short_tmp / "kubelet", alive)
-
-
-@pytest.fixture
-def examine(autoclave):
-    """The exit code and the findings of one look, by name."""
-
-    def look(kubelet_dir: Path, run_dir: Path) -> tuple[int, Findings]:
-        run = autoclave("doctor", "-o", "json", "--kubelet-dir", kubelet_dir, "--run-dir", run_dir)
-        found: Findings = {}
-        for it in json.loads(run.stdout)["findings"]:
-            found.setdefault(it["name"], []).append(it)
-        return run.exit_code, found
-
-    return look
-
-
-@pytest.fixture
-def started(short_tmp):
-    """Start services that are stopped in the end."""
-    running: list[Service] = []
-
-    def start(*flags: object) -> Service:
-        running.append(Service(short_tmp, 1, *flags))
-        return running[-1]
-
-    yield start
-    for service in running:
-        if service.process.poll() is None:
-            service.stop()
-
-
-def levels(found):
-    return {name: " ".join(sorted({it["level"] for it in those})) for name, those in found.items()}
-
-
-def only(found, name, level):
-    """The one finding of this name; its level, and a remedy exactly if there is something to do."""
-    [it] = found[name]
-    assert (it["level"], bool(it["remedy"])) == (level, level != "ok")
-    return it["text"]
 
 
 async def test_a_whole_node_is_all_right_until_its_plugin_and_its_kubelet_are_killed(examine):
@@ -122,7 +47,7 @@ def test_a_service_that_is_not_there_is_a_finding_and_the_others_are_made_all_th
     assert "cannot reach the scrub service" in only(found, "service", "broken")
     assert found["service"][0]["remedy"] == "start `autoclave scrubber`, or name its --run-dir"
     assert "no such file or directory" in only(found, "run-dir", "broken")
-    assert levels(found) == {**dict.fromkeys(KUBELET, "ok"), "service": "broken", "run-dir": "broken"}
+    assert levels(found) == {**dict.fromkeys(KUBELET, "ok"), "service": "broken", "run-dir": "broken", "clock": "ok"}
 
 
 def test_a_service_that_is_slow_to_answer_is_asked_again(examine, kubelet, started):
@@ -267,7 +192,7 @@ def test_a_gpu_that_is_quarantined_is_a_warning_with_its_name(autoclave, examine
 
 def test_without_the_kubelets_directory_that_alone_is_said_of_the_kubelet(examine, short_tmp):
     code, found = examine(short_tmp / "none", short_tmp)
-    assert (code, set(found)) == (1, {"service", "run-dir", "kubelet-dir"})
+    assert (code, set(found)) == (1, {"service", "kubelet-dir", *HERE})
     assert "no such file or directory" in only(found, "kubelet-dir", "broken")
 
 
@@ -362,15 +287,17 @@ def test_the_report_is_a_document_of_a_stable_form(autoclave, kubelet, short_tmp
 
 def test_the_table_has_a_row_for_each_finding_with_its_remedy_and_stderr_the_sum(autoclave, kubelet, short_tmp):
     kubelet.kubelet.close()
-    run = autoclave("doctor", "--kubelet-dir", kubelet.directory, "--run-dir", short_tmp / "none")
+    places = ("--kubelet-dir", kubelet.directory, "--run-dir", short_tmp / "none", "--host-root", short_tmp / "host")
+    run = autoclave("doctor", *places)
     lines = run.stdout.splitlines()
     assert lines[0].split() == ["LEVEL", "CHECK", "FINDING"]
     assert [line.split()[:2] for line in lines[1:]] == [
-        ["broken", "service"], ["broken", "run-dir"], ["ok", "kubelet-dir"], ["broken", "kubelet"],
-        ["ok", "checkpoint"], ["ok", "double-allocation"], ["ok", "plugin"],
+        ["broken", "service"], ["broken", "run-dir"], ["ok", "clock"], ["ok", "plugin-dir"], ["ok", "rival-plugin"],
+        ["ok", "kubelet-dir"], ["broken", "kubelet"], ["ok", "checkpoint"], ["ok", "double-allocation"],
+        ["ok", "plugin"],
     ]  # fmt: skip
-    assert lines[4].endswith("kubelet.sock: connection refused; start the kubelet, or read its log if it runs")
-    assert run.stderr == "autoclave: 3 of 7 findings are broken; each says what to do\n"
+    assert lines[7].endswith("kubelet.sock: connection refused; start the kubelet, or read its log if it runs")
+    assert run.stderr == "autoclave: 3 of 10 findings are broken; each says what to do\n"
     assert run.exit_code == 1
 
 
@@ -396,4 +323,4 @@ def test_a_path_that_no_socket_can_have_is_a_finding_too(examine, short_tmp):
 
 def test_every_check_stands_in_its_page():
     page = PAGE.read_text()
-    assert sorted(name for name in EVERYTHING if f"| `{name}` |" not in page) == []
+    assert sorted(name for name in EVERYTHING | NVIDIA if f"| `{name}` |" not in page) == []

@@ -248,10 +248,13 @@ def test_watching_a_service_that_was_never_there_ends_with_3(autoclave, tmp_path
 
 
 @pytest.mark.parametrize("backend", ["nvidia", "auto"])
-def test_a_backend_that_does_not_exist_yet_is_wrong_usage(autoclave, short_tmp, backend):
-    run = autoclave("scrubber", "--backend", backend, "--run-dir", short_tmp / "r", "--state-dir", short_tmp / "s")
+def test_without_hardware_it_is_said_what_is_missing_and_nothing_is_simulated_unasked(autoclave, short_tmp, backend):
+    where = ("--run-dir", short_tmp / "r", "--state-dir", short_tmp / "s", "--host-root", short_tmp / "no")
+    run = autoclave("scrubber", "--backend", backend, *where)
     assert run.exit_code == 2
-    assert "use --backend simulated" in run.stderr
+    told = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
+    assert told in run.stderr
+    assert ("for simulated GPUs say --backend simulated" in run.stderr) is (backend == "auto")
 
 
 def test_a_second_service_in_the_same_place_is_wrong_usage(service):

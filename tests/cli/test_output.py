@@ -21,7 +21,7 @@ RECEIPT = view.ReceiptView(
 CLEAN = view.DeviceStatus(
     device="GPU-aaaaaaaa-0000", index=0, model="Simulated GPU", state="clean", since=NOW - 300, healthy=True,
     why="clean", memory_bytes=64 * 2**20, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="",
-    job=None, quarantine=None, policy_rule="defaults", setback="",
+    job=None, quarantine=None, policy_rule="defaults", setback="", driver="simulated 1.0 77",
 )  # fmt: skip
 SICKNESS = view.QuarantineStatus("xid", "xid 79 was reported", NOW - 90, "autoclave", 2, False, 45.0)
 SICK = replace(
@@ -62,7 +62,10 @@ def test_a_note_is_an_owner_a_job_a_setback_or_the_reason(change, told):
 def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
     lines = table.plain(render.WIDE, render.wide([CLEAN, SICK], NOW)).splitlines()
     assert lines[0].split() == list(render.WIDE)
-    assert "0    GPU-aaaaaaaa-0000  clean        5m   yes      64MiB   -             -     defaults" in lines[1]
+    assert (
+        "0    GPU-aaaaaaaa-0000  clean        5m   yes      64MiB   -             -     simulated 1.0  defaults"
+        in lines[1]
+    )
     assert "0000:3b:00.0  1" in lines[2]
     assert "Simulated GPU (MIG)" in lines[2]
 
@@ -78,6 +81,10 @@ def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
 
 def test_a_plain_table_cuts_nothing_however_long_it_is():
     assert "x" * 500 in table.plain(["A", "B"], [["1", "x" * 500]])
+
+
+def test_a_slice_is_called_by_its_gpu_and_its_number_there():
+    assert render.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
 
 
 def test_an_empty_table_is_its_header():
@@ -196,7 +203,7 @@ def progress(device, **about):
 
 PASSED = view.ScrubResult(clean=True, state="clean", receipt=RECEIPT)
 FAILED = view.ScrubResult(clean=False, state="quarantined", why="bit 3 is stuck", reason="scrub-failed")
-INDICES = {CLEAN.device: 0, SICK.device: 1}
+BOTH = {CLEAN.device: CLEAN, SICK.device: SICK}
 
 
 async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(capsys):
@@ -205,7 +212,7 @@ async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(cap
         progress(CLEAN, step="clear", done_bytes=5, total_bytes=9), progress(SICK, step="evict"),
         progress(CLEAN, result=PASSED), progress(SICK, result=FAILED),
     )  # fmt: skip
-    results = await following.follow(stream(*messages), INDICES)
+    results = await following.follow(stream(*messages), BOTH)
     told = capsys.readouterr()
     assert told.err.splitlines() == [
         "GPU 0: evict (job j1)", "GPU 0: clear (job j1)", "GPU 1: evict (job j1)",
@@ -215,8 +222,8 @@ async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(cap
 
 
 async def test_a_device_whose_result_never_came_is_not_clean(capsys):
-    results = await following.follow(stream(progress(CLEAN, result=PASSED)), INDICES)
-    assert following.report(results, INDICES, "table") == 1
+    results = await following.follow(stream(progress(CLEAN, result=PASSED)), BOTH)
+    assert following.report(results, BOTH, "table") == 1
     told = capsys.readouterr()
     assert "1    GPU-bbbbbbbb  no" in told.out
     assert "GPU 1 is not clean: the service never said how it ended" in told.err
@@ -224,7 +231,7 @@ async def test_a_device_whose_result_never_came_is_not_clean(capsys):
 
 def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsys):
     results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
-    assert following.report(results, INDICES, "table") == 1
+    assert following.report(results, BOTH, "table") == 1
     told = capsys.readouterr()
     assert told.out == (
         "GPU  UUID          CLEAN  RESIDUE  COVERAGE  TIME   RECEIPT\n"
@@ -235,7 +242,7 @@ def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsy
 
 
 def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
-    assert following.report({CLEAN.device: progress(CLEAN, result=PASSED)}, INDICES, "json") == 0
+    assert following.report({CLEAN.device: progress(CLEAN, result=PASSED)}, BOTH, "json") == 0
     made = json.loads(capsys.readouterr().out)
     assert made["kind"] == "ScrubResultList"
     (item,) = made["items"]
@@ -245,5 +252,5 @@ def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
 
 def test_a_scrub_that_nobody_waits_for_is_no_failure(capsys):
     running = view.ScrubResult(clean=False, state="scrubbing", running=True)
-    assert following.report({CLEAN.device: progress(CLEAN, result=running)}, INDICES, "table") == 0
+    assert following.report({CLEAN.device: progress(CLEAN, result=running)}, BOTH, "table") == 0
     assert "running" in capsys.readouterr().out

@@ -8,33 +8,19 @@ from scrubber.core import view
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Fault, Level
 from scrubber.errors import NotReady, Reason, Refused
-
-RECEIPT = view.ReceiptView(
-    id="r", path="fast", finished=0.0, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0, processes_found=0,
-    processes_terminated=0, policy="default/defaults", policy_digest="", digest="", previous="", driver="", boot_id="",
-    steps=(),
-)  # fmt: skip
-GPU = view.DeviceStatus(
-    device="GPU-1", index=3, model="Simulated GPU", state="clean", since=1000.0, healthy=True, why="clean",
-    memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="", job=None, quarantine=None,
-    policy_rule="default/defaults", setback="",
-)  # fmt: skip
-STATUS = view.Status((GPU,), view.ServiceStatus("0.1.0", "simulated", "default", "/g", "/s", 7, "ab", "", "", 0.0))
+from tests.core.nodes import FACTS, GPU, NOW, RECEIPT, STATUS, of_others
 
 
 @pytest.fixture
 def facts():
     """A node on which all is well."""
-    place = base.Directory("/d", private=True, ours=True)
-    door = base.Socket("/d/a.sock")
-    plugin = base.Sockets("/d", (door,))
-    return base.Facts(1000.0, STATUS, door, place, place, door, base.Checkpoint(), plugin)
+    return FACTS
 
 
-def of_device(facts, now=1000.0, **changes):
+def of_device(facts, later=0.0, **changes):
     """What is said of a GPU, as level and text."""
     status = replace(STATUS, devices=(replace(GPU, **changes),))
-    judged = roster.judge(replace(facts, now=now, answer=status))
+    judged = roster.judge(replace(facts, now=NOW + later, answer=status))
     return [(it.level, it.text) for it in judged if it.name == "device"]
 
 
@@ -45,12 +31,21 @@ def test_a_node_on_which_all_is_well_has_one_finding_of_each_check(facts):
     assert roster.worst(found) is Level.OK
 
 
+def test_of_what_is_nvidias_nothing_is_said_on_a_node_with_other_gpus():
+    nvidias = {
+        "driver", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "pid-namespace",
+        "privileges", "cgroups",
+    }  # fmt: skip
+    everything = {it.name for it in roster.judge(FACTS)}
+    assert everything - {it.name for it in roster.judge(of_others())} == nvidias
+
+
 @pytest.mark.parametrize("state", ["unknown", "dirty"])
 def test_a_gpu_that_stays_unknown_or_dirty_is_a_warning_once_a_scrub_should_have_begun(facts, state):
     changes = {"state": state, "healthy": False, "receipt": None, "setback": "used by x"}
-    assert [level for level, _ in of_device(facts, 1060.0, **changes)] == [Level.OK]
+    assert [level for level, _ in of_device(facts, 60.0, **changes)] == [Level.OK]
     said = f"GPU 3 (GPU-1) has been {state} for more than 60 seconds: used by x"
-    assert of_device(facts, 1060.1, **changes) == [(Level.WARNING, said)]
+    assert of_device(facts, 60.1, **changes) == [(Level.WARNING, said)]
 
 
 @pytest.mark.parametrize("state", ["clean", "granted", "exposed"])

@@ -22,7 +22,7 @@ def test_a_clean_device_shows_its_receipt():
     assert shown(lives.CLEAN) == view.DeviceStatus(
         device="GPU-1", index=0, model="NVIDIA H100 80GB HBM3", state="clean", since=NOW.wall, healthy=True,
         why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=view.receipt_view(receipt),
-        owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
+        owner="", job=None, quarantine=None, policy_rule="rule-1", setback="", driver="driver-1",
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.devices.base import Care
 from scrubber.devices.simulated import creation
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.gpu import SimulatedGpu
@@ -48,7 +49,7 @@ class Bank:
         return self.backend.inventory()[1].uuid
 
     def place(self, uuid: str) -> Place:
-        return Place(Path(self.backend.address(uuid).place))
+        return Place(Path(self.backend.address(uuid, Care()).place))
 
     def gpu(self, uuid: str) -> SimulatedGpu:
         return SimulatedGpu(self.place(uuid).directory)

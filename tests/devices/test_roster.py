@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.core.model import Vitals
+from scrubber.core.model import Holder, Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Address, DeviceError
+from scrubber.devices.base import Address, Care, DeviceError
+
+
+def nobody() -> tuple[Holder, ...]:
+    return ()
 
 
 def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:
-    address = bank.backend.address(bank.first)
-    assert roster.open_gpu(address).vitals() == Vitals()
-    assert roster.container_of(address)(1) is None
+    address = bank.backend.address(bank.first, Care())
+    assert roster.open_gpu(address, nobody).vitals() == Vitals()
+    container_of = roster.container_of(address)
+    assert container_of is not None
+    assert container_of(1) is None
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    for opener in (roster.open_gpu, roster.container_of):
-        with pytest.raises(DeviceError, match="no backend is called 'abacus'"):
-            opener(Address("abacus", "desk"))
+    with pytest.raises(DeviceError, match="no backend is called 'abacus'"):
+        roster.open_gpu(Address("abacus", "desk"), nobody)
 
 
-def test_every_backend_that_can_be_opened_can_tell_containers() -> None:
-    assert roster.OPENERS.keys() == roster.CONTAINERS.keys()
+def test_containers_of_hardware_are_the_nodes_own() -> None:
+    assert roster.container_of(Address("nvidia", "{}")) is None

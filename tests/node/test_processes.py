@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.model import Holder
-from scrubber.node import clock, processes
+from scrubber.node import clock, proc
 from scrubber.node.processes import Processes
+from tests.node.conftest import DEAD_LEADER, NodeProc
 
 PROC = Path("/proc")
 SLEEP = "; print(1, flush=True); time.sleep(60)"
@@ -38,18 +40,28 @@ threading.Thread(target=run).start()
 ready.wait()
 print(1, flush=True)
 """
-DEAD_LEADER = """
-import ctypes, os, sys, threading, time
-os.open(sys.argv[1], os.O_RDWR)
+ZERO_UNDER_ANOTHER_NAME = """
+import ctypes, os, sys, time
+handle = os.open(sys.argv[1], os.O_RDWR)
 libc = ctypes.CDLL(None)
-leader = os.getpid()
-def run():
-    while " Z " not in open(f"/proc/{leader}/task/{leader}/stat").read():
+libc.mmap.restype = ctypes.c_void_p
+assert libc.mmap(None, 4096, 3, 2, handle, 0) != ctypes.c_void_p(-1).value
+os.close(handle)
+print(1, flush=True)
+time.sleep(60)
+"""
+STUCK_IN_THE_KERNEL = """
+import ctypes, os, signal, sys, time
+handle = os.open(sys.argv[1], os.O_RDWR)
+libc = ctypes.CDLL(None)
+clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+if libc.syscall(clone, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:  # CLONE_VFORK: not interrupted until the child ends
+    libc.prctl(1, signal.SIGKILL)
+    os.close(handle)
+    while " D " not in open(f"/proc/{os.getppid()}/stat").read():
         time.sleep(0.001)
-    os.write(1, b"ready\\n")
+    print(1, flush=True)
     time.sleep(60)
-threading.Thread(target=run).start()
-libc.syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)  # exit(), of this thread only
 """
 
 
@@ -132,6 +144,20 @@ def test_this_process_and_those_left_out_are_no_holders(file: Path, launch) -> N
     assert look(file, exclude=(process.pid,)) == ()
 
 
+def test_whoever_a_process_has_started_descends_from_it_while_it_runs(file: Path, launch) -> None:
+    start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], start_new_session=True)"
+    parent = launch(f"import subprocess, sys; {start}.wait()", file)
+    (started,) = pids(file)
+    sight = Processes(PROC, nobody, full_sight=False)
+    assert sight.descends(started, {parent.pid})
+    assert sight.descends(parent.pid, {parent.pid})
+    assert not sight.descends(parent.pid, {started})
+    parent.kill()
+    parent.wait()
+    assert not sight.descends(started, {parent.pid})
+    os.kill(started, 9)
+
+
 def test_a_process_that_has_ended_and_was_not_collected_uses_nothing(file: Path, launch) -> None:
     process = launch(OPEN, file)
     process.kill()
@@ -179,6 +205,103 @@ def test_a_device_node_is_what_it_leads_to_and_not_its_name(tmp_path: Path, laun
     assert process.pid not in pids(Path("/dev/full"))
 
 
+def test_a_mapped_device_node_is_what_it_leads_to_and_not_its_name(tmp_path: Path, launch) -> None:
+    """The descriptor is closed, and name and inode of the node are the tenant's choice."""
+    node = tmp_path / "node"
+    try:
+        os.mknod(node, 0o600 | 0o020000, Path("/dev/zero").stat().st_rdev)
+        process = launch(ZERO_UNDER_ANOTHER_NAME, node)
+    except PermissionError:
+        pytest.skip("making device nodes takes root")
+    assert str(node) in Path(f"/proc/{process.pid}/maps").read_text()
+    assert process.pid in pids(Path("/dev/zero"))
+    assert process.pid not in pids(Path("/dev/full"))
+
+
+def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: NodeProc, tmp_path: Path) -> None:
+    directory = node_proc.add(7, "0::/\n")
+    (tmp_path / "file").touch()
+    (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
+    (directory / "map_files/400000-401000").symlink_to(tmp_path / "file")
+    sight = Processes(node_proc.path, nobody, full_sight=True)
+    assert sight.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
+    (directory / "map_files/400000-401000").unlink()
+    (directory / "map_files/400000-401000").symlink_to("/dev/full")
+    assert [holder.pid for holder in sight.holders({"gpu": ["/dev/full"]})["gpu"] or ()] == [7]
+
+
+def test_a_mapping_that_cannot_be_looked_behind_spoils_the_proof(node_proc: NodeProc) -> None:
+    directory = node_proc.add(7, "0::/\n")
+    (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /any/name\n")
+    assert Processes(node_proc.path, nobody, full_sight=True).holders({"gpu": ["/dev/full"]}) == {"gpu": None}
+
+
+def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> None:
+    process = launch(STUCK_IN_THE_KERNEL, file)
+    [holder] = look(file)
+    assert (holder.pid, holder.state) == (process.pid, "D")
+
+
+def test_who_seems_dead_and_holds_the_device_is_nobody_that_can_be_named(node_proc: NodeProc, file: Path) -> None:
+    """Whoever acts on the answer takes the dead for gone: another thread may have held on."""
+    directory = node_proc.add(7, "0::/\n", state="Z")
+    (directory / "fd/3").symlink_to(file)
+    assert Processes(node_proc.path, nobody, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": None}
+
+
+def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(node_proc: NodeProc, file: Path) -> None:
+    def hidden(_pid: int) -> None:
+        raise proc.BlindError("cannot tell")
+
+    directory = node_proc.add(7, "0::/\n")
+    (directory / "fd/3").symlink_to(file)
+    other = file.with_name("other")
+    other.touch()
+    for full_sight in (True, False):
+        sight = Processes(node_proc.path, hidden, full_sight=full_sight)
+        assert sight.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
+
+
+def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node_proc: NodeProc, file: Path) -> None:
+    """The one that was seen is gone; who has its number now is not blamed for it, nor let off."""
+    first = node_proc.add(7, "0::/\n")
+    (first / "fd/3").symlink_to(file)
+    asked = []
+
+    def container_of(pid: int) -> str | None:
+        asked.append(pid)
+        if len(asked) == 1:
+            shutil.rmtree(first)
+            node_proc.add(pid, "0::/\n")
+        return "pod-a"
+
+    assert Processes(node_proc.path, container_of, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": ()}
+    assert asked == [7]
+
+
+def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch) -> None:
+    process, bystander = launch(OPEN, file), launch(OPEN, file)
+    sight = Processes(PROC, nobody, full_sight=False)
+    found = sight.holders({"gpu": [str(file)]}, ignored=lambda holder: holder.pid == bystander.pid)["gpu"]
+    assert [holder.pid for holder in found or ()] == [process.pid]
+    assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
+
+
+def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, launch) -> None:
+    """A process may close a slice's file and keep its context."""
+    idle, bystander = launch(f"import sys, time{SLEEP}"), launch(f"import sys, time{SLEEP}")
+    gone = 2**22 + 1  # above the most that the kernel numbers
+    found = Processes(PROC, nobody, full_sight=False).holders(
+        {"gpu": [str(file)], "other": [str(file)]},
+        ignored=lambda holder: holder.pid == bystander.pid,
+        listed={"gpu": {idle.pid, bystander.pid, gone}, "unknown": {idle.pid}},
+    )
+    assert {device: [holder.pid for holder in holders or ()] for device, holders in found.items()} == {
+        "gpu": [idle.pid],
+        "other": [],
+    }
+
+
 def test_a_device_without_files_or_with_a_missing_one_is_not_proven_free(file: Path) -> None:
     files = {"none": [], "missing": [str(file), f"{file}-missing"], "good": [str(file)]}
     found = Processes(PROC, nobody, full_sight=False).holders(files)
@@ -186,16 +309,16 @@ def test_a_device_without_files_or_with_a_missing_one_is_not_proven_free(file: P
 
 
 def initial_namespace() -> bool:
-    return Path("/proc/self/ns/pid").stat().st_ino == processes._INITIAL_PID_NAMESPACE
+    return Path("/proc/self/ns/pid").stat().st_ino == proc.INITIAL_PID_NAMESPACE
 
 
 def view(tmp_path: Path, *pids: int) -> Path:
     """A /proc that shows some processes only, with full sight of each."""
-    proc = tmp_path / "proc"
-    proc.mkdir()
+    seen = tmp_path / "proc"
+    seen.mkdir()
     for name in ("self", *map(str, pids)):
-        (proc / name).symlink_to(f"/proc/{name}")
-    return proc
+        (seen / name).symlink_to(f"/proc/{name}")
+    return seen
 
 
 @pytest.mark.skipif(not initial_namespace(), reason="this test run is in a container")
@@ -211,13 +334,13 @@ def test_full_sight_of_all_processes_is_proof(tmp_path: Path, file: Path, launch
 
 
 def test_outside_the_initial_pid_namespace_nothing_is_proven(tmp_path: Path, file: Path) -> None:
-    for proc in (tmp_path / "container", tmp_path / "empty"):
-        proc.mkdir()
+    for seen in (tmp_path / "container", tmp_path / "empty"):
+        seen.mkdir()
     (tmp_path / "container/self/ns").mkdir(parents=True)
     (tmp_path / "container/self/ns/pid").touch()
-    for proc in (tmp_path / "container", tmp_path / "empty"):
-        assert Processes(proc, nobody, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": None}
-        assert Processes(proc, nobody, full_sight=False).holders({"gpu": [str(file)]}) == {"gpu": ()}
+    for seen in (tmp_path / "container", tmp_path / "empty"):
+        assert Processes(seen, nobody, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": None}
+        assert Processes(seen, nobody, full_sight=False).holders({"gpu": [str(file)]}) == {"gpu": ()}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
@@ -227,6 +350,7 @@ def test_with_full_sight_one_process_that_may_not_be_looked_into_spoils_the_proo
     code = """
 import os, sys, tempfile
 from pathlib import Path
+from scrubber.node import processes
 from scrubber.node.processes import Processes
 with tempfile.TemporaryDirectory() as directory:
     proc, file = Path(directory, "proc"), Path(directory, "memory")
@@ -234,7 +358,7 @@ with tempfile.TemporaryDirectory() as directory:
     proc.mkdir()
     for name in ("self", sys.argv[1]):
         (proc / name).symlink_to(f"/proc/{name}")
-    Processes._sees_all = lambda self: True
+    processes.sees_all = lambda *_: True
     looks = [Processes(proc, lambda pid: None, full_sight=full).holders({"gpu": [str(file)]}) for full in (True, False)]
     os.write(1, repr(looks).encode())
 """

@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field, ValidationError, model_validator
 
 from policies import judge
-from policies.model import Model, Policy, impossible
+from policies.base import Model, impossible
+from policies.model import Policy
 
 
 class Span(Model):

@@ -7,12 +7,14 @@ there to see. It is a ``devices.base.Backend`` and, through ``holders``, the sig
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 
 from scrubber.core.model import DeviceInfo, Holder, Moment, Step, Vitals, Xid
-from scrubber.devices.base import Address, DeviceError, DeviceLostError
+from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.node.processes import nobody
 from tests.service.virtual import VirtualLoop
 
 BLOCK = 2**20
@@ -100,6 +102,7 @@ class Node:
     """The devices of one machine, over its boots."""
 
     name = "pretend"
+    lists_users = False
 
     def __init__(self, loop: VirtualLoop, gpus: int) -> None:
         """The last two devices share a reset domain, if there are three."""
@@ -110,6 +113,7 @@ class Node:
         self.drivers = 1
         self.hidden: set[str] = set()  # devices that are not there any more
         self.deaf = False  # the driver as a whole hangs
+        self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # when somebody last asked a driver that hangs
         self.life: int | None = None  # the service that is up
         self.jump = 0.0  # what somebody did to the wall clock
@@ -198,44 +202,82 @@ class Node:
 
     def in_use(self, uuid: str) -> bool | None:
         """The driver's own word."""
+        self._open()
         gpu = self._answering(uuid)
         for process in gpu.processes.values():
             process.seen = True
         return None if gpu.coy or gpu.blind else bool(gpu.processes)
 
+    def listed(self, uuid: str) -> frozenset[int]:
+        """Nobody who would not be seen anyhow."""
+        del uuid
+        return frozenset()
+
     def vitals(self, uuid: str) -> Vitals:
         """Health now."""
+        self._open()
         return self._answering(uuid).vitals()
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """One pretend file a device."""
         return (f"/dev/pretend/{uuid}",)
 
-    def address(self, uuid: str) -> Address:
+    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
+        """What a reset would hit."""
+        del care
+        return self.files(uuid)
+
+    def address(self, uuid: str, care: Care) -> Address:
         """Where a hand finds it."""
+        del care
         return Address(self.name, uuid)
 
     def container_of(self, pid: int) -> str | None:
         """The container of a process."""
         return next((process.container for process in self.everybody() if process.pid == pid), None)
 
-    def container_alive(self, container: str) -> bool:
-        """Whether anything of it runs."""
-        return container in self.alive
+    def living(self) -> frozenset[str]:
+        """Those of which anything runs."""
+        return frozenset(self.alive)
+
+    def let_go(self) -> None:
+        """Nobody asks until ``take_up``."""
+        self.away += 1
+
+    def take_up(self) -> None:
+        """Once for each ``let_go``."""
+        self.away -= 1
+        assert self.away >= 0
 
     # -- the sight of processes
 
     def holders(
-        self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()
+        self,
+        files: Mapping[str, Sequence[str]],
+        exclude: Collection[int] = (),
+        ignored: Callable[[Holder], bool] = nobody,
+        listed: Mapping[str, Collection[int]] = MappingProxyType({}),
     ) -> dict[str, tuple[Holder, ...] | None]:
         """Who uses each device; None where that cannot be proven."""
-        return {uuid: None if self.gpus[uuid].blind else self._holders(uuid, exclude) for uuid in files}
+        assert not any(listed.values())
+        return {uuid: None if self.gpus[uuid].blind else self._holders(uuid, exclude, ignored) for uuid in files}
 
-    def _holders(self, uuid: str, exclude: Collection[int]) -> tuple[Holder, ...]:
+    def descends(self, pid: int, ancestors: Collection[int]) -> bool:
+        """Nobody here starts anybody."""
+        return pid in ancestors
+
+    def _holders(
+        self, uuid: str, exclude: Collection[int], ignored: Callable[[Holder], bool]
+    ) -> tuple[Holder, ...]:  # fmt: skip
         found = [process for process in self.gpus[uuid].processes.values() if process.pid not in exclude]
         for process in found:
             process.seen = True
-        return tuple(Holder(it.pid, it.started, f"{it.name} --secret", it.container) for it in found)
+        holders = (Holder(it.pid, it.started, f"{it.name} --secret", it.container) for it in found)
+        return tuple(holder for holder in holders if not ignored(holder))
+
+    def _open(self) -> None:
+        if self.away:
+            raise DriverClosedError
 
     def _speak(self) -> None:
         if self.deaf:

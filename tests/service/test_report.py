@@ -36,6 +36,19 @@ async def test_a_name_that_means_no_device_or_several_is_refused(reporter, name,
     assert refused.value.reason is reason
 
 
+async def test_a_slice_is_found_by_its_gpu_and_its_number_and_by_its_gpu_when_it_is_alone_there(world, reporter):
+    for number, gpu in enumerate(world.node.gpus.values()):
+        gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
+    await world.life.monitor.round()
+    assert [reporter.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
+    with pytest.raises(InvalidRequest) as refused:
+        reporter.find("3")
+    assert refused.value.reason is Reason.INVALID_REQUEST
+    world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
+    await world.life.monitor.round()
+    assert reporter.find("3") == world.uuids[1]
+
+
 async def test_a_uuid_wins_over_a_longer_uuid_that_begins_like_it(world, reporter):
     gpu = world.node.gpus[world.uuids[0]]
     world.node.gpus["GPU-00001"] = replace(gpu, info=replace(gpu.info, uuid="GPU-00001", index=2))

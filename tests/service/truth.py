@@ -58,6 +58,8 @@ class Truth:
             if self._known_long(process.came):
                 self.accuse(f"{step.value} on {gpu.info.uuid} while {process.name} uses it")
         if step is Step.RESET:
+            if not self.node.away:
+                self.accuse(f"reset of {gpu.info.uuid} while the service itself has the driver open")
             for sibling in self._siblings(gpu):
                 self._reset_under(gpu, sibling)
 

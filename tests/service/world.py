@@ -10,16 +10,16 @@ import asyncio
 import copy
 import random
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from policies.model import Policy
 from scrubber.core import story
 from scrubber.core.model import Grant, Record, State
-from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.errors import AutoclaveError, LedgerUnavailable
 from scrubber.hooks import Tools
@@ -331,9 +331,9 @@ class World:
         reporter = Reporter(service, Identity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, sight, jobs, service, monitor, reporter)
 
-    async def _hire(self, address: Address, _files: Sequence[str]) -> Hand:
+    async def _hire(self, device: str, _policy: Policy) -> Hand:
         await asyncio.sleep(0)
-        return self._hand(self.node, self.truth, address.place)
+        return self._hand(self.node, self.truth, device)
 
     async def _end_tasks(self) -> None:
         doomed = asyncio.all_tasks(self.loop) - {asyncio.current_task()}

@@ -26,7 +26,15 @@ FULL = Findings(
 
 
 def test_an_assignment_is_heard_as_it_was_said() -> None:
-    assignment = Assignment(Address("simulated", "/somewhere"), ("/a", "/b c"), full_sight=True, service=4711)
+    assignment = Assignment(
+        Address("simulated", "/somewhere"),
+        ("/a", "/b c"),
+        full_sight=True,
+        service=4711,
+        reach=("/a",),
+        bystanders=("ns:/x",),
+        root="/host",
+    )
     assert frames.assignment(frames.encode(assignment)) == assignment
 
 

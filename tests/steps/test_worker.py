@@ -14,9 +14,11 @@ from pathlib import Path as File
 import pytest
 
 from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
+from scrubber.devices.base import Address, Care
 from scrubber.devices.simulated import drills, tenants
 from scrubber.steps import worker as workers
 from scrubber.steps.base import Order
+from scrubber.steps.frames import Assignment
 from scrubber.steps.worker import Worker
 
 LONG = 30.0
@@ -39,6 +41,10 @@ def children() -> list[str]:
     return File(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
 
+def assigned(address: Address, files: tuple[str, ...]) -> Assignment:
+    return Assignment(address, files, full_sight=False, service=os.getpid())
+
+
 def open_files(pid: int) -> list[str]:
     return [str(link.readlink()) for link in File(f"/proc/{pid}/fd").iterdir()]
 
@@ -58,8 +64,8 @@ async def spawn(bank) -> AsyncIterator[Spawn]:
     spawned: list[Worker] = []
 
     async def start(program: tuple[str, ...] = workers.PROGRAM) -> Worker:
-        address, files = bank.backend.address(bank.first), bank.backend.files(bank.first)
-        worker = await Worker.spawn(address, files, full_sight=False, program=program)
+        address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
+        worker = await Worker.spawn(assigned(address, files), program)
         spawned.append(worker)
         return worker
 
@@ -219,8 +225,8 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
 async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank) -> None:
     before = descriptors()
     for turns in range(6):
-        address, files = bank.backend.address(bank.first), bank.backend.files(bank.first)
-        spawning = asyncio.create_task(Worker.spawn(address, files, full_sight=False))
+        address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
+        spawning = asyncio.create_task(Worker.spawn(assigned(address, files)))
         for _ in range(turns):
             await asyncio.sleep(0)
         spawning.cancel()
@@ -276,14 +282,16 @@ def test_the_child_loads_nothing_that_is_slow_to_load() -> None:
 
 
 SERVICE = """
-import asyncio, sys
+import asyncio, os, sys
 from scrubber.core.model import Path, Step
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order
+from scrubber.steps.frames import Assignment
 from scrubber.steps.worker import Worker
 
 async def main(place, step):
-    worker = await Worker.spawn(Address("simulated", place), (place + "/memory",), full_sight=False)
+    address, files = Address("simulated", place), (place + "/memory",)
+    worker = await Worker.spawn(Assignment(address, files, full_sight=False, service=os.getpid()))
     if step == "idle":
         await worker.do(Step.HEALTH, Path.FAST, Order(), 60, print)
         print(worker.pid, flush=True)

@@ -10,6 +10,7 @@ from scrubber.core import view
 from scrubber.errors import AutoclaveError
 
 OTHER_USER = "become the user that runs the service (root, usually)"
+NVIDIA = "nvidia"  # the backend
 
 
 class Level(Enum):
@@ -74,6 +75,83 @@ class Checkpoint:
     fault: Fault | None = None
 
 
+class Capability(Enum):
+    """What the service needs of root, by its number in the kernel."""
+
+    KILL = 5
+    SYS_PTRACE = 19
+    SYS_ADMIN = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a process may do, and whether it sees every process of the node."""
+
+    sees_all: bool
+    capabilities: int  # one bit each
+
+    def may(self, capability: Capability) -> bool:
+        """Whether it has this one."""
+        return bool(self.capabilities >> capability.value & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolkitConfig:
+    """A configuration of NVIDIA's container toolkit: which wishes of a container without privileges it grants."""
+
+    path: str
+    by_environment: bool = True
+    by_mounts: bool = False
+    fault: Fault | None = None  # then the two above say nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """NVIDIA's container toolkit. One that is installed and has no configuration does as its defaults say."""
+
+    installed: bool
+    configs: tuple[ToolkitConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CdiSpec:
+    """A CDI specification: the devices that a container runtime knows by name; of none when there is a fault."""
+
+    path: str
+    kind: str = ""
+    names: frozenset[str] = frozenset()
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a filesystem has left; no number of files where it does not count them."""
+
+    free_bytes: int
+    free_files: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Posture:
+    """Everything of the node and the driver that is judged."""
+
+    driver: str | Fault  # the version that is loaded
+    libraries: tuple[str, ...]  # the versions of the driver's library that are installed, as far as they were found
+    options: Mapping[str, str] | Fault  # what the driver says it was loaded with
+    shared_with_guests: tuple[str, ...] | Fault  # what tells that GPUs are shared with virtual machines
+    mps: tuple[str, ...] | Fault  # the processes of CUDA's multi-process service
+    persistenced: bool | Fault
+    toolkit: Toolkit
+    cdi: tuple[CdiSpec, ...]
+    cgroups: str | Fault  # the versions that are in use, in words
+    sees_all: bool | Fault  # whether who looks sees every process of the node
+    service: Process | Fault
+    room: Room | Fault | None  # where the ledger is; None when nobody says where that is
+    kubelet_dir_writable: bool
+    rivals: Sockets  # where other plugins for GPUs of NVIDIA have their sockets
+    registered: Mapping[str, frozenset[str]] | Fault  # the healthy devices of each resource, as the kubelet knows them
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What was seen of a node. ``answer`` is the service's, or why there is none."""
@@ -86,11 +164,19 @@ class Facts:
     kubelet: Socket
     checkpoint: Checkpoint
     plugin: Sockets
+    posture: Posture
 
     @property
     def status(self) -> view.Status | None:
         """The service's answer, if it gave one."""
         return self.answer if isinstance(self.answer, view.Status) else None
+
+    @property
+    def guards_nvidia(self) -> bool:
+        """Whether the service works on GPUs of NVIDIA; while it does not say, whether a driver for them is here."""
+        if self.status is not None:
+            return self.status.service.backend == NVIDIA
+        return isinstance(self.posture.driver, str) or not self.posture.driver.absent
 
 
 def ok(name: str, text: str) -> Finding:
@@ -111,3 +197,8 @@ def broken(name: str, text: str, remedy: str) -> Finding:
 def as_root(fault: Fault, remedy: str) -> str:
     """What may not be seen is first of all not broken, but to be looked at by somebody else."""
     return OTHER_USER if fault.denied else remedy
+
+
+def unseen(name: str, text: str, fault: Fault, remedy: str, level: Level = Level.BROKEN) -> Finding:
+    """What could not be looked at is as bad as it might be."""
+    return Finding(name, level, f"{text}: {fault.text}", as_root(fault, remedy))

@@ -28,7 +28,7 @@ def _devices(facts: base.Facts) -> Iterator[base.Finding]:
 
 
 def _device(device: view.DeviceStatus, now: float) -> Iterator[base.Finding]:
-    gpu, told = f"GPU {device.index} ({device.device})", f"`autoclave explain {device.index}` tells what happened"
+    gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` tells what happened"
     out = device.quarantine
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
@@ -48,7 +48,7 @@ def _coverage(device: view.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     if receipt is None or receipt.covered_bytes >= COVERED * receipt.allocatable_bytes:
         return
     share = receipt.covered_bytes / receipt.allocatable_bytes
-    remedy = f"raise clear.min_coverage in the policy, then `autoclave scrub {device.index}`"
+    remedy = f"raise clear.min_coverage in the policy, then `autoclave scrub {device.name}`"
     text = f"the proof of {gpu} covers {share:.2%} of its memory, less than {COVERED:.2%}"
     yield base.warning("device", text, remedy)
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from scrubber.core.diagnosis import devices, kubelet, service
+from scrubber.core.diagnosis import devices, hardware, kubelet, node, service
 from scrubber.core.diagnosis.base import Facts, Finding, Level
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (*service.CHECKS, *devices.CHECKS, *kubelet.CHECKS)
+CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    *service.CHECKS,
+    *devices.CHECKS,
+    *hardware.CHECKS,
+    *node.CHECKS,
+    *kubelet.CHECKS,
+)
 
 
 def judge(facts: Facts) -> tuple[Finding, ...]:

@@ -28,16 +28,38 @@ _UNTOLD = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
         pynvml.NVML_ERROR_DEPRECATED,
-        pynvml.NVML_ERROR_NO_DATA,
     }
 )
+_NO_FIELD = _UNTOLD | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # what an older driver says of a field of a newer one
 _GONE = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+
+SLICE = "MIG-"  # how the UUIDs of MIG slices begin
+_NUMBERS = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
 
 Handle = Any  # pynvml's pointer to a device; worth nothing outside its session
 
 
 class UntoldError(DeviceError):
     """The device, or its driver, does not know this."""
+
+
+class AbsentError(DeviceLostError):
+    """There is no such device or slice, or there is none any more."""
+
+
+class ArgumentError(DeviceError):
+    """The library does not take this argument: past the end of a list, or a handle to what was taken away."""
+
+
+class CrowdedError(DeviceError):
+    """There is more to tell than there was room for: it grew while it was asked for."""
 
 
 class ResetRequiredError(DeviceError):
@@ -57,19 +79,25 @@ class Library:
 
     def __init__(self) -> None:
         """Open nothing yet."""
-        self._turn = threading.Condition()
-        self._open = False
-        self._broken = False  # the driver went away under us: to be closed as soon as nobody asks
+        self._turn = threading.Condition()  # guards the two counts; never held while the driver is asked
         self._inside = 0
         self._away = 0
+        self._opening = threading.Lock()  # opens and closes, which may hang
+        self._open = False
+        self._broken = False  # the driver went away under us: to be closed as soon as nobody asks
         self._handles: dict[str, Handle] = {}
+        self._openings = 0
 
     @contextmanager
     def session(self) -> Iterator[Session]:
         """Some questions. DriverClosedError while somebody resets a device."""
-        self._enter()
+        with self._turn:
+            if self._away:
+                raise DriverClosedError("the driver is not asked while a device is being reset")
+            self._inside += 1
         try:
-            yield Session(self)
+            self._make_ready()
+            yield Session(self, self._openings)
         finally:
             with self._turn:
                 self._inside -= 1
@@ -79,11 +107,14 @@ class Library:
         """Close NVML until ``take_up``; may be said several times. DeviceError when a question does not come back."""
         with self._turn:
             self._away += 1
-            if self._turn.wait_for(lambda: self._inside == 0, LEAVES_WITHIN):
-                self._close()
-                return
-            self._away -= 1
-        raise DeviceError("cannot let go of the driver: an earlier question to it has not been answered")
+            if not self._turn.wait_for(lambda: self._inside == 0, LEAVES_WITHIN):
+                self._away -= 1
+                raise DeviceError("cannot let go of the driver: an earlier question to it has not been answered")
+        try:
+            self.close()
+        except DeviceError:
+            self.take_up()
+            raise
 
     def take_up(self) -> None:
         """Allow NVML again; it is opened by the next question."""
@@ -91,21 +122,23 @@ class Library:
             self._away -= 1
 
     def close(self) -> None:
-        """For good, at the end of the process; a question that hangs is left behind."""
-        with self._turn:
-            if self._inside == 0:
-                self._close()
+        """Until the next question."""
+        with self._opening:
+            self._close()
 
-    def _enter(self) -> None:
-        with self._turn:
-            if self._away:
-                raise DriverClosedError("the driver is not asked while a device is being reset")
-            if self._broken and self._inside == 0:
+    def renew(self) -> None:
+        """Open NVML anew as soon as nobody is inside: a device that comes back is not seen by those that are open."""
+        self._broken = True
+
+    def _make_ready(self) -> None:
+        """Open; and where the driver went away, anew, as soon as nobody else is inside."""
+        with self._opening:
+            if self._broken and self._inside == 1:  # whoever comes now waits behind us
                 self._close()
             if not self._open:
                 _translated("cannot open NVML", pynvml.nvmlInit)
                 self._open = True
-            self._inside += 1
+                self._openings += 1
 
     def _close(self) -> None:
         self._handles, self._broken = {}, False
@@ -122,24 +155,30 @@ class Library:
         """For sessions."""
         try:
             return _translated(f"{question.__name__} failed", question, *about)
+        except UntoldError:
+            raise
         except DeviceError as error:
-            self._handles = {}  # of a device that is gone, or a slice that was laid out anew
+            self._handles = {}  # of a device that is gone, or taken away and given back
             self._broken |= isinstance(error, DriverGoneError)
             raise
 
     def handle(self, uuid: str) -> Handle:
-        """For sessions."""
-        if uuid not in self._handles:
-            self._handles[uuid] = self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        return self._handles[uuid]
+        """For sessions. A slice may be another by now, so that its handle is never kept."""
+        if uuid.startswith(SLICE):
+            return self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        handles = self._handles  # another thread's error may put new ones in their place meanwhile
+        if uuid not in handles:
+            handles[uuid] = self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        return handles[uuid]
 
 
 class Session:
     """Questions to an open NVML."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, opening: int) -> None:
         """See ``Library.session``."""
         self._library = library
+        self.opening = opening  # another number: what was learnt before may not hold any more
 
     def handle(self, uuid: str) -> Handle:
         """A device or a MIG slice by its UUID."""
@@ -156,6 +195,18 @@ class Session:
         except UntoldError:
             return None
 
+    def field(self, handle: Handle, number: int) -> int | None:
+        """A field value that is a whole number, or None where this device or driver does not know such a field."""
+        values = self.told(pynvml.nvmlDeviceGetFieldValues, handle, [number])
+        if values is None or values[0].nvmlReturn in _NO_FIELD:
+            return None
+        if values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+            raise _ours(pynvml.NVMLError(values[0].nvmlReturn), f"field {number} failed")
+        kind = _NUMBERS.get(values[0].valueType)
+        if kind is None:
+            raise DeviceError(f"field {number} failed: it is no whole number")
+        return int(getattr(values[0].value, kind))
+
 
 def _translated(what: str, question: Callable[..., Any], *about: object) -> Any:  # noqa: ANN401 - see ``ask``
     try:
@@ -170,6 +221,12 @@ def _ours(error: pynvml.NVMLError, what: str) -> DeviceError:
     match error.value:
         case pynvml.NVML_ERROR_GPU_IS_LOST | pynvml.NVML_ERROR_GPU_NOT_FOUND:
             return DeviceLostError(told)
+        case pynvml.NVML_ERROR_NOT_FOUND:
+            return AbsentError(told)
+        case pynvml.NVML_ERROR_INVALID_ARGUMENT:
+            return ArgumentError(told)
+        case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+            return CrowdedError(told)
         case pynvml.NVML_ERROR_RESET_REQUIRED:
             return ResetRequiredError(told)
         case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo, Vitals
-from scrubber.devices.base import Address, DeviceError
+from scrubber.devices.base import Address, Care, DeviceError
 from scrubber.devices.simulated import condition, containers, documents, layout, lease
 from scrubber.devices.simulated.documents import Driver
 from scrubber.devices.simulated.layout import Place
@@ -15,6 +15,7 @@ class Simulated:
     """The backend of GPUs made of files under one root."""
 
     name: str = layout.NAME
+    lists_users: bool = False
 
     def __init__(self, root: Path) -> None:
         """Look at what is there on the first question."""
@@ -46,6 +47,10 @@ class Simulated:
         place = self._present(uuid)
         return None if condition.faults(place).lost else lease.held(place.memory)
 
+    def listed(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
+        """Nobody: whoever uses it shows its file."""
+        return frozenset()
+
     def vitals(self, uuid: str) -> Vitals:
         """Health as the device's files say it now."""
         return condition.vitals(self._present(uuid))
@@ -54,7 +59,11 @@ class Simulated:
         """The memory file."""
         return (str(self._place(uuid).memory),)
 
-    def address(self, uuid: str) -> Address:
+    def reach(self, uuid: str, care: Care) -> tuple[str, ...]:  # noqa: ARG002 - the port's
+        """Its own: each is reset alone."""
+        return self.files(uuid)
+
+    def address(self, uuid: str, care: Care) -> Address:  # noqa: ARG002 - the port's
         """The device's directory."""
         return Address(self.name, str(self._place(uuid).directory))
 
@@ -62,9 +71,15 @@ class Simulated:
         """The simulated container that a process belongs to."""
         return containers.of(pid)
 
-    def container_alive(self, container: str) -> bool:
-        """Whether any process of a simulated container still runs."""
-        return containers.alive(container)
+    def living(self) -> frozenset[str]:
+        """The simulated containers of which any process still runs."""
+        return containers.living()
+
+    def let_go(self) -> None:
+        """Files need no driver."""
+
+    def take_up(self) -> None:
+        """Files need no driver."""
 
     def _place(self, uuid: str) -> Place:
         if uuid not in self._known:

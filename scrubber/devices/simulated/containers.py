@@ -31,6 +31,6 @@ def members() -> Iterator[tuple[int, str]]:
             yield int(entry.name), container
 
 
-def alive(container: str) -> bool:
-    """Whether any process of a container still runs."""
-    return any(name == container for _, name in members())
+def living() -> frozenset[str]:
+    """Those of which any process still runs."""
+    return frozenset(name for _, name in members())

@@ -45,12 +45,12 @@ def test_a_secret_is_not_in_the_tenant_s_command_line_or_environment(bank) -> No
 
 
 def test_a_container_is_alive_as_long_as_a_process_of_it(bank) -> None:
-    assert not containers.alive(POD)
+    assert POD not in containers.living()
     tenants.occupy(bank.root, bank.first, SECRET, POD)
-    assert containers.alive(POD)
-    assert not containers.alive(POD[:-1])
+    assert POD in containers.living()
+    assert POD[:-1] not in containers.living()
     tenants.release(bank.root, bank.first)
-    assert not containers.alive(POD)
+    assert POD not in containers.living()
 
 
 def test_release_ends_the_containers_of_that_gpu_and_nothing_else(bank) -> None:

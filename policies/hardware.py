@@ -1,0 +1,73 @@
+"""How hardware is handled: how it is reset, and how it is set before it goes out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from policies.base import Model, Word
+
+
+class Means(Word):
+    """How a GPU is reset."""
+
+    NVIDIA_SMI = "nvidia-smi"
+    FUNCTION = "function"
+
+
+class Slices(Word):
+    """How a MIG slice is reset."""
+
+    WAIT = "wait"
+    RECREATE = "recreate"
+
+
+class ComputeMode(Word):
+    """Who may use a device at the same time."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_PROCESS = "exclusive-process"
+    PROHIBITED = "prohibited"
+
+
+class Reset(Model):
+    """How a device is reset, on the slow path."""
+
+    means: Annotated[tuple[Means, ...], Field(min_length=1)] = (Means.NVIDIA_SMI, Means.FUNCTION)
+    """What is tried, in this order: the driver's tool, then a reset of its PCI function through sysfs."""
+
+    slices: Slices = Slices.WAIT
+    """A MIG slice: wait until all slices of its GPU are free and reset that, or destroy the slice and create it."""
+
+
+class Clocks(Model):
+    """The clocks that applications get, in MHz."""
+
+    memory: Annotated[int, Field(gt=0)]
+    """The memory clock."""
+
+    graphics: Annotated[int, Field(gt=0)]
+    """The graphics clock."""
+
+
+class Settings(Model):
+    """How a device is set before it goes out; what is not given goes back to the driver's default or the first look."""
+
+    persistence: bool | None = None
+    """Whether the driver keeps the device ready while nobody uses it."""
+
+    ecc: bool | None = None
+    """Whether the memory corrects errors; a change takes effect at the next reset."""
+
+    accounting: bool | None = None
+    """Whether the driver keeps accounts of processes."""
+
+    compute_mode: ComputeMode | None = None
+    """Who may use the device at the same time."""
+
+    power_limit: Annotated[int, Field(gt=0)] | None = None
+    """The power limit in watts."""
+
+    application_clocks: Clocks | None = None
+    """The clocks that applications get."""

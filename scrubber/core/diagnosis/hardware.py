@@ -1,0 +1,216 @@
+"""NVIDIA's driver and what hands its GPUs to containers: where they would undo, or go past, what the service proves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from scrubber.core import view
+from scrubber.core.diagnosis import base
+
+HOST_ROOT = "mount the host's here and name it with --host-root"
+KIND = "nvidia.com/gpu"  # what the plugin names devices by, unless it was told otherwise
+SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes memory that is freed
+ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+
+_OPTIONS = ("RegistryDwords", "RegistryDwordsPerDevice")
+_HOST_MEMORY = "InitializeSystemMemoryAllocations"
+_NO_SCRUB, _NO_FAST_SCRUB = "RMDisableScrubOnFree".lower(), "RMDisableFastScrubber".lower()
+_ZERO = re.compile(r"(0[xX]?0*)?")
+
+
+def _driver(facts: base.Facts) -> Iterator[base.Finding]:
+    driver = facts.posture.driver
+    if not facts.guards_nvidia:
+        if isinstance(driver, str):
+            text = f"a driver for GPUs of NVIDIA is loaded ({driver}), and the scrub service works on others"
+            yield base.warning("driver", text, "start `autoclave scrubber --backend nvidia` if they are to be guarded")
+        return
+    if isinstance(driver, base.Fault):
+        text = "cannot tell which driver is loaded" if driver.denied else "the driver for GPUs of NVIDIA is not there"
+        remedy = f"load it (`modprobe nvidia`), or {HOST_ROOT}"
+        yield base.unseen("driver", text, driver, remedy)
+        return
+    installed = facts.posture.libraries
+    if installed and driver not in installed:
+        text = f"the driver that is loaded is {driver}, its library that is installed is {', '.join(installed)}"
+        yield base.broken("driver", text, "reboot the node, or unload the driver and load the new one")
+    else:
+        yield base.ok("driver", f"the driver is loaded: {driver}")
+
+
+def _scrub_on_free(facts: base.Facts) -> Iterator[base.Finding]:
+    """What the service's own clear cannot reach, the driver zeroes when it is freed; unless it was told not to."""
+    name, options = "scrub-on-free", facts.posture.options
+    if not _looked_into(facts):
+        return
+    if isinstance(options, base.Fault):
+        yield base.unseen(name, "cannot tell what the driver was loaded with", options, HOST_ROOT)
+        return
+    found = [*_untold(options), *_switched_off(options), *_too_old(facts)]
+    yield from found
+    if not found:
+        yield base.ok(name, "the driver was not told to leave freed memory as it is")
+
+
+def _untold(options: Mapping[str, str]) -> Iterator[base.Finding]:
+    for option in (*_OPTIONS, _HOST_MEMORY):
+        if option not in options:
+            text = f"cannot tell what the driver was loaded with: it does not say {option}"
+            remedy = f"look what hides /proc/driver/nvidia/params, or {HOST_ROOT}"
+            yield base.broken("scrub-on-free", text, remedy)
+
+
+def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
+    mend = "take it out of the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
+    for place, key in _keys(options):
+        if key == _NO_SCRUB:
+            text = (
+                f"RMDisableScrubOnFree is set{place}: what a tenant frees keeps its bytes where our clear cannot reach"
+            )
+            yield base.broken("scrub-on-free", text, mend)
+        elif key == _NO_FAST_SCRUB:
+            text = f"RMDisableFastScrubber is set{place}: the driver zeroes freed memory the slow way"
+            yield base.warning("scrub-on-free", text, mend)
+    if _ZERO.fullmatch(options.get(_HOST_MEMORY, "1")):
+        text = f"{_HOST_MEMORY} is off: a tenant may be given host memory with the bytes of another"
+        yield base.broken("scrub-on-free", text, mend)
+
+
+def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Each registry key that is in effect, and for which device, as the driver reads them: spaces and case are nothing.
+
+    A value that does not read as zero is taken for a yes. A key without a value is passed over, as the driver does.
+    """
+    for option in _OPTIONS:
+        place = ""
+        for pair in re.sub(r"\s", "", options.get(option, "")).split(";"):
+            key, _, value = pair.partition("=")
+            if key.lower() == "pci":
+                place = f" for {value}"
+            elif not _ZERO.fullmatch(value):
+                yield place, key.lower()
+
+
+def _too_old(facts: base.Facts) -> Iterator[base.Finding]:
+    for device in facts.status.devices if facts.status is not None else ():
+        number = re.fullmatch(r"(\d+)\.(\d+)", device.compute)
+        if number is not None and (int(number[1]), int(number[2])) < SCRUBS_SINCE:
+            text = (
+                f"GPU {device.name} ({device.device}) is older than Turing (compute capability {device.compute}): "
+                "its driver zeroes nothing when it is freed, only our own clear does"
+            )
+            yield base.warning("scrub-on-free", text, "let no pod use it except through the plugin")
+
+
+def _guests(facts: base.Facts) -> Iterator[base.Finding]:
+    if not _looked_into(facts):
+        return
+    signs = facts.posture.shared_with_guests
+    if isinstance(signs, base.Fault):
+        yield base.unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
+    elif signs:
+        text = f"this node shares its GPUs with virtual machines ({'; '.join(signs)}): its driver zeroes nothing"
+        yield base.broken("vgpu-host", text, "use containers and virtual machines on different nodes")
+    else:
+        yield base.ok("vgpu-host", "no GPU is shared with virtual machines")
+
+
+def _mps(facts: base.Facts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia or facts.posture.sees_all is False:  # then ``pid-namespace`` says why it cannot be told
+        return
+    found = facts.posture.mps
+    if isinstance(found, base.Fault):
+        yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
+    elif found:
+        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that nobody clears"
+        remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and keep whoever started it from doing so"
+        yield base.broken("mps", text, remedy)
+    else:
+        yield base.ok("mps", "CUDA's multi-process service does not run")
+
+
+def _persistence(facts: base.Facts) -> Iterator[base.Finding]:
+    if not _looked_into(facts):
+        return
+    there = facts.posture.persistenced
+    remedy = "start nvidia-persistenced"
+    if isinstance(there, base.Fault):
+        text = "cannot tell whether nvidia-persistenced runs"
+        yield base.unseen("persistence", text, there, HOST_ROOT, base.Level.WARNING)
+    elif not there:
+        text = "nvidia-persistenced does not run: an idle GPU loses its settings, and its first use takes seconds"
+        yield base.warning("persistence", text, remedy)
+    else:
+        yield base.ok("persistence", "nvidia-persistenced keeps idle GPUs as they are")
+
+
+def _toolkit(facts: base.Facts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia:
+        return
+    name, toolkit = "container-toolkit", facts.posture.toolkit
+    found = [finding for config in toolkit.configs for finding in _wishes(config)]
+    yield from found
+    if toolkit.configs and not found:
+        yield base.ok(name, "no container gets a GPU by wishing for it")
+    elif not toolkit.configs and toolkit.installed:
+        text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
+        yield base.broken(name, text, _DENY)
+    elif not toolkit.configs:
+        text = "no container toolkit of NVIDIA was found in its usual places, nor what it grants"
+        yield base.warning(name, text, f"if it is elsewhere, look yourself that {ENVIRONMENT} is false; or {HOST_ROOT}")
+
+
+_ANY_POD = "any pod gets any GPU that it names in NVIDIA_VISIBLE_DEVICES, unasked"
+_DENY = f"set {ENVIRONMENT} = false in the toolkit's config.toml, and a strategy of the plugin other than envvar"
+
+
+def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
+    name = "container-toolkit"
+    if config.fault is not None:
+        yield base.unseen(name, f"cannot tell what {config.path} grants", config.fault, "mend it")
+        return
+    if config.by_environment:
+        yield base.broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
+    if config.by_mounts:
+        text = f"{MOUNTS} is true in {config.path}: a pod that may mount host paths gets any GPU, unasked"
+        remedy = "set it to false unless the plugin's strategy is volume-mounts; then let no tenant mount host paths"
+        yield base.warning(name, text, remedy)
+
+
+def _cdi(facts: base.Facts) -> Iterator[base.Finding]:
+    """A container whose device no specification names does not start; the strategies without CDI need none."""
+    if not facts.guards_nvidia:
+        return
+    remedy = "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/var/run/cdi/nvidia.yaml`"
+    faults = [(spec.path, spec.fault) for spec in facts.posture.cdi if spec.fault is not None]
+    for path, fault in faults:
+        yield base.unseen("cdi", f"cannot use {path}", fault, f"mend it: {remedy}", base.Level.WARNING)
+    named = frozenset(name for spec in facts.posture.cdi if spec.kind == KIND for name in spec.names)
+    missing = sorted(_handed_out(facts) - named)
+    if not named and not faults:
+        text = (
+            f"no CDI specification of the kind {KIND} is there, which the strategies cdi-cri and cdi-annotations need"
+        )
+        yield base.warning("cdi", text, remedy)
+    elif missing and not faults:
+        text = f"no CDI specification of the kind {KIND} names {', '.join(missing)}"
+        yield base.warning("cdi", text, remedy)
+    elif not faults:
+        yield base.ok("cdi", f"the CDI specifications of the kind {KIND} name {len(named)} devices")
+
+
+def _handed_out(facts: base.Facts) -> frozenset[str]:
+    """Devices that a container may be given: a GPU that is cut into slices is not, its slices are."""
+    devices: tuple[view.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
+    cut = {device.index for device in devices if device.mig}
+    return frozenset(device.device for device in devices if device.mig or device.index not in cut)
+
+
+def _looked_into(facts: base.Facts) -> bool:
+    """Without a driver, its absence says all that there is to say of it."""
+    return facts.guards_nvidia and isinstance(facts.posture.driver, str)
+
+
+CHECKS = (_driver, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi)

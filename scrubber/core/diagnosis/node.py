@@ -1,0 +1,160 @@
+"""The node around the GPUs: what the service may see and do there, its clock, its disk, and who else hands GPUs out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from scrubber.core.diagnosis import base
+from scrubber.core.diagnosis.base import Capability
+
+YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so a clock that says less was never set
+# The ledger's journal grows to 4 MiB before it is written into the ledger, which needs as much again for a moment:
+# with less than 10 MiB the next write may fail. 100 MiB are some hundred thousand events, weeks on a busy node.
+LOW_BYTES, FEW_BYTES = 100 * 2**20, 10 * 2**20
+LOW_FILES, FEW_FILES = 1000, 16  # the ledger is a handful of files
+
+NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
+
+
+def _pid_namespace(facts: base.Facts) -> Iterator[base.Finding]:
+    """The driver leaves out, without a word, the processes of other namespaces: an empty list would prove nothing."""
+    if not facts.guards_nvidia:
+        return
+    name, service, here = "pid-namespace", facts.posture.service, facts.posture.sees_all
+    if isinstance(service, base.Process):
+        if service.sees_all:
+            yield base.ok(name, "the scrub service sees every process of this node")
+        else:
+            text = "the scrub service runs in a PID namespace of its own: it cannot see who uses a GPU"
+            yield base.broken(name, text, NODE_NAMESPACE)
+    elif facts.status is not None:
+        text = "cannot tell whether the scrub service sees every process of this node"
+        yield base.unseen(name, text, service, f"ask from where the service runs, or {NODE_NAMESPACE}")
+    elif isinstance(here, base.Fault):
+        yield base.unseen(name, "cannot tell which PID namespace this is", here, "mount /proc")
+    elif not here:
+        text = "this is a PID namespace of its own: who uses a GPU cannot be seen from here"
+        yield base.broken(name, text, f"if the scrub service runs here, {NODE_NAMESPACE}")
+    else:
+        yield base.ok(name, "every process of this node can be seen from here")
+
+
+def _privileges(facts: base.Facts) -> Iterator[base.Finding]:
+    service = facts.posture.service
+    if not facts.guards_nvidia or isinstance(service, base.Fault):  # ``service`` or ``pid-namespace`` says why
+        return
+    remedy = "run it as root, and let it keep CAP_{} (in a pod: securityContext.capabilities.add)"
+    lacks = [capability for capability in LOSSES if not service.may(capability)]
+    for capability in lacks:
+        level, loss = LOSSES[capability]
+        text = f"the scrub service lacks CAP_{capability.name}: {loss}"
+        yield base.Finding("privileges", level, text, remedy.format(capability.name))
+    if not lacks:
+        yield base.ok("privileges", "the scrub service has the privileges that it needs")
+
+
+LOSSES = {
+    Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that nobody uses a GPU, so nothing is handed out"),
+    Capability.KILL: (base.Level.WARNING, "it cannot end what a tenant left behind"),
+    Capability.SYS_ADMIN: (base.Level.WARNING, "it cannot reset a GPU or restore its settings"),
+}
+
+
+def _cgroups(facts: base.Facts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia:
+        return
+    versions = facts.posture.cgroups
+    if isinstance(versions, base.Fault):
+        text = "cannot tell which container a process belongs to"
+        yield base.unseen("cgroups", text, versions, "mount the host's /sys here, under --host-root")
+    else:
+        yield base.ok("cgroups", f"control groups are in use, {versions}: they tell which container a process is of")
+
+
+def _clock(facts: base.Facts) -> Iterator[base.Finding]:
+    """Only people read the times of the ledger: nothing is decided by this clock. Who sets it is not looked at."""
+    remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
+    if facts.now < YEAR_2024:
+        yield base.warning("clock", "the clock was never set: the times in the ledger mean nothing", remedy)
+    elif facts.status is not None and facts.now < facts.status.service.started:
+        text = "the clock was put back since the scrub service started: the times in the ledger are out of order"
+        yield base.warning("clock", text, remedy)
+    else:
+        yield base.ok("clock", "the clock is set")
+
+
+def _disk(facts: base.Facts) -> Iterator[base.Finding]:
+    room = facts.posture.room
+    if facts.status is None or room is None:
+        return
+    place = facts.status.service.state_dir
+    if isinstance(room, base.Fault):
+        text, remedy = f"cannot tell how much room there is in {place}", "ask from where the service runs"
+        yield base.unseen("disk", text, room, remedy, base.Level.WARNING)
+        return
+    files = float("inf") if room.free_files is None else room.free_files
+    left = f"{room.free_bytes // 2**20} MiB" + ("" if room.free_files is None else f" and {room.free_files} files")
+    remedy = f"make room in {place}, or move it with --state-dir"
+    if room.free_bytes < FEW_BYTES or files < FEW_FILES:
+        text = (
+            f"the ledger in {place} has room for {left} only: its next write may fail, and nothing is handed out then"
+        )
+        yield base.broken("disk", text, remedy)
+    elif room.free_bytes < LOW_BYTES or files < LOW_FILES:
+        yield base.warning("disk", f"the ledger in {place} has room for {left} only", remedy)
+    else:
+        yield base.ok("disk", f"the ledger in {place} has room for {left}")
+
+
+def _plugin_dir(facts: base.Facts) -> Iterator[base.Finding]:
+    """A plugin that answers has made its directory already, whatever may be written from where we look."""
+    if facts.kubelet_dir.fault is not None:
+        return
+    path = facts.kubelet_dir.path
+    if facts.posture.kubelet_dir_writable or any(socket.fault is None for socket in facts.plugin.found):
+        yield base.ok("plugin-dir", f"the plugin can make its sockets in {path}")
+    else:
+        text = f"nothing can be written from here to {path}, where the plugin makes its sockets"
+        yield base.warning("plugin-dir", text, f"mount it read-write for `autoclave plugin`; or {base.OTHER_USER}")
+
+
+def _rivals(facts: base.Facts) -> Iterator[base.Finding]:
+    """The kubelet takes whoever registers last for a resource, and throws the other out without a word."""
+    if facts.kubelet_dir.fault is not None:
+        return
+    sockets = facts.posture.rivals
+    if sockets.fault is not None:
+        text = f"cannot tell whether another plugin serves in {sockets.directory}"
+        yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's with --kubelet-dir")
+        return
+    texts = [f"another plugin for GPUs of NVIDIA serves at {it.path}" for it in sockets.found if it.fault is None]
+    texts += list(_twice(facts))
+    for text in texts:
+        yield base.broken("rival-plugin", f"{text}: what it hands out nobody has proven clean", OUSTED)
+    if not texts:
+        yield base.ok("rival-plugin", "no other plugin for GPUs of NVIDIA was seen")
+
+
+OUSTED = (
+    "remove the other plugin (of NVIDIA's GPU operator: devicePlugin.enabled=false), then restart `autoclave plugin`"
+)
+
+
+def _twice(facts: base.Facts) -> Iterator[str]:
+    """Devices of ours that the kubelet knows under several names, as a plugin that divides them in time makes."""
+    registered = facts.posture.registered
+    if isinstance(registered, base.Fault):  # ``checkpoint`` says why
+        return
+    names: dict[str, set[str]] = defaultdict(set)
+    for resource, ids in registered.items():
+        for each in ids:
+            names[each.partition("::")[0]].add(f"{resource} as {each}")
+    known = None if facts.status is None else {device.device for device in facts.status.devices}
+    for device, places in sorted(names.items()):
+        ours = device in known if known is not None else device.startswith(("GPU-", "MIG-"))
+        if ours and (len(places) > 1 or any("::" in place for place in places)):
+            yield f"the kubelet knows {device} under names that are not ours alone ({', '.join(sorted(places))})"
+
+
+CHECKS = (_pid_namespace, _privileges, _cgroups, _clock, _disk, _plugin_dir, _rivals)

@@ -1,0 +1,55 @@
+"""Who is joined to whom, and goes down with whom, as far as was ever seen while one instance of the driver stayed.
+
+One that is lost keeps its place, so that the others keep theirs; and whoever is in a reset domain once stays in it, for
+links that are down just now come up again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from scrubber.devices.nvidia import links
+from scrubber.devices.nvidia.boards import Board
+from scrubber.devices.nvidia.library import Handle, Session
+from scrubber.devices.nvidia.links import Links
+
+LINKS_HOLD = 60.0  # seconds; a fabric manager may come up, or a link go down, at any time
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a GPU was joined to when it was last asked."""
+
+    asked: float
+    place: str
+    links: Links
+
+
+class Neighbours:
+    """The GPUs of a node as links join them."""
+
+    def __init__(self) -> None:
+        """None was seen yet."""
+        self._known: dict[str, _Known] = {}
+        self._domains: dict[str, str] = {}
+
+    def look(self, nvml: Session, handle: Handle, board: Board, *, sliced: bool) -> None:
+        """See what a GPU is joined to. Links of one that is sliced carry nothing, but a reset may go along them."""
+        if sliced and links.resets_alone(board.architecture):
+            return
+        known = self._known.get(board.uuid)
+        if known is None or time.monotonic() - known.asked > LINKS_HOLD:
+            self._known[board.uuid] = _Known(time.monotonic(), board.pci_address, links.of(nvml, handle))
+
+    def islands(self) -> dict[str, str]:
+        """The island of each GPU that is joined to another."""
+        return links.islands({uuid: (known.place, known.links) for uuid, known in self._known.items()})
+
+    def domain(self, board: Board, island: str | None) -> str | None:
+        """Whom a reset of the GPU takes down; to be asked when all were looked at."""
+        switches = any(known.links.switched for known in self._known.values())
+        domain = links.reset_domain(board.architecture, island, switches=switches)
+        if domain is not None:
+            self._domains.setdefault(board.uuid, domain)
+        return self._domains.get(board.uuid)

@@ -1,0 +1,69 @@
+"""What every look through /proc needs: who is there, how a task stands, and whether everybody can be seen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
+ENDED = (FileNotFoundError, ProcessLookupError)  # what /proc says of a task that is gone
+DEAD = frozenset("ZX")
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_STATE, _PARENT, _FLAGS, _STARTED = 0, 1, 6, 19  # of the fields after the name: 3rd, 4th, 9th, 22nd of /proc/PID/stat
+_PF_EXITING = 0x4
+
+
+class BlindError(Exception):
+    """It cannot be told who is where on this node: the message is for operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a task stands."""
+
+    state: str  # S sleeps, R runs, D is stuck in the kernel, Z has ended
+    ending: bool  # on its way out: it runs no more code of its own
+    started: float  # seconds since boot
+    parent: int  # its pid
+
+
+def status(task: str) -> Status:
+    """Of a process, or of one of its threads, by its directory."""
+    # The name before the fields may hold spaces and parentheses of its own.
+    fields = Path(f"{task}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    started, parent = int(fields[_STARTED]) / _TICKS, int(fields[_PARENT])
+    return Status(fields[_STATE], bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
+
+
+def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
+    """Whether a process is one of these, or was started by one that still runs."""
+    while pid > 1:
+        if pid in ancestors:
+            return True
+        pid = status(f"{proc}/{pid}").parent
+    return False
+
+
+def own_namespace(proc: Path) -> int:
+    """The pid namespace that this /proc shows."""
+    return (proc / "self/ns/pid").stat().st_ino
+
+
+def pids(proc: Path) -> list[int]:
+    """Every process that is there now."""
+    with os.scandir(proc) as entries:
+        return [int(entry.name) for entry in entries if entry.name.isdigit()]
+
+
+def sees_all(proc: Path, namespace: int | None = None) -> bool:
+    """Whether this /proc shows the whole node: in a container's own namespace it hides everybody else.
+
+    ``namespace`` is the one that does on a node that is a container itself.
+    """
+    try:
+        return (proc / "self/ns/pid").stat().st_ino == (namespace or INITIAL_PID_NAMESPACE)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,155 @@
+"""``autoclave doctor`` on a node with a driver of NVIDIA, made of files: each thing that is wrong, in its place."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from plugin.testing import checkpoint
+from scrubber.cli import doctor
+from scrubber.node import standing
+from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
+
+OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"
+TOOLKIT = "etc/nvidia-container-runtime/config.toml"
+GRANTS = "accept-nvidia-visible-devices-envvar-when-unprivileged = {}\n"
+
+
+@pytest.fixture
+def host(short_tmp, monkeypatch):
+    """The files of a node with a driver of NVIDIA on which all is well, and this process the only one that it has."""
+    (short_tmp / "proc").mkdir()
+    (short_tmp / "proc/self").symlink_to("/proc/self")
+    (short_tmp / "proc" / str(os.getpid())).symlink_to("/proc/self")
+    monkeypatch.setattr(doctor, "PROC", short_tmp / "proc")
+    monkeypatch.setattr(standing, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
+    files = {
+        "sys/module/nvidia/version": "580.142\n",
+        "sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n",
+        "sys/fs/cgroup/cgroup.controllers": "",
+        "proc/driver/nvidia/params": OPTIONS.format('""'),
+        TOOLKIT: GRANTS.format("false"),
+        "etc/cdi/nvidia.yaml": "kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n",
+    }
+    root = short_tmp / "host"
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "run/nvidia-persistenced").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as persistenced:
+        persistenced.bind(str(root / "run/nvidia-persistenced/socket"))
+        yield root
+
+
+def test_a_node_with_a_driver_is_looked_through_even_while_no_service_answers(examine, kubelet, short_tmp, host):
+    _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
+    assert set(found) == KUBELET | (NVIDIA - {"privileges"}) | HERE | {"service"}
+    assert {name for name, level in levels(found).items() if level != "ok"} == {"service", "run-dir"}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "finding"),
+    [
+        (
+            "proc/driver/nvidia/params",
+            OPTIONS.format('"RMDisableScrubOnFree=1"'),
+            ("scrub-on-free", "broken", "is set"),
+        ),
+        ("sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs", "4", ("vgpu-host", "broken", "4 virtual functions")),
+        ("usr/lib64/libnvidia-ml.so.590.10", "", ("driver", "broken", "590.10")),
+        (TOOLKIT, GRANTS.format("true"), ("container-toolkit", "broken", "is not false")),
+        ("etc/cdi/nvidia.yaml", "{", ("cdi", "warning", "it is no CDI specification")),
+        ("sys/fs/cgroup/cgroup.controllers", None, ("cgroups", "broken", "is empty")),
+        ("run/nvidia-persistenced/socket", None, ("persistence", "warning", "does not run")),
+    ],
+)
+def test_each_thing_that_is_wrong_with_the_driver_is_found_in_its_file(
+    examine, kubelet, short_tmp, host, file, text, finding
+):
+    name, level, told = finding
+    if text is None:
+        (host / file).unlink()
+    else:
+        (host / file).parent.mkdir(parents=True, exist_ok=True)
+        (host / file).write_text(text)
+    _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
+    assert told in only(found, name, level)
+
+
+def test_the_multi_process_service_is_found_while_it_runs(examine, kubelet, short_tmp, host):
+    program = short_tmp / "nvidia-cuda-mps-control"
+    shutil.copy("/bin/cat", program)
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as running:
+        (short_tmp / "proc" / str(running.pid)).symlink_to(f"/proc/{running.pid}")
+        _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
+        assert f"process {running.pid}" in only(found, "mps", "broken")
+        running.communicate()
+    _, found = examine(kubelet.directory, short_tmp / "nowhere", host)
+    only(found, "mps", "ok")
+
+
+def test_what_can_only_be_garbage_is_told_and_stops_nothing(examine, kubelet, short_tmp, host):
+    for file in [path for path in host.rglob("*") if path.is_file()]:
+        file.write_bytes(b"\xff\x00\x1b[2J{[:=" * 9)
+    (host / "etc/cdi").joinpath(os.fsdecode(b"\xff.json")).write_text("{}")
+    (host / "var").mkdir()
+    (host / "var/run").symlink_to("run")
+    code, found = examine(kubelet.directory, short_tmp / "nowhere", host)
+    assert (code, set(found)) == (1, KUBELET | (NVIDIA - {"privileges"}) | HERE | {"service"})
+    assert {levels(found)[name] for name in ("scrub-on-free", "container-toolkit")} <= {
+        "broken",
+        "broken broken broken",
+    }
+    assert all(letter.isprintable() for those in found.values() for it in those for letter in it["text"])
+
+
+def test_a_driver_beside_simulated_gpus_is_one_warning(examine, kubelet, started, host):
+    _, found = examine(kubelet.directory, started().run_dir, host)
+    assert "works on others" in only(found, "driver", "warning")
+    assert set(found) & NVIDIA == {"driver"}
+
+
+def test_the_plugin_of_nvidia_is_a_rival_while_it_serves(examine, kubelet, short_tmp):
+    rival = kubelet.listen("nvidia-gpu.sock")
+    kubelet.listen("port.sock")  # of another vendor
+    code, found = examine(kubelet.directory, short_tmp)
+    assert (code, "serves at" in only(found, "rival-plugin", "broken")) == (1, True)
+    rival.close()
+    _, found = examine(kubelet.directory, short_tmp)
+    only(found, "rival-plugin", "ok")
+
+
+def test_a_gpu_that_the_kubelet_knows_in_slices_of_time_has_a_rival_plugin(examine, kubelet, short_tmp):
+    checkpoint.write(kubelet.directory, [], {"nvidia.com/gpu": ["GPU-1::0", "GPU-1::1"]})
+    _, found = examine(kubelet.directory, short_tmp)
+    assert "GPU-1::1" in only(found, "rival-plugin", "broken")
+
+
+def test_a_kubelets_directory_that_cannot_be_written_is_a_warning_once_no_plugin_answers(
+    examine, kubelet, short_tmp, monkeypatch
+):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    _, found = examine(kubelet.directory, short_tmp)
+    only(found, "plugin-dir", "ok")
+    kubelet.plugin.close()
+    _, found = examine(kubelet.directory, short_tmp)
+    assert str(kubelet.directory) in only(found, "plugin-dir", "warning")
+
+
+def test_a_state_directory_that_went_away_is_told(examine, kubelet, started):
+    service = started()
+    _, found = examine(kubelet.directory, service.run_dir)
+    assert "has room for" in only(found, "disk", "ok")
+    (service.root / "state").rename(service.root / "elsewhere")
+    _, found = examine(kubelet.directory, service.run_dir)
+    assert "no such file" in only(found, "disk", "warning")
+
+
+def test_the_root_of_the_host_can_be_told_by_the_environment(autoclave, kubelet, short_tmp, host):
+    run = autoclave("doctor", "-o", "json", "--kubelet-dir", kubelet.directory, "--run-dir", short_tmp,
+                    AUTOCLAVE_HOST_ROOT=str(host))  # fmt: skip
+    assert "driver" in {it["name"] for it in json.loads(run.stdout)["findings"]}

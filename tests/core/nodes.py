@@ -1,0 +1,71 @@
+"""A node with a GPU of NVIDIA on which all is well, to be spoilt in one place by each test."""
+
+from dataclasses import replace
+
+from scrubber.core import view
+from scrubber.core.diagnosis import base, roster
+from scrubber.core.diagnosis.base import Capability, Fault, Level
+
+NOW = 1_800_000_000.0
+DENIED = Fault("permission denied", denied=True)
+ABSENT = Fault("no such file or directory", absent=True)
+CONFIG = base.ToolkitConfig("/etc/config.toml", by_environment=False)
+
+RECEIPT = view.ReceiptView(
+    id="r", path="fast", finished=0.0, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0, processes_found=0,
+    processes_terminated=0, policy="default/defaults", policy_digest="", digest="", previous="", driver="", boot_id="",
+    steps=(),
+)  # fmt: skip
+GPU = view.DeviceStatus(
+    device="GPU-1", index=3, model="H200", state="clean", since=NOW, healthy=True, why="clean",
+    memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="", job=None, quarantine=None,
+    policy_rule="default/defaults", setback="", compute="9.0",
+)  # fmt: skip
+STATUS = view.Status((GPU,), view.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0))
+OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
+POSTURE = base.Posture(
+    driver="580.142",
+    libraries=("580.142",),
+    options=OPTIONS,
+    shared_with_guests=(),
+    mps=(),
+    persistenced=True,
+    toolkit=base.Toolkit(installed=True, configs=(CONFIG,)),
+    cdi=(base.CdiSpec("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", frozenset({"GPU-1"})),),
+    cgroups="version 2",
+    sees_all=True,
+    service=base.Process(sees_all=True, capabilities=sum(1 << it.value for it in Capability)),
+    room=base.Room(free_bytes=2**40, free_files=10**6),
+    kubelet_dir_writable=True,
+    rivals=base.Sockets("/d"),
+    registered={"nvidia.com/gpu": frozenset({"GPU-1"})},
+)
+_PLACE = base.Directory("/d", private=True, ours=True)
+_DOOR = base.Socket("/d/a.sock")
+FACTS = base.Facts(
+    NOW, STATUS, _DOOR, _PLACE, _PLACE, _DOOR, base.Checkpoint(), base.Sockets("/d", (_DOOR,)), POSTURE
+)  # fmt: skip
+
+
+def stands(**changes):
+    """The node, its posture changed."""
+    return replace(FACTS, posture=replace(POSTURE, **changes))
+
+
+def of_others(**changes):
+    """A node without a driver of NVIDIA, its GPUs simulated."""
+    status = replace(STATUS, service=replace(STATUS.service, backend="simulated"))
+    return replace(stands(driver=ABSENT, options=ABSENT, **changes), answer=status)
+
+
+def told(facts, name):
+    """What is said under a name, as level and text; whatever is not well comes with a remedy."""
+    found = [it for it in roster.judge(facts) if it.name == name]
+    assert [it for it in found if bool(it.remedy) is (it.level is Level.OK)] == []
+    return [(it.level, it.text) for it in found]
+
+
+def only(facts, name):
+    """The one finding under a name, with its text."""
+    [found] = told(facts, name)
+    return found

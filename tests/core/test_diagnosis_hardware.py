@@ -1,0 +1,163 @@
+"""What is said of NVIDIA's driver and of what hands its GPUs to containers."""
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core.diagnosis import base, roster
+from scrubber.core.diagnosis.base import Level
+from scrubber.errors import Unreachable
+from tests.core.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, OPTIONS, POSTURE, STATUS, of_others, only, stands, told
+
+HIDDEN = Unreachable("cannot reach the scrub service at /d; start it")
+
+
+def loaded_with(**options):
+    return stands(options={**OPTIONS, **options})
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({}, Level.OK, "the driver is loaded: 580.142"),
+        ({"libraries": ()}, Level.OK, "loaded"),
+        ({"libraries": ("570.1", "580.142")}, Level.OK, "loaded"),
+        ({"libraries": ("590.10",)}, Level.BROKEN, "is loaded is 580.142, its library that is installed is 590.10"),
+        ({"driver": ABSENT}, Level.BROKEN, "the driver for GPUs of NVIDIA is not there"),
+        ({"driver": DENIED}, Level.BROKEN, "cannot tell which driver is loaded: permission denied"),
+    ],
+)
+def test_the_driver_is_loaded_and_of_one_version_with_its_library(changes, level, words):
+    found = only(stands(**changes), "driver")
+    assert (found[0], words in found[1]) == (level, True)
+
+
+def test_without_a_driver_its_absence_alone_is_said_of_it():
+    names = {it.name for it in roster.judge(stands(driver=ABSENT))}
+    assert not names & {"scrub-on-free", "vgpu-host", "persistence"}
+
+
+def test_real_gpus_that_nobody_guards_are_a_warning_and_nothing_else_is_said_of_them():
+    unguarded = replace(of_others(), posture=POSTURE)
+    assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
+    level, text = only(unguarded, "driver")
+    assert (level, text.endswith("is loaded (580.142), and the scrub service works on others")) == (Level.WARNING, True)
+
+
+@pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True), (ABSENT, False)])
+def test_while_no_service_answers_the_driver_says_whether_these_gpus_are_judged(driver, judged):
+    names = {it.name for it in roster.judge(replace(stands(driver=driver), answer=HIDDEN))}
+    assert ("mps" in names, "driver" in names) == (judged, judged)
+
+
+@pytest.mark.parametrize("option", ["RegistryDwords", "RegistryDwordsPerDevice"])
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        ("RMDisableScrubOnFree=1", Level.BROKEN),
+        ("rmdisablescrubonfree=0x1;", Level.BROKEN),
+        ("Foo=1; RMDisable ScrubOnFree = 1 ;Bar=2", Level.BROKEN),
+        ("RMDisableScrubOnFree=yes", Level.BROKEN),
+        ("RMDisableScrubOnFree=0", Level.OK),
+        ("RMDisableScrubOnFree=0x00", Level.OK),
+        ("RMDisableScrubOnFree=", Level.OK),
+        ("RMDisableScrubOnFreely=1", Level.OK),
+        ("RMDisableFastScrubber=1", Level.WARNING),
+        ("RMDisableFastScrubber=0", Level.OK),
+    ],
+)
+def test_a_registry_key_that_stops_the_drivers_own_scrub_is_found_however_it_is_written(option, value, level):
+    assert only(loaded_with(**{option: value}), "scrub-on-free")[0] is level
+
+
+def test_a_registry_key_of_one_gpu_is_told_with_its_address():
+    value = "pci=0000:3b:00.0;Foo=1;pci=0000:5e:00.0;RMDisableScrubOnFree=1"
+    assert "is set for 0000:5e:00.0:" in only(loaded_with(RegistryDwordsPerDevice=value), "scrub-on-free")[1]
+
+
+@pytest.mark.parametrize(("value", "level"), [("0", Level.BROKEN), ("1", Level.OK)])
+def test_host_memory_that_is_given_out_as_it_is_breaks_the_promise(value, level):
+    assert only(loaded_with(InitializeSystemMemoryAllocations=value), "scrub-on-free")[0] is level
+
+
+def test_options_that_the_driver_does_not_tell_are_not_taken_for_good_ones():
+    assert [level for level, _ in told(stands(options={}), "scrub-on-free")] == [Level.BROKEN] * 3
+    for fault in (DENIED, ABSENT):
+        assert only(stands(options=fault), "scrub-on-free")[0] is Level.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("compute", "level"),
+    [("7.0", Level.WARNING), ("6.1", Level.WARNING), ("7.5", Level.OK), ("10.0", Level.OK), ("", Level.OK)],
+)
+def test_a_gpu_older_than_turing_is_a_warning(compute, level):
+    assert (
+        only(replace(FACTS, answer=replace(STATUS, devices=(replace(GPU, compute=compute),))), "scrub-on-free")[0]
+        is level
+    )
+
+
+@pytest.mark.parametrize(
+    ("signs", "level"), [((), Level.OK), (("module nvidia_vgpu_vfio is loaded",), Level.BROKEN), (DENIED, Level.BROKEN)]
+)
+def test_gpus_that_are_shared_with_virtual_machines_break_the_promise(signs, level):
+    assert only(stands(shared_with_guests=signs), "vgpu-host")[0] is level
+
+
+@pytest.mark.parametrize(("found", "level"), [((), Level.OK), (("process 7",), Level.BROKEN), (DENIED, Level.BROKEN)])
+def test_the_multi_process_service_breaks_the_promise(found, level):
+    assert only(stands(mps=found), "mps")[0] is level
+
+
+def test_from_a_pid_namespace_of_its_own_nothing_is_said_of_the_multi_process_service():
+    assert told(stands(sees_all=False), "mps") == []
+    assert only(stands(sees_all=False, service=DENIED), "pid-namespace")[0] is Level.BROKEN
+
+
+@pytest.mark.parametrize(("there", "level"), [(True, Level.OK), (False, Level.WARNING), (DENIED, Level.WARNING)])
+def test_a_gpu_that_forgets_its_settings_is_a_warning(there, level):
+    assert only(stands(persistenced=there), "persistence")[0] is level
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "level"),
+    [
+        (base.Toolkit(True, (CONFIG,)), Level.OK),
+        (base.Toolkit(True, (replace(CONFIG, by_environment=True),)), Level.BROKEN),
+        (base.Toolkit(True, (CONFIG, replace(CONFIG, by_environment=True))), Level.BROKEN),
+        (base.Toolkit(True, (replace(CONFIG, by_mounts=True),)), Level.WARNING),
+        (base.Toolkit(True, (replace(CONFIG, fault=DENIED),)), Level.BROKEN),
+        (base.Toolkit(True), Level.BROKEN),
+        (base.Toolkit(False), Level.WARNING),
+    ],
+)
+def test_a_toolkit_that_gives_a_pod_what_it_wishes_for_breaks_the_promise(toolkit, level):
+    assert only(stands(toolkit=toolkit), "container-toolkit")[0] is level
+
+
+def spec(*names, kind="nvidia.com/gpu", **changes):
+    return base.CdiSpec("/etc/cdi/a.yaml", kind, frozenset(names), **changes)
+
+
+@pytest.mark.parametrize(
+    ("specs", "level", "words"),
+    [
+        ((spec("GPU-1"),), Level.OK, "name 1 devices"),
+        ((spec("GPU-2"), spec("GPU-1")), Level.OK, "name 2 devices"),
+        ((spec("0", "all"),), Level.WARNING, "names GPU-1"),
+        ((spec("GPU-1", kind="example.com/gpu"),), Level.WARNING, "is there"),
+        ((), Level.WARNING, "is there"),
+        ((spec(fault=DENIED),), Level.WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
+    ],
+)
+def test_a_gpu_that_no_cdi_specification_names_is_a_warning(specs, level, words):
+    found = only(stands(cdi=specs), "cdi")
+    assert (found[0], words in found[1]) == (level, True)
+
+
+def test_a_gpu_that_is_cut_into_slices_needs_no_name_and_its_slices_do():
+    piece = replace(GPU, device="MIG-1", mig=True)
+    cut = replace(FACTS, answer=replace(STATUS, devices=(GPU, piece)))
+    assert "names MIG-1" in only(cut, "cdi")[1]
+    named = replace(cut, posture=replace(POSTURE, cdi=(spec("MIG-1"),)))
+    assert only(named, "cdi")[0] is Level.OK

@@ -1,0 +1,160 @@
+"""What the service is told beside names and health: where a device is, and whether there is any."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import Backend, Care, DeviceError
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.users import IDLE_AT_MOST
+from tests.fakes.nvml.machine import Slice
+
+CARE = Care(("nvidia-smi", "function"), "wait", {"compute_mode": "default"})
+
+
+def test_the_backend_fits_the_port(rig) -> None:
+    port: Backend = rig.backend()
+    assert port.name == "nvidia"
+
+
+def test_a_worker_is_told_all_that_it_needs(rig) -> None:
+    backend, gpu = rig.backend(), rig.gpu(2)
+    backend.inventory()
+    backend.in_use(gpu.uuid)
+    address = backend.address(gpu.uuid, CARE)
+    assert address.backend == "nvidia"
+    assert json.loads(address.place) == {
+        "uuid": gpu.uuid,
+        "root": str(rig.host.root),
+        "pci_address": gpu.pci,
+        "minor": gpu.minor,
+        "parent": None,
+        "baseline": str(rig.settings / f"{gpu.uuid}.json"),
+        "means": ["nvidia-smi", "function"],
+        "slices": "wait",
+        "wanted": {"compute_mode": "default"},
+        "idle_bytes": 4 * 2**20,
+    }
+
+
+def test_a_worker_for_a_slice_is_told_of_its_gpu(rig) -> None:
+    backend, gpu = rig.backend(), rig.gpu(2)
+    [uuid] = rig.cut(2, Slice())
+    backend.inventory()
+    place = json.loads(backend.address(uuid, CARE).place)
+    assert (place["uuid"], place["parent"], place["pci_address"]) == (uuid, gpu.uuid, gpu.pci)
+    assert place["baseline"] == str(rig.settings / f"{gpu.uuid}.json")
+    assert place["idle_bytes"] == IDLE_AT_MOST
+
+
+def test_a_gpu_that_is_reset_alone_reaches_as_far_as_itself(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    assert backend.reach(rig.gpu(0).uuid, CARE) == (str(rig.root.node(rig.gpu(0))),)
+
+
+def test_the_reset_of_a_slice_reaches_whoever_has_its_gpu_open(rig) -> None:
+    backend = rig.backend()
+    uuid, _ = rig.cut(0, Slice(), Slice())
+    backend.inventory()
+    assert backend.reach(uuid, CARE) == (str(rig.root.node(rig.gpu(0))),)
+    assert backend.reach(uuid, Care(slices="recreate")) == backend.files(uuid)
+
+
+def test_a_reset_on_old_switches_reaches_everybody_also_those_that_cannot_be_read(rig) -> None:
+    for gpu in rig.machine.gpus:
+        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
+    [uuid] = rig.cut(1, Slice())
+    rig.gpu(7).set(lost=True)
+    backend = rig.backend()
+    backend.inventory()
+    everybody = tuple(sorted(str(rig.root.node(gpu)) for gpu in rig.machine.gpus))
+    assert len(everybody) == 8
+    assert backend.reach(rig.gpu(0).uuid, CARE) == backend.reach(uuid, CARE) == everybody
+
+
+def test_a_reset_of_older_gpus_reaches_those_that_they_are_linked_to_under_this_driver(rig) -> None:
+    for gpu in rig.machine.gpus:
+        gpu.set({"architecture": pynvml.NVML_DEVICE_ARCH_TURING} | {f"nvlink.{link}": None for link in range(18)})
+    rig.gpu(0).set({"nvlink.0": f"1 0 2 {rig.gpu(5)['pci']}", "nvlink.1": f"1 0 2 {rig.gpu(6)['pci']}"})
+    backend = rig.backend()
+    backend.inventory()
+    nodes = [str(rig.root.node(gpu)) for gpu in rig.machine.gpus]
+    first, fifth, sixth = (rig.gpu(number).uuid for number in (0, 5, 6))
+    assert {backend.reach(uuid, CARE) for uuid in (first, fifth, sixth)} == {(nodes[0], nodes[5], nodes[6])}
+    assert backend.reach(rig.gpu(1).uuid, CARE) == (nodes[1],)
+    rig.gpu(6).set(absent=True)
+    rig.reload_driver()
+    backend.inventory()
+    assert {backend.reach(uuid, CARE) for uuid in (first, fifth)} == {(nodes[0], nodes[5])}
+
+
+def test_containers_are_not_the_drivers_to_know(rig) -> None:
+    assert rig.backend().container_of(7) == "pod-7"
+    assert rig.backend().living() == {"pod-1"}
+
+
+def test_nvml_is_closed_while_it_is_let_go(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    assert rig.machine.clients()
+    backend.let_go()
+    assert rig.machine.clients() == ()
+    backend.take_up()
+    backend.vitals(rig.gpu(0).uuid)
+    assert rig.machine.clients()
+
+
+def test_a_node_with_gpus_can_be_served_and_is_left_as_it_was(rig) -> None:
+    assert Nvidia.probe(rig.host) is None
+    assert rig.machine.clients() == ()
+
+
+def test_a_library_that_goes_on_to_serve_is_opened_once(rig) -> None:
+    assert Nvidia.probe(rig.host, rig.library) is None
+    rig.backend().inventory()
+    assert [call for _, call, _ in rig.machine.calls()].count("nvmlInitWithFlags") == 1
+
+
+def test_why_a_node_cannot_be_served_is_one_sentence(rig) -> None:
+    for gpu in rig.machine.gpus:
+        gpu.set(absent=True)
+    assert Nvidia.probe(rig.host) == "the NVIDIA driver is loaded and lists no GPU"
+    rig.machine.fail("nvmlInitWithFlags", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    assert "the driver was replaced" in str(Nvidia.probe(rig.host))
+    (rig.host.proc_driver / "version").unlink()
+    assert "cannot find the NVIDIA driver" in str(Nvidia.probe(rig.host))
+
+
+def test_a_library_that_cannot_be_closed_again_cannot_be_used(rig) -> None:
+    rig.machine.fail("nvmlShutdown", pynvml.NVML_ERROR_UNKNOWN)
+    assert "cannot close NVML" in str(Nvidia.probe(rig.host))
+
+
+def test_a_node_without_the_library_says_so(rig) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from scrubber.devices.nvidia.backend import Nvidia\nfrom scrubber.devices.nvidia.host import Host\n"
+        "print(Nvidia.probe(Host(Path(sys.argv[1]))))"
+    )
+    command = [sys.executable, "-c", code, str(rig.host.root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={"LD_LIBRARY_PATH": "/nowhere"})
+    assert "libnvidia-ml.so.1 is not installed here" in done.stdout
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMinorNumber"])
+def test_a_driver_too_old_for_what_a_proof_needs_offers_nothing(rig, nvml_build, monkeypatch, call: str) -> None:
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_build(without=(call,)))))
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    backend = rig.backend()
+    assert backend.inventory() == ()
+    with pytest.raises(DeviceError):
+        backend.address(rig.gpu(0).uuid, CARE)
+    rig.library.close()
+    pynvml._nvmlGetFunctionPointer_cache.clear()

@@ -1,0 +1,221 @@
+"""Every function of NVML that sight asks, and every error that it may answer with: what is made of it.
+
+Never an exception that nobody expects, never "not in use", never healthy by mistake. What a device or a driver may
+rightly not know stands in ``OPTIONAL``, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pynvml
+import pytest
+
+from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.nvidia.backend import Nvidia
+from tests.devices.nvidia.test_library import CODES
+from tests.fakes.nvml.machine import Slice
+
+SOON, LONG = 0.05, 10.0
+
+UNTOLD = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+    }
+)
+LOST = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_GPU_NOT_FOUND, pynvml.NVML_ERROR_NOT_FOUND})
+CROWD = frozenset({pynvml.NVML_ERROR_INSUFFICIENT_SIZE})
+
+OPEN, BY_UUID, MIG = "nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode"
+PARENT, MEMORY = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", "nvmlDeviceGetMemoryInfo_v2"
+LISTS = {f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")}
+ROWS, PAGES = "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPagesPendingStatus"
+ECC, FIELDS = "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetFieldValues"
+CAPABILITY, ARCHITECTURE = "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetArchitecture"
+LINK, LINKED_TO, AT = (f"nvmlDeviceGetNvLink{what}" for what in ("State", "RemoteDeviceType", "RemotePciInfo_v2"))
+INSTANCE, INSTANCE_INFO = "nvmlDeviceGetGpuInstanceById", "nvmlGpuInstanceGetInfo"
+PROFILE = "nvmlDeviceGetGpuInstanceProfileInfoV"
+
+USE_OF_A_GPU = {OPEN, BY_UUID, MIG, MEMORY} | LISTS
+USE_OF_A_SLICE = USE_OF_A_GPU - {MIG}
+HEALTH_OF_A_GPU = USE_OF_A_GPU | {ROWS, ECC, FIELDS}
+HEALTH_OF_A_SLICE = USE_OF_A_SLICE | {PARENT, PAGES, ROWS, ECC, FIELDS}
+NAMING = {
+    OPEN, MIG, MEMORY, "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID",
+    "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMinorNumber", CAPABILITY, ARCHITECTURE,
+    LINK, LINKED_TO, AT, "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", INSTANCE, INSTANCE_INFO, PROFILE,
+}  # fmt: skip
+EVERY = sorted(NAMING | HEALTH_OF_A_GPU | HEALTH_OF_A_SLICE)
+
+# What may not be known, and with which answers: health is health without it, and nobody is told to be on no list.
+OPTIONAL = {
+    MIG: UNTOLD,  # a GPU, or a driver, that knows no MIG
+    ROWS: UNTOLD,  # GPUs before Ampere, and all in MIG mode
+    PAGES: UNTOLD,  # GPUs since Ampere
+    ECC: UNTOLD,  # without ECC memory, or with it switched off
+    FIELDS: UNTOLD,  # drivers that know of no recovery action
+} | dict.fromkeys(LISTS, UNTOLD | CROWD)  # memory that nobody answers for shows all the same
+
+# The same for names: what is then told in a lesser way, and how.
+UNNAMED = {
+    CAPABILITY: ("compute",),
+    ARCHITECTURE: ("reset_domain", "island"),  # as of the oldest, whose links matter also while they are cut
+    LINK: ("island",),
+    LINKED_TO: ("island",),
+    AT: (),  # of switches
+    MIG: ("island",),  # one that was cut has links again
+    INSTANCE: ("resource",),
+    INSTANCE_INFO: ("resource",),
+    PROFILE: ("resource",),
+}
+
+
+@pytest.fixture
+def small(rig):
+    """One whole GPU, and one in two slices."""
+    rig.cut(1, Slice("1g.18gb+me"), Slice())
+    rig.gpu(1).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})  # its attributes are told by its instance
+    rig.machine.set(
+        {key: None for key in rig.machine.read() if key.startswith(tuple(f"gpu.{n}." for n in range(2, 8)))}
+    )
+    return rig
+
+
+@pytest.fixture
+def unlogged(small, monkeypatch) -> None:
+    """Most of the time would go into the log of this machine's calls."""
+    assert small.machine.log
+    monkeypatch.delenv("AUTOCLAVE_FAKE_NVML_LOG")
+
+
+def names(backend: Nvidia) -> dict[str, DeviceInfo]:
+    try:
+        return {info.uuid: info for info in backend.inventory()}
+    except DeviceError:
+        return {}
+
+
+def health(backend: Nvidia, uuid: str) -> Vitals:
+    """As the service takes it: see ``Sight.vitals``."""
+    try:
+        return backend.vitals(uuid)
+    except DeviceLostError:
+        return Vitals(lost=True)
+    except DeviceError:
+        return Vitals(unresponsive=True)
+
+
+def use(backend: Nvidia, uuid: str) -> bool | None:
+    try:
+        return backend.in_use(uuid)
+    except DeviceError:
+        return None
+
+
+def expected_health(call: str, code: int, needed: set[str]) -> Vitals:
+    if call not in needed or code in OPTIONAL.get(call, ()):
+        return Vitals()
+    if code in LOST:
+        return Vitals(lost=True)
+    if code == pynvml.NVML_ERROR_RESET_REQUIRED and call != OPEN:
+        return Vitals(reset_required=True)
+    return Vitals(unresponsive=True)
+
+
+def expected_use(call: str, needed: set[str], code: int) -> bool | None:
+    """Nobody is on it; a list that is not told is no empty one."""
+    harmless = call not in needed or (call == MIG and code in UNTOLD)
+    return False if harmless else None
+
+
+def test_the_table_names_every_function_that_is_asked(small) -> None:
+    backend = small.backend()
+    for uuid in names(backend):
+        backend.in_use(uuid)
+        backend.vitals(uuid)
+    small.gpu(0).set({"nvlink.0": f"1 0 4 {small.gpu(1)['pci']}"})
+    small.reload_driver()
+    backend.inventory()
+    asked = {call for _, call, _ in small.machine.calls()} - {"nvmlErrorString"}
+    assert asked == {*EVERY}
+
+
+@pytest.mark.usefixtures("unlogged")
+@pytest.mark.parametrize("call", EVERY)
+def test_what_is_made_of_every_error(small, call: str) -> None:
+    truth = names(small.backend())
+    whole, (first, second) = small.gpu(0).uuid, [uuid for uuid in truth if uuid.startswith("MIG-")]
+    for code in CODES:
+        backend = small.backend()
+        assert names(backend) == truth
+        small.library.close()
+        small.machine.fail(call, code)
+        told = f"{call} -> {code}"
+        assert health(backend, whole) == expected_health(call, code, HEALTH_OF_A_GPU), told
+        assert use(backend, whole) is expected_use(call, USE_OF_A_GPU, code), told
+        for uuid in (first, second):
+            assert health(backend, uuid) == expected_health(call, code, HEALTH_OF_A_SLICE), told
+            assert use(backend, uuid) is expected_use(call, USE_OF_A_SLICE, code), told
+        small.machine.fail(call, None)
+        assert names(backend) == truth, told
+
+
+@pytest.mark.usefixtures("unlogged")
+@pytest.mark.parametrize("call", sorted(NAMING))
+def test_what_is_named_is_the_truth_or_less_of_it(small, call: str) -> None:
+    truth = names(small.backend())
+    for code in CODES:
+        known, fresh = small.backend(), small.backend()
+        assert names(known) == truth
+        small.library.close()
+        small.machine.fail(call, code)
+        still, first = names(known), names(fresh)
+        small.machine.fail(call, None)
+        small.library.close()
+        assert still == {} or still.keys() >= truth.keys(), f"{call} -> {code}: what was known is not named any more"
+        for uuid, info in first.items():
+            if call == MIG and uuid == small.gpu(1).uuid:
+                assert code in UNTOLD  # whoever says that it knows no MIG is not cut
+                continue
+            lesser = {
+                name for name in DeviceInfo.__dataclass_fields__ if getattr(info, name) != getattr(truth[uuid], name)
+            }
+            assert lesser <= {*UNNAMED.get(call, ())}, f"{call} -> {code}"
+            assert not lesser or code in UNTOLD | {pynvml.NVML_ERROR_INVALID_ARGUMENT}, f"{call} -> {code}"
+
+
+@pytest.mark.parametrize("call", sorted(HEALTH_OF_A_GPU - {OPEN, BY_UUID}))
+async def test_a_call_that_hangs_is_given_up_and_holds_nobody_else(small, call: str) -> None:
+    backend, caller = small.backend(), Caller()
+    one, other = small.gpu(0).uuid, next(uuid for uuid in names(backend) if uuid.startswith("MIG-"))
+    small.library.close()  # so that handles are asked for anew
+    with small.gpu(0).hanging(call) as file:
+        with pytest.raises(UnresponsiveError):
+            await caller.ask(one, lambda: (backend.in_use(one), backend.vitals(one)), SOON)
+        assert await caller.ask(other, lambda: backend.vitals(other), LONG) == Vitals()
+        with pytest.raises(UnresponsiveError):
+            await caller.ask(one, lambda: backend.vitals(one), LONG)
+        file.unlink()
+        while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
+            await asyncio.sleep(0.001)
+    assert await caller.ask(one, lambda: (backend.in_use(one), backend.vitals(one)), LONG) == (False, Vitals())
+
+
+@pytest.mark.parametrize("call", [OPEN, BY_UUID])
+async def test_a_call_that_hangs_before_a_gpu_is_found_is_given_up(small, call: str) -> None:
+    backend, caller, uuid = small.backend(), Caller(), small.gpu(0).uuid
+    with small.machine.hanging(call) as file:
+        for question in (backend.vitals, backend.in_use):
+            with pytest.raises(UnresponsiveError):
+                await caller.ask(uuid, partial(question, uuid), SOON)
+        file.unlink()
+        while caller.stuck():  # noqa: ASYNC110 -- same
+            await asyncio.sleep(0.001)
+    assert await caller.ask(uuid, lambda: backend.vitals(uuid), LONG) == Vitals()

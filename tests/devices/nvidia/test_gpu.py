@@ -1,0 +1,254 @@
+"""What a worker child does to an NVIDIA GPU, or to one slice of it."""
+
+from __future__ import annotations
+
+import json
+
+import pynvml
+import pytest
+
+from policies.hardware import Clocks, ComputeMode, Means, Settings, Slices
+from scrubber.core.model import Vitals
+from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
+from scrubber.devices.nvidia import conditions, reset
+from scrubber.devices.nvidia.gpu import RECREATE, WAIT, NvidiaGpu, placed
+from tests.devices.nvidia import bench
+from tests.devices.nvidia.bench import by_kernel, by_tool, nobody, place, somebody, touch
+from tests.fakes.nvml.machine import Process, Slice
+
+OTHER = "MIG-00000000-1111-2222-3333-444444444444"
+gpu = bench.gpu  # a fixture
+
+
+@pytest.fixture
+def root(monkeypatch) -> None:
+    """We are root, whoever runs the tests."""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+
+
+@pytest.fixture
+def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must not be kept ready
+    """The first GPU in three slices."""
+    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
+    return found
+
+
+def slice_of(rig, uuid: str, users=nobody, **more: object) -> NvidiaGpu:
+    return touch(rig, 0, users, uuid=uuid, parent=rig.gpu(0).uuid, **more)
+
+
+def there(rig) -> set[str]:
+    """The slices of the first GPU."""
+    state = rig.machine.read()
+    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+
+
+def test_it_fits_the_port_and_asks_nothing_before_it_must(rig) -> None:
+    port: Gpu = touch(rig, 0)
+    assert rig.machine.calls() == []
+    assert port.vitals() == Vitals()
+
+
+def test_vitals_are_the_drivers(rig) -> None:
+    rig.gpu(0).set({"ecc.total.1.0": 2, "field.230": pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET})
+    assert touch(rig, 0).vitals() == Vitals(ecc_uncorrectable=2, reset_required=True)
+
+
+def test_what_was_in_use_while_it_was_idle_is_no_leak(rig) -> None:
+    rig.gpu(0).set({"memory.used": 100 * 2**20})
+    assert touch(rig, 0, idle_bytes=90 * 2**20).vitals() == Vitals()
+    assert touch(rig, 0, idle_bytes=10 * 2**20).vitals() == Vitals(leaked_bytes=90 * 2**20)
+    assert touch(rig, 0).vitals().leaked_bytes > 0
+
+
+def test_it_cannot_clear_or_verify_yet(rig) -> None:
+    with pytest.raises(DeviceError, match="cannot clear: this version has no CUDA worker yet"):
+        touch(rig, 0).clear(b"k" * 16, ("zero",), lambda _done, _total: None)
+    with pytest.raises(DeviceError, match="cannot verify: this version has no CUDA worker yet"):
+        touch(rig, 0).verify(lambda _done, _total: None)
+
+
+def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
+    whole = json.loads(place(rig, 0))
+    for text in (
+        "",
+        "[]",
+        "3",
+        json.dumps({"uuid": "GPU-1"}),
+        json.dumps(whole | {"fan": 3}),
+        json.dumps(whole | {"wanted": 3}),
+        json.dumps({**whole, "means": 3}),
+    ):
+        with pytest.raises(DeviceError, match="cannot open a GPU: its place is not understood"):
+            NvidiaGpu(text)
+    with pytest.raises(DeviceError, match="no means of a reset is called 'remove'"):
+        touch(rig, 0, means=["remove"])
+    with pytest.raises(DeviceError, match="slices are not reset by 'maybe'"):
+        touch(rig, 0, slices="maybe")
+
+
+def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
+    whole = json.loads(place(rig, 0))
+    said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
+    assert (said.means, said.slices, said.baseline, said.wanted) == (("nvidia-smi",), "wait", None, {})
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_without_a_look_at_the_processes_nothing_is_reset(rig) -> None:
+    with pytest.raises(DeviceError, match="nobody can tell who has it open"):
+        NvidiaGpu(place(rig, 0), library=rig.library).reset()
+    assert by_tool(rig) == []
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_a_reset_is_safe_to_run_twice(rig) -> None:
+    one = touch(rig, 0)
+    one.reset()
+    one.reset()
+    assert len(by_tool(rig)) == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_whoever_is_not_root_resets_nothing(rig, monkeypatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(DeviceError, match="it takes root"):
+        touch(rig, 0).reset()
+
+
+def test_its_patience_fits_into_the_default_deadline_of_the_step() -> None:
+    patience = conditions.Patience()
+    assert 2 * patience.leaving + patience.tool + patience.coming_back <= 55
+
+
+# --- slices ---
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_is_reset_with_its_gpu_and_all_slices_come_back(rig, cut) -> None:
+    slice_of(rig, cut[0]).reset()
+    assert by_tool(rig) == [f"--gpu-reset -i {rig.gpu(0).uuid}"]
+    assert there(rig) == set(cut)
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_is_not_reset_while_anybody_is_on_its_gpu(rig, cut) -> None:
+    with pytest.raises(DeviceError, match="it is open in train"):
+        slice_of(rig, cut[0], somebody).reset()
+    assert by_tool(rig) == []
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_that_was_not_there_before_its_gpus_reset_is_missed_after_it(rig, cut) -> None:
+    with pytest.raises(DeviceLostError, match=f"cannot reset {OTHER}: it did not come back with its GPU"):
+        slice_of(rig, OTHER).reset()
+    assert there(rig) == set(cut)
+
+
+@pytest.mark.usefixtures("root")
+def test_the_slices_of_a_gpu_that_tells_nothing_before_its_reset_are_missed_after_it(rig, cut) -> None:
+    rig.gpu(0).set(reset_required=1)
+    with pytest.raises(DeviceLostError, match=f"cannot reset {cut[0]}: it did not come back with its GPU"):
+        slice_of(rig, cut[0]).reset()
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_is_made_anew_and_its_neighbours_go_on(rig, cut) -> None:
+    rig.gpu(0).run(Process(77, gi=6, ci=0))  # on the second
+    before = rig.machine.read()
+    slice_of(rig, cut[0], slices="recreate").reset()
+    assert there(rig) == set(cut)
+    assert {key: value for key, value in rig.machine.read().items() if ".mig." in key or ".gi." in key} == {
+        key: value for key, value in before.items() if ".mig." in key or ".gi." in key
+    }
+    made = [call for _, call, _ in rig.machine.calls() if "Destroy" in call or "Create" in call]
+    assert made == [
+        "nvmlComputeInstanceDestroy",
+        "nvmlGpuInstanceDestroy",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+    ]
+    assert by_tool(rig) == []
+    assert not by_kernel(rig)
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
+    rig.gpu(0).set(mig_salt="other")
+    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: {cut[0]} did not come back"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
+    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: it is open in train"):
+        slice_of(rig, cut[0], somebody, slices="recreate").reset()
+    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: nobody can tell who has it open"):
+        slice_of(rig, cut[0], lambda: None, slices="recreate").reset()
+    rig.gpu(0).run(Process(77, gi=1, ci=0))  # seen by the driver alone
+    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: nvmlComputeInstanceDestroy failed"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert there(rig) == set(cut)
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_that_cannot_be_destroyed_is_what_it_was(rig, cut) -> None:
+    rig.gpu(0).fail("nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_IN_USE)
+    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: nvmlGpuInstanceDestroy failed"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert there(rig) == set(cut)
+    rig.gpu(0).fail("nvmlGpuInstanceDestroy", None)
+    slice_of(rig, cut[0], slices="recreate").reset()
+
+
+def test_it_takes_root_to_make_a_slice_anew(rig, cut, monkeypatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: it takes root"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+
+
+@pytest.mark.usefixtures("root", "cut")
+def test_a_slice_that_is_gone_cannot_be_made_anew(rig) -> None:
+    with pytest.raises(DeviceError, match=f"cannot make {OTHER} anew: GPU-.* has no such slice any more"):
+        slice_of(rig, OTHER, slices="recreate").reset()
+
+
+@pytest.mark.usefixtures("root")
+def test_a_slice_that_shares_its_memory_is_not_made_anew(rig, cut) -> None:
+    """Its neighbour in the same instance would be destroyed with it."""
+    first = {key: rig.gpu(0).get(f"mig.0.{key}") for key in ("name", "gi", "profile", "slices")}
+    beside = first | {"uuid": OTHER, "ci": 1, "start": 1, "profile": 0, "slices": 1}
+    rig.gpu(0).set({f"mig.5.{key}": value for key, value in beside.items()})
+    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: other slices share its memory"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert there(rig) == {*cut, OTHER}
+
+
+# --- as the service opens it ---
+
+
+@pytest.mark.usefixtures("root")
+def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    care = Care(("nvidia-smi", "function"), "recreate", {"power_limit": 500})
+    for uuid in (cut[0], rig.gpu(1).uuid):
+        said = placed(backend.address(uuid, care).place)
+        assert (said.uuid, said.means, said.slices) == (uuid, care.means, care.slices)
+        NvidiaGpu(backend.address(uuid, care).place, nobody, rig.library).restore_settings()
+    assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
+
+
+def test_every_setting_that_a_policy_can_name_is_one_of_ours(rig) -> None:
+    clocks = Clocks(memory=3201, graphics=1500)
+    everything = Settings(
+        persistence=True,
+        ecc=True,
+        accounting=True,
+        compute_mode=ComputeMode.DEFAULT,
+        power_limit=500,
+        application_clocks=clocks,
+    )
+    assert None not in everything.model_dump().values()
+    touch(rig, 1, wanted=everything.model_dump(mode="json")).restore_settings()
+    assert {word.value for word in Means} == set(reset.MEANS)
+    assert {word.value for word in Slices} == {WAIT, RECREATE}

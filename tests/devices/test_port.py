@@ -1,0 +1,226 @@
+"""What the port ``Backend`` promises is held by every backend: on GPUs made of files, and on a stand-in for NVML."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import pytest
+
+from scrubber.core.model import Vitals
+from scrubber.devices import roster
+from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.simulated import creation, drills, tenants
+from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
+from tests.fakes.nvml.machine import Gpu, Machine, Process
+
+__all__ = ["nvml", "nvml_build", "rig", "stage"]  # fixtures
+
+SOON, LONG = 0.05, 10.0
+LEAK = 300 * 2**20
+
+
+class Subject(Protocol):
+    """Two GPUs or more, what can happen to the first of them, and who sees it."""
+
+    backend: Backend
+
+    def occupy(self, uuid: str) -> None: ...
+    def lose(self, uuid: str) -> None: ...
+    def damage(self, uuid: str) -> None: ...
+    def leak(self, uuid: str) -> None: ...
+    def hang(self, uuid: str) -> None: ...
+    def heal(self, uuid: str) -> None: ...
+    def load_driver(self) -> None: ...
+
+
+class OnFiles:
+    def __init__(self, bank) -> None:
+        self.root, self.backend = bank.root, bank.backend
+
+    def occupy(self, uuid: str) -> None:
+        tenants.occupy(self.root, uuid, b"secret", "pod-a")
+
+    def lose(self, uuid: str) -> None:
+        drills.lose(self.root, uuid)
+
+    def damage(self, uuid: str) -> None:
+        drills.ecc(self.root, uuid, 2)
+
+    def leak(self, uuid: str) -> None:
+        drills.leak(self.root, uuid, LEAK)
+
+    def hang(self, uuid: str) -> None:
+        drills.hang(self.root, uuid)
+
+    def heal(self, uuid: str) -> None:
+        drills.heal(self.root, uuid)
+
+    def load_driver(self) -> None:
+        creation.load_driver(self.root)
+
+
+class OnNvml:
+    def __init__(self, rig) -> None:
+        self.rig, self.backend = rig, rig.backend()
+        self.machine: Machine = rig.machine
+
+    def gpu(self, uuid: str) -> Gpu:
+        return {gpu.uuid: gpu for gpu in self.machine.gpus}[uuid]
+
+    def occupy(self, uuid: str) -> None:
+        self.gpu(uuid).run(Process(4711))
+
+    def lose(self, uuid: str) -> None:
+        self.gpu(uuid).set(lost=True)
+
+    def damage(self, uuid: str) -> None:
+        self.gpu(uuid).set({"ecc.total.1.0": 2})
+
+    def leak(self, uuid: str) -> None:
+        self.backend.in_use(uuid)
+        self.gpu(uuid).set({"memory.used": LEAK + int(self.gpu(uuid)["memory.used"])})
+
+    def hang(self, uuid: str) -> None:
+        self.file = self.rig.root.path / "hangs"
+        self.file.touch()
+        self.gpu(uuid).set({"hang.*": self.file})
+
+    def heal(self, uuid: str) -> None:
+        self.file.unlink()
+        self.gpu(uuid).set({"hang.*": None})
+
+    def load_driver(self) -> None:
+        self.rig.reload_driver()
+
+
+@pytest.fixture(params=[OnFiles, OnNvml], ids=["simulated", "nvidia"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    subject: Subject = request.param(request.getfixturevalue("bank" if request.param is OnFiles else "rig"))
+    subject.backend.inventory()
+    return subject
+
+
+def first(subject: Subject) -> str:
+    return subject.backend.inventory()[0].uuid
+
+
+def second(subject: Subject) -> str:
+    return subject.backend.inventory()[1].uuid
+
+
+def test_a_device_that_is_well_and_free(subject: Subject) -> None:
+    assert subject.backend.vitals(first(subject)) == Vitals()
+    assert subject.backend.in_use(first(subject)) is False
+
+
+def test_devices_are_told_in_the_order_of_their_index_and_the_same_each_time(subject: Subject) -> None:
+    infos = subject.backend.inventory()
+    assert [info.index for info in infos] == [*range(len(infos))]
+    assert subject.backend.inventory() == infos
+
+
+def test_a_user_is_seen_on_the_device_it_uses_only(subject: Subject) -> None:
+    subject.occupy(first(subject))
+    assert subject.backend.in_use(first(subject)) is True
+    assert subject.backend.in_use(second(subject)) is False
+
+
+def test_a_lost_device_is_named_and_lost_and_never_unused(subject: Subject) -> None:
+    names = subject.backend.inventory()
+    subject.lose(names[0].uuid)
+    assert subject.backend.inventory() == names
+    assert subject.backend.vitals(names[0].uuid).lost
+    try:
+        used = subject.backend.in_use(names[0].uuid)
+    except DeviceLostError:
+        used = None
+    assert used is None
+
+
+def test_damage_is_told_of_the_damaged_device_only(subject: Subject) -> None:
+    subject.damage(first(subject))
+    assert subject.backend.vitals(first(subject)) == Vitals(ecc_uncorrectable=2)
+    assert subject.backend.vitals(second(subject)) == Vitals()
+
+
+def test_a_leak_is_told_in_bytes(subject: Subject) -> None:
+    subject.leak(first(subject))
+    assert subject.backend.vitals(first(subject)) == Vitals(leaked_bytes=LEAK)
+
+
+async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subject) -> None:
+    caller, one, other = Caller(), first(subject), second(subject)
+    subject.hang(one)
+    for question in (subject.backend.vitals, subject.backend.in_use):
+        with pytest.raises(UnresponsiveError):
+            await caller.ask(one, partial(question, one), SOON)
+    assert await caller.ask(other, lambda: subject.backend.vitals(other), LONG) == Vitals()
+    subject.heal(one)
+    while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
+        await asyncio.sleep(0.001)
+    assert await caller.ask(one, lambda: subject.backend.vitals(one), LONG) == Vitals()
+
+
+def test_a_driver_that_is_loaded_anew_has_another_name(subject: Subject) -> None:
+    before = subject.backend.driver()
+    assert subject.backend.driver() == before
+    subject.load_driver()
+    assert subject.backend.driver() != before
+
+
+def test_while_let_go_names_files_and_the_driver_are_told_and_nothing_is_invented(subject: Subject) -> None:
+    backend, one = subject.backend, first(subject)
+    known = backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())
+    backend.let_go()
+    backend.let_go()
+    assert (backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())) == known
+    for question in (backend.vitals, backend.in_use):
+        try:
+            assert question(one) in (Vitals(), False)
+        except DriverClosedError:
+            continue
+    backend.take_up()
+    backend.take_up()
+    assert backend.vitals(one) == Vitals()
+
+
+def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> None:
+    uuids = [info.uuid for info in subject.backend.inventory()]
+    assert len({subject.backend.address(uuid, Care()) for uuid in uuids}) == len(uuids)
+    files = [subject.backend.files(uuid) for uuid in uuids]
+    assert all(files)
+    assert len({name for names in files for name in names}) == sum(map(len, files))
+
+
+def test_whoever_has_a_device_open_is_within_reach_of_its_reset(subject: Subject) -> None:
+    for info in subject.backend.inventory():
+        assert {*subject.backend.files(info.uuid)} <= {*subject.backend.reach(info.uuid, Care())}
+
+
+def test_what_an_address_opens_is_that_device(subject: Subject) -> None:
+    one, other = first(subject), second(subject)
+    subject.damage(one)
+    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), lambda: ()) for uuid in (one, other)}
+    assert hands[one].vitals() == Vitals(ecc_uncorrectable=2)
+    assert hands[other].vitals() == Vitals()
+
+
+def test_an_unknown_name_is_an_error(subject: Subject) -> None:
+    backend = subject.backend
+    questions: tuple[Callable[[str], object], ...] = (
+        backend.files,
+        backend.in_use,
+        lambda uuid: backend.address(uuid, Care()),
+        lambda uuid: backend.reach(uuid, Care()),
+    )
+    for question in questions:
+        with pytest.raises(DeviceError):
+            question("GPU-nobody")
+    try:
+        assert backend.vitals("GPU-nobody").lost
+    except DeviceError as error:
+        assert "GPU-nobody" in str(error)  # noqa: PT017 -- an error and a loss are both right

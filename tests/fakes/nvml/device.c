@@ -1,0 +1,474 @@
+/* What the machine and its devices tell. A key that the state does not have is not supported. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "session.h"
+
+enum { MAX_FIELDS = 1024, UNSIGNED = 1, LONG = 3 };
+
+#define NOT_KNOWN 0xffffffffu
+
+/* --- the machine ------------------------------------------------------------------------------------------------- */
+
+#define MACHINE_TEXT(symbol, key)                                                                                      \
+    API int symbol(char *out, u32 size)                                                                                \
+    {                                                                                                                  \
+        ABOUT_MACHINE();                                                                                               \
+        const char *value = state_find(key);                                                                           \
+        if (!value)                                                                                                    \
+            return NOT_SUPPORTED;                                                                                      \
+        if (strlen(value) >= size)                                                                                     \
+            return INSUFFICIENT_SIZE;                                                                                  \
+        strcpy(out, value);                                                                                            \
+        return OK;                                                                                                     \
+    }
+
+MACHINE_TEXT(nvmlSystemGetDriverVersion, "driver_version")
+MACHINE_TEXT(nvmlSystemGetNVMLVersion, "nvml_version")
+
+#define MACHINE_NUMBER(symbol, key)                                                                                    \
+    API int symbol(int *out)                                                                                           \
+    {                                                                                                                  \
+        ABOUT_MACHINE();                                                                                               \
+        NEEDS(out);                                                                                                    \
+        const char *value = state_find(key);                                                                           \
+        *out = value ? atoi(value) : 0;                                                                                \
+        return value ? OK : NOT_SUPPORTED;                                                                             \
+    }
+
+MACHINE_NUMBER(nvmlSystemGetCudaDriverVersion, "cuda_version")
+MACHINE_NUMBER(nvmlSystemGetCudaDriverVersion_v2, "cuda_version")
+
+API const char *nvmlErrorString(int code)
+{
+    static const struct { int code; const char *text; } texts[] = {
+        {OK, "no error"},
+        {UNINITIALIZED, "library not initialised"},
+        {INVALID_ARGUMENT, "invalid argument"},
+        {NOT_SUPPORTED, "not supported"},
+        {NO_PERMISSION, "no permission"},
+        {NOT_FOUND, "not found"},
+        {INSUFFICIENT_SIZE, "buffer too small"},
+        {DRIVER_NOT_LOADED, "driver not loaded"},
+        {TIMED_OUT, "timeout"},
+        {GPU_IS_LOST, "GPU is lost"},
+        {RESET_REQUIRED, "GPU requires reset"},
+        {IN_USE, "in use by another client"},
+        {VERSION_MISMATCH, "argument version mismatch"},
+    };
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (texts[i].code == code)
+            return texts[i].text;
+    return "another error";
+}
+
+/* --- finding a device -------------------------------------------------------------------------------------------- */
+
+API int nvmlDeviceGetCount_v2(u32 *out)
+{
+    ABOUT_MACHINE();
+    NEEDS(out);
+    *out = 0;
+    for (int gpu = gpus(); gpu-- > 0;)
+        *out += present(gpu);
+    return OK;
+}
+
+static int given(At *at, int gpu, Handle **out)
+{
+    NEEDS(out);
+    if (gpu < 0)
+        return NOT_FOUND;
+    at->gpu = gpu;
+    int fault = trouble(at);
+    if (fault == OK)
+        *out = handle_of(GPU, gpu, -1, -1, -1);
+    return fault;
+}
+
+API int nvmlDeviceGetHandleByIndex_v2(u32 index, Handle **out)
+{
+    ABOUT_MACHINE();
+    u32 rank = 0;
+    for (int gpu = 0; gpu < gpus(); gpu++)
+        if (present(gpu) && rank++ == index)
+            return given(&at, gpu, out);
+    return INVALID_ARGUMENT;
+}
+
+API int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, Handle **out)
+{
+    ABOUT_MACHINE();
+    return given(&at, find_pci(bus_id), out);
+}
+
+API int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out)
+{
+    ABOUT_MACHINE();
+    NEEDS(uuid);
+    for (int gpu = gpus(); gpu-- > 0;) {
+        if (!present(gpu))
+            continue;
+        if (strcmp(state_text("gpu.%d.uuid", gpu), uuid) == 0)
+            return given(&at, gpu, out);
+        for (int slice = 0; slice < 8; slice++) {
+            const char *own = state_text("gpu.%d.mig.%d.uuid", gpu, slice);
+            if (!own || strcmp(own, uuid) != 0)
+                continue;
+            int fault = given(&at, gpu, out);
+            if (fault == OK)
+                *out = handle_of(SLICE, gpu, slice, -1, -1);
+            return fault;
+        }
+    }
+    return NOT_FOUND;
+}
+
+API int nvmlDeviceGetIndex(const Handle *device, u32 *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    *out = at.slice >= 0 ? (u32)at.slice : 0;
+    for (int gpu = 0; at.slice < 0 && gpu < at.gpu; gpu++)
+        *out += present(gpu);
+    return OK;
+}
+
+/* --- one number, or one text ------------------------------------------------------------------------------------- */
+
+#define TEXT(symbol, key)                                                                                              \
+    API int symbol(const Handle *device, char *out, u32 size)                                                          \
+    {                                                                                                                  \
+        ABOUT(device);                                                                                                 \
+        return get_text(&at, out, size, key);                                                                          \
+    }
+
+TEXT(nvmlDeviceGetUUID, "uuid")
+TEXT(nvmlDeviceGetName, "name")
+TEXT(nvmlDeviceGetSerial, "serial")
+
+#define NUMBER(symbol, key)                                                                                            \
+    API int symbol(const Handle *device, u32 *out)                                                                     \
+    {                                                                                                                  \
+        ABOUT(device);                                                                                                 \
+        return get_u32(&at, out, key);                                                                                 \
+    }
+
+NUMBER(nvmlDeviceGetBrand, "brand")
+NUMBER(nvmlDeviceGetMinorNumber, "minor")
+NUMBER(nvmlDeviceGetArchitecture, "architecture")
+NUMBER(nvmlDeviceGetNumaNodeId, "numa_node_id") /* of memory that is a node of its own: only on coherent platforms */
+NUMBER(nvmlDeviceGetNumGpuCores, "cores")
+NUMBER(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
+NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, "retired.pending")
+NUMBER(nvmlDeviceGetPersistenceMode, "persistence_mode")
+NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
+NUMBER(nvmlDeviceGetAccountingMode, "accounting_mode")
+NUMBER(nvmlDeviceGetPowerManagementLimit, "power.limit")
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power.default")
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power.limit")
+NUMBER(nvmlDeviceGetPowerUsage, "power.usage")
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_gen")
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width")
+NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, "mig_mode.max")
+NUMBER(nvmlDeviceGetVirtualizationMode, "virtualization_mode")
+NUMBER(nvmlDeviceGetHostVgpuMode, "host_vgpu_mode")
+
+#define LONG_NUMBER(symbol, key)                                                                                       \
+    API int symbol(const Handle *device, u64 *out)                                                                     \
+    {                                                                                                                  \
+        ABOUT(device);                                                                                                 \
+        return get_u64(&at, out, key);                                                                                 \
+    }
+
+LONG_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, "clock.reasons")
+LONG_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, "clock.reasons")
+LONG_NUMBER(nvmlDeviceGetSupportedEventTypes, "event_types")
+
+#define NUMBER_OF(symbol, key) /* of a clock, a sensor ... */                                                          \
+    API int symbol(const Handle *device, u32 which, u32 *out)                                                          \
+    {                                                                                                                  \
+        ABOUT(device);                                                                                                 \
+        return get_u32(&at, out, key ".%u", which);                                                                    \
+    }
+
+NUMBER_OF(nvmlDeviceGetClockInfo, "clock")
+NUMBER_OF(nvmlDeviceGetMaxClockInfo, "clock.max")
+NUMBER_OF(nvmlDeviceGetApplicationsClock, "clock.app")
+NUMBER_OF(nvmlDeviceGetDefaultApplicationsClock, "clock.app_default")
+NUMBER_OF(nvmlDeviceGetTemperature, "temperature")
+
+#define PAIR(symbol, first, second)                                                                                    \
+    API int symbol(const Handle *device, u32 *one, u32 *other)                                                         \
+    {                                                                                                                  \
+        ABOUT(device);                                                                                                 \
+        int code = get_u32(&at, one, first);                                                                           \
+        return code ? code : get_u32(&at, other, second);                                                              \
+    }
+
+PAIR(nvmlDeviceGetCudaComputeCapability, "compute.major", "compute.minor")
+PAIR(nvmlDeviceGetEccMode, "ecc.current", "ecc.pending")
+PAIR(nvmlDeviceGetMigMode, "mig_mode.current", "mig_mode.pending")
+PAIR(nvmlDeviceGetPowerManagementLimitConstraints, "power.min", "power.max")
+
+API int nvmlDeviceGetTemperatureV(const Handle *device, TemperatureV1 *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    if (out->version != VERSION(TemperatureV1, 1))
+        return VERSION_MISMATCH;
+    return get_u32(&at, (u32 *)&out->degrees, "temperature.%u", out->sensor);
+}
+
+API int nvmlDeviceGetMemoryAffinity(const Handle *device, u32 words, u64 *out, u32 scope)
+{
+    ABOUT(device);
+    u32 node = 0;
+    (void)scope;
+    int code = get_u32(&at, &node, "numa_node");
+    if (code)
+        return code;
+    if (node / 64 >= words)
+        return INSUFFICIENT_SIZE;
+    memset(out, 0, words * sizeof *out);
+    out[node / 64] = 1ull << node % 64;
+    return OK;
+}
+
+API int nvmlDeviceGetPciInfo_v3(const Handle *device, Pci *out)
+{
+    ABOUT(device);
+    char bus_id[32];
+    int code = get_text(&at, bus_id, sizeof bus_id, "pci");
+    NEEDS(out);
+    if (code)
+        return code;
+    *out = (Pci){.device_id = (u32)number(&at, "pci_device_id"), .subsystem_id = (u32)number(&at, "pci_subsystem_id")};
+    if (sscanf(bus_id, "%x:%x:%x", &out->domain, &out->bus, &out->device) != 3)
+        return NOT_SUPPORTED;
+    snprintf(out->bus_id, sizeof out->bus_id, "%s", bus_id);
+    snprintf(out->legacy, sizeof out->legacy, "%04X:%02X:%02X.0", out->domain & 0xffff, out->bus & 0xff,
+             out->device & 0xff);
+    return OK;
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+static int memory(const At *at, MemoryV2 *out)
+{
+    int code = get_u64(at, &out->total, "memory.total");
+    out->reserved = number(at, "memory.reserved");
+    out->used = number(at, "memory.used");
+    out->free = out->total - out->reserved - out->used;
+    return code;
+}
+
+API int nvmlDeviceGetMemoryInfo_v2(const Handle *device, MemoryV2 *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    if (out->version != VERSION(MemoryV2, 2))
+        return VERSION_MISMATCH;
+    return memory(&at, out);
+}
+
+/* The old form counts what the driver keeps for itself as used. */
+API int nvmlDeviceGetMemoryInfo(const Handle *device, Memory *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    MemoryV2 whole = {0};
+    int code = memory(&at, &whole);
+    if (code == OK)
+        *out = (Memory){whole.total, whole.free, whole.reserved + whole.used};
+    return code;
+}
+
+API int nvmlDeviceGetBAR1MemoryInfo(const Handle *device, Bar1 *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    int code = get_u64(&at, &out->total, "bar1.total");
+    out->used = number(&at, "bar1.used");
+    out->free = out->total - out->used;
+    return code;
+}
+
+/* --- processes --------------------------------------------------------------------------------------------------- */
+
+/* "PID BYTES GI CI, ..." with - for what is not known. */
+const char *next_process(const char *text, Process *out)
+{
+    char bytes[24], gi[12], ci[12];
+    int length = 0;
+    if (sscanf(text, " %u %23s %11s %11[^,]%n", &out->pid, bytes, gi, ci, &length) != 4)
+        return NULL;
+    out->used = *bytes == '-' ? ~0ull : strtoull(bytes, NULL, 10);
+    out->gi = *gi == '-' ? NOT_KNOWN : (u32)atoi(gi);
+    out->ci = *ci == '-' ? NOT_KNOWN : (u32)atoi(ci);
+    return text + length + (text[length] == ',');
+}
+
+static bool concerns(const At *at, const Process *process)
+{
+    return at->slice < 0 || (process->gi == (u32)at->gi && process->ci == (u32)at->ci);
+}
+
+static int processes(const At *at, const char *kind, u32 *count, Process *out)
+{
+    Process process;
+    u32 found = 0;
+    NEEDS(count);
+    const char *next = state_text("gpu.%d.processes.%s", at->gpu, kind); /* one list a GPU, its slices included */
+    if (!next)
+        return NOT_SUPPORTED;
+    while ((next = next_process(next, &process)))
+        if (concerns(at, &process) && found++ < *count && out)
+            out[found - 1] = process;
+    bool fits = found <= *count && (out || !found);
+    *count = found;
+    return fits ? OK : INSUFFICIENT_SIZE;
+}
+
+#define PROCESSES(symbol, kind)                                                                                        \
+    API int symbol(const Handle *device, u32 *count, Process *out)                                                     \
+    {                                                                                                                  \
+        ABOUT(device);                                                                                                 \
+        return processes(&at, kind, count, out);                                                                       \
+    }
+
+PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, "compute")
+PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3, "graphics")
+PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, "mps")
+
+/* --- errors of the memory ---------------------------------------------------------------------------------------- */
+
+static bool ecc_off(const At *at) { return number(at, "ecc.current") == 0; }
+
+API int nvmlDeviceGetTotalEccErrors(const Handle *device, u32 error, u32 counter, u64 *out)
+{
+    ABOUT(device);
+    return ecc_off(&at) ? NOT_SUPPORTED : get_u64(&at, out, "ecc.total.%u.%u", error, counter);
+}
+
+API int nvmlDeviceGetMemoryErrorCounter(const Handle *device, u32 error, u32 counter, u32 location, u64 *out)
+{
+    ABOUT(device);
+    return ecc_off(&at) ? NOT_SUPPORTED : get_u64(&at, out, "ecc.at.%u.%u.%u", error, counter, location);
+}
+
+API int nvmlDeviceGetRemappedRows(const Handle *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failure)
+{
+    ABOUT(device);
+    if (number(&at, "mig_mode.current"))
+        return NOT_SUPPORTED;
+    int code = get_u32(&at, corrected, "remap.corrected");
+    if (code == OK)
+        code = get_u32(&at, uncorrected, "remap.uncorrected");
+    if (code == OK)
+        code = get_u32(&at, pending, "remap.pending");
+    return code ? code : get_u32(&at, failure, "remap.failure");
+}
+
+API int nvmlDeviceGetRowRemapperHistogram(const Handle *device, RowHistogram *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    const char *value = told(&at, "remap.histogram");
+    if (!value || sscanf(value, "%u %u %u %u %u", &out->max, &out->high, &out->partial, &out->low, &out->none) != 5)
+        return NOT_SUPPORTED;
+    return OK;
+}
+
+/* "ADDRESS TIME, ..." */
+static int retired_pages(const At *at, u32 cause, u32 *count, u64 *pages, u64 *times)
+{
+    u64 page, time;
+    u32 found = 0;
+    int length;
+    NEEDS(count);
+    const char *next = told(at, "retired.%u", cause);
+    if (!next)
+        return NOT_SUPPORTED;
+    for (; sscanf(next, " %lli %llu%n", (long long *)&page, &time, &length) == 2; next += next[length] == ',') {
+        next += length;
+        length = 0;
+        if (found++ >= *count || !pages)
+            continue;
+        pages[found - 1] = page;
+        if (times)
+            times[found - 1] = time;
+    }
+    bool fits = found <= *count && (pages || !found);
+    *count = found;
+    return fits ? OK : INSUFFICIENT_SIZE;
+}
+
+API int nvmlDeviceGetRetiredPages(const Handle *device, u32 cause, u32 *count, u64 *pages)
+{
+    ABOUT(device);
+    return retired_pages(&at, cause, count, pages, NULL);
+}
+
+API int nvmlDeviceGetRetiredPages_v2(const Handle *device, u32 cause, u32 *count, u64 *pages, u64 *times)
+{
+    ABOUT(device);
+    return retired_pages(&at, cause, count, pages, times);
+}
+
+API int nvmlDeviceGetRepairStatus(const Handle *device, RepairStatus *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    if (out->version != VERSION(RepairStatus, 1))
+        return VERSION_MISMATCH;
+    int code = get_u32(&at, &out->channel, "repair.channel");
+    return code ? code : get_u32(&at, &out->tpc, "repair.tpc");
+}
+
+/* --- field values ------------------------------------------------------------------------------------------------ */
+
+/* Fields that another call tells as well have one truth. */
+static const struct { u32 id; const char *key; } twins[] = {
+    {1, "ecc.current"},        {2, "ecc.pending"},         {3, "ecc.total.0.0"},   {4, "ecc.total.1.0"},
+    {5, "ecc.total.0.1"},      {6, "ecc.total.1.1"},       {31, "retired.pending"}, {94, "pcie.replays"},
+    {142, "remap.corrected"},  {143, "remap.uncorrected"}, {144, "remap.pending"}, {145, "remap.failure"},
+};
+
+static const char *field(const At *at, u32 id, u32 scope)
+{
+    const char *value = scope ? told(at, "field.%u.%u", id, scope) : told(at, "field.%u", id);
+    for (size_t i = 0; !value && !scope && i < sizeof twins / sizeof *twins; i++)
+        if (twins[i].id == id)
+            value = told(at, "%s", twins[i].key);
+    return value;
+}
+
+static void answer(const At *at, FieldValue *field_value)
+{
+    const char *fault = told(at, "field_fail.%u", field_value->id);
+    const char *value = field(at, field_value->id, field_value->scope);
+    field_value->timestamp = (long long)time(NULL) * 1000000;
+    field_value->latency = 0;
+    field_value->code = fault ? (u32)atoi(fault) : value ? OK : NOT_SUPPORTED;
+    if (field_value->code != OK)
+        return;
+    field_value->value.large = strtoull(value, NULL, 0);
+    field_value->type = field_value->value.large >> 32 ? LONG : UNSIGNED;
+}
+
+API int nvmlDeviceGetFieldValues(const Handle *device, int count, FieldValue *values)
+{
+    ABOUT(device);
+    if (!values || count <= 0 || count > MAX_FIELDS)
+        return INVALID_ARGUMENT;
+    for (int i = 0; i < count; i++)
+        answer(&at, values + i);
+    return OK;
+}

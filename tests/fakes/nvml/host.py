@@ -1,0 +1,98 @@
+"""A host's files as the NVIDIA driver makes them, under a root of a test's own: devices, capabilities, /proc, /sys."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.fakes.nvml.machine import Gpu, Machine
+
+SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+FIRST_CAPABILITY, CAPABILITIES_A_GPU, CAPABILITIES_AN_INSTANCE = 3, 135, 9
+
+_PARAMS = """\
+EnableMSI: 1
+InitializeSystemMemoryAllocations: 1
+RegistryDwords: ""
+RegistryDwordsPerDevice: ""
+"""
+
+
+@dataclass(frozen=True)
+class Root:
+    """The folder that stands for ``/``. Device nodes are plain files, so that anybody may make and open them."""
+
+    machine: Machine
+    path: Path
+
+    @classmethod
+    def of(cls, machine: Machine, path: Path) -> Root:
+        """All that the driver makes for this machine."""
+        root = cls(machine, path)
+        root._driver()
+        root._gpus()
+        root.lay_out()
+        return root
+
+    def node(self, gpu: Gpu) -> Path:
+        """The file that whoever uses the GPU has open."""
+        return self.path / f"dev/nvidia{gpu.minor}"
+
+    def pci(self, gpu: Gpu) -> Path:
+        """Where the kernel tells of it."""
+        return self.path / "sys/bus/pci/devices" / gpu.pci
+
+    def capability(self, gpu: Gpu, gi: int, ci: int | None = None) -> Path:
+        """The file under /proc that tells which node opens an instance."""
+        instance = self.path / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{gi}"
+        return (instance if ci is None else instance / f"ci{ci}") / "access"
+
+    def lay_out(self) -> None:
+        """The capabilities of the slices that there are now: to be called after the layout of a GPU has changed."""
+        state = self.machine.read()
+        for gpu in self.machine.gpus:
+            shutil.rmtree(self.path / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig", ignore_errors=True)
+            prefix = f"{gpu.prefix}mig."
+            for key in [key for key in state if key.startswith(prefix) and key.endswith(".gi")]:
+                gi, ci = int(state[key]), int(state[key.removesuffix("gi") + "ci"])
+                number = FIRST_CAPABILITY + gpu.minor * CAPABILITIES_A_GPU + gi * CAPABILITIES_AN_INSTANCE
+                self._capability(self.capability(gpu, gi), number)
+                self._capability(self.capability(gpu, gi, ci), number + 1 + ci)
+
+    def _capability(self, access: Path, number: int) -> None:
+        _write(access, f"DeviceFileMinor: {number}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+        _write(self.path / f"dev/nvidia-caps/nvidia-cap{number}", "")
+
+    def _driver(self) -> None:
+        version = self.machine.get("driver_version")
+        for name in SHARED_NODES:
+            _write(self.path / "dev" / name, "")
+        what = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (builder@example)\n"
+        _write(self.path / "proc/driver/nvidia/version", what + "GCC version:  gcc version 12.2.0\n")
+        _write(self.path / "proc/driver/nvidia/params", _PARAMS)
+        _write(self.path / "sys/module/nvidia/version", f"{version}\n")
+        _write(self.path / "sys/module/nvidia/refcnt", "1\n")
+
+    def _gpus(self) -> None:
+        with self.machine.edit() as state:
+            for gpu in self.machine.gpus:
+                node = self.node(gpu)
+                self._gpu(node, self.pci(gpu), state[gpu.prefix + "numa_node"], state[gpu.prefix + "pci_device_id"])
+                state[gpu.prefix + "device_file"] = str(node)  # where nvidia-smi looks for who has it open
+
+    def _gpu(self, node: Path, pci: Path, numa_node: str, device_id: str) -> None:
+        minor, number = node.name.removeprefix("nvidia"), int(device_id)
+        _write(node, "")
+        _write(pci / "numa_node", f"{numa_node}\n")
+        _write(pci / "vendor", f"0x{number & 0xFFFF:04x}\n")
+        _write(pci / "device", f"0x{number >> 16:04x}\n")
+        _write(pci / "class", "0x030200\n")
+        _write(pci / "reset_method", "flr bus\n")
+        _write(pci / "reset", "")
+        _write(self.path / f"proc/driver/nvidia/gpus/{pci.name}/information", f"Device Minor: \t {minor}\n")
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

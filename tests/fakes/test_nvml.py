@@ -1,0 +1,239 @@
+"""The stand-in for NVML through the real pynvml: sessions, what it tells, and events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from ctypes import byref, c_uint
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from tests.fakes.asking import code_of, first
+from tests.fakes.nvml.fixtures import on_stage
+from tests.fakes.nvml.machine import Process
+from tests.fakes.nvml.presets import MIB
+
+# --- sessions ---
+
+
+@pytest.mark.usefixtures("nvml")
+def test_nothing_is_told_before_a_session_and_after_it():
+    assert code_of(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == 8
+    pynvml.nvmlShutdown()
+    assert code_of(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_UNINITIALIZED
+    assert code_of(pynvml.nvmlShutdown) == pynvml.NVML_ERROR_UNINITIALIZED
+
+
+def test_whoever_opens_twice_closes_twice_and_keeps_its_handles(session):
+    handle = first()
+    pynvml.nvmlInit()
+    assert pynvml.nvmlDeviceGetName(handle) == "NVIDIA H200"
+    pynvml.nvmlShutdown()
+    assert session.clients() == (os.getpid(),)
+    pynvml.nvmlShutdown()
+    assert session.clients() == ()
+
+
+@pytest.mark.usefixtures("session")
+def test_a_handle_is_worth_nothing_in_the_next_session():
+    old = first()
+    pynvml.nvmlShutdown()
+    pynvml.nvmlInit()
+    assert code_of(pynvml.nvmlDeviceGetUUID, old) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_without_a_driver_nothing_opens_and_an_open_session_still_closes(nvml):
+    pynvml.nvmlInit()
+    nvml.unload()
+    assert code_of(pynvml.nvmlDeviceGetCount) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    pynvml.nvmlShutdown()
+    assert code_of(pynvml.nvmlInit) == pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+
+
+def test_an_older_driver_lacks_functions(stage, nvml_build):
+    older = replace(stage, library=nvml_build(("nvmlDeviceGetRemappedRows", "nvmlDeviceGetGpuFabricInfoV")))
+    with on_stage(older):
+        pynvml.nvmlInit()
+        assert code_of(pynvml.nvmlDeviceGetRemappedRows, first()) == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+        assert pynvml.nvmlDeviceGetName(first()) == "NVIDIA H200"
+
+
+def test_a_child_process_finds_the_library_by_its_name(stage):
+    code = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount(), pynvml.nvmlSystemGetDriverVersion())"
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=stage.environment(), check=True, capture_output=True, text=True
+    )
+    assert child.stdout.split() == ["8", "580.95.05"]
+
+
+# --- what is told ---
+
+
+def test_who_a_gpu_is(session):
+    gpu = session.gpu(3)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+    pci = pynvml.nvmlDeviceGetPciInfo(handle)
+    assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(3)) == gpu.uuid
+    assert pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByPciBusId(gpu.pci)) == gpu.uuid
+    assert pynvml.nvmlDeviceGetIndex(handle) == pynvml.nvmlDeviceGetMinorNumber(handle) == 3
+    assert (pci.busId, pci.domain, pci.bus, pci.pciDeviceId) == ("00000000:61:00.0", 0, 0x61, 0x233510DE)
+    assert pynvml.nvmlDeviceGetCudaComputeCapability(handle) == (9, 0)
+    assert pynvml.nvmlDeviceGetArchitecture(handle) == pynvml.NVML_DEVICE_ARCH_HOPPER
+    assert list(pynvml.nvmlDeviceGetMemoryAffinity(handle, 1, 0)) == [1]
+    assert list(pynvml.nvmlDeviceGetMemoryAffinity(pynvml.nvmlDeviceGetHandleByIndex(4), 1, 0)) == [2]
+
+
+def test_the_driver_says_its_versions(session):
+    assert session.read()["nvml_version"] == pynvml.nvmlSystemGetNVMLVersion()
+    assert pynvml.nvmlSystemGetCudaDriverVersion() == pynvml.nvmlSystemGetCudaDriverVersion_v2() == 13000
+
+
+@pytest.mark.usefixtures("session")
+def test_nobody_is_found_under_a_name_that_is_nobodys():
+    assert code_of(pynvml.nvmlDeviceGetHandleByUUID, "GPU-none") == pynvml.NVML_ERROR_NOT_FOUND
+    assert code_of(pynvml.nvmlDeviceGetHandleByPciBusId, "0000:ff:00.0") == pynvml.NVML_ERROR_NOT_FOUND
+    assert code_of(pynvml.nvmlDeviceGetHandleByIndex, 8) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_memory_keeps_apart_what_the_driver_reserves_and_the_old_form_does_not(session):
+    session.gpu(0).set({"memory.used": 100 * MIB})
+    new, old = pynvml.nvmlDeviceGetMemoryInfo(first(), pynvml.nvmlMemory_v2), pynvml.nvmlDeviceGetMemoryInfo(first())
+    assert (new.total, new.reserved, new.used) == (143771 * MIB, 614 * MIB, 100 * MIB)
+    assert new.free == old.free == (143771 - 614 - 100) * MIB
+    assert old.used == 714 * MIB
+    assert pynvml.nvmlDeviceGetBAR1MemoryInfo(first()).bar1Total == 2**38
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("version", [0x01000028, 0x02000020, 0x03000020])
+def test_a_struct_of_another_version_is_refused(version):
+    mismatch = pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    fabric = pynvml.c_nvmlGpuFabricInfoV_t()
+    fabric.version = version
+    assert code_of(pynvml.nvmlDeviceGetMemoryInfo, first(), version) == mismatch
+    assert code_of(pynvml.nvmlDeviceGetGpuFabricInfoV, first(), byref(fabric)) == mismatch
+
+
+def test_a_list_of_processes_is_asked_for_its_length_first(session):
+    listed = (Process(7, 5 * MIB), Process(9, None))
+    session.gpu(0).run(*listed)
+    session.gpu(0).run(Process(11), kind="mps")
+    count = c_uint(0)
+    function = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetComputeRunningProcesses_v3")
+    assert function(first(), byref(count), None) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    assert count.value == 2
+    small, room = (pynvml.c_nvmlProcessInfo_v3_t * 1)(), c_uint(1)
+    assert function(first(), byref(room), small) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
+    assert room.value == 2
+    seen = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(first())
+    assert [(process.pid, process.usedGpuMemory) for process in seen] == [(7, 5 * MIB), (9, None)]
+    assert {process.gpuInstanceId for process in seen} == {2**32 - 1}
+    assert pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3(first()) == []
+    assert [process.pid for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(first())] == [11]
+
+
+def test_errors_of_the_memory(session):
+    session.gpu(0).set({"ecc.total.1.0": 3, "ecc.at.1.0.2": 2, "remap.pending": 1, "remap.uncorrected": 4})
+    assert pynvml.nvmlDeviceGetEccMode(first()) == [1, 1]
+    assert pynvml.nvmlDeviceGetTotalEccErrors(first(), 1, 0) == 3
+    assert pynvml.nvmlDeviceGetMemoryErrorCounter(first(), 1, 0, 2) == 2
+    assert pynvml.nvmlDeviceGetRemappedRows(first()) == (0, 4, 1, 0)
+    assert pynvml.nvmlDeviceGetRowRemapperHistogram(first()).max == 3072
+    assert pynvml.nvmlDeviceGetRepairStatus(first()) == [0, 0]
+    session.gpu(0).set({"ecc.current": 0})
+    assert code_of(pynvml.nvmlDeviceGetTotalEccErrors, first(), 1, 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+def test_pages_are_retired_on_gpus_that_do_not_remap_rows(session):
+    assert code_of(pynvml.nvmlDeviceGetRetiredPages, first(), 0) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    session.gpu(0).set({"retired.0": "0x1000 17, 0x2000 18", "retired.pending": 1})
+    pages = pynvml.nvmlDeviceGetRetiredPages_v2(first(), 0)
+    assert pages == [{"address": 0x1000, "timestamp": 17}, {"address": 0x2000, "timestamp": 18}]
+    assert pynvml.nvmlDeviceGetRetiredPages(first(), 0) == [0x1000, 0x2000]
+    assert pynvml.nvmlDeviceGetRetiredPagesPendingStatus(first()) == 1
+
+
+def test_every_field_answers_for_itself(session):
+    session.gpu(0).set({"field.230": 2, "remap.failure": 1, "field.219": 2**40, "field.219.3": 5, "field_fail.94": 999})
+    values = pynvml.nvmlDeviceGetFieldValues(first(), [230, 145, (219, 3), 219, 94, 305])
+    assert [value.nvmlReturn for value in values] == [0, 0, 0, 0, 999, pynvml.NVML_ERROR_NOT_SUPPORTED]
+    assert [value.value.ullVal for value in values[:4]] == [2, 1, 5, 2**40]
+    assert [value.valueType for value in values[:4]] == [1, 1, 1, 3]
+
+
+@pytest.mark.usefixtures("session")
+def test_clocks_heat_and_links():
+    remote = pynvml.nvmlDeviceGetNvLinkRemotePciInfo(first(), 17)
+    assert pynvml.nvmlDeviceGetClockInfo(first(), pynvml.NVML_CLOCK_MEM) == 3201
+    assert pynvml.nvmlDeviceGetTemperature(first(), 0) == pynvml.nvmlDeviceGetTemperatureV(first(), 0) == 31
+    assert pynvml.nvmlDeviceGetPowerUsage(first()) == 76000
+    assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(first()) == 1
+    assert pynvml.nvmlDeviceGetNvLinkState(first(), 17) == 1
+    assert pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(first(), 17) == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+    assert (remote.bus, remote.busId) == (6, "00000000:06:00.0")
+    assert code_of(pynvml.nvmlDeviceGetNvLinkState, first(), 18) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_what_lies_between_two_gpus(session):
+    other = pynvml.nvmlDeviceGetHandleByIndex(1)
+    session.set({"topology.0.1": 20, "p2p.cap2.0.1": 5})
+    assert pynvml.nvmlDeviceGetTopologyCommonAncestor(other, first()) == pynvml.NVML_TOPOLOGY_MULTIPLE
+    assert pynvml.nvmlDeviceGetP2PStatus(first(), other, 2) == pynvml.NVML_P2P_STATUS_NOT_SUPPORTED
+    assert pynvml.nvmlDeviceGetP2PStatus(first(), other, 0) == pynvml.NVML_P2P_STATUS_OK
+    assert code_of(pynvml.nvmlDeviceGetP2PStatus, first(), first(), 0) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_the_fabric_in_three_versions(session):
+    session.gpu(0).set({"fabric.cluster": "0a" * 16, "fabric.health": 2, "fabric.summary": 1})
+    oldest, old, new = (
+        pynvml.c_nvmlGpuFabricInfo_t(),
+        pynvml.c_nvmlGpuFabricInfo_v2_t(),
+        pynvml.c_nvmlGpuFabricInfo_v3_t(),
+    )
+    old.version, new.version = pynvml.nvmlGpuFabricInfo_v2, pynvml.nvmlGpuFabricInfo_v3
+    pynvml.nvmlDeviceGetGpuFabricInfo(first(), byref(oldest))
+    pynvml.nvmlDeviceGetGpuFabricInfoV(first(), byref(old))
+    pynvml.nvmlDeviceGetGpuFabricInfoV(first(), byref(new))
+    assert oldest.state == old.state == new.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+    assert bytes(old.clusterUuid) == b"\n" * 16
+    assert (old.healthMask, new.healthMask, new.healthSummary) == (2, 2, 1)
+
+
+def test_what_the_state_does_not_say_is_not_supported(session):
+    session.gpu(0).set(persistence_mode=None)
+    assert code_of(pynvml.nvmlDeviceGetPersistenceMode, first()) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert code_of(pynvml.nvmlDeviceSetPersistenceMode, first(), 1) == pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert pynvml.nvmlDeviceGetPersistenceMode(pynvml.nvmlDeviceGetHandleByIndex(1)) == 1
+
+
+# --- events ---
+
+
+def test_only_what_comes_after_the_registration_is_told(session):
+    session.gpu(0).event(pynvml.nvmlEventTypeXidCriticalError, 13)
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(first(), pynvml.nvmlEventTypeXidCriticalError, events)
+    assert code_of(pynvml.nvmlEventSetWait, events, 0) == pynvml.NVML_ERROR_TIMEOUT
+    session.gpu(0).event(pynvml.nvmlEventTypeDoubleBitEccError)
+    session.gpu(1).event(pynvml.nvmlEventTypeXidCriticalError, 48)
+    waiting = threading.Thread(target=session.gpu(0).event, args=(pynvml.nvmlEventTypeXidCriticalError, 79))
+    waiting.start()
+    told = pynvml.nvmlEventSetWait(events, 5000)
+    waiting.join()
+    assert (told.eventType, told.eventData) == (pynvml.nvmlEventTypeXidCriticalError, 79)
+    assert pynvml.nvmlDeviceGetUUID(told.device) == session.gpu(0).uuid
+    pynvml.nvmlEventSetFree(events)
+    assert code_of(pynvml.nvmlEventSetWait, events, 0) == pynvml.NVML_ERROR_INVALID_ARGUMENT
+
+
+def test_waiting_for_events_of_a_lost_gpu_ends(session):
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(first(), pynvml.nvmlEventTypeXidCriticalError, events)
+    session.gpu(0).set(lost=True)
+    assert code_of(pynvml.nvmlEventSetWait, events, 5000) == pynvml.NVML_ERROR_GPU_IS_LOST

@@ -1,0 +1,171 @@
+"""A bystander is known by its program and by where it runs; whoever poses as one is a user like any other."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import Holder
+from scrubber.node import proc
+from scrubber.node.bystanders import ON_HOST, Bystander, Bystanders
+from scrubber.node.processes import Processes
+from tests.node.conftest import NodeProc
+
+U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a file of root's takes root")
+
+
+class Node:
+    """A process of the host that every mark of a bystander is true of, until one is changed."""
+
+    def __init__(self, node_proc: NodeProc, root: Path) -> None:
+        self.proc, self.root = node_proc, root
+        self.exe = root / "usr/bin/daemon"
+        self.exe.parent.mkdir(parents=True)
+        self.exe.touch(mode=0o755)
+        for name in ("host", "other"):
+            (root / name).touch()
+        init = node_proc.add(1, "0::/init.scope\n")
+        (init / "ns/mnt").symlink_to(root / "host")
+        self.process = node_proc.add(7, "0::/somewhere\n")
+        (self.process / "exe").symlink_to(self.exe)
+        (self.process / "ns/mnt").symlink_to(root / "host")
+        self.be(0)
+        (root / "var/log/pods").mkdir(parents=True)
+        self.holder = Holder(7, proc.status(str(self.process)).started, "any name", None)
+
+    def be(self, user: int) -> None:
+        (self.process / "status").write_text(f"Name:\tx\nUid:\t{user}\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
+
+    def log(self, directory: str) -> Path:
+        path = self.root / "var/log/pods" / directory
+        path.mkdir()
+        return path
+
+    def relink(self, name: str, target: Path) -> None:
+        (self.process / name).unlink()
+        (self.process / name).symlink_to(target)
+
+    def knows(self, namespace: str | None = None, holder: Holder | None = None) -> bool:
+        known = [Bystander("/usr/bin/another"), Bystander(str(self.exe), namespace)]
+        return Bystanders(known, self.proc.path, self.root).knows(holder or self.holder)
+
+
+@pytest.fixture
+def node(node_proc: NodeProc, tmp_path: Path) -> Node:
+    return Node(node_proc, tmp_path / "root")
+
+
+def test_a_daemon_of_root_s_on_the_host_is_known(node: Node) -> None:
+    assert node.knows()
+
+
+def test_it_is_known_by_its_program_and_not_by_its_name(node: Node) -> None:
+    (node.process / "comm").write_text("daemon\n")
+    node.relink("exe", node.root / "host")
+    assert not node.knows(holder=replace(node.holder, command="daemon"))
+
+
+def test_the_host_s_daemon_is_none_in_a_container(node: Node) -> None:
+    assert not node.knows(holder=replace(node.holder, container=U))
+    assert not node.knows(holder=replace(node.holder, container="container:0123456789ab"))
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_program_that_others_may_write_is_anybody_s(node: Node, mode: int) -> None:
+    node.exe.chmod(mode)
+    assert not node.knows()
+
+
+def test_a_program_that_is_not_root_s_is_anybody_s(node: Node) -> None:
+    os.chown(node.exe, 1000, 0)
+    assert not node.knows()
+
+
+def test_a_program_among_other_mounts_is_another_program(node: Node) -> None:
+    node.relink("ns/mnt", node.root / "other")
+    assert not node.knows()
+
+
+def test_where_the_mounts_cannot_be_compared_nobody_is_known(node: Node) -> None:
+    (node.proc.path / "1/ns/mnt").unlink()
+    assert not node.knows()
+
+
+def test_a_user_who_runs_the_daemon_is_a_user(node: Node) -> None:
+    node.be(1000)
+    assert not node.knows()
+
+
+@pytest.mark.parametrize("way_up", ["", "/..", "/../../.."])
+def test_a_daemon_that_gave_up_being_root_is_known_by_its_service(node: Node, way_up: str) -> None:
+    node.be(1000)
+    (node.process / "cgroup").write_text(f"0::{way_up}/system.slice/daemon.service\n")
+    assert node.knows()
+
+
+@pytest.mark.parametrize("group", ["/system.slice/other.service", "/user.slice/system.slice/daemon.service"])
+def test_a_service_of_another_name_or_place_vouches_for_nobody(node: Node, group: str) -> None:
+    node.be(1000)
+    (node.process / "cgroup").write_text(f"0::{group}\n")
+    assert not node.knows()
+
+
+def test_a_process_that_has_taken_the_number_is_not_the_one_that_was_seen(node: Node) -> None:
+    assert not node.knows(holder=replace(node.holder, started=node.holder.started - 1))
+
+
+def test_a_process_that_is_gone_is_nobody_we_know(node: Node) -> None:
+    assert not node.knows(holder=replace(node.holder, pid=8))
+
+
+def test_in_a_pod_it_is_known_by_the_namespace(node: Node) -> None:
+    node.log(f"gpu-tools_dcgm-exporter-x_{U}")
+    node.relink("ns/mnt", node.root / "other")
+    in_pod = replace(node.holder, container=U)
+    assert node.knows("gpu-tools", in_pod)
+    assert not node.knows("gpu-tools")
+    assert not node.knows("tools", in_pod)
+
+
+@pytest.mark.parametrize(
+    "name", [f"tenant_gpu-tools_{U}", f"tenant_x_{U}_{U}", f"tenant_gpu-tools_x_{U}", f"gpu-tools_{U}"]
+)
+def test_a_tenant_s_pod_is_of_the_tenant_s_namespace_whatever_its_name(node: Node, name: str) -> None:
+    node.log(name)
+    assert not node.knows("gpu-tools", replace(node.holder, container=U))
+
+
+def test_a_pod_that_two_namespaces_claim_is_of_none(node: Node) -> None:
+    node.log(f"gpu-tools_a_{U}")
+    node.log(f"tenant_a_{U}")
+    assert not node.knows("gpu-tools", replace(node.holder, container=U))
+
+
+def test_what_is_no_directory_is_not_the_kubelet_s(node: Node) -> None:
+    (node.root / f"var/log/pods/gpu-tools_a_{U}").symlink_to(node.root)
+    assert not node.knows("gpu-tools", replace(node.holder, container=U))
+
+
+def test_without_the_kubelet_s_logs_no_pod_is_known(node: Node) -> None:
+    (node.root / "var/log/pods").rmdir()
+    assert not node.knows("gpu-tools", replace(node.holder, container=U))
+
+
+def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node, tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    device.touch()
+    (node.process / "fd/3").symlink_to(device)
+    sight = Processes(node.proc.path, lambda _pid: None, full_sight=True)
+    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.root)
+    assert sight.holders({"gpu": [str(device)]}, ignored=known.knows) == {"gpu": ()}
+    assert [holder.pid for holder in sight.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
+
+
+def test_those_known_without_being_told_are_the_host_s_alone() -> None:
+    """Which namespaces tenants may not use is an operator's to say."""
+    assert {known.namespace for known in ON_HOST} == {None}

@@ -1,0 +1,229 @@
+"""A process is told to its pod by its control groups, and what a tenant writes there changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.node import cgroups, proc
+from scrubber.node.cgroups import Containers, Place, place
+from tests.node.conftest import DEAD_LEADER, NodeProc
+
+U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
+V = "ffffffff-11aa-4b3c-9d3e-5f6a7b8c9d0e"
+U_, V_ = U.replace("-", "_"), V.replace("-", "_")
+DIGEST = "0123456789abcdef" * 2  # the UID of a static pod
+H, INNER = "a1" * 32, "b2" * 32
+SLICES = "/kubepods.slice/kubepods-burstable.slice"
+OURS = f"{SLICES}/kubepods-burstable-pod{U_}.slice"
+
+LAYOUTS = {
+    f"11:memory:/kubepods/burstable/pod{U}/{H}": (U, H),
+    f"12:devices:/kubepods/pod{U}/{H}": (U, H),
+    f"0::{OURS}/cri-containerd-{H}.scope": (U, H),
+    f"0::/kubepods.slice/kubepods-pod{U_}.slice/crio-{H}.scope/container": (U, H),
+    f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{U_}.slice/docker-{H}.scope": (U, H),
+    f"0::/../../../kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": (U, H),
+    f"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod{U_}.slice:cri-containerd:{H}": (U, H),
+    f"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/"
+    f"kubelet-kubepods-burstable-pod{U_}.slice/cri-containerd-{H}.scope": (U, H),
+    f"0::/kubepods/burstable/pod{DIGEST}/{H}": (DIGEST, H),
+    f"0::{OURS}/crio-conmon-{H}.scope": (U, None),  # watches a container, and is in none
+    f"0::{OURS}/cri-containerd-{H}.scope/docker/{INNER}": (U, INNER),
+    f"0::{OURS}/cri-containerd-{H}.scope/init/nested": (U, H),
+    f"0::{OURS}": (U, None),
+    f"0::{OURS}/cri-containerd-{H}.scope (deleted)": (U, H),
+    f"0::/../../pod{U}/{H}": (U, H),
+    f"0::/../../../besteffort/pod{U}/{H}": (U, H),
+    f"0::/../cri-containerd-{H}.scope": (None, H),  # of our own pod, seen from within our container
+    f"0::/machine.slice/libpod-{H}.scope/container": (None, H),
+    f"0::/machine.slice/libpod-conmon-{H}.scope": (None, None),
+    f"0::/system.slice/docker-{H}.scope": (None, H),
+    f"4:cpu:/docker/{H}": (None, H),
+    f"0::/system.slice/some-new-runtime-{H}.scope": (None, H),
+    "0::/system.slice/kubelet.service": (None, None),
+    "0::/init.scope": (None, None),
+    "0::/": (None, None),
+}
+FORGED = {
+    "a pod below one's own container": (f"0::{OURS}/cri-containerd-{H}.scope/kubepods-pod{V_}.slice/{INNER}", U),
+    "a pod as the kubelet would make it": (f"4:cpu:/kubepods/pod{U}/{H}/kubepods/burstable/pod{V}/{INNER}", U),
+    "a pod below a container of no pod": (f"0::/docker/{H}/kubepods/pod{V}/{INNER}", f"container:{H[:12]}"),
+    "a container of no pod as another": (f"0::/docker/{H}/docker/{INNER}", f"container:{H[:12]}"),
+    "a pod from a second container of our own pod": (f"0::/../{H}/../../pod{V}", f"container:{H[:12]}"),
+    "a pod below a user's session": (f"0::/user.slice/user-1.slice/user@1.service/kubepods/pod{V}", None),
+    "a pod in a place of nobody's": (f"0::/app/pod{V}", None),
+    "a longer name": (f"0::/kubepods/pod{V}0/x", None),
+    "a name that ends a line for some": (f"0::/x\u20280::/kubepods/pod{V}\x0b0::/docker/{H}/", f"container:{H[:12]}"),
+}
+
+
+@pytest.mark.parametrize("line", LAYOUTS)
+def test_every_layout_is_read(line: str) -> None:
+    assert place(f"{line}\n") == Place(*LAYOUTS[line])
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_what_a_tenant_names_its_groups_makes_it_nobody_else(case: str) -> None:
+    line, name = FORGED[case]
+    assert place(line).name == name
+
+
+def test_on_the_first_version_any_hierarchy_tells() -> None:
+    assert place(f"12:devices:/\n4:cpu:/kubepods/pod{U}\n2:memory:/kubepods/pod{U}/{H}\n0::/\n") == Place(U, H)
+
+
+WORDS = st.sampled_from(
+    ["/", ":", "kubepods", "-", "pod", U, V_, DIGEST, H, ".slice", ".scope", "..", "\n", "user.slice"]
+)
+PIECES = st.lists(WORDS | st.text(max_size=4), max_size=12).map("".join)
+
+
+@given(PIECES)
+def test_no_line_makes_the_parser_fail(text: str) -> None:
+    name = place(text).name
+    assert name is None or name.startswith("container:") or name in text.replace("_", "-")
+
+
+@given(PIECES.map(lambda text: text.replace("\n", "")))
+def test_nothing_below_a_pod_changes_whose_it_is(text: str) -> None:
+    assert place(f"0::{OURS}/cri-containerd-{H}.scope/{text}").name == U
+
+
+@given(PIECES.map(lambda text: text.replace("\n", "")))
+def test_nothing_below_a_container_of_no_pod_changes_which_it_is(text: str) -> None:
+    assert place(f"0::/docker/{H}/{text}").name == f"container:{H[:12]}"
+
+
+def test_a_process_is_told_by_its_groups(node_proc: NodeProc) -> None:
+    node_proc.add(1, "0::/init.scope\n")
+    node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
+    node_proc.add(8, f"0::/docker/{H}\n")
+    sight = Containers(node_proc.path)
+    assert [sight.of(pid) for pid in (1, 7, 8, 9)] == [None, U, f"container:{H[:12]}", None]
+
+
+def test_a_name_that_ends_a_line_for_a_file_begins_no_other(node_proc: NodeProc) -> None:
+    (node_proc.add(7, "") / "cgroup").write_bytes(f"0::/docker/{H}/x\r0::/kubepods/pod{V}/\n".encode())
+    assert Containers(node_proc.path).of(7) == f"container:{H[:12]}"
+
+
+def test_the_living_are_told_in_one_walk(node_proc: NodeProc) -> None:
+    node_proc.add(1, "0::/init.scope\n")
+    node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
+    node_proc.add(8, f"0::/docker/{H}\n")
+    sight = Containers(node_proc.path)
+    assert sight.living() == {U, f"container:{H[:12]}"}
+    assert [sight.alive(name) for name in (U, f"container:{H[:12]}", V)] == [True, True, False]
+
+
+@pytest.mark.parametrize("state", ["Z", "X"])
+def test_who_has_ended_does_not_live(node_proc: NodeProc, state: str) -> None:
+    node_proc.add(7, f"0::{OURS}\n", state=state)
+    assert not Containers(node_proc.path).alive(U)
+
+
+def test_a_pod_lives_that_has_a_dead_process_and_a_living_one(node_proc: NodeProc) -> None:
+    node_proc.add(7, f"0::{OURS}\n", state="Z")
+    node_proc.add(8, f"0::{OURS}\n", state="D")
+    assert Containers(node_proc.path).alive(U)
+
+
+def test_a_process_lives_while_one_of_its_threads_does(node_proc: NodeProc) -> None:
+    node_proc.add(7, f"0::{OURS}\n", state="Z")
+    node_proc.add_thread(7, 9, f"0::{OURS}\n")
+    assert Containers(node_proc.path).alive(U)
+
+
+def test_on_the_first_version_a_dead_first_thread_is_told_by_the_others(node_proc: NodeProc) -> None:
+    """The kernel shows whoever is ending at the root: that is no place to be ended from."""
+    node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
+    node_proc.add_thread(7, 8, "4:cpu:/\n0::/\n", state="Z", ending=True)
+    node_proc.add_thread(7, 9, f"4:cpu:/kubepods/pod{U}/{H}\n0::/\n")
+    sight = Containers(node_proc.path)
+    assert sight.of(7) == U
+    assert sight.alive(U)
+
+
+def test_on_the_first_version_who_is_stuck_on_its_way_out_is_nobodys_to_end(node_proc: NodeProc) -> None:
+    node_proc.add(7, "4:cpu:/\n0::/\n", state="D", ending=True)
+    sight = Containers(node_proc.path)
+    with pytest.raises(proc.BlindError, match="cannot tell whose process 7 is: it is ending"):
+        sight.of(7)
+    assert sight.living() == frozenset()
+
+
+def test_who_has_ended_is_in_no_container(node_proc: NodeProc) -> None:
+    node_proc.add(7, "4:cpu:/\n", state="Z", ending=True)
+    assert Containers(node_proc.path).of(7) is None
+
+
+@pytest.mark.parametrize("fault", ["missing", "empty", "unreadable"])
+def test_a_process_whose_groups_are_hidden_is_not_taken_for_one_of_the_host(node_proc: NodeProc, fault: str) -> None:
+    directory = node_proc.add(7, "0::/\n")
+    (directory / "cgroup").unlink()
+    if fault == "empty":
+        (directory / "cgroup").touch()
+    if fault == "unreadable":
+        (directory / "cgroup").mkdir()
+    sight = Containers(node_proc.path)
+    with pytest.raises(proc.BlindError, match="cannot tell whose process 7 is"):
+        sight.of(7)
+    with pytest.raises(proc.BlindError):
+        sight.living()
+
+
+def test_a_container_s_own_processes_are_no_answer_about_a_pod(tmp_path: Path) -> None:
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").touch()
+    for ask in (Containers(tmp_path).living, lambda: Containers(tmp_path).alive(U)):
+        with pytest.raises(proc.BlindError, match="cannot tell which pods run: run the service in the host's pid"):
+            ask()
+
+
+def roots() -> list[Path]:
+    """A hierarchy of each version of control groups, as far as this machine has them."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    first = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup" and "pids" in mount[3].split(",")]
+    return [*first[:1], *(Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")][:2]
+
+
+@pytest.fixture
+def groups() -> Iterator[list[Path]]:
+    """A container of a pod in each: real ones, which end with the test."""
+    uid = f"{os.getpid():08x}{U[8:]}"
+    names = ("", "kubepods", f"kubepods/pod{uid}", f"kubepods/pod{uid}/{H}")
+    made: list[Path] = []
+    try:
+        for directory in (root / f"autoclave-{os.getpid()}" / name for root in roots() for name in names):
+            directory.mkdir()
+            made.append(directory)
+    except OSError:
+        pass  # making them takes root, and a machine that lets root
+    yield [directory for directory in made if directory.name == H]
+    for directory in reversed(made):
+        directory.rmdir()
+
+
+def test_real_groups_tell_real_processes_dead_or_alive(groups: list[Path], tmp_path: Path, launch) -> None:
+    if not groups:
+        pytest.skip("no control groups can be made here")
+    (tmp_path / "file").touch()
+    sight = Containers(Path("/proc"))
+    for group in groups:
+        pod = group.parent.name.removeprefix("pod")
+        enter = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
+        for code in ("import time; print(1, flush=True); time.sleep(60)", DEAD_LEADER):
+            process = launch(enter + code, tmp_path / "file")
+            assert sight.of(process.pid) == pod
+            assert cgroups._runs(f"/proc/{process.pid}")
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            assert not cgroups._runs(f"/proc/{process.pid}")
+            process.wait()
+            assert sight.of(process.pid) is None

@@ -1,0 +1,39 @@
+"""While a device is reset the service keeps off the driver: nothing else suffers from that."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scrubber.core import events as ev
+from scrubber.core.model import Blame, Outcome, State, Step, StepResult
+from scrubber.devices.base import DeviceError
+from tests.service.asking import rows
+
+
+async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world):
+    device = world.uuids[0]
+
+    def stuck() -> None:
+        raise DeviceError("an earlier question has not been answered")
+
+    world.node.let_go = stuck
+    world.node.reboot()  # what nothing is known of takes the slow path
+    results: list[StepResult] = []
+    async with asyncio.timeout(60):
+        while not results:
+            await asyncio.sleep(0.1)
+            results = [it.result for it in rows(world, ev.StepFinished, device) if it.result.outcome is Outcome.ABORTED]
+    assert (results[0].step, results[0].blame) == (Step.RESET, Blame.SERVICE)
+    assert world.state(device) is not State.QUARANTINED
+
+
+async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
+    first, second = world.uuids
+    world.node.let_go()
+    try:
+        await asyncio.sleep(30)
+        assert {world.state(first), world.state(second)} == {State.CLEAN}
+        await world.acquire("pod", second)
+    finally:
+        world.node.take_up()
+    assert world.state(second) is State.GRANTED
