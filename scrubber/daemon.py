@@ -46,8 +46,8 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    hangup = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    changed = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, changed.set)
     ledger = await _ledger(config, stop)
     if ledger is None:
         return 0
@@ -60,8 +60,8 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
     logger.info("serving", run_dir=str(config.run_dir), policy=rulebook.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(), name="monitor"),
-        asyncio.create_task(_watch_policy(rulebook), name="policy file"),
-        asyncio.create_task(_await_hangups(hangup, rulebook), name="hangup signal"),
+        asyncio.create_task(_watch_policy(rulebook, changed), name="policy file"),
+        asyncio.create_task(_follow_policy(rulebook, changed), name="policy"),
     ]
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -105,22 +105,23 @@ async def _ledger(config: ScrubberConfig, stop: asyncio.Event) -> Ledger | None:
             await closed.close()
 
 
-async def _watch_policy(rulebook: Rulebook) -> None:
-    """Load the policy again when its file changes. A ConfigMap is changed by moving a link in its directory."""
+async def _watch_policy(rulebook: Rulebook, changed: asyncio.Event) -> None:
+    """Tell when the policy's file changes. A ConfigMap is changed by moving a link in its directory."""
     if rulebook.path is None:
         await asyncio.Event().wait()
         return
     with Inotify() as inotify:
         inotify.add_watch(rulebook.path.parent, FILE_CHANGES)
-        await _reload(rulebook)  # what changed before we watched
+        changed.set()  # what changed before we watched
         async for _ in inotify:
-            await _reload(rulebook)
+            changed.set()
 
 
-async def _await_hangups(hangup: asyncio.Event, rulebook: Rulebook) -> None:
+async def _follow_policy(rulebook: Rulebook, changed: asyncio.Event) -> None:
+    """Load it again, one time after the other: of two at once the older one might be the last word."""
     while True:
-        await hangup.wait()
-        hangup.clear()
+        await changed.wait()
+        changed.clear()
         await _reload(rulebook)
 
 
