@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, idle, memory, start
+from benchmarks import acquire, chain, idle, memory, nvidia, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "start": start.measure,
     "idle": idle.measure,
     "memory": memory.measure,
+    "nvidia": nvidia.measure,
 }
 
 

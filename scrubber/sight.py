@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from scrubber.node.processes import Processes, nobody
 
 Holders = dict[str, tuple[Holder, ...] | None]
 Ignored = Callable[[str], Callable[[Holder], bool]]
+SHARE = 1 / 300  # of a core: what looks at devices in use may cost, but for those that something calls for
 BUSY_STATES = frozenset({State.GRANTED, State.EXPOSED, State.SCRUBBING})
 
 
@@ -57,6 +58,10 @@ class Sight:
         self._ours: set[int] = set()
         self._holding = Round(self._walk)
         self._living = Round(self._count)
+        self._driver = Round(self._instance)
+        self._visits: dict[str, _Visit] = {}
+        self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
+        self._took = 0.0  # seconds that it took
 
     def own(self, pid: int) -> None:
         """A worker of ours: not a user of the device."""
@@ -72,6 +77,8 @@ class Sight:
 
     async def quick(self, record: Record) -> Facts:
         """Facts at the price of one question to the driver; a full look where that is not a clear no."""
+        if record.state is State.EXPOSED and self.backend.lists_users:
+            return await self._still(record) or await self.full(record)
         try:
             incarnation, in_use = await self._caller.ask(
                 record.device.uuid,
@@ -87,6 +94,30 @@ class Sight:
             return Facts(incarnation, self.epoch(), (), self._since)
         return await self.full(record)
 
+    async def _still(self, record: Record) -> Facts | None:
+        """What the last full look saw, while a process of the owner that it met still runs and nobody new is listed.
+
+        That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
+        full look, which comes when the last one has become a small share of the time since.
+        """
+        visit = self._visits.get(record.device.uuid)
+        owner = record.owner.container if record.owner else None
+        if visit is None or visit.facts.owner_alive is not True or asyncio.get_running_loop().time() > visit.until:
+            return None
+        witness = next((it for it in visit.facts.holders or () if it.container is not None), None)
+        if witness is None or witness.container != owner:
+            return None
+
+        def same() -> bool:
+            here = self._processes.lives(witness) and self.backend.listed(record.device.uuid) <= visit.listed
+            return here and self._incarnation() == visit.facts.incarnation
+
+        try:
+            unchanged = await self._caller.ask(record.device.uuid, same, self.patience)
+        except DeviceError:
+            return None
+        return replace(visit.facts, epoch=self.epoch()) if unchanged else None
+
     async def full(self, record: Record, siblings: Sequence[Record] = (), claimant: str | None = None) -> Facts:
         """Facts that a deed may rest on: everybody who has the device, or one of its siblings, open.
 
@@ -94,16 +125,23 @@ class Sight:
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            incarnation = await self._caller.ask("driver", self._incarnation, self.patience)
+            incarnation = await self._driver.ask()
             holders = await self._holding.ask(*uuids)
             alive = await self._alive(record.owner.container if record.owner else None)
             claimant_alive = await self._alive(claimant)
         except (DeviceError, BlindError):
             return Facts(record.incarnation, self.epoch(), None, self._since)
         busy = _siblings_busy(siblings, holders)
-        return Facts(
+        facts = Facts(
             incarnation, self.epoch(), holders[record.device.uuid], self._since, alive, claimant_alive, busy
         )  # fmt: skip
+        self._remember(record, facts)
+        return facts
+
+    def _remember(self, record: Record, facts: Facts) -> None:
+        until = asyncio.get_running_loop().time() + max(1.0, self._took / SHARE)
+        listed = self._named.get(record.device.uuid, frozenset())
+        self._visits[record.device.uuid] = _Visit(until, replace(facts, claimant_alive=None), listed)
 
     async def vitals(self, uuid: str) -> Vitals | None:
         """Health as reported; None while a single report is missing.
@@ -142,6 +180,9 @@ class Sight:
 
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
+        return await self._driver.ask()
+
+    async def _instance(self, _asked: frozenset[str]) -> Incarnation:
         return await self._caller.ask("driver", self._incarnation, self.patience)
 
     def _incarnation(self) -> Incarnation:
@@ -152,7 +193,10 @@ class Sight:
         if self.backend.lists_users:
             listed = dict(zip(uuids, await asyncio.gather(*map(self._listed, uuids)), strict=True))
         told = {uuid: pids for uuid, pids in listed.items() if pids is not None}
+        self._named |= told
+        began = asyncio.get_running_loop().time()
         found = await self._caller.ask("processes", lambda: self._holders(told), 5 * self.patience)
+        self._took = asyncio.get_running_loop().time() - began
         return dict.fromkeys(uuids) | found
 
     async def _listed(self, uuid: str) -> frozenset[int] | None:
@@ -196,6 +240,15 @@ class Sight:
 
     async def _count(self, _asked: frozenset[str]) -> frozenset[str]:
         return await self._caller.ask("containers", self.backend.living, self.patience)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A full look at a device, and how long it may stand for the next one."""
+
+    until: float
+    facts: Facts
+    listed: frozenset[int]
 
 
 class _Absence:

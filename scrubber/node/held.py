@@ -22,6 +22,7 @@ from scrubber.node.proc import ENDED
 # The file behind a descriptor cannot be asked: closed meanwhile, or on a mount that is dead. Ours was asked just now.
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
 _MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) \S+ \S+ (\S+ [1-9].*)$", re.MULTILINE)  # with a file, and where that is
+_FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
 _READINGS = 5  # a process may map and unmap while we read
 
 _NONE: frozenset[str] = frozenset()
@@ -83,13 +84,8 @@ class Search:
         devices = _NONE
         if not self._mapped:
             return devices
-        text = _maps(task)
-        if not any(key in text for key in self._mapped):
-            return devices
-        for line in text.splitlines():
-            _addresses, _mode, _offset, *place = line.split(None, 5)
-            for key in (b" ".join(place[:2]), *place[2:]):
-                devices |= self._mapped.get(key, _NONE)
+        for place, path in _FILE.findall(_maps(task)):
+            devices |= self._mapped.get(place, _NONE) | self._mapped.get(path, _NONE)
         return devices
 
     def _nodes_in(self, task: str) -> frozenset[str]:

@@ -66,11 +66,11 @@ class Processes:
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         skipped = {os.getpid(), *exclude}
+        named = _by_pid({device: listed.get(device, ()) for device in files})
         for pid in pids(self._proc):
             if pid in skipped:
                 continue
-            named = frozenset(device for device in files if pid in listed.get(device, ()))
-            look = self._look(pid, search, named, ignored)
+            look = self._look(pid, search, named.get(pid, frozenset()), ignored)
             blind = blind or (self._full_sight and look.blind)
             if look.unsure:
                 unknown |= look.devices
@@ -78,6 +78,14 @@ class Processes:
                 found[device] += look.holder
         unproven = files.keys() if blind else unknown
         return {device: None if device in unproven else tuple(holders) for device, holders in found.items()}
+
+    def lives(self, holder: Holder) -> bool:
+        """Whether this very process still runs."""
+        try:
+            now = status(f"{self._proc}/{holder.pid}")
+        except ENDED:
+            return False
+        return now.started == holder.started and now.state not in DEAD
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
         """Whether a process is one of these, or was started by one that still runs."""
@@ -140,6 +148,13 @@ class _Look:
     blind: bool = False
     unsure: bool = False  # somebody holds them, and it cannot be told who
     holder: tuple[Holder, ...] = ()
+
+
+def _by_pid(listed: Mapping[str, Collection[int]]) -> dict[int, frozenset[str]]:
+    found: dict[int, frozenset[str]] = {}
+    for device, users in listed.items():
+        found |= {pid: found.get(pid, frozenset()) | {device} for pid in users}
+    return found
 
 
 def _command(process: str) -> str:

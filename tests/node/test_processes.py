@@ -108,7 +108,8 @@ def test_a_user_is_found_however_it_uses_the_file(file: Path, launch, code: str)
 def test_a_process_whose_first_thread_has_ended_still_uses_the_file_with_another(file: Path, launch) -> None:
     process = launch(DEAD_LEADER, file)
     [holder] = look(file)
-    assert (holder.pid, holder.state) == (process.pid, "S")
+    assert holder.pid == process.pid
+    assert holder.state in "RS"  # not the first thread's Z
 
 
 @pytest.mark.parametrize("code", [OPEN, MAP], ids=["open", "map"])

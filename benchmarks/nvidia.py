@@ -1,0 +1,163 @@
+"""What looking at NVIDIA GPUs costs: eight of them, cut into seven slices each, on a node with many processes.
+
+The driver is a library of our own under the real pynvml (``tests/fakes/nvml``), so a real driver's time is not in the
+figures. The processes are real. Whoever may not be looked into is passed over: a sandbox hides some, and then every
+look would end with "unknown".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.figures import Figure, quantile
+from scrubber.core import events as ev
+from scrubber.core.model import Moment, Owner, Record
+from scrubber.core.states import apply
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.host import Host
+from scrubber.node import proc
+from scrubber.node.processes import Processes
+from scrubber.sight import Sight
+from tests.fakes.nvml.build import build
+from tests.fakes.nvml.host import Root
+from tests.fakes.nvml.machine import Machine, Slice
+
+PROC = Path("/proc")
+GPUS, SLICES, PROCESSES = 8, 7, 2000
+ROUND = 1.0  # seconds, as the service's monitor has it
+HOLD = "import sys, time; held = [open(name) for name in sys.argv[1:]]; print(flush=True); time.sleep(3600)"
+BEGAN = Moment(0.0, 0.0)
+
+
+async def measure(*, quick: bool) -> list[Figure]:
+    """A full look; then rounds as the monitor makes them, over idle slices and over slices in use."""
+    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory, _crowd(100 if quick else PROCESSES) as crowd:
+        machine, root = _machine(Path(directory))
+        whole = await _figures(Node(root, machine), f"{GPUS} GPUs, {crowd} processes", quick=quick)
+        for number in range(GPUS):
+            machine.gpu(number).cut([Slice("1g.18gb")] * SLICES)
+        root.lay_out()
+        return whole + await _figures(
+            Node(root, machine), f"{GPUS} GPUs x {SLICES} slices, {crowd} processes", quick=quick
+        )
+
+
+async def _figures(node: Node, about: str, *, quick: bool) -> list[Figure]:
+    looks = [await node.look() for _ in range(3 if quick else 11)]
+    seconds = 3.0 if quick else 30.0
+    idle = await node.rounds({}, seconds)
+    with node.tenants() as owners:
+        used = await node.rounds(owners, seconds)
+    looked = f"nvidia, {about}: full look (inventory, holders, health)"
+    return [
+        Figure(looked, quantile(looks, 0.5), "s", len(looks), "<= 0.5 s"),
+        Figure(f"nvidia, {about}: monitor, all idle", idle * 100, "% of a core", 1, "<= 0.5 %"),
+        Figure(f"nvidia, {about}: monitor, all in use", used * 100, "% of a core", 1, "<= 0.5 %"),
+    ]
+
+
+def _machine(directory: Path) -> tuple[Machine, Root]:
+    """One that pynvml in this process finds."""
+    machine = Machine.h200(directory / "machine", GPUS)
+    os.environ |= machine.environment
+    # Its name is the one that pynvml asks for, and who is loaded under a name is not looked for again.
+    ctypes.CDLL(str(build(directory / "lib")), mode=ctypes.RTLD_GLOBAL)
+    return machine, Root.of(machine, directory / "root")
+
+
+@dataclass
+class Node:
+    """The service's eyes on a machine."""
+
+    root: Root
+    machine: Machine
+    pods: dict[int, str] = field(default_factory=dict)  # by the pid of their one process
+
+    def __post_init__(self) -> None:
+        """Nothing was seen yet."""
+        host = Host(self.root.path, pid_namespace=proc.own_namespace(PROC))
+        settings = self.root.path / "settings"
+        self.backend = Nvidia(host, self.pods.get, lambda: frozenset(self.pods.values()), settings)
+        processes = Processes(PROC, self.pods.get, full_sight=False)
+        self.sight = Sight(self.backend, processes, "boot", self.root.path, 0.0)
+
+    async def look(self) -> float:
+        """Everything about every device; the seconds that it took."""
+        began = time.perf_counter()
+        records = await self.records({})
+        await asyncio.gather(*(self.sight.full(record) for record in records))
+        await asyncio.gather(*(self.sight.vitals(record.device.uuid) for record in records))
+        return time.perf_counter() - began
+
+    async def records(self, owners: dict[str, str]) -> list[Record]:
+        """What the ledger would hold of them."""
+        incarnation = await self.sight.incarnation()
+        found = []
+        for info in await self.sight.inventory():
+            record = apply(None, ev.Entry(0, info.uuid, BEGAN, "op", ev.Discovered(info, incarnation)))
+            if info.uuid in owners:
+                exposed = ev.Exposed(Owner(owners[info.uuid], BEGAN, seen=True))
+                record = apply(record, ev.Entry(0, info.uuid, BEGAN, "op", exposed))
+            found.append(record)
+        return found
+
+    async def rounds(self, owners: dict[str, str], seconds: float) -> float:
+        """The share of a core that rounds over all devices take, once each was looked at."""
+        await asyncio.gather(*(self.sight.full(record) for record in await self.records(owners)))
+        ends, before = time.monotonic() + seconds, time.process_time()
+        began = time.monotonic()
+        while time.monotonic() < ends:
+            for record in await self.records(owners):
+                await self.sight.vitals(record.device.uuid)
+                await self.sight.quick(record)
+            await asyncio.sleep(ROUND)
+        return (time.process_time() - before) / (time.monotonic() - began)
+
+    @contextmanager
+    def tenants(self) -> Iterator[dict[str, str]]:
+        """A pod with one process on every slice; the pods by device."""
+        uuids = [info.uuid for info in self.backend.inventory()]
+        processes = [_started([sys.executable, "-c", HOLD, *self.backend.files(uuid)]) for uuid in uuids]
+        self.pods.update({process.pid: f"pod-{process.pid}" for process in processes})
+        try:
+            yield {uuid: f"pod-{process.pid}" for uuid, process in zip(uuids, processes, strict=True)}
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            self.pods.clear()
+
+
+def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    _await_line(process)
+    return process
+
+
+def _await_line(process: subprocess.Popen[bytes]) -> None:
+    if process.stdout is None or not process.stdout.readline():
+        raise RuntimeError("a process did not start")
+
+
+@contextmanager
+def _crowd(size: int) -> Iterator[int]:
+    """So many processes that do nothing."""
+    script = f"for _ in $(seq {size}); do sleep 3600 & done; echo; wait"
+    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    _await_line(process)
+    try:
+        yield size
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,109 @@
+"""Devices in use are looked after cheaply: no walk while the owner that was met still runs, and that is no proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.events import Entry
+from scrubber.core.model import Incarnation, Moment, Owner, Record
+from scrubber.core.states import apply
+from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated.backend import Simulated
+from scrubber.node.processes import Processes
+from scrubber.sight import Sight
+from tests.devices.conftest import end
+
+NOW = Moment(0.0, 0.0)
+
+
+class Listing(Simulated):
+    """A driver that lists users, whom a test names."""
+
+    lists_users = True
+    named: frozenset[int] = frozenset()
+
+    def listed(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
+        return self.named
+
+
+class Counted(Processes):
+    """Counts its walks."""
+
+    walks = 0
+
+    def holders(self, *args, **kwargs):
+        self.walks += 1
+        return super().holders(*args, **kwargs)
+
+
+def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
+    info = next(it for it in backend.inventory() if it.uuid == uuid)
+    record: Record | None = None
+    for event in (ev.Discovered(info, Incarnation("boot", backend.driver())), ev.Exposed(Owner(pod, NOW, seen=True))):
+        record = apply(record, Entry(0, uuid, NOW, "op", event))
+    assert record is not None
+    return record
+
+
+@pytest.fixture
+def eyes(bank, tmp_path, monkeypatch):
+    monkeypatch.setattr("scrubber.sight.SHARE", 1e-6)  # a walk may stand for a long time
+    backend = Listing(bank.root)
+    processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
+    return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
+
+
+async def test_while_the_owner_runs_a_second_look_walks_nowhere_and_says_the_same(bank, eyes):
+    sight, backend, processes = eyes
+    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    record = exposed(backend, bank.first, "pod-a")
+    seen = await sight.quick(record)
+    assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (1, True, 1)
+    assert await sight.quick(record) == seen
+    assert processes.walks == 1
+
+
+async def test_when_the_owner_has_gone_it_is_seen_at_the_next_look(bank, eyes):
+    sight, backend, processes = eyes
+    pid = tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    record = exposed(backend, bank.first, "pod-a")
+    await sight.quick(record)
+    end(pid)
+    seen = await sight.quick(record)
+    assert (processes.walks, seen.owner_alive, seen.holders) == (2, False, ())
+
+
+async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):
+    sight, backend, processes = eyes
+    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    record = exposed(backend, bank.first, "pod-a")
+    await sight.quick(record)
+    stranger = tenants.occupy(bank.root, bank.second, b"x", "pod-b")
+    backend.named = frozenset({stranger})
+    seen = await sight.quick(record)
+    assert {holder.container for holder in seen.holders or ()} == {"pod-a", "pod-b"}
+    assert processes.walks == 2
+    assert await sight.quick(record) == seen  # known by now
+    assert processes.walks == 2
+
+
+@pytest.mark.parametrize("change", ["another owner", "another driver", "it is time", "nobody of the owner was met"])
+async def test_what_was_seen_of_something_else_is_not_used(bank, eyes, monkeypatch, change):
+    sight, backend, processes = eyes
+    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    record = exposed(backend, bank.first, "pod-a")
+    if change == "nobody of the owner was met":
+        record = replace(record, owner=Owner("pod-c", NOW))
+    if change == "it is time":
+        monkeypatch.setattr(sight, "_remember", lambda *_: None)
+    await sight.quick(record)
+    if change == "another owner":
+        record = replace(record, owner=Owner("pod-b", NOW))
+    if change == "another driver":
+        monkeypatch.setattr(backend, "driver", lambda: "anew")
+    await sight.quick(record)
+    assert processes.walks == 2
