@@ -276,7 +276,8 @@ class Jobs:
 
         async def look() -> Facts:
             record = self._ledger.records[device]
-            return await self._sight.full(record, self._siblings(record))
+            facts = await self._sight.full(record, self._siblings(record))
+            return replace(facts, domain_resetting=grounds.resetting(record, self._ledger.records.values()))
 
         async def note(event: ev.Event) -> None:
             # Under the siblings' locks: a grant of one of them comes wholly before the reset, or sees it.
@@ -309,15 +310,19 @@ class Jobs:
     async def _turn(self, record: Record, job: Job) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
-        One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever. And
-        no more workers at once than a node has room for: each is a process of its own.
+        One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever. Who
+        resets nothing waits until it is over. And no more workers at once than a node has room for: each is a process
+        of its own.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
             self._queued.add(device)
             try:
-                if domain is not None and job.path is ScrubPath.SLOW:
-                    await stack.enter_async_context(self._turns.setdefault(domain, asyncio.Lock()))
+                if domain is not None:
+                    turn = self._turns.setdefault(domain, asyncio.Lock())
+                    await stack.enter_async_context(turn)
+                    if job.path is not ScrubPath.SLOW:
+                        await stack.aclose()
                 await stack.enter_async_context(self._workers)
             finally:
                 self._queued.discard(device)

@@ -7,6 +7,7 @@ through all processes, and is the only one that a deed may rest on.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from scrubber import log
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
 from scrubber.devices.base import Backend, DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.calls import Caller, Round
@@ -22,9 +24,12 @@ from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, nobody
 
+logger = log.get("sight")
+
 Holders = dict[str, tuple[Holder, ...] | None]
 Ignored = Callable[[str], Callable[[Holder], bool]]
 SHARE = 1 / 300  # of a core: what looks at devices in use may cost, but for those that something calls for
+REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
 BUSY_STATES = frozenset({State.GRANTED, State.EXPOSED, State.SCRUBBING})
 
 
@@ -60,6 +65,8 @@ class Sight:
         self._living = Round(self._count)
         self._driver = Round(self._instance)
         self._visits: dict[str, _Visit] = {}
+        self._absences: set[_Absence] = set()
+        self._returns: asyncio.Task[None] | None = None
         self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
         self._took = 0.0  # seconds that it took
 
@@ -85,13 +92,14 @@ class Sight:
                 lambda: (self._incarnation(), self.backend.in_use(record.device.uuid)),
                 self.patience,
             )
-        except DriverClosedError:
-            return await self.full(record)
         except DeviceError as error:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
-            return replace(await self.full(record), vitals=_silent(error))
+            vitals = None if self._no_news(error) else _silent(error)
+            return replace(await self.full(record), vitals=vitals)
         if in_use is False and record.state is not State.EXPOSED:
             return Facts(incarnation, self.epoch(), (), self._since)
+        if in_use is None:  # perhaps for memory that is held by nobody who could be seen
+            return replace(await self.full(record), vitals=await self.vitals(record.device.uuid))
         return await self.full(record)
 
     async def _still(self, record: Record) -> Facts | None:
@@ -150,9 +158,9 @@ class Sight:
         """
         try:
             vitals = await self._caller.ask(uuid, lambda: self.backend.vitals(uuid), self.patience)
-        except DriverClosedError:
-            return None
         except DeviceError as error:
+            if self._no_news(error):
+                return None
             vitals = _silent(error)
         if vitals.unresponsive and uuid not in self._late:
             self._late.add(uuid)
@@ -169,14 +177,28 @@ class Sight:
     async def away(self) -> AsyncIterator[None]:
         """The driver is left alone; raises DeviceError when an earlier question to it does not come back.
 
-        Processes are seen all the same.
+        Processes are seen all the same. What the driver does not say meanwhile is no news; it is news when it cannot
+        be asked longer than that.
         """
         absence = _Absence(self.backend)
+        self._absences.add(absence)
         try:
-            await self._caller.ask("let go", absence.begin, 2 * self.patience)
+            await self._caller.ask(f"let go {absence.number}", absence.begin, 2 * self.patience)
             yield
         finally:
-            absence.end()
+            # Not waited for: whoever ends a reset has better things to do, and may be on his way out.
+            self._returns = asyncio.create_task(self._return(absence))
+
+    async def _return(self, absence: _Absence) -> None:
+        try:
+            await self._caller.ask(f"take up {absence.number}", absence.end, REOPENS_WITHIN)
+        except DeviceError as error:
+            logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
+        finally:
+            self._absences.discard(absence)
+
+    def _no_news(self, error: DeviceError) -> bool:
+        return isinstance(error, DriverClosedError) and bool(self._absences)
 
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
@@ -203,10 +225,8 @@ class Sight:
         """Whom the driver names; None when it cannot be told. A driver that is closed for a reset names nobody."""
         try:
             return await self._caller.ask(uuid, lambda: self.backend.listed(uuid), self.patience)
-        except DriverClosedError:
-            return frozenset()
-        except DeviceError:
-            return None
+        except DeviceError as error:
+            return frozenset() if self._no_news(error) else None
 
     def _holders(self, listed: Mapping[str, frozenset[int]]) -> Holders:
         """One walk; another one only for devices that other bystanders may have open."""
@@ -254,7 +274,10 @@ class _Visit:
 class _Absence:
     """One time away from the driver. Whoever asked for it may have left before it began: then it ends at once."""
 
+    _numbers = itertools.count()
+
     def __init__(self, backend: Backend) -> None:
+        self.number = next(self._numbers)
         self._backend = backend
         self._lock = threading.Lock()
         self._away = False
@@ -264,14 +287,16 @@ class _Absence:
         self._backend.let_go()
         with self._lock:
             self._away = True
-            if self._over:
-                self._backend.take_up()
+            if not self._over:
+                return
+        self._backend.take_up()
 
     def end(self) -> None:
         with self._lock:
             self._over = True
-            if self._away:
-                self._backend.take_up()
+            if not self._away:
+                return
+        self._backend.take_up()
 
 
 def _silent(error: DeviceError) -> Vitals:

@@ -65,4 +65,5 @@ async def test_it_comes_back_when_a_reset_fails(sight, backend):
     backend.may.set()
     with pytest.raises(AssertionError):
         await away(sight)
+    assert await asyncio.to_thread(backend.back.wait, 5)
     assert backend.away == 0

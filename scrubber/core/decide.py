@@ -93,6 +93,8 @@ def fence(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
         return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
     if facts.incarnation != record.incarnation:
         return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted under the job")
+    if facts.domain_resetting:
+        return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
     if facts.holders is None:
         return answers.Fenced(Blame.TENANT, "it cannot be proven that nobody uses the device")
     if grounds.user_of(facts.holders) is not None:
@@ -109,14 +111,15 @@ def reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
     grant = record.grant
     if grant is None or record.owner is not None or not grounds.proof_stands(record.receipt, facts, policy, now):
         return False
-    return grant.announced and grant.epoch == facts.epoch and facts.holders == ()
+    return grant.announced and grant.epoch == facts.epoch and facts.holders == () and not grounds.leak(facts)
 
 
 def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.AcquireAnswer:
     if facts.holders is None:
         return unproven(record)
-    if facts.holders:
-        return answers.Note(ev.Soiled("it was used without a grant", facts.holders))
+    soiled = grounds.soiled(facts)
+    if soiled is not None:
+        return answers.Note(soiled)
     if not grounds.proof_stands(record.receipt, facts, policy, now):
         return answers.Scrub(grounds.path_for(record, policy), Trigger.PROOF_EXPIRED)
     return answers.HandOut()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from policies.model import Eviction, Policy, Route
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State, Step
+from scrubber.core.model import Ailment, Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State, Step
 
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
 CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
@@ -33,11 +33,12 @@ def about_to_start(owner: Owner | None, now: Moment) -> bool:
 
 
 def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
-    """The other devices that a reset of this one takes down."""
+    """The other devices that a reset of this one takes down; one that is not there any more has nobody on it."""
     domain = record.device.reset_domain
     if domain is None:
         return []
-    return [it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid]
+    others = (it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid)
+    return [it for it in others if it.quarantine is None or it.quarantine.sickness.ailment is not Ailment.LOST]
 
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:
@@ -71,6 +72,18 @@ def crowd(record: Record, facts: Facts) -> ev.Exposed | None:
     if all(holder.container in (owner.container, None) for holder in facts.holders or ()):
         return None
     return ev.Exposed(replace(owner, crowded=True))
+
+
+def leak(facts: Facts) -> int:
+    """Bytes of memory that no visible process answers for."""
+    return 0 if facts.vitals is None else facts.vitals.leaked_bytes
+
+
+def soiled(facts: Facts) -> ev.Soiled | None:
+    """What ends the proof of a clean device: somebody on it, or memory that somebody unseen holds."""
+    if facts.holders:
+        return ev.Soiled("it was used without a grant", facts.holders)
+    return ev.Soiled(f"{leak(facts)} bytes are held by no visible process") if leak(facts) else None
 
 
 def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:

@@ -63,14 +63,12 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         case State.SCRUBBING:
             return answers.Proceed()
         case State.QUARANTINED:
-            due = isinstance(probation(record, now), answers.Probe)
+            due = isinstance(probation(record, now), answers.Probe) and not _absent(facts)
             return answers.Probe() if due and grounds.clearable(record, facts, policy) else answers.Proceed()
         case State.GRANTED | State.EXPOSED:
             return _tend_tenancy(record, facts, policy, now)
-        case State.CLEAN if facts.holders:
-            return answers.Note(ev.Soiled("it was used without a grant", facts.holders))
-        case State.CLEAN if facts.vitals is not None and facts.vitals.leaked_bytes:
-            return answers.Note(ev.Soiled(f"{facts.vitals.leaked_bytes} bytes are held by no visible process"))
+        case State.CLEAN if (soiled := grounds.soiled(facts)) is not None:
+            return answers.Note(soiled)
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
     return _tend_idle(record, facts, policy, now)
@@ -179,6 +177,11 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     if facts.holders is None:
         return answers.Blocked("it cannot be proven that nobody uses it")
     return answers.Blocked(f"waiting for {grounds.names(facts.holders)} to leave it")
+
+
+def _absent(facts: Facts) -> bool:
+    """What is not there cannot be tried: it waits until it is back."""
+    return facts.vitals is not None and facts.vitals.lost
 
 
 def _idle_trigger(record: Record) -> Trigger:

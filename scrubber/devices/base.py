@@ -123,7 +123,7 @@ class Backend(Protocol):
         ...
 
     def take_up(self) -> None:
-        """The reset is over; said once for each ``let_go``. Never waits."""
+        """The reset is over; said once for each ``let_go``. Opens the driver again, which may take its time."""
         ...
 
 

@@ -76,6 +76,8 @@ ACQUIRE = rows(
     ("W16 no sight of processes: a clean device is not handed out", lives.CLEAN, facts(None), ENFORCE, NOT_PROVEN),
     ("S10 a clean device that is used without a grant is soiled", lives.CLEAN, facts((OF_B,)), ENFORCE,
      Note(ev.Soiled("it was used without a grant", (OF_B,)))),
+    ("memory that nobody visible holds ends a proof", lives.CLEAN, facts(vitals=Vitals(leaked_bytes=7)), ENFORCE,
+     Note(ev.Soiled("7 bytes are held by no visible process"))),
     ("a proof under another clearing policy is none", lives.CLEAN, facts(), OTHER_PROOF, EXPIRED),
     ("S8 a proof from before the service was away is none", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
     ("a proof outlives the service where policy says so", lives.CLEAN, facts(since=AWAY), SURVIVES, HandOut()),
@@ -89,6 +91,8 @@ ACQUIRE = rows(
     ("a grant without a proof is never shared", lives.UNPROVEN, facts(), ENFORCE, GONE),
     ("S8 a grant from before the service was away is not shared", lives.GRANTED, facts(since=AWAY), ENFORCE, GONE),
     ("a grant whose proof another policy made is not shared", lives.GRANTED, facts(), OTHER_PROOF, GONE),
+    ("a grant on a device that somebody unseen holds memory of is not shared", lives.GRANTED,
+     facts(vitals=Vitals(leaked_bytes=7)), ENFORCE, GONE),
     ("a grant that a container already uses is that container's, on record", lives.GRANTED, facts((OF_A,)), ENFORCE,
      Note(ev.Exposed(Owner(A, later(1), seen=True)))),
     ("a grant that a stray process uses is soiled, on record", lives.GRANTED, facts((LEFTOVER,)), ENFORCE,
@@ -207,6 +211,7 @@ FENCE = rows(
     ("W8 a neighbour is in use", Step.RESET, facts(siblings=True), "reset domain"),
     ("W8 nobody can say whether a neighbour is in use", Step.RESET, facts(siblings=None), "reset domain"),
     ("a reset of a device without busy neighbours", Step.RESET, facts(siblings=False), None),
+    ("W8 a neighbour is being reset", Step.EVICT, replace(facts(), domain_resetting=True), "is being reset"),
     ("a clear does not reach the neighbours", Step.CLEAR, facts(siblings=True), None),
 )  # fmt: skip
 

@@ -12,14 +12,11 @@ from scrubber.core.answers import Advert, AskOperator, Blocked, Note, NotYet, Pr
 from scrubber.core.model import (
     Ailment,
     Baseline,
-    Job,
     Owner,
     Path,
     Quarantine,
-    Record,
     Setback,
     Sickness,
-    Step,
     Trigger,
     Vitals,
     Xid,
@@ -160,6 +157,7 @@ TEND = rows(
 )  # fmt: skip
 TEND_DUE = rows(
     ("probation begins", lives.QUARANTINED, facts(), ENFORCE, Probe()),
+    ("what is not there is not tried", lives.QUARANTINED, facts(vitals=Vitals(lost=True)), ENFORCE, Proceed()),
     ("W16 probation does not begin without a look", lives.QUARANTINED, facts(None), ENFORCE, Proceed()),
     ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), RUTHLESS, Proceed()),
     ("probation waits for a host process", lives.QUARANTINED, facts((FOREIGN,)), ENFORCE, Proceed()),
@@ -380,21 +378,3 @@ def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
 def test_nothing_is_begun_while_a_reset_takes_the_device_down(record):
     seen = replace(facts(since=AWAY), domain_resetting=True)
     assert upkeep.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()
-
-
-def test_a_sibling_is_whoever_goes_down_with_it():
-    def device(name: str, domain: str | None, job: Job) -> Record:
-        info = replace(lives.CLEAN.device, uuid=name, reset_domain=domain)
-        return replace(lives.SCRUBBING, device=info, job=job)
-
-    assert lives.SCRUBBING.job is not None
-    resetting = replace(lives.SCRUBBING.job, step=Step.RESET)
-    clearing = replace(lives.SCRUBBING.job, step=Step.CLEAR)
-    one, other = device("GPU-1", "switch", resetting), device("GPU-2", "switch", clearing)
-    stranger, alone = device("GPU-3", "elsewhere", resetting), device("GPU-4", None, resetting)
-    everybody = [one, other, stranger, alone]
-    assert grounds.siblings(one, everybody) == [other]
-    assert grounds.siblings(alone, everybody) == []
-    assert grounds.resetting(other, everybody)
-    assert not grounds.resetting(one, everybody)
-    assert not grounds.resetting(alone, everybody)

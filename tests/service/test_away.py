@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, State, Step, StepResult
 from scrubber.devices.base import DeviceError
+from scrubber.errors import Refused
 from tests.service.asking import rows
 
 
@@ -29,11 +32,19 @@ async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world
 
 async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
     first, second = world.uuids
-    world.node.let_go()
-    try:
+    async with world.life.sight.away():
         await asyncio.sleep(30)
         assert {world.state(first), world.state(second)} == {State.CLEAN}
         await world.acquire("pod", second)
-    finally:
-        world.node.take_up()
     assert world.state(second) is State.GRANTED
+
+
+async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(world):
+    """Nothing is heard of any device any more: none of them may be called well."""
+    device = world.uuids[0]
+    world.node.take_up = lambda: None
+    async with world.life.sight.away():
+        pass
+    await world.reach(device, State.QUARANTINED)
+    with pytest.raises(Refused):
+        await world.acquire("pod", device)

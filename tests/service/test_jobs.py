@@ -10,6 +10,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.errors import LedgerUnavailable, NotReady, Reason, Refused
+from tests.service import hand
 from tests.service.hand import Hand
 from tests.service.node import Kind
 
@@ -317,6 +318,25 @@ async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
     await running.finished.wait()
     assert "a device of the same reset domain is in use" in world.record(one).setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
+
+
+@pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
+async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(build, monkeypatch, room):
+    """Its worker would be taken for a user, and the reset cut off in the middle."""
+    monkeypatch.setitem(hand.TAKES, Step.RESET, 3.0)
+    world = build(gpus=3)
+    await world.start()
+    await world.clean()
+    zero, one, other = world.uuids
+    world.service.jobs._workers = asyncio.Semaphore(room)
+    jobs = [await world.service.scrub(zero, Path.FAST), await world.service.scrub(one, Path.SLOW)]
+    if room > len(jobs):
+        while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+    jobs.append(await world.service.scrub(other, Path.FAST))
+    await asyncio.gather(*(job.finished.wait() for job in jobs))
+    assert [it.receipt is not None for it in jobs] == [True, True, True]
+    assert [it.device for it in rows(world, ev.ScrubFailed)] == []
 
 
 async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(world):

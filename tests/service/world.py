@@ -336,10 +336,11 @@ class World:
         return self._hand(self.node, self.truth, device)
 
     async def _end_tasks(self) -> None:
-        doomed = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
-        for task in doomed:
-            task.cancel()
-        await asyncio.gather(*doomed, return_exceptions=True)
+        while doomed := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:  # some begin another one as they end
+            for task in doomed:
+                task.cancel()
+            await asyncio.gather(*doomed, return_exceptions=True)
+        self.node.away = 0  # whoever kept off the driver is gone
 
     def _let_go(self, inner: store.Store) -> None:
         """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""

@@ -76,7 +76,7 @@ class Nvidia:
             handle = nvml.handle(uuid)
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
                 return None  # its slices' users are not its own
-            usage = users.look(nvml, handle)
+            usage = users.look(nvml, handle, self._host.runs)
         if usage.listed is not True and not self._host.names_every_process():
             return None
         return users.in_use(usage, self._baselines.learn(uuid, self.driver(), usage))
@@ -90,7 +90,12 @@ class Nvidia:
         """Health as the driver tells it now."""
         loaded = self.driver()
         with self._library.session() as nvml:
-            return vitals.of(nvml, uuid, lambda usage: users.leaked(usage, self._baselines.learn(uuid, loaded, usage)))
+            return vitals.of(
+                nvml,
+                uuid,
+                self._host.runs,
+                lambda usage: users.leaked(usage, self._baselines.learn(uuid, loaded, usage)),
+            )
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """Device nodes, and for a slice the driver's files that open it as well. Answers while NVML is closed."""
@@ -133,4 +138,4 @@ class Nvidia:
 
     def take_up(self) -> None:
         """Allow NVML again."""
-        self._library.take_up()
+        self._library.take_up(opened=True)

@@ -112,7 +112,12 @@ class NvidiaGpu:
         """Health as the driver tells it now."""
         idle = self._place.idle_bytes
         with self._library.session() as session:
-            return vitals.of(session, self._place.uuid, users.leaked if idle is None else _beyond(idle))
+            return vitals.of(
+                session,
+                self._place.uuid,
+                Host(Path(self._place.root)).runs,
+                users.leaked if idle is None else _beyond(idle),
+            )
 
     def _first(self, session: Session) -> Settings:
         """As the whole GPU was set when it was first seen."""

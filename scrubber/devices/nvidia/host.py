@@ -38,6 +38,10 @@ class Host:
         """Devices by their PCI address."""
         return self.root / "sys/bus/pci/devices"
 
+    def runs(self, pid: int) -> bool:
+        """Whether there is such a process; what this namespace does not show may be."""
+        return not self.names_every_process() or (self.proc / str(pid)).exists()
+
     def names_every_process(self) -> bool:
         """Whether NVML's lists are whole: of processes that this one's namespace does not show they say nothing."""
         try:

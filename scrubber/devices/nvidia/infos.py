@@ -19,7 +19,7 @@ def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> 
         memory_bytes=board.memory_bytes,
         numa_node=board.numa_node,
         pci_address=board.pci_address,
-        reset_domain=domain,
+        reset_domain=domain or board.uuid,  # that of its slices, when it is cut into any
         island=island,
         nodes=(f"/dev/{board.node}",),
         minor=board.minor,
@@ -30,7 +30,7 @@ def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> 
 def of_slice(index: int, board: Board, place: Place, partition: Partition, domain: str | None) -> DeviceInfo:
     """A slice: it has no links, and goes down with all others of its GPU at least."""
     return replace(
-        of_gpu(index, board, None, domain or board.uuid),
+        of_gpu(index, board, None, domain),
         uuid=place.uuid,
         model=partition.model,
         memory_bytes=partition.memory_bytes,

@@ -116,10 +116,19 @@ class Library:
             self.take_up()
             raise
 
-    def take_up(self) -> None:
-        """Allow NVML again; it is opened by the next question."""
-        with self._turn:
-            self._away -= 1
+    def take_up(self, *, opened: bool = False) -> None:
+        """Allow NVML again; it is opened by the next question.
+
+        Or before anybody may ask (``opened``), unless another reset still needs it closed: then whoever asks meanwhile
+        is told that it is closed, and not kept waiting.
+        """
+        with self._opening:
+            try:
+                if opened and self._away == 1:
+                    self._open_it()
+            finally:
+                with self._turn:
+                    self._away -= 1
 
     def close(self) -> None:
         """Until the next question."""
@@ -135,10 +144,14 @@ class Library:
         with self._opening:
             if self._broken and self._inside == 1:  # whoever comes now waits behind us
                 self._close()
-            if not self._open:
-                _translated("cannot open NVML", pynvml.nvmlInit)
-                self._open = True
-                self._openings += 1
+            self._open_it()
+
+    def _open_it(self) -> None:
+        if self._open:
+            return
+        _translated("cannot open NVML", pynvml.nvmlInit)
+        self._open = True
+        self._openings += 1
 
     def _close(self) -> None:
         self._handles, self._broken = {}, False

@@ -6,14 +6,16 @@ anew with the same profile at the same place bears the same UUID; one that does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from ctypes import byref
+from collections.abc import Callable, Iterable, Iterator
+from ctypes import byref, c_uint, sizeof
 from dataclasses import dataclass
 
 import pynvml
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.library import AbsentError, ArgumentError, Handle, ResetRequiredError, Session
+
+_MOST_INSTANCES = 16  # on one GPU, and more than any has
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +70,26 @@ def words(instances: Layout) -> tuple[str, ...]:
 
 def lay_out(session: Session, gpu: str, wanted: Layout) -> None:
     """Make the instances that are missing, and look whether every slice is the one that it was."""
-    there = {(one.profile, one.start) for one in layout(session, gpu)}
+    there = uuids(layout(session, gpu))
     for one in wanted:
-        if (one.profile, one.start) not in there:
-            _make(session, session.handle(gpu), one)
+        if missing := tuple(part for part in one.parts if part.uuid not in there):
+            device = session.handle(gpu)
+            _fill(session, _found(session, device, one) or _made(session, device, one), missing)
     if missing := sorted(uuids(wanted) - uuids(layout(session, gpu))):
         raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
 
 
-def recreate(session: Session, gpu: str, slice_uuid: str) -> None:
-    """Destroy the instance that a slice is a part of, and make it anew: its memory is cleared by the driver."""
+def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Instance], None]) -> None:
+    """Destroy the instance that a slice is a part of, and make it anew: its memory is cleared by the driver.
+
+    ``first`` hears what will be destroyed, so that it is known also to others when this process ends in the middle.
+    """
     one = next((one for one in layout(session, gpu) if slice_uuid in uuids((one,))), None)
     if one is None:
         raise DeviceError(f"cannot make {slice_uuid} anew: {gpu} has no such slice any more")
     if len(one.parts) > 1:
         raise DeviceError(f"cannot make {slice_uuid} anew: other slices share its memory; reset the whole GPU")
+    first(one)
     try:
         _destroy(session, session.handle(slice_uuid), session.handle(gpu), one)
         lay_out(session, gpu, (one,))
@@ -127,17 +134,29 @@ def _destroy(session: Session, slice_: Handle, device: Handle, one: Instance) ->
     try:
         session.ask(pynvml.nvmlGpuInstanceDestroy, instance)
     except DeviceError:
-        _fill(session, instance, one)  # without its part nobody would know it for a slice again
+        _fill(session, instance, one.parts)  # without its part nobody would know it for a slice again
         raise
 
 
-def _make(session: Session, device: Handle, one: Instance) -> None:
+def _found(session: Session, device: Handle, one: Instance) -> Handle | None:
+    """The instance, where only its parts are missing: whoever made it, or destroyed them, ended in the middle."""
+    found, count = (pynvml.c_nvmlGpuInstance_t * _MOST_INSTANCES)(), c_uint(_MOST_INSTANCES)
+    if session.told(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, found, byref(count)) is None:
+        return None
+    instances = (pynvml.c_nvmlGpuInstance_t.from_buffer(found, at * sizeof(found[0])) for at in range(count.value))
+    return next((it for it in instances if _start(session, it) == one.start), None)
+
+
+def _start(session: Session, instance: Handle) -> int:
+    return int(session.ask(pynvml.nvmlGpuInstanceGetInfo, instance).placement.start)
+
+
+def _made(session: Session, device: Handle, one: Instance) -> Handle:
     place = byref(pynvml.c_nvmlGpuInstancePlacement_t(one.start, one.size))
-    instance = session.ask(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, one.profile, place)
-    _fill(session, instance, one)
+    return session.ask(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, one.profile, place)
 
 
-def _fill(session: Session, instance: Handle, one: Instance) -> None:
-    for part in one.parts:
+def _fill(session: Session, instance: Handle, parts: Iterable[Part]) -> None:
+    for part in parts:
         place = byref(pynvml.c_nvmlComputeInstancePlacement_t(part.start, part.size))
         session.ask(pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement, instance, part.profile, place)

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pynvml
 
 from scrubber.devices.nvidia import boards
-from scrubber.devices.nvidia.library import CrowdedError, Handle, Session, UntoldError
+from scrubber.devices.nvidia.library import CrowdedError, Handle, ResetRequiredError, Session, UntoldError
+
+Lives = Callable[[int], bool]  # whether a process of this number is there
 
 IDLE_AT_MOST = 64 * 2**20
 NOISE = 16 * 2**20  # above the baseline, and still nobody's: what the driver takes and gives back as it goes
@@ -36,24 +39,30 @@ LISTS = (
 class Usage:
     """What was seen. ``listed`` is None when some list could not be told and no other names anybody."""
 
-    listed: bool | None
+    listed: bool | None  # somebody who lives
     least: int  # bytes in use before and after the lists were read: who came or went meanwhile is in one of them only
     most: int
 
 
-def look(nvml: Session, handle: Handle) -> Usage:
-    """One look; of a slice by its own handle."""
+def look(nvml: Session, handle: Handle, lives: Lives) -> Usage:
+    """One look; of a slice by its own handle. Who is listed and has ended answers for nothing any more."""
     before = boards.memory(nvml, handle).used
-    listed = _any([_named(nvml, handle, question) for question in LISTS])
+    listed = _any([_named(nvml, handle, question, lives) for question in LISTS])
     after = boards.memory(nvml, handle).used
     return Usage(listed, min(before, after), max(before, after))
 
 
 def pids(nvml: Session, handle: Handle) -> frozenset[int]:
-    """Everybody whom a list names; a list that this device or driver does not know names nobody."""
+    """Everybody whom a list names; a list that this device or driver does not know names nobody.
+
+    Nor does a device that waits for a reset: who has it open shows under /proc.
+    """
     found: set[int] = set()
-    for question in LISTS:
-        found |= {process.pid for process in nvml.told(question, handle) or ()}
+    try:
+        for question in LISTS:
+            found |= {process.pid for process in nvml.told(question, handle) or ()}
+    except ResetRequiredError:
+        return frozenset()
     return frozenset(found)
 
 
@@ -94,10 +103,10 @@ def _any(lists: list[bool | None]) -> bool | None:
     return None if None in lists else False
 
 
-def _named(nvml: Session, handle: Handle, question: Callable[..., object]) -> bool | None:
+def _named(nvml: Session, handle: Handle, question: Callable[..., Any], lives: Lives) -> bool | None:
     for _ in range(TRIES):
         try:
-            return bool(nvml.ask(question, handle))
+            return any(lives(process.pid) for process in nvml.ask(question, handle))
         except UntoldError:
             return None
         except CrowdedError:

@@ -14,11 +14,11 @@ from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import boards, users
 from scrubber.devices.nvidia.library import SLICE, Handle, ResetRequiredError, Session
-from scrubber.devices.nvidia.users import Usage
+from scrubber.devices.nvidia.users import Lives, Usage
 
 
-def of(nvml: Session, uuid: str, leaked: Callable[[Usage], int] = users.leaked) -> Vitals:
-    """Health of a GPU or a slice; ``leaked`` says how much of its memory nobody answers for.
+def of(nvml: Session, uuid: str, lives: Lives, leaked: Callable[[Usage], int] = users.leaked) -> Vitals:
+    """Health of a GPU or a slice; ``leaked`` says how much of its memory nobody answers for who ``lives``.
 
     A GPU that has been sliced is lost as a whole: there is nothing to be handed out under its name.
     """
@@ -33,7 +33,7 @@ def of(nvml: Session, uuid: str, leaked: Callable[[Usage], int] = users.leaked) 
             remap_pending=pending,
             remap_failed=failed,
             reset_required=_wants_reset(nvml, gpu),
-            leaked_bytes=leaked(users.look(nvml, handle)),
+            leaked_bytes=leaked(users.look(nvml, handle, lives)),
         )
     except DeviceLostError:
         return Vitals(lost=True)

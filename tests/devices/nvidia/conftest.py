@@ -17,6 +17,7 @@ from tests.fakes.nvml.machine import Gpu, Machine
 __all__ = ["nvml", "nvml_build", "stage"]  # fixtures
 
 INITIAL = "pid:[4026531836]"
+RUNNING = range(4700, 4800)  # the numbers of processes that there are
 
 
 @dataclass(frozen=True)
@@ -66,4 +67,6 @@ def rig(stage: Stage, nvml: Machine) -> Rig:
     """Eight H200 on switches, seen from the initial process namespace."""
     host = Host(stage.root.path, stage.root.path / "proc")
     namespace(host, INITIAL)
+    for pid in RUNNING:
+        (host.proc / str(pid)).mkdir()
     return Rig(nvml, stage.root, host, Library())

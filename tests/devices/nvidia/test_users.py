@@ -16,6 +16,7 @@ from tests.devices.nvidia.conftest import namespace
 from tests.fakes.nvml.machine import Process, Slice
 
 MIB = 2**20
+DEAD = 2**22 + 1  # above the most that the kernel numbers
 CALLS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses_v3",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses_v3",
@@ -186,6 +187,22 @@ def test_memory_is_read_before_and_after_the_lists(rig) -> None:
     asked = [call for _, call, _ in rig.machine.calls() if "Memory" in call or "Processes" in call]
     assert asked[0] == asked[-1] == "nvmlDeviceGetMemoryInfo_v2"
     assert set(asked[1:-1]) == set(CALLS.values())
+
+
+def test_who_is_listed_and_has_ended_answers_for_no_memory(rig) -> None:
+    backend, gpu = rig.backend(), rig.gpu(0)
+    gpu.run(Process(DEAD, used=20000 * MIB))
+    gpu.set({"memory.used": 20000 * MIB})
+    assert backend.in_use(gpu.uuid) is None
+    assert backend.vitals(gpu.uuid).leaked_bytes > 19000 * MIB
+    (rig.host.proc / str(DEAD)).mkdir()
+    assert backend.in_use(gpu.uuid) is True
+    assert backend.vitals(gpu.uuid).leaked_bytes == 0
+
+
+def test_a_device_that_waits_for_a_reset_lists_nobody(rig) -> None:
+    rig.gpu(0).set(reset_required=True)
+    assert rig.backend().listed(rig.gpu(0).uuid) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.integers(0, 2**38), st.integers(0, 2**38))))

@@ -1,0 +1,425 @@
+"""What a real NVIDIA GPU tells through NVML, and how long each question takes. Only reads: nothing on it is changed.
+
+python -m benchmarks.nvml [--output DIR] [--host-root DIR]
+
+Writes ``<model>-nvml.md`` and ``.json``, without serial numbers and with UUIDs cut short, so that they can be published.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia import driver, settings
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.library import AbsentError, ArgumentError, Handle, Library, Session, UntoldError
+from scrubber.devices.nvidia.users import IDLE_AT_MOST
+from scrubber.node import proc
+
+TIMES = 50  # each question; the median counts
+ROUNDS, OPENINGS = 20, 3
+NOWHERE = Path("/dev/null/settings")  # nothing is kept
+PROC = Path("/proc")
+_READS = re.compile(
+    r"nvml(?:Init\w*|Shutdown|ErrorString|(?:System|Device|GpuInstance|ComputeInstance)Get\w+)", re.ASCII
+)
+_NAMES = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f-]+", re.ASCII)
+_SLUG = re.compile(r"[^a-z0-9]+")
+
+
+class NotARead(RuntimeError):
+    """A function of the library that may change something was called where only reads are allowed."""
+
+
+@contextmanager
+def reads_only() -> Iterator[None]:
+    """No function of NVML but those that only read: pynvml finds all of them in one place."""
+    find = pynvml._nvmlGetFunctionPointer  # noqa: SLF001 - the one place
+
+    def found(name: str) -> Any:  # noqa: ANN401 - a C function
+        if _READS.fullmatch(name) is None:
+            raise NotARead(f"cannot call {name}: only reads are allowed here")
+        return find(name)
+
+    pynvml._nvmlGetFunctionPointer = found  # noqa: SLF001 - same
+    try:
+        yield
+    finally:
+        pynvml._nvmlGetFunctionPointer = find  # noqa: SLF001 - same
+
+
+def cut(text: str) -> str:
+    """UUIDs to their first eight characters."""
+    return _NAMES.sub(r"\1", text)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One call and what it is asked about; ``about`` tells calls of one name apart."""
+
+    call: Callable[..., Any]
+    args: tuple[object, ...]
+    about: str = ""
+
+    @property
+    def name(self) -> str:
+        """As pynvml has it."""
+        return str(self.call.__name__)
+
+    def ask(self, nvml: Session) -> object:
+        """The answer; None where the device does not know such a thing."""
+        if self.call is pynvml.nvmlDeviceGetFieldValues:  # says of each field whether it is known
+            handle, number = self.args
+            return nvml.field(handle, int(str(number)))
+        return nvml.ask(self.call, *self.args)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a question: told, untold, none (there is no such thing to tell of) or error; and how long it took."""
+
+    question: str
+    about: str
+    answer: str
+    why: str
+    microseconds: float
+
+
+def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
+    """Everything that the service asks of a whole GPU."""
+    uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
+    place = nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, gpu).busId
+    clocks = ((pynvml.NVML_CLOCK_GRAPHICS, "graphics"), (pynvml.NVML_CLOCK_MEM, "memory"))
+    uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    action, last = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, pynvml.NVML_NVLINK_MAX_LINKS - 1
+    fabric = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    return (
+        Question(pynvml.nvmlDeviceGetCount, ()),
+        Question(pynvml.nvmlDeviceGetHandleByIndex, (0,)),
+        Question(pynvml.nvmlDeviceGetHandleByUUID, (uuid,)),
+        Question(pynvml.nvmlDeviceGetHandleByPciBusId, (place,)),
+        *(Question(call, (gpu,)) for call in _PLAIN),
+        Question(pynvml.nvmlDeviceGetMemoryInfo, (gpu, pynvml.nvmlMemory_v2), "version 2"),
+        Question(pynvml.nvmlDeviceGetTotalEccErrors, (gpu, uncorrected, volatile), "uncorrected, volatile"),
+        Question(pynvml.nvmlDeviceGetFieldValues, (gpu, action), f"field {action}: recovery action"),
+        Question(pynvml.nvmlDeviceGetNvLinkState, (gpu, 0), "link 0"),
+        Question(pynvml.nvmlDeviceGetNvLinkState, (gpu, last), f"link {last}"),
+        Question(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, (gpu, 0), "link 0"),
+        Question(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, (gpu, 0), "link 0"),
+        Question(pynvml.nvmlDeviceGetGpuFabricInfoV, (gpu, byref(fabric))),
+        *(Question(pynvml.nvmlDeviceGetApplicationsClock, (gpu, clock), name) for clock, name in clocks),
+        *(Question(pynvml.nvmlDeviceGetDefaultApplicationsClock, (gpu, clock), name) for clock, name in clocks),
+        Question(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, (gpu, 0), "slice 0"),
+        Question(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, (gpu, 0), "profile 0"),
+    )
+
+
+_PLAIN: tuple[Callable[..., Any], ...] = (
+    pynvml.nvmlDeviceGetUUID,
+    pynvml.nvmlDeviceGetName,
+    pynvml.nvmlDeviceGetPciInfo_v3,
+    pynvml.nvmlDeviceGetMinorNumber,
+    pynvml.nvmlDeviceGetCudaComputeCapability,
+    pynvml.nvmlDeviceGetArchitecture,
+    pynvml.nvmlDeviceGetVirtualizationMode,
+    pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
+    pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
+    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+    pynvml.nvmlDeviceGetRemappedRows,
+    pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
+    pynvml.nvmlDeviceGetEccMode,
+    pynvml.nvmlDeviceGetPersistenceMode,
+    pynvml.nvmlDeviceGetAccountingMode,
+    pynvml.nvmlDeviceGetComputeMode,
+    pynvml.nvmlDeviceGetPowerManagementLimit,
+    pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
+    pynvml.nvmlDeviceGetMigMode,
+    pynvml.nvmlDeviceGetMaxMigDeviceCount,
+)
+
+
+def of_slice(nvml: Session, gpu: Handle, slice_: Handle) -> tuple[Question, ...]:
+    """Everything that it asks of a slice beside that."""
+    instance_id = nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_)
+    part_id = nvml.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
+    instance = nvml.ask(pynvml.nvmlDeviceGetGpuInstanceById, gpu, instance_id)
+    part = nvml.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, part_id)
+    return (
+        Question(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (slice_,)),
+        Question(pynvml.nvmlDeviceGetGpuInstanceId, (slice_,)),
+        Question(pynvml.nvmlDeviceGetComputeInstanceId, (slice_,)),
+        Question(pynvml.nvmlDeviceGetGpuInstanceById, (gpu, instance_id)),
+        Question(pynvml.nvmlGpuInstanceGetInfo, (instance,)),
+        Question(pynvml.nvmlGpuInstanceGetComputeInstanceById, (instance, part_id)),
+        Question(pynvml.nvmlComputeInstanceGetInfo_v2, (part,)),
+        Question(pynvml.nvmlDeviceGetMemoryInfo, (slice_, pynvml.nvmlMemory_v2), "version 2, of a slice"),
+    )
+
+
+def questions(nvml: Session) -> tuple[Question, ...]:
+    """For the first GPU, and the first slice of it where it has any."""
+    gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
+    slice_ = None
+    for number in range(nvml.told(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
+        try:
+            slice_ = nvml.told(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
+            break
+        except (AbsentError, ArgumentError):
+            continue
+    return of_gpu(nvml, gpu) + (() if slice_ is None else of_slice(nvml, gpu, slice_))
+
+
+def answered(nvml: Session, question: Question, times: int = TIMES) -> Answer:
+    """Ask so many times; the last answer and the median time."""
+    answer, why, took = "", "", []
+    for _ in range(times):
+        began = time.perf_counter_ns()
+        answer, why = _once(nvml, question)
+        took.append((time.perf_counter_ns() - began) / 1000)
+    return Answer(question.name, question.about, answer, why, round(statistics.median(took), 1))
+
+
+def _once(nvml: Session, question: Question) -> tuple[str, str]:
+    try:
+        return ("untold", "") if question.ask(nvml) is None else ("told", "")
+    except UntoldError as error:
+        return "untold", _why(error)
+    except (AbsentError, ArgumentError) as error:
+        return "none", _why(error)
+    except DeviceError as error:
+        return "error", _why(error)
+
+
+def _why(error: DeviceError) -> str:
+    return str(error.__cause__ or error)
+
+
+def memory(nvml: Session) -> list[dict[str, object]]:
+    """Of each GPU, in bytes, with how many processes the driver lists on it: idle means none."""
+    found = []
+    for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
+        gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+        told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, gpu, pynvml.nvmlMemory_v2)
+        listed = nvml.told(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu)
+        row: dict[str, object] = {name: getattr(told, name) for name in ("total", "reserved", "free", "used")}
+        found.append({"gpu": index, **row, "listed": None if listed is None else len(listed)})
+    return found
+
+
+def backend(host: Host, library: Library) -> Nvidia:
+    """The service's own eyes."""
+    return Nvidia(host, lambda _pid: None, frozenset, NOWHERE, library)
+
+
+def looks(eyes: Nvidia, devices: Sequence[DeviceInfo]) -> list[dict[str, object]]:
+    """What the service's looks at the first device take, in milliseconds: the first one, and the median of those after."""
+    uuid = devices[0].uuid
+    calls: dict[str, Callable[[], object]] = {
+        "driver": eyes.driver,
+        "inventory": eyes.inventory,
+        "vitals": lambda: eyes.vitals(uuid),
+        "in_use": lambda: eyes.in_use(uuid),
+        "listed": lambda: eyes.listed(uuid),
+    }
+    return [{"look": name, **_timed(call)} for name, call in calls.items()]
+
+
+def _timed(call: Callable[[], object]) -> dict[str, object]:
+    took: list[float] = []
+    answer: object = None
+    for _ in range(TIMES):
+        began = time.perf_counter()
+        answer = call()
+        took.append((time.perf_counter() - began) * 1000)
+    short = str(answer) if isinstance(answer, bool | None) else ""
+    return {"first_ms": round(took[0], 3), "median_ms": round(statistics.median(took[1:]), 3), "answer": short}
+
+
+def idle_round(eyes: Nvidia) -> dict[str, object]:
+    """What one of the monitor's rounds over all devices takes while nobody is on them: it makes one a second."""
+    walls, shares = [], []
+    for _ in range(ROUNDS):
+        wall, work = time.perf_counter(), time.process_time()
+        for info in eyes.inventory():
+            eyes.driver()
+            eyes.vitals(info.uuid)
+            eyes.in_use(info.uuid)
+        walls.append((time.perf_counter() - wall) * 1000)
+        shares.append((time.process_time() - work) * 1000)
+    return {
+        "rounds": ROUNDS,
+        "wall_ms": round(statistics.median(walls), 3),
+        "processor_ms": round(statistics.median(shares), 3),
+    }
+
+
+def openings(library: Library) -> list[float]:
+    """Seconds that opening NVML takes, each time after it was closed."""
+    took = []
+    for _ in range(OPENINGS):
+        library.close()
+        began = time.perf_counter()
+        with library.session():
+            took.append(round(time.perf_counter() - began, 4))
+    return took
+
+
+def machine(nvml: Session, host: Host) -> dict[str, object]:
+    """What it was taken on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpus = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return {
+        "gpus": nvml.ask(pynvml.nvmlDeviceGetCount),
+        "model": nvml.ask(pynvml.nvmlDeviceGetName, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)),
+        "driver": nvml.ask(pynvml.nvmlSystemGetDriverVersion),
+        "nvml": nvml.ask(pynvml.nvmlSystemGetNVMLVersion),
+        "driver as the kernel tells it": _told(lambda: driver.name(host)),
+        "cpu": f"{len(cpus)} x {cpus[0] if cpus else platform.machine()}",
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "root": os.geteuid() == 0,
+        "the node's pid namespace": proc.sees_all(PROC),
+    }
+
+
+def _told(ask: Callable[[], object]) -> object:
+    try:
+        return ask()
+    except DeviceError as error:
+        return f"not told: {error}"
+
+
+def measure(host: Host, library: Library) -> dict[str, Any]:
+    """All of it. What the service's own eyes cannot see here keeps the questions to the library from nothing."""
+    with library.session() as nvml:
+        found: dict[str, Any] = {"machine": machine(nvml, host), "memory": memory(nvml)}
+        found["questions"] = [asdict(answered(nvml, question)) for question in questions(nvml)]
+        first = nvml.ask(pynvml.nvmlDeviceGetUUID, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0))
+        found["settings"] = _told(lambda: asdict(settings.capture(nvml, first)))
+    eyes = backend(host, library)
+    devices = _told(eyes.inventory)
+    found |= {"inventory": devices, "looks": [], "idle_round": {}}
+    if isinstance(devices, tuple) and devices:
+        found |= {"inventory": [asdict(info) for info in devices]}
+        found |= {"looks": _told(lambda: looks(eyes, devices)), "idle_round": _told(lambda: idle_round(eyes))}
+    found["opening_seconds"] = openings(library)
+    return found
+
+
+def table(rows: object) -> str:
+    """Markdown, of rows with the same keys; a sentence where there are none."""
+    if not isinstance(rows, list) or not rows:
+        return str(rows or "Nothing.")
+    head = list(rows[0])
+    lines = [head, ["---"] * len(head), *([str(row[name]).replace("|", "/") for name in head] for row in rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def pairs(values: object) -> str:
+    """Markdown, of names and what belongs to them."""
+    if not isinstance(values, dict):
+        return str(values)
+    return table([{"what": name, "told": value} for name, value in values.items()])
+
+
+def page(taken: str, command: str, found: dict[str, Any]) -> str:
+    """For people."""
+    inventory = found["inventory"]
+    devices = "\n\n".join(map(pairs, inventory)) if isinstance(inventory, list) else str(inventory or "Nothing.")
+    return f"""# What {found["machine"]["model"]} tells through NVML
+
+Taken {taken} with `{command}`. Only reads; UUIDs are cut short.
+
+{pairs(found["machine"])}
+
+## Questions
+
+Each was asked {TIMES} times of the first GPU, through the service's own library; the median counts. Told: there is an
+answer. Untold: this GPU or driver knows no such thing. None: there is nothing of that number or name. Error: all else.
+
+{table(found["questions"])}
+
+## Memory
+
+In bytes. A GPU is idle where nobody is listed; {IDLE_AT_MOST} bytes in use are believed of an idle one at most.
+
+{table(found["memory"])}
+
+## Devices, as the service sees them
+
+{devices}
+
+## Settings of the first GPU
+
+{pairs(found["settings"])}
+
+## What looking takes
+
+In milliseconds; the first look, and the median of {TIMES - 1} more.
+
+{table(found["looks"])}
+
+One round over all devices, as the monitor makes one a second: {found["idle_round"]}. Opening NVML after it was closed:
+{found["opening_seconds"]} s.
+"""
+
+
+def write(directory: Path, command: str, found: dict[str, Any]) -> Path:
+    """The page for people and the same for machines; where the page is."""
+    directory.mkdir(parents=True, exist_ok=True)
+    taken = time.strftime("%Y-%m-%d", time.gmtime())
+    name = f"{_SLUG.sub('-', str(found['machine']['model']).lower()).strip('-')}-nvml"
+    document = {"taken": taken, "command": command, **found}
+    (directory / f"{name}.json").write_text(cut(json.dumps(document, indent=2, default=str)) + "\n")
+    file = directory / f"{name}.md"
+    file.write_text(cut(page(taken, command, found)))
+    return file
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure and write; 2 where there is nothing to measure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nvml", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("docs/measurements"), help="where to write")
+    parser.add_argument(
+        "--host-root", type=Path, default=Path("/"), help="where the host's /dev, /proc and /sys are seen"
+    )
+    options = parser.parse_args(arguments)
+    host = Host(options.host_root, pid_namespace=proc.own_namespace(PROC))
+    library = Library()
+    command = shlex.join(["python", "-m", "benchmarks.nvml", *arguments])
+    with reads_only():
+        try:
+            with library.session() as nvml:
+                count = nvml.ask(pynvml.nvmlDeviceGetCount)
+            if not count:
+                raise DeviceError("the driver lists no GPU")
+            found = measure(host, library)
+        except DeviceError as error:
+            sys.stderr.write(f"cannot measure: {error}; run this where an NVIDIA GPU and its driver are\n")
+            return 2
+        finally:
+            library.close()
+    print(write(options.output, command, found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
