@@ -35,7 +35,6 @@ from tests.fakes.nvml.machine import Machine, Slice
 
 PROC = Path("/proc")
 GPUS, SLICES, PROCESSES = 8, 7, 2000
-ROUND = 1.0  # seconds, as the service's monitor has it
 HOLD = "import sys, time; held = [open(name) for name in sys.argv[1:]]; print(flush=True); time.sleep(3600)"
 BEGAN = Moment(0.0, 0.0)
 
@@ -121,7 +120,7 @@ class Node:
             for record in await self.records(owners):
                 await self.sight.vitals(record.device.uuid)
                 await self.sight.quick(record)
-            await asyncio.sleep(ROUND)
+            await asyncio.sleep(self.backend.pace)
         return (time.process_time() - before) / (time.monotonic() - began)
 
     @contextmanager

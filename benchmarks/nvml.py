@@ -2,7 +2,7 @@
 
 python -m benchmarks.nvml [--output DIR] [--host-root DIR]
 
-Writes ``<model>-nvml.md`` and ``.json``, without serial numbers and with UUIDs cut short, so that they can be published.
+Writes ``<model>-nvml.md`` and ``.json``, without serial numbers and with UUIDs cut short: they can be published.
 """
 
 from __future__ import annotations
@@ -16,200 +16,33 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from ctypes import byref
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from benchmarks.nvml_questions import TIMES, answered, questions, reads_only
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import driver, settings
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import AbsentError, ArgumentError, Handle, Library, Session, UntoldError
+from scrubber.devices.nvidia.library import Library, Session
 from scrubber.devices.nvidia.users import IDLE_AT_MOST
 from scrubber.node import proc
 
-TIMES = 50  # each question; the median counts
 ROUNDS, OPENINGS = 20, 3
 NOWHERE = Path("/dev/null/settings")  # nothing is kept
 PROC = Path("/proc")
-_READS = re.compile(
-    r"nvml(?:Init\w*|Shutdown|ErrorString|(?:System|Device|GpuInstance|ComputeInstance)Get\w+)", re.ASCII
-)
 _NAMES = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{4})[0-9a-f-]+", re.ASCII)
 _SLUG = re.compile(r"[^a-z0-9]+")
-
-
-class NotARead(RuntimeError):
-    """A function of the library that may change something was called where only reads are allowed."""
-
-
-@contextmanager
-def reads_only() -> Iterator[None]:
-    """No function of NVML but those that only read: pynvml finds all of them in one place."""
-    find = pynvml._nvmlGetFunctionPointer  # noqa: SLF001 - the one place
-
-    def found(name: str) -> Any:  # noqa: ANN401 - a C function
-        if _READS.fullmatch(name) is None:
-            raise NotARead(f"cannot call {name}: only reads are allowed here")
-        return find(name)
-
-    pynvml._nvmlGetFunctionPointer = found  # noqa: SLF001 - same
-    try:
-        yield
-    finally:
-        pynvml._nvmlGetFunctionPointer = find  # noqa: SLF001 - same
 
 
 def cut(text: str) -> str:
     """UUIDs to their first eight characters."""
     return _NAMES.sub(r"\1", text)
-
-
-@dataclass(frozen=True)
-class Question:
-    """One call and what it is asked about; ``about`` tells calls of one name apart."""
-
-    call: Callable[..., Any]
-    args: tuple[object, ...]
-    about: str = ""
-
-    @property
-    def name(self) -> str:
-        """As pynvml has it."""
-        return str(self.call.__name__)
-
-    def ask(self, nvml: Session) -> object:
-        """The answer; None where the device does not know such a thing."""
-        if self.call is pynvml.nvmlDeviceGetFieldValues:  # says of each field whether it is known
-            handle, number = self.args
-            return nvml.field(handle, int(str(number)))
-        return nvml.ask(self.call, *self.args)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What became of a question: told, untold, none (there is no such thing to tell of) or error; and how long it took."""
-
-    question: str
-    about: str
-    answer: str
-    why: str
-    microseconds: float
-
-
-def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
-    """Everything that the service asks of a whole GPU."""
-    uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, gpu)
-    place = nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, gpu).busId
-    clocks = ((pynvml.NVML_CLOCK_GRAPHICS, "graphics"), (pynvml.NVML_CLOCK_MEM, "memory"))
-    uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    action, last = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, pynvml.NVML_NVLINK_MAX_LINKS - 1
-    fabric = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    return (
-        Question(pynvml.nvmlDeviceGetCount, ()),
-        Question(pynvml.nvmlDeviceGetHandleByIndex, (0,)),
-        Question(pynvml.nvmlDeviceGetHandleByUUID, (uuid,)),
-        Question(pynvml.nvmlDeviceGetHandleByPciBusId, (place,)),
-        *(Question(call, (gpu,)) for call in _PLAIN),
-        Question(pynvml.nvmlDeviceGetMemoryInfo, (gpu, pynvml.nvmlMemory_v2), "version 2"),
-        Question(pynvml.nvmlDeviceGetTotalEccErrors, (gpu, uncorrected, volatile), "uncorrected, volatile"),
-        Question(pynvml.nvmlDeviceGetFieldValues, (gpu, action), f"field {action}: recovery action"),
-        Question(pynvml.nvmlDeviceGetNvLinkState, (gpu, 0), "link 0"),
-        Question(pynvml.nvmlDeviceGetNvLinkState, (gpu, last), f"link {last}"),
-        Question(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, (gpu, 0), "link 0"),
-        Question(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, (gpu, 0), "link 0"),
-        Question(pynvml.nvmlDeviceGetGpuFabricInfoV, (gpu, byref(fabric))),
-        *(Question(pynvml.nvmlDeviceGetApplicationsClock, (gpu, clock), name) for clock, name in clocks),
-        *(Question(pynvml.nvmlDeviceGetDefaultApplicationsClock, (gpu, clock), name) for clock, name in clocks),
-        Question(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, (gpu, 0), "slice 0"),
-        Question(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, (gpu, 0), "profile 0"),
-    )
-
-
-_PLAIN: tuple[Callable[..., Any], ...] = (
-    pynvml.nvmlDeviceGetUUID,
-    pynvml.nvmlDeviceGetName,
-    pynvml.nvmlDeviceGetPciInfo_v3,
-    pynvml.nvmlDeviceGetMinorNumber,
-    pynvml.nvmlDeviceGetCudaComputeCapability,
-    pynvml.nvmlDeviceGetArchitecture,
-    pynvml.nvmlDeviceGetVirtualizationMode,
-    pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
-    pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
-    pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
-    pynvml.nvmlDeviceGetRemappedRows,
-    pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
-    pynvml.nvmlDeviceGetEccMode,
-    pynvml.nvmlDeviceGetPersistenceMode,
-    pynvml.nvmlDeviceGetAccountingMode,
-    pynvml.nvmlDeviceGetComputeMode,
-    pynvml.nvmlDeviceGetPowerManagementLimit,
-    pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
-    pynvml.nvmlDeviceGetMigMode,
-    pynvml.nvmlDeviceGetMaxMigDeviceCount,
-)
-
-
-def of_slice(nvml: Session, gpu: Handle, slice_: Handle) -> tuple[Question, ...]:
-    """Everything that it asks of a slice beside that."""
-    instance_id = nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_)
-    part_id = nvml.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
-    instance = nvml.ask(pynvml.nvmlDeviceGetGpuInstanceById, gpu, instance_id)
-    part = nvml.ask(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, part_id)
-    return (
-        Question(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (slice_,)),
-        Question(pynvml.nvmlDeviceGetGpuInstanceId, (slice_,)),
-        Question(pynvml.nvmlDeviceGetComputeInstanceId, (slice_,)),
-        Question(pynvml.nvmlDeviceGetGpuInstanceById, (gpu, instance_id)),
-        Question(pynvml.nvmlGpuInstanceGetInfo, (instance,)),
-        Question(pynvml.nvmlGpuInstanceGetComputeInstanceById, (instance, part_id)),
-        Question(pynvml.nvmlComputeInstanceGetInfo_v2, (part,)),
-        Question(pynvml.nvmlDeviceGetMemoryInfo, (slice_, pynvml.nvmlMemory_v2), "version 2, of a slice"),
-    )
-
-
-def questions(nvml: Session) -> tuple[Question, ...]:
-    """For the first GPU, and the first slice of it where it has any."""
-    gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
-    slice_ = None
-    for number in range(nvml.told(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
-        try:
-            slice_ = nvml.told(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
-            break
-        except (AbsentError, ArgumentError):
-            continue
-    return of_gpu(nvml, gpu) + (() if slice_ is None else of_slice(nvml, gpu, slice_))
-
-
-def answered(nvml: Session, question: Question, times: int = TIMES) -> Answer:
-    """Ask so many times; the last answer and the median time."""
-    answer, why, took = "", "", []
-    for _ in range(times):
-        began = time.perf_counter_ns()
-        answer, why = _once(nvml, question)
-        took.append((time.perf_counter_ns() - began) / 1000)
-    return Answer(question.name, question.about, answer, why, round(statistics.median(took), 1))
-
-
-def _once(nvml: Session, question: Question) -> tuple[str, str]:
-    try:
-        return ("untold", "") if question.ask(nvml) is None else ("told", "")
-    except UntoldError as error:
-        return "untold", _why(error)
-    except (AbsentError, ArgumentError) as error:
-        return "none", _why(error)
-    except DeviceError as error:
-        return "error", _why(error)
-
-
-def _why(error: DeviceError) -> str:
-    return str(error.__cause__ or error)
 
 
 def memory(nvml: Session) -> list[dict[str, object]]:
@@ -230,7 +63,7 @@ def backend(host: Host, library: Library) -> Nvidia:
 
 
 def looks(eyes: Nvidia, devices: Sequence[DeviceInfo]) -> list[dict[str, object]]:
-    """What the service's looks at the first device take, in milliseconds: the first one, and the median of those after."""
+    """What the service's looks at the first device take, in milliseconds: the first, and the median of the others."""
     uuid = devices[0].uuid
     calls: dict[str, Callable[[], object]] = {
         "driver": eyes.driver,
@@ -254,7 +87,7 @@ def _timed(call: Callable[[], object]) -> dict[str, object]:
 
 
 def idle_round(eyes: Nvidia) -> dict[str, object]:
-    """What one of the monitor's rounds over all devices takes while nobody is on them: it makes one a second."""
+    """What one of the monitor's rounds over all devices takes while nobody is on them."""
     walls, shares = [], []
     for _ in range(ROUNDS):
         wall, work = time.perf_counter(), time.process_time()
@@ -308,8 +141,10 @@ def _told(ask: Callable[[], object]) -> object:
 
 
 def measure(host: Host, library: Library) -> dict[str, Any]:
-    """All of it. What the service's own eyes cannot see here keeps the questions to the library from nothing."""
+    """All of it; what the service's own eyes cannot see here is said, and the library is asked all the same."""
     with library.session() as nvml:
+        if not nvml.ask(pynvml.nvmlDeviceGetCount):
+            raise DeviceError("the driver lists no GPU")
         found: dict[str, Any] = {"machine": machine(nvml, host), "memory": memory(nvml)}
         found["questions"] = [asdict(answered(nvml, question)) for question in questions(nvml)]
         first = nvml.ask(pynvml.nvmlDeviceGetUUID, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0))
@@ -321,6 +156,7 @@ def measure(host: Host, library: Library) -> dict[str, Any]:
         found |= {"inventory": [asdict(info) for info in devices]}
         found |= {"looks": _told(lambda: looks(eyes, devices)), "idle_round": _told(lambda: idle_round(eyes))}
     found["opening_seconds"] = openings(library)
+    library.close()
     return found
 
 
@@ -377,7 +213,7 @@ In milliseconds; the first look, and the median of {TIMES - 1} more.
 
 {table(found["looks"])}
 
-One round over all devices, as the monitor makes one a second: {found["idle_round"]}. Opening NVML after it was closed:
+One round over all devices, as the monitor makes them: {found["idle_round"]}. Opening NVML after it was closed:
 {found["opening_seconds"]} s.
 """
 
@@ -403,20 +239,14 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     host = Host(options.host_root, pid_namespace=proc.own_namespace(PROC))
-    library = Library()
     command = shlex.join(["python", "-m", "benchmarks.nvml", *arguments])
-    with reads_only():
-        try:
-            with library.session() as nvml:
-                count = nvml.ask(pynvml.nvmlDeviceGetCount)
-            if not count:
-                raise DeviceError("the driver lists no GPU")
+    library = Library()
+    try:
+        with reads_only():
             found = measure(host, library)
-        except DeviceError as error:
-            sys.stderr.write(f"cannot measure: {error}; run this where an NVIDIA GPU and its driver are\n")
-            return 2
-        finally:
-            library.close()
+    except DeviceError as error:
+        sys.stderr.write(f"cannot measure: {error}; run this where an NVIDIA GPU and its driver are\n")
+        return 2
     print(write(options.output, command, found))
     return 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from policies.base import Model, Word
 
@@ -31,10 +31,17 @@ class ComputeMode(Word):
     PROHIBITED = "prohibited"
 
 
+def check_each_once(means: tuple[Means, ...]) -> tuple[Means, ...]:
+    """One that has failed is not tried again at once."""
+    if len(set(means)) != len(means):
+        raise ValueError("expected each means once")
+    return means
+
+
 class Reset(Model):
     """How a device is reset, on the slow path."""
 
-    means: Annotated[tuple[Means, ...], Field(min_length=1)] = (Means.NVIDIA_SMI, Means.FUNCTION)
+    means: Annotated[tuple[Means, ...], Field(min_length=1), AfterValidator(check_each_once)] = (Means.NVIDIA_SMI, Means.FUNCTION)
     """What is tried, in this order: the driver's tool, then a reset of its PCI function through sysfs."""
 
     slices: Slices = Slices.WAIT

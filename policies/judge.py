@@ -44,6 +44,7 @@ class Problem:
     expected: str
     at_key: bool = False  # the key is wrong, not its value
     about: tuple[Loc, ...] = ()  # an impossible combination: the values that do not go together
+    missing: bool = False  # the key is not there
 
     @property
     def places(self) -> tuple[Loc, ...]:
@@ -97,7 +98,7 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
             expected = f"one of {', '.join(siblings)}{_hint(loc[-1], siblings)}"
             return Problem(loc, "an unknown key", expected, at_key=True)
         case "missing":
-            return Problem(loc, "nothing", f"the key {loc[-1]}")
+            return Problem(loc, "nothing", f"the key {loc[-1]}", missing=True)
         case "combination":
             about = tuple((*loc, *part.split(".")) for part in context["about"])
             return Problem(loc, context["found"], context["expected"], about=about)

@@ -91,10 +91,15 @@ def _problems(root: tree.Node, policies: Mapping[Loc, object]) -> Iterator[judge
     """What is wrong with the frame, then with each policy; a rule is not blamed for what it inherits."""
     frame = judge.judge(PolicySet, _with(root, {loc: {} for loc in policies}))
     inside = (problem.under(loc) for loc, policy in policies.items() for problem in judge.judge(Policy, policy))
-    for problem in (*frame, *(problem for problem in inside if any(map(root.find, problem.places)))):
+    for problem in (*frame, *(problem for problem in inside if _stands_in(root, problem))):
         node = root.find(problem.loc)
         if node is None or node.value is not None:  # a key without a value was told by the tree
             yield problem
+
+
+def _stands_in(root: tree.Node, problem: judge.Problem) -> bool:
+    """Whether it is about something that was written here; of a key that is missing the mapping without it was."""
+    return any(map(root.find, problem.places)) or (problem.missing and root.find(problem.loc[:-1]) is not None)
 
 
 def _clashes(root: tree.Node) -> Iterator[judge.Problem]:

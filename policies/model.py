@@ -18,7 +18,7 @@ from policies.hardware import Reset, Settings
 from policies.units import Duration, format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
-BYSTANDER = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?/.+"
+BYSTANDER = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?(/[^/:\s]+)+")
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
 
@@ -83,6 +83,16 @@ def check_gpu(entry: object) -> object:
     raise ValueError("expected an index such as 0, or a UUID or the beginning of one, such as GPU-8f2c")
 
 
+def check_bystander(text: str) -> str:
+    """A program that is named as the kernel shows it: no way around, nothing behind it."""
+    if not BYSTANDER.fullmatch(text) or {".", ".."} & set(text.split("/")):
+        raise ValueError("expected [NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter")
+    return text
+
+
+Bystander = Annotated[
+    str, AfterValidator(check_bystander), WithJsonSchema({"type": "string", "pattern": f"^{BYSTANDER.pattern}$"})
+]
 Name = Annotated[str, AfterValidator(check_name), WithJsonSchema({"type": "string", "pattern": f"^{NAME.pattern}$"})]
 Glob = Annotated[str, Field(min_length=1)]
 Gpu = Annotated[
@@ -174,7 +184,7 @@ class Evict(Model):
     grace: Annotated[Duration, Field(ge=0)] = 2.0
     """The time between TERM and KILL."""
 
-    bystanders: tuple[Annotated[str, Field(pattern=BYSTANDER)], ...] = _operators()
+    bystanders: tuple[Bystander, ...] = _operators()
     """Programs, as [NAMESPACE:]PATH, that are left alone and are no users; no device is reset while one has it open."""
 
 

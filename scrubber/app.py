@@ -163,4 +163,4 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
         places.Places(config.ledger).aside(),
     )
     reporter = Reporter(service, about)
-    return App(config, ledger, service, reporter, Monitor(service, sight), rulebook)
+    return App(config, ledger, service, reporter, Monitor(service, sight, backend.pace), rulebook)

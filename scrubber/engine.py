@@ -86,6 +86,9 @@ async def _apart(hand: Hand, step: Step, task: Task, around: Surroundings) -> St
     """The step, with our own hands off. While we cannot let go, it is not begun; that is no fault of the device."""
     try:
         async with around.apart(step):
+            fenced = around.fence(step, await around.look())  # again: that may have taken its time
+            if fenced is not None:
+                return _aborted(step, task.path, fenced)
             return await _watched(hand, step, task, around)
     except DeviceError as error:
         return _aborted(step, task.path, Fenced(Blame.SERVICE, str(error)))

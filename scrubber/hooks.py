@@ -36,6 +36,7 @@ GRACE = 0.5  # seconds beyond the budget before looks are given up: at its end t
 POLL = 0.05  # seconds between looks while an owner is given time to leave
 LATE = "cannot say in time whether the devices are free; ask again"
 ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
+CANNOT_CLEAR = "this version cannot clear the memory of such a device"
 WITHHELD = 10.0  # seconds for which a device that was asked for in vain is not offered
 
 
@@ -148,7 +149,7 @@ class Hooks:
         """Ask until the answer is more than a note of something that has happened."""
         for _ in range(ROUNDS):
             record = self._known(device)
-            facts = self._with_domain(record, await self._sight.quick(record))
+            facts = self._with_domain(record, await self._sight.quick(record, last=not announced))
             answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now(), announced=announced)
             if not isinstance(answer, answers.Note):
                 return answer
@@ -218,6 +219,8 @@ class Hooks:
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
+                if not self._sight.backend.clears:
+                    raise NotReady(Reason.NOT_READY, f"cannot hand out {device}: {CANNOT_CLEAR}")
                 ruling = self.rulebook.ruling(self._known(device).device)
                 running.append(await self.jobs.begin(device, answer.path, answer.trigger, ruling, op))
             elif isinstance(answer, answers.Join):

@@ -26,6 +26,7 @@ from scrubber.steps.base import Order
 
 logger = log.get("jobs")
 
+USES_DRIVER = frozenset({Step.RESET, Step.SETTINGS, Step.HEALTH})
 MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
 Spawn = Callable[[str, Policy], Awaitable[engine.Hand]]  # for a device, as its policy wants it handled
 
@@ -110,6 +111,7 @@ class Jobs:
         self._watch_every = watch_every
         self._running: dict[str, Running] = {}
         self._workers = asyncio.Semaphore(MOST_WORKERS)
+        self._driver = asyncio.Lock()  # for those who use it, where a reset bears none of them
         self._turns: dict[str, asyncio.Lock] = {}  # by reset domain
         self._queued: set[str] = set()  # devices whose job waits for its turn: nothing of ours is on them yet
         self._stopping = False
@@ -293,8 +295,19 @@ class Jobs:
             note=note,
             progress=running.report,
             watch_every=self._watch_every,
-            apart=lambda step: self._sight.away() if step is Step.RESET else nullcontext(),
+            apart=lambda step: self._apart(device, step),
         )
+
+    @asynccontextmanager
+    async def _apart(self, device: str, step: Step) -> AsyncIterator[None]:
+        """What must not happen beside a step: a reset, while anybody of ours uses the driver for another device."""
+        alone = self._sight.backend.resets_alone and step in USES_DRIVER
+        away = self._sight.away(*self._domain(device)) if step is Step.RESET else nullcontext()
+        async with self._driver if alone else nullcontext(), away:
+            yield
+
+    def _domain(self, device: str) -> list[str]:
+        return [device, *(it.device.uuid for it in self._siblings(self._ledger.records[device]))]
 
     def _siblings(self, record: Record) -> list[Record]:
         """Those in its reset domain, as they are now. A job that waits for its turn has not touched its device yet."""

@@ -9,7 +9,7 @@ from policies import concessions
 from scrubber.core import answers, story, upkeep, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
-from scrubber.core.model import Record, State
+from scrubber.core.model import Ailment, Record, State
 from scrubber.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.service import Service
@@ -44,7 +44,9 @@ class Reporter:
         if gpu in records:
             return gpu
         if gpu.replace(":", "", 1).isdecimal():  # an index names every slice of its GPU: one, if it is alone
-            found = [uuid for uuid, it in records.items() if gpu in (it.device.name, str(it.device.index))]
+            named = [it for it in records.values() if gpu in (it.device.name, str(it.device.index))]
+            there = [it for it in named if not _gone(it)]  # what has gone leaves its name to what took its place
+            found = [it.device.uuid for it in there or named]
         else:
             found = [uuid for uuid in records if uuid.lower().startswith(gpu.lower())] if gpu else []
         if len(found) == 1:
@@ -154,6 +156,10 @@ class Reporter:
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
         text = story.tell(entry.event)
         return view.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
+
+
+def _gone(record: Record) -> bool:
+    return record.quarantine is not None and record.quarantine.sickness.ailment is Ailment.LOST
 
 
 def _chapter(entries: tuple[Entry, ...], state: State) -> tuple[Entry, ...]:

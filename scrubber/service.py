@@ -14,7 +14,7 @@ from scrubber.core import answers, decide, grounds, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, DeviceInfo, Incarnation, Path, Record, Sickness, State, Trigger
 from scrubber.errors import NotReady, Reason, Refused
-from scrubber.hooks import ROUNDS, Hooks, raise_refusals
+from scrubber.hooks import CANNOT_CLEAR, ROUNDS, Hooks, raise_refusals
 from scrubber.jobs import Running
 
 logger = log.get("service")
@@ -143,6 +143,9 @@ class Service(Hooks):
                         await self.ledger.append(op, (device, event))
                     case answers.Blocked(why):
                         self.blocked[device] = why
+                        return
+                    case answers.Scrub() | answers.Probe() if not self._sight.backend.clears:
+                        self.blocked[device] = CANNOT_CLEAR
                         return
                     case answers.Scrub(path, trigger):
                         await self.jobs.begin(device, path, trigger, ruling, op)

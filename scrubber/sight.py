@@ -28,7 +28,7 @@ logger = log.get("sight")
 
 Holders = dict[str, tuple[Holder, ...] | None]
 Ignored = Callable[[str], Callable[[Holder], bool]]
-SHARE = 1 / 300  # of a core: what looks at devices in use may cost, but for those that something calls for
+SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
 REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
 BUSY_STATES = frozenset({State.GRANTED, State.EXPOSED, State.SCRUBBING})
 
@@ -65,6 +65,7 @@ class Sight:
         self._living = Round(self._count)
         self._driver = Round(self._instance)
         self._visits: dict[str, _Visit] = {}
+        self._resetting: set[str] = set()  # what we reset ourselves, and what goes down with it
         self._absences: set[_Absence] = set()
         self._returns: asyncio.Task[None] | None = None
         self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
@@ -82,38 +83,45 @@ class Sight:
         """All devices; raises DeviceError when they cannot be listed."""
         return await self._caller.ask("inventory", self.backend.inventory, self.patience)
 
-    async def quick(self, record: Record) -> Facts:
-        """Facts at the price of one question to the driver; a full look where that is not a clear no."""
-        if record.state is State.EXPOSED and self.backend.lists_users:
-            return await self._still(record) or await self.full(record)
+    async def quick(self, record: Record, *, last: bool = False) -> Facts:
+        """Facts at the price of one question to the driver; a full look where that is not a clear no.
+
+        A driver that lists its users leaves out who merely has the device open. So its no stands only for a while after
+        a full look, and never for the ``last`` look before somebody uses the device.
+        """
+        still = await self._still(record) if self.backend.lists_users else None
+        if still is not None:
+            return still
         try:
             incarnation, in_use = await self._caller.ask(
                 record.device.uuid,
-                lambda: (self._incarnation(), self.backend.in_use(record.device.uuid)),
+                lambda: (self._incarnation(), self._in_use(record.device.uuid)),
                 self.patience,
             )
         except DeviceError as error:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
             vitals = None if self._no_news(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
-        if in_use is False and record.state is not State.EXPOSED:
+        enough = not self.backend.lists_users or not (last or self._due(record))
+        if in_use is False and record.state is not State.EXPOSED and enough:
             return Facts(incarnation, self.epoch(), (), self._since)
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
             return replace(await self.full(record), vitals=await self.vitals(record.device.uuid))
         return await self.full(record)
 
     async def _still(self, record: Record) -> Facts | None:
-        """What the last full look saw, while a process of the owner that it met still runs and nobody new is listed.
+        """What the last full look saw, while a process that it met still runs and nobody new is listed.
 
         That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
-        full look, which comes when the last one has become a small share of the time since.
+        full look, which comes when the last one has become a small share of the time since. Of a device with an owner
+        the process is the owner's.
         """
         visit = self._visits.get(record.device.uuid)
-        owner = record.owner.container if record.owner else None
-        if visit is None or visit.facts.owner_alive is not True or asyncio.get_running_loop().time() > visit.until:
+        if visit is None or self._due(record):
             return None
-        witness = next((it for it in visit.facts.holders or () if it.container is not None), None)
-        if witness is None or witness.container != owner:
+        owner = record.owner.container if record.owner else None
+        witness = next((it for it in visit.facts.holders or () if owner in (None, it.container)), None)
+        if witness is None or (owner is not None and visit.facts.owner_alive is not True):
             return None
 
         def same() -> bool:
@@ -146,6 +154,11 @@ class Sight:
         self._remember(record, facts)
         return facts
 
+    def _due(self, record: Record) -> bool:
+        """Whether it is time for a full look, where the driver's own word is not enough."""
+        visit = self._visits.get(record.device.uuid)
+        return visit is None or asyncio.get_running_loop().time() > visit.until
+
     def _remember(self, record: Record, facts: Facts) -> None:
         until = asyncio.get_running_loop().time() + max(1.0, self._took / SHARE)
         listed = self._named.get(record.device.uuid, frozenset())
@@ -174,8 +187,8 @@ class Sight:
         return kubelet_epoch(self._kubelet_dir)
 
     @asynccontextmanager
-    async def away(self) -> AsyncIterator[None]:
-        """The driver is left alone; raises DeviceError when an earlier question to it does not come back.
+    async def away(self, *uuids: str) -> AsyncIterator[None]:
+        """The driver is left alone while these are reset; DeviceError when an earlier question does not come back.
 
         Processes are seen all the same. What the driver does not say meanwhile is no news; it is news when it cannot
         be asked longer than that.
@@ -184,8 +197,10 @@ class Sight:
         self._absences.add(absence)
         try:
             await self._caller.ask(f"let go {absence.number}", absence.begin, 2 * self.patience)
+            self._resetting.update(uuids)
             yield
         finally:
+            self._resetting.difference_update(uuids)
             # Not waited for: whoever ends a reset has better things to do, and may be on his way out.
             self._returns = asyncio.create_task(self._return(absence))
 
@@ -196,6 +211,13 @@ class Sight:
             logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
         finally:
             self._absences.discard(absence)
+
+    def _in_use(self, uuid: str) -> bool | None:
+        return None if self._in_reset(uuid) else self.backend.in_use(uuid)
+
+    def _in_reset(self, uuid: str) -> bool:
+        """By a tool that has outlived its worker: nobody can say of the device that it is free, or what it is."""
+        return uuid not in self._resetting and self.backend.in_reset(uuid)
 
     def _no_news(self, error: DeviceError) -> bool:
         return isinstance(error, DriverClosedError) and bool(self._absences)
@@ -242,9 +264,9 @@ class Sight:
         return self._processes.descends(holder.pid, ours) or bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
-        """None of a device that is gone: who uses it cannot be told, and that is no news of the others."""
+        """None of a device that is gone or in a reset: who uses it cannot be told, which is no news of the others."""
         try:
-            return self.backend.files(uuid)
+            return () if self._in_reset(uuid) else self.backend.files(uuid)
         except DeviceError:
             return ()
 
@@ -301,7 +323,9 @@ class _Absence:
 
 def _silent(error: DeviceError) -> Vitals:
     """What is to be thought of a device that gave no answer."""
-    return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True)
+    if isinstance(error, DeviceLostError):
+        return Vitals(lost=True)
+    return Vitals(unresponsive=True, why=str(error))
 
 
 def _siblings_busy(

@@ -1,6 +1,7 @@
 """Guards around every test: no network, no home directory, nothing of the caller's environment; and two gears.
 
-The gate takes few random examples, always the same ones; ``--night`` takes many, and every mutant.
+The gate takes few random examples, always the same ones; ``--night`` takes many, and every mutant. Neither takes what
+needs a GPU: ``-m gpu`` does.
 """
 
 import ipaddress
@@ -55,6 +56,15 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     # An audit hook sees every connect of this process, whichever library asks for it.
     sys.addaudithook(_refuse_network)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What needs a GPU runs when it is asked for, with ``-m gpu``."""
+    if "gpu" in config.getoption("-m"):
+        return
+    hardware = [item for item in items if item.get_closest_marker("gpu")]
+    items[:] = [item for item in items if item not in hardware]
+    config.hook.pytest_deselected(items=hardware)
 
 
 @pytest.fixture

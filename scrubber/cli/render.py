@@ -32,7 +32,7 @@ def wide(devices: Sequence[view.DeviceStatus], now: float) -> list[list[str]]:
             device.driver.rpartition(" ")[0],  # without the number of its instance
             device.policy_rule,
             device.receipt.id if device.receipt else "",
-            f"{device.model} (MIG)" if device.mig else device.model,
+            f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
             note(device),
         ]
         for device in devices

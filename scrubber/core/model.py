@@ -168,6 +168,7 @@ class Vitals:
     remap_failed: bool = False
     leaked_bytes: int = 0
     reset_required: bool = False  # the driver asks for a reset
+    why: str = ""  # it is unresponsive
 
 
 @dataclass(frozen=True, slots=True)

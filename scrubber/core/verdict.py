@@ -122,7 +122,8 @@ def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Sickness | N
     if vitals.lost:
         return Sickness(Ailment.LOST, "the device has fallen off its bus")
     if vitals.unresponsive:
-        return Sickness(Ailment.UNRESPONSIVE, "the driver does not answer for this device")
+        told = f": {vitals.why}" if vitals.why else ""
+        return Sickness(Ailment.UNRESPONSIVE, f"the driver does not answer for this device{told}")
     if vitals.remap_failed:
         return Sickness(Ailment.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
     if vitals.ecc_uncorrectable > counted:

@@ -303,5 +303,5 @@ def advice(record: Record, blocked: str = "") -> tuple[str, ...]:
     if record.sickness is not None:
         return (f"drain it: {ADVICE[record.sickness.ailment]}",)
     if blocked or record.setback is not None:
-        return ("end the process that is on it, or wait: the scrub is tried again by itself",)
+        return ("mend what is in its way, as told above; the scrub is tried again by itself",)
     return ()

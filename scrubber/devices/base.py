@@ -74,6 +74,9 @@ class Backend(Protocol):
 
     name: str
     lists_users: bool  # whether ``listed`` is worth asking
+    resets_alone: bool  # a reset needs a driver that no worker uses, on whatever device
+    clears: bool  # whether a worker can overwrite its memory; if not, nothing is begun unasked
+    pace: float  # seconds between two rounds over all devices: what a round costs is the driver's to say
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """Every device that can be named, also one that is lost but was there when the service started.
@@ -116,6 +119,10 @@ class Backend(Protocol):
 
     def living(self) -> frozenset[str]:
         """All containers of which anything still runs."""
+        ...
+
+    def in_reset(self, uuid: str) -> bool:
+        """Whether a reset that takes it down is under way, whoever began it and whoever has ended meanwhile."""
         ...
 
     def let_go(self) -> None:

@@ -42,15 +42,6 @@ class Bystander:
         return cls(f"/{exe}", namespace) if colon else cls(text)
 
 
-ON_HOST = (
-    Bystander("/usr/bin/nvidia-persistenced"),
-    Bystander("/usr/bin/nv-fabricmanager"),
-    Bystander("/usr/bin/nv-hostengine"),
-    Bystander("/usr/bin/nvidia-imex"),
-    Bystander("/usr/bin/dcgm-exporter"),
-)
-
-
 class Bystanders:
     """Knows some programs again."""
 

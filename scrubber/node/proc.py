@@ -40,11 +40,12 @@ def status(task: str) -> Status:
 
 def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
     """Whether a process is one of these, or was started by one that still runs."""
-    while pid > 1:
-        if pid in ancestors:
-            return True
-        pid = status(f"{proc}/{pid}").parent
-    return False
+    while pid > 1 and pid not in ancestors:
+        try:
+            pid = status(f"{proc}/{pid}").parent
+        except ENDED:
+            return False
+    return pid in ancestors
 
 
 def own_namespace(proc: Path) -> int:

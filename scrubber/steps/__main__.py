@@ -46,7 +46,10 @@ def main() -> None:
         """Everybody: bystanders, and the service, which has let go of it if all is well."""
         return sight.holders({"device": assignment.reach})["device"]
 
-    bench = Bench(devices.open_gpu(assignment.address, hit_by_a_reset), holders, _progress(answers))
+    def ours(pid: int) -> bool:
+        return sight.descends(pid, (assignment.service,))
+
+    bench = Bench(devices.open_gpu(assignment.address, hit_by_a_reset), holders, _progress(answers), ours)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, tasks, busy), daemon=True).start()

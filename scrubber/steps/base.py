@@ -40,6 +40,7 @@ class Bench:
     gpu: Gpu
     holders: Callable[[], tuple[Holder, ...] | None]  # None: it cannot be proven who uses the device
     progress: Progress
+    ours: Callable[[int], bool] = lambda _pid: False  # whether our own service has started a process
 
 
 class StepModule(Protocol):

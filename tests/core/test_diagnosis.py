@@ -42,10 +42,18 @@ def test_of_what_is_nvidias_nothing_is_said_on_a_node_with_other_gpus():
 
 @pytest.mark.parametrize("state", ["unknown", "dirty"])
 def test_a_gpu_that_stays_unknown_or_dirty_is_a_warning_once_a_scrub_should_have_begun(facts, state):
-    changes = {"state": state, "healthy": False, "receipt": None, "setback": "used by x"}
+    changes = {"state": state, "healthy": False, "receipt": None}
     assert [level for level, _ in of_device(facts, 60.0, **changes)] == [Level.OK]
-    said = f"GPU 3 (GPU-1) has been {state} for more than 60 seconds: used by x"
+    said = f"GPU 3 (GPU-1) has been {state} for more than 60 seconds"
     assert of_device(facts, 60.1, **changes) == [(Level.WARNING, said)]
+
+
+@pytest.mark.parametrize("state", ["unknown", "dirty"])
+def test_a_gpu_that_could_not_be_scrubbed_is_a_warning_at_once(facts, state):
+    """Each try begins its time in that state anew, so that no clock would ever show that it has been out for hours."""
+    said = f"GPU 3 (GPU-1) is {state} and not offered: used by x"
+    told = of_device(facts, 1.0, state=state, healthy=False, receipt=None, setback="used by x")
+    assert told == [(Level.WARNING, said)]
 
 
 @pytest.mark.parametrize("state", ["clean", "granted", "exposed"])

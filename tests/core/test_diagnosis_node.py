@@ -33,7 +33,7 @@ def test_without_a_service_the_place_of_the_look_is_judged(here, level):
     [
         (Capability.SYS_PTRACE, Level.BROKEN),
         (Capability.KILL, Level.WARNING),
-        (Capability.SYS_ADMIN, Level.WARNING),
+        (Capability.SYS_ADMIN, Level.BROKEN),
     ],
 )
 def test_each_privilege_that_the_service_lacks_is_told(lacks, level):

@@ -219,6 +219,7 @@ DIAGNOSES = [
     ("a counter that was begun anew", Vitals(ecc_uncorrectable=1), Ailment.ECC),
     ("a counter that was begun anew at none", Vitals(ecc_uncorrectable=0), None),
     ("a failed remap", Vitals(remap_failed=True), Ailment.REMAP_FAILED),
+    ("a driver that does not answer", Vitals(unresponsive=True, why="it hangs"), Ailment.UNRESPONSIVE),
     ("a driver that asks for a reset", Vitals(reset_required=True), Ailment.RESET_REQUIRED),
     ("a pending remap", Vitals(remap_pending=True), Ailment.REMAP_PENDING),
     ("the worst first: lost", Vitals(lost=True, unresponsive=True, remap_failed=True), Ailment.LOST),

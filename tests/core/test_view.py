@@ -100,7 +100,7 @@ def test_advice_exists_for_ailments_and_nothing_else():
 
 def test_a_setback_has_its_advice():
     assert view.advice(lives.SET_BACK) == (
-        "end the process that is on it, or wait: the scrub is tried again by itself",
+        "mend what is in its way, as told above; the scrub is tried again by itself",
     )
 
 

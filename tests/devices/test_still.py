@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
-from scrubber.core.model import Incarnation, Moment, Owner, Record
+from scrubber.core.model import Incarnation, Moment, Owner, Record, State
 from scrubber.core.states import apply
 from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.backend import Simulated
@@ -18,6 +19,7 @@ from scrubber.sight import Sight
 from tests.devices.conftest import end
 
 NOW = Moment(0.0, 0.0)
+POD = f"pod-{os.getpid()}"  # simulated containers are those of the whole machine, and tests run side by side
 
 
 class Listing(Simulated):
@@ -59,8 +61,8 @@ def eyes(bank, tmp_path, monkeypatch):
 
 async def test_while_the_owner_runs_a_second_look_walks_nowhere_and_says_the_same(bank, eyes):
     sight, backend, processes = eyes
-    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
-    record = exposed(backend, bank.first, "pod-a")
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    record = exposed(backend, bank.first, POD)
     seen = await sight.quick(record)
     assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (1, True, 1)
     assert await sight.quick(record) == seen
@@ -69,23 +71,71 @@ async def test_while_the_owner_runs_a_second_look_walks_nowhere_and_says_the_sam
 
 async def test_when_the_owner_has_gone_it_is_seen_at_the_next_look(bank, eyes):
     sight, backend, processes = eyes
-    pid = tenants.occupy(bank.root, bank.first, b"x", "pod-a")
-    record = exposed(backend, bank.first, "pod-a")
+    pid = tenants.occupy(bank.root, bank.first, b"x", POD)
+    record = exposed(backend, bank.first, POD)
     await sight.quick(record)
     end(pid)
     seen = await sight.quick(record)
     assert (processes.walks, seen.owner_alive, seen.holders) == (2, False, ())
 
 
+def clean(backend: Simulated, uuid: str) -> Record:
+    return replace(exposed(backend, uuid, POD), state=State.CLEAN, owner=None)
+
+
+class Forgetful(Listing):
+    """A driver that leaves out who has no context."""
+
+    def in_use(self, uuid: str) -> bool | None:  # noqa: ARG002 - the port's
+        return False
+
+
+@pytest.fixture
+def forgetful(bank, tmp_path, monkeypatch):
+    monkeypatch.setattr("scrubber.sight.SHARE", 1e-6)
+    backend = Forgetful(bank.root)
+    processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
+    return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
+
+
+async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(bank, forgetful, monkeypatch):
+    sight, backend, processes = forgetful
+    record = clean(backend, bank.first)
+    assert [(await sight.quick(record)).holders for _ in range(3)] == [(), (), ()]
+    assert processes.walks == 1
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    assert (await sight.quick(record)).holders == ()
+    monkeypatch.setattr(sight, "_due", lambda _record: True)  # it is time
+    assert len((await sight.quick(record)).holders or ()) == 1
+
+
+async def test_the_last_look_before_a_use_is_at_the_processes(bank, forgetful):
+    sight, backend, _ = forgetful
+    record = clean(backend, bank.first)
+    await sight.quick(record)
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    assert len((await sight.quick(record, last=True)).holders or ()) == 1
+
+
+async def test_who_is_waited_for_is_not_looked_for_in_every_round(bank, eyes):
+    sight, backend, processes = eyes
+    tenants.zombie(bank.root, bank.first)
+    record = replace(clean(backend, bank.first), state=State.DIRTY)
+    seen = await sight.quick(record)
+    assert len(seen.holders or ()) == 1
+    assert await sight.quick(record) == seen
+    assert processes.walks == 1
+
+
 async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):
     sight, backend, processes = eyes
-    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
-    record = exposed(backend, bank.first, "pod-a")
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    record = exposed(backend, bank.first, POD)
     await sight.quick(record)
     stranger = tenants.occupy(bank.root, bank.second, b"x", "pod-b")
     backend.named = frozenset({stranger})
     seen = await sight.quick(record)
-    assert {holder.container for holder in seen.holders or ()} == {"pod-a", "pod-b"}
+    assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
     assert processes.walks == 2
     assert await sight.quick(record) == seen  # known by now
     assert processes.walks == 2
@@ -94,8 +144,8 @@ async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):
 @pytest.mark.parametrize("change", ["another owner", "another driver", "it is time", "nobody of the owner was met"])
 async def test_what_was_seen_of_something_else_is_not_used(bank, eyes, monkeypatch, change):
     sight, backend, processes = eyes
-    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
-    record = exposed(backend, bank.first, "pod-a")
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    record = exposed(backend, bank.first, POD)
     if change == "nobody of the owner was met":
         record = replace(record, owner=Owner("pod-c", NOW))
     if change == "it is time":

@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.core.model import Holder
 from scrubber.node import proc
-from scrubber.node.bystanders import ON_HOST, Bystander, Bystanders
+from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.processes import Processes
 from tests.node.conftest import NodeProc
 
@@ -166,6 +166,9 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
     assert [holder.pid for holder in sight.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
 
 
-def test_those_known_without_being_told_are_the_host_s_alone() -> None:
-    """Which namespaces tenants may not use is an operator's to say."""
-    assert {known.namespace for known in ON_HOST} == {None}
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [("/usr/bin/a", Bystander("/usr/bin/a")), ("gpu-operator:/usr/bin/a", Bystander("/usr/bin/a", "gpu-operator"))],
+)
+def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> None:
+    assert Bystander.said(text) == known

@@ -352,3 +352,27 @@ def test_a_misspelt_key_is_always_found_at_its_own_line(place):
 @given(st.text())
 def test_whatever_is_shown_of_a_file_stays_on_one_line(text):
     assert quote(text).isprintable()
+
+
+def test_a_mapping_that_lacks_a_part_is_a_fault_where_it_stands_and_not_where_it_is_inherited():
+    rule = "- name: r\n  match: {}\n  policy: {settings: {application_clocks: {memory: 1}}}\n"
+    text = f"name: x\ndefaults: {{}}\nrules:\n{rule}"
+    (fault,) = faults(text)
+    assert fault.startswith("p.yaml:6:")
+    assert "the key graphics" in fault
+    (fault,) = faults(text.replace("defaults: {}", "defaults: {settings: {application_clocks: {graphics: 1}}}"))
+    assert fault.startswith("p.yaml:2:")
+    assert "the key memory" in fault
+
+
+@pytest.mark.parametrize(
+    "wrong", ["usr/bin/x", "/usr/bin/../x", "/usr/bin/x ", "Gpu:/usr/bin/x", "/usr/bin/", "gpu operator:/usr/bin/x"]
+)
+def test_a_bystander_that_is_no_program_is_told_how_one_is_named(wrong):
+    (fault,) = faults(f"name: x\ndefaults: {{evict: {{bystanders: ['{wrong}']}}}}\n")
+    assert "expected [NAMESPACE:]PATH with an absolute path" in fault
+
+
+def test_a_means_is_named_once():
+    (fault,) = faults("name: x\ndefaults: {reset: {means: [function, function]}}\n")
+    assert "each means once" in fault

@@ -103,6 +103,9 @@ class Node:
 
     name = "pretend"
     lists_users = False
+    resets_alone = False
+    clears = True
+    pace = 1.0
 
     def __init__(self, loop: VirtualLoop, gpus: int) -> None:
         """The last two devices share a reset domain, if there are three."""
@@ -113,6 +116,7 @@ class Node:
         self.drivers = 1
         self.hidden: set[str] = set()  # devices that are not there any more
         self.deaf = False  # the driver as a whole hangs
+        self.at_it: set[str] = set()  # devices that a tool still resets
         self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # when somebody last asked a driver that hangs
         self.life: int | None = None  # the service that is up
@@ -240,6 +244,10 @@ class Node:
         """Those of which anything runs."""
         return frozenset(self.alive)
 
+    def in_reset(self, uuid: str) -> bool:
+        """Whether a tool of a worker that was killed is still at it."""
+        return uuid in self.at_it
+
     def let_go(self) -> None:
         """Nobody asks until ``take_up``."""
         self.away += 1
@@ -260,7 +268,8 @@ class Node:
     ) -> dict[str, tuple[Holder, ...] | None]:
         """Who uses each device; None where that cannot be proven."""
         assert not any(listed.values())
-        return {uuid: None if self.gpus[uuid].blind else self._holders(uuid, exclude, ignored) for uuid in files}
+        blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
+        return {uuid: None if uuid in blind else self._holders(uuid, exclude, ignored) for uuid in files}
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
         """Nobody here starts anybody."""

@@ -9,7 +9,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, State, Step, StepResult
 from scrubber.devices.base import DeviceError
-from scrubber.errors import Refused
+from scrubber.errors import NotReady, Refused
 from tests.service.asking import rows
 
 
@@ -48,3 +48,26 @@ async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(w
     await world.reach(device, State.QUARANTINED)
     with pytest.raises(Refused):
         await world.acquire("pod", device)
+
+
+async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
+    """Its worker was killed, its tool was not: whatever is begun now would be hit by the end of that reset."""
+    device = world.uuids[0]
+    world.node.at_it.add(device)
+    with pytest.raises(NotReady):
+        await world.acquire("pod", device)
+    running = await world.service.scrub(world.uuids[1], None)
+    await running.finished.wait()
+    await asyncio.sleep(30)
+    assert world.state(device) is not State.GRANTED
+    world.node.at_it.clear()
+    await world.clean(device)
+
+
+async def test_our_own_reset_is_no_such_thing(world):
+    device = world.uuids[0]
+    async with world.life.sight.away(device):
+        world.node.at_it.add(device)
+        assert (await world.life.sight.full(world.record(device))).holders == ()
+    assert (await world.life.sight.full(world.record(device))).holders is None
+    world.node.at_it.clear()

@@ -226,7 +226,7 @@ async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world)
     world.node.end_container(await world.tenancy(first, second))
     quick, late = world.life.sight.quick, asyncio.Event()
 
-    async def slow(record) -> Facts:
+    async def slow(record, **_) -> Facts:
         facts: Facts = await quick(record)
         if record.device.uuid == second:
             await late.wait()

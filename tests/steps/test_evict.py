@@ -34,8 +34,8 @@ class Floor:
     look: Look
     gpu: Gpu
 
-    def run(self, order: Order, look: Look | None = None) -> Report:
-        return evict.run(order, Bench(self.gpu, look or self.look, lambda _done, _total: None))
+    def run(self, order: Order, look: Look | None = None, ours: Callable[[int], bool] = lambda _pid: False) -> Report:
+        return evict.run(order, Bench(self.gpu, look or self.look, lambda _done, _total: None, ours))
 
 
 @pytest.fixture
@@ -116,6 +116,16 @@ def test_without_a_tenancy_everyone_is_foreign(floor: Floor) -> None:
     assert floor.run(replace(LEFTOVERS, tenancy_began=None)).outcome is Outcome.FAILED
     assert lives(pid)
     assert floor.run(Order(terminate_foreign=True, grace=0.05)).findings.terminated == (pid,)
+
+
+@pytest.mark.parametrize("container", [None, "pod-a"], ids=["on the host", "in the pod of the service"])
+def test_a_worker_of_our_own_service_is_waited_for_and_never_ended(floor: Floor, container: str | None) -> None:
+    at = (floor.root, floor.uuid)
+    pid = tenants.occupy(*at, b"", container) if container else tenants.zombie(*at)
+    report = floor.run(replace(LEFTOVERS, patience=0.3, terminate_foreign=True), ours=lambda it: it == pid)
+    assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
+    assert f"still on the device: pid {pid}" in report.detail
+    assert lives(pid)
 
 
 def test_leftovers_are_left_when_the_policy_says_wait(floor: Floor) -> None:

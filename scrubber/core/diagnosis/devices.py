@@ -33,9 +33,10 @@ def _device(device: view.DeviceStatus, now: float) -> Iterator[base.Finding]:
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
         yield base.warning("device", text, f"{ADVICE[out.reason]}; {told}" if out.reason in ADVICE else told)
+    elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and device.setback:
+        yield base.warning("device", f"{gpu} is {device.state} and not offered: {device.setback}", told)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
-        why = f": {device.setback}" if device.setback else ""
-        yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds{why}", told)
+        yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", told)
     elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.EXPOSED.value}:
         yield base.warning("device", f"{gpu} is {device.state} and not offered to the kubelet: {device.why}", told)
     if device.state == State.GRANTED.value and device.receipt is None:

@@ -10,7 +10,7 @@ import pynvml
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, Care, DeviceError
-from scrubber.devices.nvidia import boards, driver, users, vitals
+from scrubber.devices.nvidia import boards, driver, locks, users, vitals
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.library import SLICE, Library
@@ -23,6 +23,9 @@ class Nvidia:
 
     name: str = NAME
     lists_users: bool = True
+    resets_alone: bool = True
+    clears: bool = False
+    pace: float = 2.0
 
     def __init__(
         self,
@@ -34,12 +37,14 @@ class Nvidia:
     ) -> None:
         """Ask nothing yet. How containers are told apart is not the driver's to know.
 
-        ``settings`` is the folder where a worker keeps the settings that each GPU was first seen with.
+        ``settings`` is the folder where a worker keeps the settings that each GPU was first seen with; beside it are
+        the locks of resets.
         """
         self._host = host
         self._container_of = container_of
         self._living = living
         self._settings = settings
+        self._resets = settings.parent / "resets"
         self._library = library or Library()
         self._inventory = Inventory(host, self._library)
         self._baselines = users.Baselines()
@@ -120,9 +125,16 @@ class Nvidia:
             "means": care.means,
             "slices": care.slices,
             "wanted": dict(care.settings),
+            "resets": str(self._resets),
+            "domain": info.reset_domain or info.parent or uuid,
             "idle_bytes": self._baselines.of(uuid, self.driver()),
         }
         return Address(self.name, json.dumps(place))
+
+    def in_reset(self, uuid: str) -> bool:
+        """Whether a reset that takes it down is under way, whoever began it. Answers while NVML is closed."""
+        info = self._inventory.seen(uuid).info
+        return locks.held(locks.file_of(self._resets, info.reset_domain or info.parent or uuid))
 
     def container_of(self, pid: int) -> str | None:
         """The pod or container that a process belongs to."""

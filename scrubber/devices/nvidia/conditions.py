@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pynvml
 
@@ -17,6 +17,9 @@ from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import sysfs, users
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.library import Library, ResetRequiredError, Session
+from scrubber.devices.nvidia.unfinished import Notes
+
+SECONDS = 60.0  # for a reset, where nobody says how long its step has
 
 _FABRIC_MANAGER = "nv-fabricmanager"
 _NEED_A_FABRIC_MANAGER = (pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_UNKNOWN, None)
@@ -25,11 +28,16 @@ _PERSISTENCE_SOCKET = "run/nvidia-persistenced/socket"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long each part of a reset may take, in seconds. All of it together fits into the step's own deadline."""
+    """How long each part of a reset may take, in seconds: shares of what the step has for all of it."""
 
-    leaving: float = 2.0  # until the persistence daemon has let go
-    tool: float = 35.0  # for nvidia-smi
-    coming_back: float = 15.0
+    leaving: float  # until the persistence daemon has let go; before each means, and once more before the kernel's
+    tool: float  # for nvidia-smi; its end, if it must be put down, takes a tenth of it more
+    coming_back: float
+
+    @classmethod
+    def within(cls, seconds: float) -> Self:
+        """What is left over is for the questions before and after it."""
+        return cls(leaving=0.04 * seconds, tool=0.5 * seconds, coming_back=0.25 * seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +45,8 @@ class Target:
     """A whole GPU that is to be reset.
 
     ``users`` names every process that has open what goes down with it, bystanders and the service included; None when
-    that cannot be proven.
+    that cannot be proven. ``daemon_runs`` knows whether the node's own root runs a program of that name; None when
+    nobody can tell.
     """
 
     uuid: str
@@ -46,8 +55,11 @@ class Target:
     means: tuple[str, ...]
     users: Users
     library: Library
+    lock: Path
+    notes: Notes | None = None  # where to keep what the reset must bring back
     privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
-    patience: Patience = Patience()
+    patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
+    daemon_runs: Callable[[str], bool] | None = None
 
     @property
     def function(self) -> Path:
@@ -117,26 +129,21 @@ def _listed(session: Session, target: Target) -> str | None:
 
 
 def _fabric(session: Session, target: Target) -> str | None:
-    """Ampere alone needs the fabric manager, and its driver does not tell of it: so its process is looked for."""
+    """Ampere alone needs the fabric manager, and its driver does not tell of it: so its process is looked for.
+
+    Anybody can name a program so; that it is the node's own is for ``daemon_runs`` to know.
+    """
     if answered(session, target, pynvml.nvmlDeviceGetArchitecture) not in _NEED_A_FABRIC_MANAGER:
         return None
     if not target.function.exists():
         return f"nobody can tell whether NVSwitches join it: show the node's {target.host.sys_pci}"
-    if not sysfs.has_switches(target.host) or _runs(target.host, _FABRIC_MANAGER):
+    if not sysfs.has_switches(target.host):
         return None
-    return "NVSwitches join it and the fabric manager does not run: start nvidia-fabricmanager"
-
-
-def _runs(host: Host, name: str) -> bool:
-    """By the program, not by the name that a process gives itself."""
-    return any(_program(process).name == name for process in host.proc.glob("[0-9]*"))
-
-
-def _program(process: Path) -> Path:
-    try:
-        return (process / "exe").readlink()
-    except OSError:  # it ended, or has none
-        return process
+    if target.daemon_runs is None:
+        return "NVSwitches join it and nobody can tell whether the fabric manager runs: reboot the node instead"
+    if target.daemon_runs(_FABRIC_MANAGER):
+        return None
+    return "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
 
 
 def _persistence(session: Session, target: Target, daemon: int | None) -> str | None:

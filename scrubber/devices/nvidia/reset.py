@@ -3,32 +3,35 @@
 Every part is time-boxed (``conditions.Patience``), so that a reset that goes wrong says what went wrong; the step's own
 deadline kills this process anyway, whatever hangs in the driver. Before anything is done persistence mode is switched
 off: a device that the driver keeps ready must not be reset under it, and the daemon has it open. Then NVML is closed
-here, and the processes are looked at once more; the service has closed its own. Persistence mode comes back with the
-device; where this process was killed in the middle, the settings step brings it back.
+here, and the processes are looked at once more; the service has closed its own. Persistence mode and slices come back
+with the device; where this process was killed in the middle, whoever touches the GPU next brings them back
+(``unfinished``). One lock holds for all of it, and for as long as the tool runs (``locks``).
 
 The next means is tried when the one before was refused or failed, but never when the driver knows of a client that we
-do not see, or when the one before is still at it.
+do not see, or when the one before is still at it. The kernel asks nobody who is on the device, the tool does: so the
+kernel is asked only when all that was tried before it is known to have done nothing, and the driver counts no user.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia import comeback, conditions, slices, smi, sysfs
+from scrubber.devices.nvidia import comeback, conditions, locks, slices, smi, sysfs, unfinished
 from scrubber.devices.nvidia.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
 from scrubber.devices.nvidia.conditions import Target
-from scrubber.devices.nvidia.knobs import on_or_off
+from scrubber.devices.nvidia.library import Session
+from scrubber.devices.nvidia.unfinished import Owed
 
 TOOL, KERNEL = "nvidia-smi", "function"  # as policies name them
-MEANS: dict[str, Callable[[Target], Attempt]] = {
-    TOOL: lambda target: smi.reset(target.uuid, target.patience.tool),
-    KERNEL: lambda target: sysfs.reset(target.function),
+MEANS: dict[str, Callable[[Target, int], Attempt]] = {
+    TOOL: lambda target, lock: smi.reset(target.uuid, target.patience.tool, lock),
+    KERNEL: lambda target, _lock: sysfs.reset(target.function),
 }
+Deed = Callable[[Session], object]
 
 _BLINK = 0.05
 
@@ -37,67 +40,71 @@ class _StillAtItError(DeviceError):
     """A reset that cannot be ended: nobody may ask the driver for this device meanwhile."""
 
 
-def reset(target: Target) -> None:
-    """Passes when the same GPU is back, divided as it was, and wants nothing more."""
-    with target.library.session() as session:
-        if faults := conditions.unmet(session, target):
-            raise NotNowError(f"cannot reset: {'; '.join(faults)}")
-        layout = slices.layout_before_reset(session, target.uuid)
-        joined = comeback.joined_before_reset(session, target.uuid)
-    with _not_kept_ready(target) as idle:
-        _do(target, idle=idle)
-        comeback.wait(target, joined=joined)
-        _divide(target, layout)
+def _nothing(_session: Session) -> None:
+    """Neither before nor after it."""
 
 
-@contextmanager
-def _not_kept_ready(target: Target) -> Iterator[bool]:
-    """Persistence off, and back on if it was; False where that cannot be told. Not touched while nobody may ask."""
-    with target.library.session() as session:
-        mode = conditions.answered(session, target, pynvml.nvmlDeviceGetPersistenceMode)
-    if mode != pynvml.NVML_FEATURE_ENABLED:
-        yield mode is not None
-        return
-    _persist(target, pynvml.NVML_FEATURE_DISABLED)
-    try:
-        yield True
-    except (DeviceLostError, _StillAtItError):
-        raise
-    except DeviceError as error:
+def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> None:
+    """Passes when the same GPU is back, divided as it was, and wants nothing more.
+
+    ``before`` is done when nothing stands in the way any more, ``after`` when it is back; nobody is on it either time.
+    """
+    with locks.claimed(target.lock) as lock:
+        with target.library.session() as session:
+            if faults := conditions.unmet(session, target):
+                raise NotNowError(f"cannot reset: {'; '.join(faults)}")
+            joined = comeback.joined_before_reset(session, target.uuid)
+            before(session)
+            mode = conditions.answered(session, target, pynvml.nvmlDeviceGetPersistenceMode)
+            owed = _written_down(session, target, kept_ready=mode == pynvml.NVML_FEATURE_ENABLED)
         try:
-            _persist(target, mode)
-        except DeviceError as second:
-            raise DeviceError(f"{error}; {second}") from error
-        raise
-    _persist(target, mode)
-
-
-def _persist(target: Target, mode: int) -> None:
-    with target.library.session() as session:
-        device = session.handle(target.uuid)
-        try:
-            session.ask(pynvml.nvmlDeviceSetPersistenceMode, device, mode)
+            _take_down(target, lock, mode)
+            comeback.wait(target, joined=joined)
+        except (DeviceLostError, _StillAtItError):
+            raise  # nobody may ask for it just now: what it is owed stays written down
         except DeviceError as error:
-            raise DeviceError(f"persistence mode cannot be switched {on_or_off(mode)}: {error}") from error
+            _give_back_after(error, target, owed)
+            raise
+        _give_back(target, owed)
+        with target.library.session() as session:
+            after(session)
 
 
-def _do(target: Target, *, idle: bool) -> None:
+def _written_down(session: Session, target: Target, *, kept_ready: bool) -> Owed:
+    """What it has now, and what an earlier reset still owes it."""
+    now = Owed(kept_ready, slices.layout_before_reset(session, target.uuid))
+    if target.notes is None:
+        return now
+    owed = unfinished.together((*target.notes.left().values(), now))
+    if owed:
+        target.notes.write(target.notes.file(), owed)
+    return owed
+
+
+def _take_down(target: Target, lock: int, mode: int | None) -> None:
+    """Persistence off, NVML closed, and the reset."""
+    if mode == pynvml.NVML_FEATURE_ENABLED:
+        with target.library.session() as session:
+            unfinished.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
     target.library.let_go()
     try:
-        _one_after_the_other(target, idle=idle)
+        _one_after_the_other(target, lock, idle=mode is not None)
     finally:
         target.library.take_up()
 
 
-def _one_after_the_other(target: Target, *, idle: bool) -> None:
-    """Each means once, until one says that it is done. The kernel asks nobody who is on the device, the tool does."""
-    refusals = []
+def _one_after_the_other(target: Target, lock: int, *, idle: bool) -> None:
+    """Each means once, until one says that it is done."""
+    refusals: list[str] = []
+    untouched = True  # so far
     for name in target.means:
-        if name == KERNEL and not idle:
-            refusals.append(f"{name}: nobody can tell whether persistence mode is off")
+        if name == KERNEL and (fault := _not_for_the_kernel(target, idle=idle, untouched=untouched)):
+            refusals.append(f"{name}: {fault}")
             continue
         _nobody_there(target)
-        match MEANS[name](target):
+        attempt = MEANS[name](target, lock)
+        untouched = untouched and isinstance(attempt, Unsupported)
+        match attempt:
             case Done():
                 return
             case InUse():
@@ -112,20 +119,48 @@ def _one_after_the_other(target: Target, *, idle: bool) -> None:
     raise DeviceError(f"cannot reset: {'; '.join(refusals)}")
 
 
-def _divide(target: Target, layout: slices.Layout) -> None:
-    if not layout:
-        return
-    try:
-        with target.library.session() as session:
-            slices.lay_out(session, target.uuid, layout)
-    except DeviceError as error:
-        raise DeviceError(f"cannot reset: its slices did not come back: {error}") from error
+def _not_for_the_kernel(target: Target, *, idle: bool, untouched: bool) -> str | None:
+    """Why the kernel must not be asked, which asks nobody."""
+    if not untouched:
+        return "it asks nobody who is on the device, and what was tried before it may have found somebody"
+    if not idle:
+        return "nobody can tell whether persistence mode is off"
+    return _stays(lambda: sysfs.clients(target.host.sys_module), target.patience.leaving)
 
 
 def _nobody_there(target: Target) -> None:
     """Not even the persistence daemon, which needs a moment to leave."""
-    until = time.monotonic() + target.patience.leaving
-    while fault := conditions.in_the_way(target.users()):
+    if fault := _stays(lambda: conditions.in_the_way(target.users()), target.patience.leaving):
+        raise NotNowError(f"cannot reset: {fault}")
+
+
+def _stays(look: Callable[[], str | None], within: float) -> str | None:
+    """What is still in the way after that time."""
+    until = time.monotonic() + within
+    while (fault := look()) is not None:
         if time.monotonic() >= until:
-            raise NotNowError(f"cannot reset: {fault}")
+            break
         time.sleep(_BLINK)
+    return fault
+
+
+def _give_back(target: Target, owed: Owed) -> None:
+    if not owed:
+        return
+    try:
+        with target.library.session() as session:
+            unfinished.bring_back(session, target.uuid, owed)
+    except DeviceLostError:
+        raise
+    except DeviceError as error:
+        raise DeviceError(f"cannot reset: {error}") from error
+    if target.notes is not None:
+        target.notes.drop(target.notes.left())
+
+
+def _give_back_after(error: DeviceError, target: Target, owed: Owed) -> None:
+    """The same when the reset was refused or has failed: told with it where that fails as well."""
+    try:
+        _give_back(target, owed)
+    except DeviceError as second:
+        raise DeviceError(f"{error}; {second}") from error

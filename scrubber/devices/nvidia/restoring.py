@@ -5,6 +5,9 @@ has to trust what a first look found. For persistence, ECC and MIG there is no d
 stands nowhere else: they go back to how the device was first seen. A tenant may have been there before that first look,
 and what it had changed would then be the baseline; so a policy that names a value is believed before any look.
 
+ECC and a change of MIG mode wait for a reset: they are set right before it, so that it does not bring into force what
+a tenant left; and a device on which another ECC mode is in force than the one that belongs there fails.
+
 Locked clocks cannot be read, so that nobody can tell whether they drifted: they are unlocked every time, in silence.
 A MIG mode that is in force is never changed here, and neither is a layout: that makes other devices of a GPU, which is
 for operators. Only a change of mode that still waits for a reset is taken back. All else is told and left.
@@ -22,8 +25,23 @@ import pynvml
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia import slices
 from scrubber.devices.nvidia.knobs import KNOBS, MIG, Knob, on_or_off, unlock_clocks
-from scrubber.devices.nvidia.library import Handle, Session
+from scrubber.devices.nvidia.library import Handle, ResetRequiredError, Session
 from scrubber.devices.nvidia.settings import Settings
+
+
+def before_reset(session: Session, uuid: str, first: Settings, wanted: Settings) -> None:
+    """Set what the reset will bring into force. A device that says nothing more before it was reset is left."""
+    device = session.handle(uuid)
+    try:
+        for knob in (knob for knob in KNOBS if knob.in_force is not None):
+            now, aim = knob.read(session, device), _aim(session, device, knob, first, wanted)
+            if None not in (now, aim) and now != aim:
+                _turn(session, device, knob, aim)
+        in_force, pending = _in_force(MIG, session, device), MIG.read(session, device)
+        if in_force is not None and in_force == first.mig != pending:
+            _turn(session, device, MIG, in_force)
+    except ResetRequiredError:
+        return
 
 
 def restore(session: Session, uuid: str, first: Settings, wanted: Settings) -> tuple[str, ...]:
@@ -49,8 +67,18 @@ def restore(session: Session, uuid: str, first: Settings, wanted: Settings) -> t
 
 
 def shared(session: Session, uuid: str, first: Settings, wanted: Settings) -> tuple[str, ...]:
-    """What has drifted on a GPU of which only a slice is in hand: told and left, for others are at work on the rest."""
+    """What has drifted on a GPU of which only a slice is in hand: told and left, for others are at work on the rest.
+
+    DeviceError where only a reset can set it right.
+    """
     device = session.handle(uuid)
+    try:
+        for knob in KNOBS:
+            _must_be_in_force(session, device, knob, _aim(session, device, knob, first, wanted))
+    except DeviceLostError:
+        raise
+    except DeviceError as error:
+        raise DeviceError(f"cannot restore settings: {error}") from error
     seen = ((knob, knob.read(session, device), _aim(session, device, knob, first, wanted)) for knob in KNOBS)
     return tuple(
         f"{knob.name}: {knob.word(now)}, baseline {knob.word(aim)} (left: the whole GPU shares it)"
@@ -74,11 +102,21 @@ def _restored(session: Session, device: Handle, knob: Knob, first: Settings, wan
         return ()
     if now != aim:
         _turn(session, device, knob, aim)
-    in_force = aim if knob.in_force is None else knob.in_force(session, device)
-    if aim == now == in_force:
-        return ()
-    later = "" if in_force == aim else " (after the next reset)"
-    return (f"{knob.name}: {knob.word(in_force if now == aim else now)} -> {knob.word(aim)}{later}",)
+    _must_be_in_force(session, device, knob, aim)
+    return () if aim == now else (f"{knob.name}: {knob.word(now)} -> {knob.word(aim)}",)
+
+
+def _in_force(knob: Knob, session: Session, device: Handle) -> Any | None:  # noqa: ANN401 - a knob's
+    """What counts now, where a change waits for the next reset; None where that cannot be told, or none waits."""
+    return None if knob.in_force is None else knob.in_force(session, device)
+
+
+def _must_be_in_force(session: Session, device: Handle, knob: Knob, aim: Any) -> None:  # noqa: ANN401 - same
+    """A device that is only set right for after its next reset is not right."""
+    now = _in_force(knob, session, device)
+    if None in (now, aim) or now == aim:
+        return
+    raise DeviceError(f"{knob.name} is {knob.word(now)} in force and belongs {knob.word(aim)}: only a reset changes it")
 
 
 def _turn(session: Session, device: Handle, knob: Knob, aim: Any) -> None:  # noqa: ANN401 - same
@@ -91,9 +129,8 @@ def _turn(session: Session, device: Handle, knob: Knob, aim: Any) -> None:  # no
 
 def _divided(session: Session, uuid: str, first: Settings) -> Iterable[str]:
     """Whether the GPU is still divided as it was."""
-    assert MIG.in_force is not None  # noqa: S101 - tells mypy what the table says
     device = session.handle(uuid)
-    in_force = MIG.in_force(session, device)
+    in_force = _in_force(MIG, session, device)
     if None in (in_force, first.mig):
         return ()
     if in_force != first.mig:

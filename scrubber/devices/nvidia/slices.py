@@ -7,7 +7,7 @@ anew with the same profile at the same place bears the same UUID; one that does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from ctypes import byref, c_uint, sizeof
+from ctypes import byref, c_uint
 from dataclasses import dataclass
 
 import pynvml
@@ -69,12 +69,12 @@ def words(instances: Layout) -> tuple[str, ...]:
 
 
 def lay_out(session: Session, gpu: str, wanted: Layout) -> None:
-    """Make the instances that are missing, and look whether every slice is the one that it was."""
-    there = uuids(layout(session, gpu))
+    """Make what is missing, and look whether every slice is the one that it was."""
+    there = {(one.profile, one.start, part.profile, part.start) for one in layout(session, gpu) for part in one.parts}
     for one in wanted:
-        if missing := tuple(part for part in one.parts if part.uuid not in there):
+        if absent := [part for part in one.parts if (one.profile, one.start, part.profile, part.start) not in there]:
             device = session.handle(gpu)
-            _fill(session, _found(session, device, one) or _made(session, device, one), missing)
+            _fill(session, _found(session, device, one) or _made(session, device, one), absent)
     if missing := sorted(uuids(wanted) - uuids(layout(session, gpu))):
         raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
 
@@ -143,8 +143,7 @@ def _found(session: Session, device: Handle, one: Instance) -> Handle | None:
     found, count = (pynvml.c_nvmlGpuInstance_t * _MOST_INSTANCES)(), c_uint(_MOST_INSTANCES)
     if session.told(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, found, byref(count)) is None:
         return None
-    instances = (pynvml.c_nvmlGpuInstance_t.from_buffer(found, at * sizeof(found[0])) for at in range(count.value))
-    return next((it for it in instances if _start(session, it) == one.start), None)
+    return next((it for it in found[: count.value] if _start(session, it) == one.start), None)
 
 
 def _start(session: Session, instance: Handle) -> int:

@@ -1,7 +1,7 @@
 """``nvidia-smi --gpu-reset``: started, ended with all its children when it is late, and understood.
 
-When the service kills the worker child that started it, it is left to itself, for a reset cannot be called back. It has
-the device open for as long as it runs, so that every look finds it there and nobody gets the device.
+When the service kills the worker child that started it, it is left to itself, for a reset cannot be called back. It may
+or may not have the device open while it runs: what keeps everybody else away is the lock that it inherits (``locks``).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import subprocess
 from scrubber.devices.nvidia.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
 
 PROGRAM = "nvidia-smi"
-_ENDS_WITHIN = 2.0  # seconds; who is killed and has not ended by then is stuck in the driver
+_ENDS_WITHIN = 2.0  # seconds at most; who is killed and has not ended by then is stuck in the driver
+_ENDING = 0.1  # of the time that it had
 _LONGEST = 300  # characters of what it said that are told
-_IN_USE = ("in use by another client", "currently being used by one or more other processes")
+_IN_USE = ("in use by", "being used by", "is the primary gpu")
 _UNSUPPORTED = ("not supported", "unsupported")
 _NO_PERMISSION = ("insufficient permission", "does not have permission", "permission denied")
 _STATUS_UNSUPPORTED, _STATUS_NO_PERMISSION = 3, 4
@@ -32,8 +33,8 @@ _STATUSES = {  # the others that it documents
 }
 
 
-def reset(uuid: str, within: float) -> Attempt:
-    """Have it reset one device, and it alone."""
+def reset(uuid: str, within: float, *held: int) -> Attempt:
+    """Have it reset one device, and it alone. ``held``: open files that it inherits."""
     try:
         process = subprocess.Popen(
             (PROGRAM, "--gpu-reset", "-i", uuid),
@@ -42,6 +43,7 @@ def reset(uuid: str, within: float) -> Attempt:
             stderr=subprocess.STDOUT,
             start_new_session=True,  # its children are of its group, so that they end with it
             env=os.environ | {"LC_ALL": "C"},
+            pass_fds=held,
         )
     except OSError as error:
         return Unsupported(f"{PROGRAM} cannot be started ({error.strerror})")
@@ -76,7 +78,7 @@ def _put_down(process: subprocess.Popen[bytes], within: float) -> Attempt:
     """End it and whatever it started."""
     os.killpg(process.pid, signal.SIGKILL)  # not collected yet, so the group is still its own
     try:
-        process.communicate(timeout=_ENDS_WITHIN)
+        process.communicate(timeout=min(_ENDS_WITHIN, _ENDING * within))
     except subprocess.TimeoutExpired:
         if process.stdout is not None:
             process.stdout.close()

@@ -151,9 +151,9 @@ def _decoded(text: bytes, gpu: str) -> Owed:
     said = json.loads(text)
     if not isinstance(said, dict) or said.keys() != {"uuid", "persistence", "layout"} or said["uuid"] != gpu:
         raise ValueError("this is not about that device")
-    if not isinstance(said["persistence"], bool):
+    if said["persistence"] not in (True, False):
         raise ValueError(f"persistence is {said['persistence']!r}")
-    return Owed(said["persistence"], tuple(map(_instance, said["layout"])))
+    return Owed(bool(said["persistence"]), tuple(map(_instance, said["layout"])))
 
 
 def _instance(said: Mapping[str, Any]) -> Instance:

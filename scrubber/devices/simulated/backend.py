@@ -16,6 +16,9 @@ class Simulated:
 
     name: str = layout.NAME
     lists_users: bool = False
+    resets_alone: bool = False
+    clears: bool = True
+    pace: float = 1.0
 
     def __init__(self, root: Path) -> None:
         """Look at what is there on the first question."""
@@ -74,6 +77,10 @@ class Simulated:
     def living(self) -> frozenset[str]:
         """The simulated containers of which any process still runs."""
         return containers.living()
+
+    def in_reset(self, uuid: str) -> bool:  # noqa: ARG002 - the port's
+        """A reset ends with the worker that does it."""
+        return False
 
     def let_go(self) -> None:
         """Files need no driver."""

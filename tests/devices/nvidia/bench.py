@@ -13,10 +13,11 @@ import pytest
 
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import reset, settings
+from scrubber.devices.nvidia import locks, reset, settings
 from scrubber.devices.nvidia.conditions import Patience, Target
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.settings import Settings
+from scrubber.devices.nvidia.unfinished import Notes
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)
 NOT_OURS = ("remove", "driver/unbind", "rescan")
@@ -57,6 +58,8 @@ def place(rig, number: int, **more: object) -> str:
         "means": ["nvidia-smi", "function"],
         "slices": "wait",
         "wanted": {},
+        "resets": str(rig.settings.parent / "resets"),
+        "domain": gpu.uuid,
     }
     return json.dumps(said | more)
 
@@ -70,7 +73,10 @@ def target(rig, **more):
     """The first GPU, to be reset by somebody who may and has little patience."""
     gpu = rig.gpu(0)
     means = ("nvidia-smi", "function")
-    plain = Target(gpu.uuid, gpu.pci, rig.host, means, nobody, rig.library, privileged=True, patience=SHORT)
+    lock, notes = locks.file_of(rig.settings.parent / "resets", gpu.uuid), Notes(rig.settings, gpu.uuid)
+    plain = Target(
+        gpu.uuid, gpu.pci, rig.host, means, nobody, rig.library, lock, notes, privileged=True, patience=SHORT
+    )
     return replace(plain, **more)
 
 

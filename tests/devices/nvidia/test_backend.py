@@ -39,6 +39,8 @@ def test_a_worker_is_told_all_that_it_needs(rig) -> None:
         "means": ["nvidia-smi", "function"],
         "slices": "wait",
         "wanted": {"compute_mode": "default"},
+        "resets": str(rig.settings.parent / "resets"),
+        "domain": gpu.uuid,
         "idle_bytes": 4 * 2**20,
     }
 

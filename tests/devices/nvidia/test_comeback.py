@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia import comeback, reset
-from scrubber.devices.nvidia.conditions import Patience
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import by_tool, target
+from tests.devices.nvidia.bench import SHORT, by_tool, target
 from tests.fakes.nvml.machine import Slice
 
 gpu = bench.gpu  # a fixture
@@ -33,7 +34,7 @@ def test_it_is_waited_for_with_growing_pauses_and_nvml_opened_anew_for_each_look
 
     monkeypatch.setattr(comeback, "sleep", pause)
     rig.machine.set({"smi.then.lost": 1})
-    reset.reset(target(rig, patience=Patience(coming_back=60)))
+    reset.reset(target(rig, patience=replace(SHORT, coming_back=60)))
     assert made == [0.05, 0.1, 0.2, 0.4]
     calls = [call for _, call, _ in rig.machine.calls()]
     assert len([call for call in calls[calls.index("nvidia-smi-ends") :] if call.startswith("nvmlInit")]) == 5

@@ -59,23 +59,23 @@ def switches(rig) -> None:
     (place / "class").write_text("0x068000\n")
 
 
-def program(rig, pid: int, path: str) -> None:
-    process = rig.host.proc / str(pid)
-    process.mkdir()
-    (process / "exe").symlink_to(path)
-
-
 @pytest.mark.parametrize("architecture", [AMPERE, None, pynvml.NVML_DEVICE_ARCH_UNKNOWN])
 def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int | None) -> None:
     switches(rig)
     gpu.set(architecture=architecture)
-    program(rig, 76, "/tmp/nv-fabricmanager/other")
-    (rig.host.proc / "76" / "comm").write_text("nv-fabricmanager\n")
-    (rig.host.proc / "77").mkdir()  # a thread of the kernel has no program
-    why = "NVSwitches join it and the fabric manager does not run: start nvidia-fabricmanager"
-    assert refused(rig) == f"cannot reset: {why}"
-    program(rig, 78, "/usr/bin/nv-fabricmanager")
-    reset.reset(target(rig))
+    why = "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
+    assert refused(rig, daemon_runs=lambda _name: False) == f"cannot reset: {why}"
+    reset.reset(target(rig, daemon_runs=lambda name: name == "nv-fabricmanager"))
+
+
+def test_a_program_that_is_only_called_so_is_no_fabric_manager(rig, gpu) -> None:
+    """Whether it is the node's own is told by whoever can; while nobody does, it is in the way."""
+    switches(rig)
+    gpu.set(architecture=AMPERE)
+    process = rig.host.proc / "76"
+    process.mkdir()
+    (process / "exe").symlink_to("/tmp/nv-fabricmanager")
+    assert "nobody can tell whether the fabric manager runs" in refused(rig)
 
 
 def test_ampere_without_switches_and_hopper_with_them_need_none(rig, gpu) -> None:
@@ -139,7 +139,7 @@ def test_a_gpu_that_wants_a_reset_and_says_nothing_else_gets_it(rig, gpu) -> Non
 
 def test_but_not_from_the_kernel_which_does_not_know_whether_it_is_kept_ready(rig, gpu) -> None:
     gpu.set(reset_required=1)
-    rig.machine.set({"smi.reset": "fails"})
+    rig.machine.set({"smi.reset": "unsupported"})
     with pytest.raises(DeviceError, match="function: nobody can tell whether persistence mode is off"):
         reset.reset(target(rig))
     assert not by_kernel(rig)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pynvml
 import pytest
@@ -10,8 +14,9 @@ import pytest
 from policies.hardware import Clocks, ComputeMode, Means, Settings, Slices
 from scrubber.core.model import Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
-from scrubber.devices.nvidia import conditions, reset
-from scrubber.devices.nvidia.gpu import RECREATE, WAIT, NvidiaGpu, placed
+from scrubber.devices.nvidia import conditions, reset, smi
+from scrubber.devices.nvidia.gpu import NvidiaGpu
+from scrubber.devices.nvidia.place import RECREATE, WAIT, placed
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_kernel, by_tool, nobody, place, somebody, touch
 from tests.fakes.nvml.machine import Process, Slice
@@ -91,6 +96,14 @@ def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
     whole = json.loads(place(rig, 0))
     said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
     assert (said.means, said.slices, said.baseline, said.wanted) == (("nvidia-smi",), "wait", None, {})
+    assert (said.resets, said.domain, said.reset_seconds) == (None, None, 60)
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_without_a_place_for_its_lock_nothing_is_reset(rig) -> None:
+    with pytest.raises(DeviceError, match="its place does not say where its lock is"):
+        touch(rig, 0, resets=None).reset()
+    assert by_tool(rig) == []
 
 
 @pytest.mark.usefixtures("root", "gpu")
@@ -115,9 +128,107 @@ def test_whoever_is_not_root_resets_nothing(rig, monkeypatch) -> None:
         touch(rig, 0).reset()
 
 
-def test_its_patience_fits_into_the_default_deadline_of_the_step() -> None:
-    patience = conditions.Patience()
-    assert 2 * patience.leaving + patience.tool + patience.coming_back <= 55
+@pytest.mark.parametrize("seconds", [1.0, 5.0, 60.0, 600.0])
+def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: float) -> None:
+    ended: list[float] = []
+    process: Any = SimpleNamespace(pid=1, stdout=None, communicate=lambda *, timeout: ended.append(timeout))
+    monkeypatch.setattr("os.killpg", lambda *_: None)
+    patience = conditions.Patience.within(seconds)
+    smi._put_down(process, patience.tool)
+    leaving = (len(reset.MEANS) + 1) * patience.leaving
+    assert leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "60", None])
+def test_a_deadline_that_is_none_opens_nothing(rig, seconds) -> None:
+    with pytest.raises(DeviceError, match=r"a reset cannot take .* seconds"):
+        touch(rig, 0, reset_seconds=seconds)
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_the_deadline_of_its_step_is_what_it_fits_into(rig) -> None:
+    rig.machine.set({"smi.reset": "hang"})
+    with pytest.raises(DeviceError, match=r"nvidia-smi was not done within 1 s and was killed"):
+        touch(rig, 0, reset_seconds=2).reset()
+
+
+# --- settings that a reset brings into force ---
+
+
+@pytest.fixture
+def baseline(rig, gpu) -> str:  # noqa: ARG001 - what is looked at first must be free
+    """The file of the settings that the first GPU was seen with."""
+    file = str(rig.settings / f"{rig.gpu(0).uuid}.json")
+    touch(rig, 0, baseline=file).restore_settings()
+    return file
+
+
+@pytest.mark.usefixtures("root")
+def test_a_reset_does_not_bring_into_force_what_a_tenant_left_for_it(rig, gpu, baseline) -> None:
+    gpu.set({"ecc.pending": 0, "mig_mode.pending": 1})
+    one = touch(rig, 0, baseline=baseline)
+    one.reset()
+    assert (gpu["ecc.current"], gpu["mig_mode.current"]) == ("1", "0")
+    assert one.restore_settings() == ()
+
+
+@pytest.mark.usefixtures("root")
+def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu, baseline) -> None:
+    gpu.set({"ecc.pending": 0, "ecc.current": 0})
+    one = touch(rig, 0, baseline=baseline)
+    with pytest.raises(DeviceError, match="ecc is off in force"):
+        one.restore_settings()
+    one.reset()
+    assert one.restore_settings() == ()
+    assert gpu["ecc.current"] == "1"
+
+
+@pytest.mark.usefixtures("root")
+def test_ecc_is_left_where_somebody_is_in_the_way_of_the_reset(rig, gpu, baseline) -> None:
+    gpu.set({"ecc.pending": 0})
+    with pytest.raises(DeviceError, match="it is open in train"):
+        touch(rig, 0, somebody, baseline=baseline).reset()
+    assert gpu["ecc.pending"] == "0"
+
+
+@pytest.mark.usefixtures("root")
+def test_a_gpu_that_says_nothing_before_its_reset_is_reset_without_a_look_at_its_settings(rig, gpu) -> None:
+    gpu.set(reset_required=1)
+    touch(rig, 0, baseline=str(rig.settings / "new.json")).reset()
+    assert by_tool(rig)
+
+
+@pytest.mark.usefixtures("root")
+def test_with_the_reset_of_a_slices_gpu_the_settings_of_the_gpu_come_back(rig, cut, baseline) -> None:
+    gpu = rig.gpu(0)
+    gpu.set({"compute_mode": 3, "power.limit": 450000})
+    slice_of(rig, cut[0], baseline=baseline, wanted={"power_limit": 500, "persistence": True}).reset()
+    assert (gpu["compute_mode"], gpu["power.limit"], gpu["persistence_mode"]) == ("0", "500000", "1")
+
+
+# --- the library ---
+
+
+@pytest.mark.usefixtures("root")
+def test_between_any_two_deeds_nothing_of_the_driver_is_open(rig, gpu, baseline) -> None:
+    one = touch(rig, 0, baseline=baseline)
+
+    def open_here() -> set[str]:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return {str(link.readlink()) for link in links} & {str(rig.root.node(it)) for it in every}
+
+    every = rig.machine.gpus
+    with rig.library.session() as session:
+        session.handle(gpu.uuid)
+        assert len(open_here()) == len(every)
+    for deed in (one.vitals, one.restore_settings, one.reset):
+        deed()
+        assert (rig.machine.clients(), open_here()) == ((), set()), deed
+    gpu.set(lost=1)
+    for deed in (one.vitals, one.restore_settings, one.reset):
+        with contextlib.suppress(DeviceError):
+            deed()
+        assert (rig.machine.clients(), open_here()) == ((), set()), deed
 
 
 # --- slices ---

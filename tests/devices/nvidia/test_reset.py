@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -13,10 +15,9 @@ from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import reset, smi
 from scrubber.devices.nvidia.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
-from scrubber.devices.nvidia.conditions import Patience
 from scrubber.devices.nvidia.host import Host
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import by_kernel, by_tool, file, refused, somebody, target
+from tests.devices.nvidia.bench import SHORT, by_kernel, by_tool, file, refused, somebody, target
 from tests.fakes.nvml.host import Root
 
 TOOL, KERNEL = "nvidia-smi", "function"
@@ -38,19 +39,104 @@ def test_nvml_is_closed_before_the_tool_runs_and_opened_after_it(rig) -> None:
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        ("unsupported", "nvidia-smi: nvidia-smi says that this device cannot be reset"),
         ("no-permission", "nvidia-smi: it takes root and CAP_SYS_ADMIN"),
         ("fails", "nvidia-smi: nvidia-smi ended with status 255: .*could not be reset: Unknown Error"),
     ],
 )
-def test_the_next_means_follows_one_that_was_refused_or_failed(rig, order: str, words: str) -> None:
+def test_the_kernel_is_not_asked_after_anything_but_a_plain_refusal(rig, order: str, words: str) -> None:
     rig.machine.set({"smi.reset": order})
+    with pytest.raises(DeviceError, match=f"cannot reset: {words}; function: it asks nobody who is on the device"):
+        reset.reset(target(rig))
+    assert not by_kernel(rig)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to reset this GPU because it's being used by some other process (e.g. CUDA application).",
+        "GPU Reset couldn't run because GPU 00000000:01:00.0 is the primary GPU.",
+        "GPU 00000000:1B:00.0 is currently in use by another process.",
+        "Words of a version that is not written yet.",
+    ],
+)
+def test_words_of_the_tool_that_nobody_knows_lead_to_no_reset_by_the_kernel(
+    rig, tmp_path, monkeypatch, words: str
+) -> None:
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "{words}"\nexit 255\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    with pytest.raises(DeviceError, match="cannot reset: nvidia-smi: "):
+        reset.reset(target(rig))
+    assert not by_kernel(rig)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_kernel_follows_a_tool_that_cannot_reset_this_device_or_is_not_there(rig, tmp_path, monkeypatch) -> None:
+    rig.machine.set({"smi.reset": "unsupported"})
+    reset.reset(target(rig))
+    assert by_kernel(rig)
+    file(rig, "reset").write_text("")
+    monkeypatch.setenv("PATH", str(tmp_path))
     reset.reset(target(rig))
     assert by_kernel(rig)
     file(rig, "reset_method").write_text("bus flr\n")
-    with pytest.raises(DeviceError, match=f"cannot reset: {words}; function: the kernel would reset it by bus flr"):
+    with pytest.raises(DeviceError, match=r"cannot be started .*; function: the kernel would reset it by bus flr"):
         reset.reset(target(rig))
-    assert len(by_tool(rig)) == 2  # once in each
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_tool_may_follow_the_kernel_whatever_that_did(rig, monkeypatch) -> None:
+    monkeypatch.setitem(reset.MEANS, KERNEL, lambda _target, _lock: Failed("the kernel's reset failed"))
+    reset.reset(target(rig, means=(KERNEL, TOOL)))
+    assert by_tool(rig)
+
+
+def module(rig, name: str, above: tuple[str, ...] = (), users: int = 0) -> None:
+    """A module of the driver, the modules that are built upon it, and whoever else uses it."""
+    holders = rig.host.sys_module.parent / name / "holders"
+    shutil.rmtree(holders, ignore_errors=True)
+    holders.mkdir(parents=True)
+    for it in above:
+        (holders / it).mkdir()
+    (holders.parent / "refcnt").write_text(f"{users + len(above)}\n")
+
+
+def displays(rig, modeset: str) -> None:
+    module(rig, "nvidia", ("nvidia_modeset", "nvidia_uvm"))
+    module(rig, "nvidia_modeset", ("nvidia_drm",))
+    module(rig, "nvidia_drm")
+    parameters = rig.host.sys_module.parent / "nvidia_drm/parameters"
+    parameters.mkdir()
+    (parameters / "modeset").write_text(f"{modeset}\n")
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("arrange", "words"),
+    [
+        (lambda rig: module(rig, "nvidia", ("nvidia_uvm",), users=1), "module nvidia is not known to be without users"),
+        (lambda rig: module(rig, "nvidia_uvm", users=1), "module nvidia_uvm is not known to be without"),
+        (lambda rig: module(rig, "nvidia", ("nvidia_peermem",)), "module nvidia_peermem uses the driver"),
+        (lambda rig: displays(rig, "Y"), "module nvidia_drm may have it open for a display"),
+        (lambda rig: shutil.rmtree(rig.host.sys_module / "holders"), "nobody can tell who uses the driver"),
+        (lambda rig: (rig.host.sys_module / "refcnt").unlink(), "module nvidia is not known to be without"),
+        (lambda rig: shutil.rmtree(rig.host.sys_module.parent / "nvidia_uvm"), "module nvidia_uvm is not known"),
+    ],
+    ids=["module", "uvm", "strange", "display", "untold", "uncounted", "unseen"],
+)
+def test_the_kernel_is_not_asked_while_the_driver_counts_anybody_or_nobody_can_tell(rig, arrange, words: str) -> None:
+    arrange(rig)
+    assert f"cannot reset: function: {words}" in refused(rig, means=(KERNEL,))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_driver_with_displays_that_nobody_uses_is_idle(rig) -> None:
+    displays(rig, "N")
+    reset.reset(target(rig, means=(KERNEL,)))
+    assert by_kernel(rig)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -78,22 +164,23 @@ def test_only_what_the_policy_names_is_tried(rig) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_somebody_who_comes_between_two_means_stops_the_second(rig) -> None:
-    rig.machine.set({"smi.reset": "fails"})
+    rig.machine.set({"smi.reset": "unsupported"})
     with pytest.raises(DeviceError, match="it is open in train"):
         reset.reset(target(rig, users=lambda: somebody() if by_tool(rig) else ()))
     assert not by_kernel(rig)
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_tool_that_is_late_is_put_down_and_the_kernel_is_asked(rig) -> None:
+def test_a_tool_that_is_late_is_put_down_and_the_kernel_is_not_asked(rig) -> None:
     rig.machine.set({"smi.reset": "hang"})
-    reset.reset(target(rig, patience=Patience(tool=1.0)))
-    assert by_kernel(rig)
+    with pytest.raises(DeviceError, match="was not done within 1 s and was killed; function: it asks nobody"):
+        reset.reset(target(rig, patience=replace(SHORT, tool=1.0)))
+    assert not by_kernel(rig)
 
 
 def test_nothing_follows_a_tool_that_cannot_be_put_down(rig, gpu, monkeypatch) -> None:
     gpu.set(persistence_mode=0)
-    monkeypatch.setattr(smi, "reset", lambda _uuid, _within: Stuck("it is still at it"))
+    monkeypatch.setattr(smi, "reset", lambda *_: Stuck("it is still at it"))
     with pytest.raises(DeviceError, match="cannot reset: nvidia-smi: it is still at it: reboot the node"):
         reset.reset(target(rig))
     assert not by_kernel(rig)
@@ -128,12 +215,12 @@ def test_the_kernels_refusals_are_understood(rig, monkeypatch, number: int, mean
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("scrubber.devices.nvidia.sysfs.Path.write_text", refuse)
-    assert reset.MEANS[KERNEL](target(rig)) == meant
+    assert reset.MEANS[KERNEL](target(rig), -1) == meant
 
 
 @pytest.mark.usefixtures("gpu")
 def test_the_kernel_says_when_it_is_done(rig) -> None:
-    assert reset.MEANS[KERNEL](target(rig)) == Done()
+    assert reset.MEANS[KERNEL](target(rig), -1) == Done()
 
 
 # --- persistence mode ---
@@ -209,7 +296,7 @@ def test_a_mode_that_does_not_come_back_is_told_with_whatever_else_failed(
 
 
 def test_nobody_asks_a_device_again_that_a_stuck_tool_is_still_at(rig, gpu, kept_ready, monkeypatch) -> None:
-    monkeypatch.setattr(smi, "reset", lambda _uuid, _within: Stuck("it is still at it"))
+    monkeypatch.setattr(smi, "reset", lambda *_: Stuck("it is still at it"))
     with pytest.raises(DeviceError, match="still at it"):
         reset.reset(target(rig, host=kept_ready, users=daemon(gpu)))
     assert persisted(rig) == ["nvmlDeviceSetPersistenceMode"]

@@ -213,10 +213,11 @@ def test_where_nothing_was_kept_only_defaults_are_restored(rig) -> None:
 
 
 def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
+    rig.gpu(0).set({"ecc.current": 0})
     gpu = touch(rig, 0, baseline=str(kept(tmp_path)), wanted=POLICY)
     assert gpu.restore_settings() == (
         "persistence: on -> off",
-        "ecc: on -> off (after the next reset)",
+        "ecc: on -> off",
         "accounting: off -> on",
         "compute_mode: default -> exclusive-process",
         "power_limit: 700 W -> 500 W",
@@ -251,12 +252,26 @@ def test_a_value_that_the_device_does_not_take_is_an_error(rig, wanted: dict[str
         touch(rig, 0, wanted=wanted).restore_settings()
 
 
-def test_ecc_that_another_reset_must_bring_back_is_told_as_such(rig, gpu) -> None:
+ONLY_A_RESET = "cannot restore settings: ecc.* is off in force and belongs on: only a reset changes it"
+
+
+def test_ecc_that_only_a_reset_brings_back_never_passes(rig, gpu) -> None:
     rig.gpu(0).set({"ecc.current": 0, "ecc.pending": 0})
-    assert gpu.restore_settings() == ("ecc: off -> on (after the next reset)",)
-    assert gpu.restore_settings() == ("ecc: off -> on (after the next reset)",)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=ONLY_A_RESET):
+            gpu.restore_settings()
+        assert rig.gpu(0)["ecc.pending"] == "1"  # for the reset that follows
     rig.gpu(0).set({"ecc.current": 1})
     assert gpu.restore_settings() == ()
+
+
+def test_nor_does_it_on_a_gpu_of_which_only_a_slice_is_in_hand(rig, tmp_path) -> None:
+    (uuid,) = rig.cut(0, Slice("3g.71gb"))
+    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
+    assert slice_.restore_settings() == ()
+    rig.gpu(0).set({"ecc.current": 0})
+    with pytest.raises(DeviceError, match=ONLY_A_RESET):
+        slice_.restore_settings()
 
 
 def test_a_change_of_mig_mode_that_waits_for_a_reset_is_taken_back(rig, gpu) -> None:

@@ -109,6 +109,7 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out)
 {
     ABOUT_MACHINE();
     NEEDS(uuid);
+    open_nodes();
     for (int gpu = gpus(); gpu-- > 0;) {
         if (!present(gpu))
             continue;

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAUSE_NS = 3 * 1000 * 1000 };
+enum { PAUSE_NS = 3 * 1000 * 1000, MOST = 64 };
 
 struct Handle {
     Kind kind;
@@ -26,6 +26,8 @@ struct Handle {
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static Handle *handles;
 static unsigned users, session;
+static int nodes[MOST]; /* one more than the number of the open file; 0: none */
+static bool attached;
 static int client = -1; /* held and locked as long as NVML is open: nvidia-smi finds us by it */
 
 /* --- who is there ------------------------------------------------------------------------------------------------ */
@@ -49,9 +51,30 @@ static void announce(void)
         flock(client, LOCK_SH | LOCK_NB);
 }
 
+/* Whoever looks for a GPU by its name goes through all of them, and keeps their nodes open until the end. */
+void open_nodes(void)
+{
+    for (int gpu = gpus(); !attached && gpu-- > 0;) {
+        const char *node = state_text("gpu.%d.device_file", gpu);
+        if (node && present(gpu) && gpu < MOST)
+            nodes[gpu] = 1 + open(node, O_RDWR | O_CLOEXEC);
+    }
+    attached = true;
+}
+
+static void close_nodes(void)
+{
+    for (int gpu = 0; gpu < MOST; gpu++)
+        if (nodes[gpu] > 0)
+            close(nodes[gpu] - 1);
+    memset(nodes, 0, sizeof nodes);
+    attached = false;
+}
+
 static void withdraw(void)
 {
     char path[4096];
+    close_nodes();
     if (client < 0 || !state_path())
         return;
     client_path(path, sizeof path, false);

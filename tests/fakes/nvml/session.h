@@ -43,6 +43,7 @@ void leave(At *at);
 
 Handle *handle_of(Kind kind, int gpu, int slice, int gi, int ci);
 void pause_turn(void); /* let others call, and wait a moment */
+void open_nodes(void); /* of all GPUs, until the end of the session */
 int gpus(void);        /* how many numbers the state has, the absent ones included */
 bool present(int gpu);
 int find_gpu(const Handle *device);       /* -1: not there any more */

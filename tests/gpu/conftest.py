@@ -1,0 +1,96 @@
+"""A real NVIDIA GPU, looked at and left as it is: ``pytest -m gpu tests/gpu``.
+
+Where the host's files are seen elsewhere than under /, say so in GPU_HOST_ROOT. What was seen is told at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from benchmarks.nvml import backend, cut
+from benchmarks.nvml_questions import reads_only
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.library import Library, Session
+from scrubber.node import proc
+from tests.fakes.nvml.fixtures import nvml_build, stage
+
+__all__ = ["nvml_build", "stage"]  # fixtures, of the rehearsal
+
+PROC = Path("/proc")
+SEEN = pytest.StashKey[list[str]]()
+Tell = Callable[[str], None]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written() -> Iterator[None]:
+    """No test here can call a function of NVML that changes anything."""
+    with reads_only():
+        yield
+
+
+@pytest.fixture(scope="session")
+def library() -> Iterator[Library]:
+    """NVML, where there is a GPU behind it."""
+    opened = Library()
+    try:
+        with opened.session() as nvml:
+            count = nvml.ask(pynvml.nvmlDeviceGetCount)
+    except DeviceError as error:
+        pytest.skip(f"there is no GPU to look at: {error}")
+    if not count:
+        pytest.skip("there is no GPU to look at: the driver lists none")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def nvml(library: Library) -> Iterator[Session]:
+    """Open for questions."""
+    with library.session() as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def host() -> Host:
+    """This node; in a container its namespace has to do."""
+    return Host(Path(os.environ.get("GPU_HOST_ROOT", "/")), pid_namespace=proc.own_namespace(PROC))
+
+
+@pytest.fixture
+def eyes(host: Host, library: Library) -> Nvidia:
+    """The service's, which have seen nothing yet."""
+    return backend(host, library)
+
+
+@pytest.fixture
+def device(eyes: Nvidia) -> DeviceInfo:
+    """The first one."""
+    return eyes.inventory()[0]
+
+
+@pytest.fixture
+def idle(eyes: Nvidia, device: DeviceInfo) -> DeviceInfo:
+    """The first one, while nobody is listed on it."""
+    if listed := eyes.listed(device.uuid):
+        pytest.skip(f"somebody is at work on it: {len(listed)} processes are listed")
+    return device
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """What was seen is said at the end, whether the test passed or not."""
+    return request.config.stash.setdefault(SEEN, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if seen := config.stash.get(SEEN, []):
+        terminalreporter.section("seen on this GPU")
+        terminalreporter.write_line(cut("\n".join(seen)))

@@ -1,0 +1,205 @@
+"""What the service believes of NVIDIA GPUs, held against a real one. It is only looked at."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from benchmarks.nvml_questions import answered, questions
+from scrubber.core.model import Vitals
+from scrubber.devices.nvidia import driver, settings
+from scrubber.devices.nvidia.users import IDLE_AT_MOST
+from scrubber.node import proc
+from scrubber.node.processes import Processes
+from tests.gpu.conftest import PROC
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+PATIENCE = 2.0  # seconds that the service waits for any answer
+GONE_WITHIN = 5.0
+UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+HOLDS_THE_NODE = "import os, sys; os.open(sys.argv[1], os.O_RDONLY); print(flush=True); sys.stdin.read()"
+# The driver's own library, so that no other package is needed; the primary context is what programs use.
+HAS_A_CONTEXT = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def done(code):
+    if code:
+        sys.exit(f"CUDA says {code}")
+device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+done(cuda.cuInit(0))
+done(cuda.cuDeviceGet(ctypes.byref(device), 0))
+done(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+done(cuda.cuCtxPushCurrent_v2(context))
+done(cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(64 << 20)))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def child(script: str, *arguments: str, **environment: str) -> Iterator[int]:
+    """A process that has done what the script says until it prints a line; it ends with the block."""
+    command = [sys.executable, "-c", script, *arguments]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        yield process.pid
+        process.communicate()
+    assert process.returncode == 0
+
+
+def holders(files: tuple[str, ...]) -> set[int]:
+    """Who has them open, as the service looks for them; it takes the service's privileges.
+
+    Where some processes hide from root itself, as in a sandbox, those that may be looked into have to do.
+    """
+    own = proc.own_namespace(PROC)
+    for full_sight in (True, False):
+        look = Processes(PROC, lambda _pid: None, full_sight=full_sight, namespace=own)
+        found = look.holders({"device": files})["device"]
+        if found is not None:
+            return {holder.pid for holder in found}
+    raise AssertionError(f"{files} cannot be identified")
+
+
+def passes_within(seconds: float, holds: Callable[[], bool]) -> float:
+    """The seconds until it holds; the driver tells nobody when it has let go, so it is asked again and again."""
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.005)
+    return time.monotonic() - began
+
+
+def test_the_driver_is_named_and_keeps_its_name(host, nvml, tell) -> None:
+    name = driver.name(host)
+    assert re.fullmatch(r"nvidia \d+\.\d+(\.\d+)* [0-9a-f]+", name)
+    assert driver.version(host) == nvml.ask(pynvml.nvmlSystemGetDriverVersion)
+    assert driver.name(host) == name
+    tell(f"driver: {name}")
+
+
+def test_every_device_is_described_by_what_is_there(host, eyes, tell) -> None:
+    found = eyes.inventory()
+    assert len({info.uuid for info in found}) == len({info.name for info in found}) == len(found) > 0
+    for info in found:
+        tell(f"device {info.name}: {asdict(info)}")
+        assert UUID.fullmatch(info.uuid)
+        assert info.memory_bytes > 1024 * MIB
+        assert re.fullmatch(r"\d+\.\d+", info.compute or "")
+        assert (host.sys_pci / str(info.pci_address)).exists()
+        assert info.numa_node is None or info.numa_node >= 0
+        paths = [*(host.root / node.lstrip("/") for node in info.nodes), *map(Path, eyes.files(info.uuid))]
+        assert [path for path in paths if not path.exists()] == []
+
+
+def test_what_is_described_stays_the_same(eyes) -> None:
+    assert eyes.inventory() == eyes.inventory()
+
+
+def test_an_idle_gpu_uses_less_memory_than_is_believed_of_one(nvml, idle, tell) -> None:
+    told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(idle.uuid), pynvml.nvmlMemory_v2)
+    rest = told.total - told.reserved - told.free - told.used
+    tell(f"idle, in bytes: total {told.total}, reserved {told.reserved}, used {told.used}, not accounted for {rest}")
+    assert told.used <= IDLE_AT_MOST
+
+
+def test_nobody_is_on_an_idle_gpu_and_it_can_be_told(eyes, idle) -> None:
+    assert eyes.in_use(idle.uuid) is False
+
+
+def test_a_gpu_is_well(eyes) -> None:
+    assert {info.uuid: eyes.vitals(info.uuid) for info in eyes.inventory()} == {
+        info.uuid: Vitals() for info in eyes.inventory()
+    }
+
+
+def test_no_question_of_the_service_ends_in_an_error(nvml, tell) -> None:
+    answers = [answered(nvml, question, 3) for question in questions(nvml)]
+    for one in answers:
+        tell(f"{one.question} {one.about}: {one.answer} {one.why}")
+    assert [one for one in answers if one.answer == "error"] == []
+
+
+def test_links_past_the_last_one_are_refused_as_the_service_expects(nvml, tell) -> None:
+    gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
+    codes = []
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            pynvml.nvmlDeviceGetNvLinkState(gpu, link)
+            codes.append(pynvml.NVML_SUCCESS)
+        except pynvml.NVMLError as error:
+            codes.append(error.value)
+    tell(f"NvLinkState, link by link, as return codes: {codes}")
+    assert set(codes) <= {pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT}
+
+
+def test_settings_are_read_alike_twice_and_can_be_kept(nvml, tell) -> None:
+    uuid = nvml.ask(pynvml.nvmlDeviceGetUUID, nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0))
+    first = settings.capture(nvml, uuid)
+    tell(f"settings: {first}")
+    assert settings.capture(nvml, uuid) == first
+    assert settings.decode(settings.encode(first, uuid), uuid) == first
+
+
+def test_who_has_opened_the_node_by_himself_is_found(eyes, device, tell) -> None:
+    files = eyes.files(device.uuid)
+    with child(HOLDS_THE_NODE, files[0]) as pid:
+        assert pid in holders(files)
+        tell(f"a process that only opened the node is listed by the driver: {pid in eyes.listed(device.uuid)}")
+    assert pid not in holders(files)
+
+
+def test_who_has_a_context_is_listed_and_found_and_gone_when_it_ends(eyes, idle, nvml, tell) -> None:
+    def used() -> int:
+        told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(idle.uuid), pynvml.nvmlMemory_v2)
+        return int(told.used)
+
+    if subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], check=False).returncode:
+        pytest.skip("there is no CUDA driver library here")
+    before = used()
+    assert eyes.in_use(idle.uuid) is False
+    with child(HAS_A_CONTEXT, CUDA_VISIBLE_DEVICES=idle.uuid, CUDA_CACHE_DISABLE="1") as pid:
+        tell(f"a context with 64 MiB takes {(used() - before) / MIB:.1f} MiB")
+        assert used() - before >= 64 * MIB
+        assert pid in eyes.listed(idle.uuid)
+        assert pid in holders(eyes.files(idle.uuid))
+        assert eyes.in_use(idle.uuid) is True
+        assert eyes.vitals(idle.uuid) == Vitals()
+    unlisted = passes_within(GONE_WITHIN, lambda: pid not in eyes.listed(idle.uuid))
+    free = passes_within(GONE_WITHIN, lambda: eyes.in_use(idle.uuid) is False)
+    tell(f"after its end: unlisted in {unlisted * 1000:.0f} ms, then free in {free * 1000:.0f} ms more")
+    assert pid not in holders(eyes.files(idle.uuid))
+
+
+def test_every_look_is_in_time(eyes, device, tell) -> None:
+    looks: dict[str, Callable[[], object]] = {
+        "inventory": eyes.inventory,
+        "vitals": lambda: eyes.vitals(device.uuid),
+        "in_use": lambda: eyes.in_use(device.uuid),
+        "listed": lambda: eyes.listed(device.uuid),
+        "driver": eyes.driver,
+    }
+    for name, look in looks.items():
+        took = []
+        for _ in range(20):
+            began = time.perf_counter()
+            look()
+            took.append(time.perf_counter() - began)
+        tell(f"{name}: median {sorted(took)[10] * 1000:.2f} ms, longest {max(took) * 1000:.2f} ms")
+        assert max(took) < PATIENCE

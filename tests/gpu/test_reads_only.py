@@ -1,0 +1,65 @@
+"""Whatever looks at real hardware only reads: it can be run on a machine that is not ours to change."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from benchmarks.nvml_questions import NotARead, reads_only
+
+ROOT = Path(__file__).parents[2]
+LOOKERS = [
+    *(ROOT / "tests/gpu").glob("*.py"),
+    *(ROOT / "benchmarks").glob("nvml*.py"),
+]
+CHANGES = re.compile(
+    r"Set[A-Z]|nvmlEvent|[Cc]lear|[Cc]reat|[Dd]estroy|[Mm]odify|[Rr]emove|[Dd]iscover|[Rr]eset|[Rr]estor|lock_clocks"
+    r"|lay_out|nvidia-smi|SMI|NvidiaGpu|let_go|O_(?:WRONLY|RDWR)"
+)
+
+
+def said(tree: ast.AST):
+    """Every name and every text, but for docstrings."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.alias(name=name) | ast.ImportFrom(module=str(name)):
+                yield name
+            case ast.Constant(value=str(text)) if not text.endswith("."):
+                yield text
+
+
+@pytest.mark.parametrize("file", [file for file in LOOKERS if file.name != Path(__file__).name], ids=lambda it: it.name)
+def test_nothing_that_changes_a_gpu_is_ever_mentioned(file) -> None:
+    assert [word for word in said(ast.parse(file.read_text())) if CHANGES.search(word)] == []
+
+
+def test_there_is_something_to_look_through() -> None:
+    assert {"conftest.py", "test_nvml.py", "nvml.py", "nvml_questions.py"} <= {file.name for file in LOOKERS}
+
+
+VERBS = "Set|Clear|Create|Destroy|Modify|Remove|Discover|Reset|ReadWrite|Enable|Disable|Update|PowerSmoothing|Workload"
+CHANGERS = re.compile(rf"nvml(?:Device|System|GpuInstance|ComputeInstance|Vgpu|EventSet|Unit)\w*?(?<!Get)(?:{VERBS})")
+
+
+def test_the_guard_lets_no_function_through_that_changes_anything() -> None:
+    """Of all of pynvml's, known by their verb."""
+    names = [name for name in vars(pynvml) if CHANGERS.match(name) and "Get" not in name]
+    assert {"nvmlDeviceSetPersistenceMode", "nvmlGpuInstanceDestroy", "nvmlDeviceRemoveGpu_v2"} & {*names}
+    for name in names:
+        with reads_only(), pytest.raises(NotARead, match=name):
+            pynvml._nvmlGetFunctionPointer(name)
+
+
+def test_the_guard_is_gone_afterwards_and_lets_reads_through() -> None:
+    before = pynvml._nvmlGetFunctionPointer
+    with reads_only():
+        assert pynvml._nvmlGetFunctionPointer is not before
+        with pytest.raises(pynvml.NVMLError):  # asked for, and not found or not open: that is the library's answer
+            pynvml._nvmlGetFunctionPointer("nvmlDeviceGetNothing")
+    assert pynvml._nvmlGetFunctionPointer is before
