@@ -41,7 +41,10 @@ def check_each_once(means: tuple[Means, ...]) -> tuple[Means, ...]:
 class Reset(Model):
     """How a device is reset, on the slow path."""
 
-    means: Annotated[tuple[Means, ...], Field(min_length=1), AfterValidator(check_each_once)] = (Means.NVIDIA_SMI, Means.FUNCTION)
+    means: Annotated[tuple[Means, ...], Field(min_length=1), AfterValidator(check_each_once)] = (
+        Means.NVIDIA_SMI,
+        Means.FUNCTION,
+    )
     """What is tried, in this order: the driver's tool, then a reset of its PCI function through sysfs."""
 
     slices: Slices = Slices.WAIT

@@ -100,7 +100,8 @@ def _simulated(config: ScrubberConfig) -> Simulated:
 def _care(policy: Policy) -> Care:
     """How policy wants a device handled, in the backends' words."""
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
-    return Care(tuple(word.value for word in policy.reset.means), policy.reset.slices.value, settings)
+    means = tuple(word.value for word in policy.reset.means)
+    return Care(means, policy.reset.slices.value, settings, policy.timeouts.reset)
 
 
 def open_ledger(config: ScrubberConfig) -> Ledger:

@@ -42,12 +42,21 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """What a device's hands may ask of the node that they are on: looking at processes is not theirs."""
+
+    users: Users  # who has open what a reset of the device would hit
+    runs: Callable[[str], bool]  # whether a program of that name runs, and is the node's own
+
+
+@dataclass(frozen=True, slots=True)
 class Care:
     """How a device is to be handled, as plain values: backends know no policy."""
 
     means: tuple[str, ...] = ()  # of a reset, in the order in which they are tried
     slices: str = "wait"  # what the reset of a slice is
     settings: Mapping[str, object] = field(default_factory=dict)  # what is to be set, beside the baseline
+    reset_seconds: float = 60.0  # until the step is ended from without
 
 
 @dataclass(frozen=True, slots=True)

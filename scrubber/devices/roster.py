@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scrubber.devices.base import Address, DeviceError, Gpu, Users
+from scrubber.devices.base import Address, DeviceError, Gpu, Node
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.host import NAME
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.gpu import SimulatedGpu
 
-OPENERS: dict[str, Callable[[str, Users], Gpu]] = {
-    layout.NAME: lambda place, _users: SimulatedGpu(Path(place)),
-    NAME: NvidiaGpu,
+OPENERS: dict[str, Callable[[str, Node], Gpu]] = {
+    layout.NAME: lambda place, _node: SimulatedGpu(Path(place)),
+    NAME: lambda place, node: NvidiaGpu(place, node.users, daemon_runs=node.runs),
 }
 CONTAINERS: dict[str, Callable[[int], str | None]] = {
     layout.NAME: containers.of,
 }
 
 
-def open_gpu(address: Address, users: Users) -> Gpu:
-    """The device under a worker child's hands; ``users`` tells who has open what a reset of it would hit."""
+def open_gpu(address: Address, node: Node) -> Gpu:
+    """The device under a worker child's hands."""
     if address.backend not in OPENERS:
         raise DeviceError(f"cannot open {address.place}: no backend is called {address.backend!r}")
-    return OPENERS[address.backend](address.place, users)
+    return OPENERS[address.backend](address.place, node)
 
 
 def container_of(address: Address) -> Callable[[int], str | None] | None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from scrubber.core.model import Holder
 from scrubber.node import cgroups
-from scrubber.node.proc import status
+from scrubber.node.proc import BlindError, pids, status
 
 _LOGS = "var/log/pods"  # the kubelet makes a directory for each pod: NAMESPACE_NAME_UID; none of them holds a _
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
@@ -62,6 +62,20 @@ class Bystanders:
             return met and status(process).started == holder.started
         except OSError:
             return False
+
+    def runs(self, name: str, container_of: Callable[[int], str | None]) -> bool:
+        """Whether the program of that name runs, and is one of them: the name alone could be anybody's."""
+        for pid in pids(self._proc):
+            process = f"{self._proc}/{pid}"
+            try:
+                if Path(os.readlink(f"{process}/exe")).name != name:  # noqa: PTH115 -- see above
+                    continue
+                holder = Holder(pid, status(process).started, name, container_of(pid))
+            except (OSError, BlindError):
+                continue
+            if self.knows(holder):
+                return True
+        return False
 
     def _is_at(self, namespace: str | None, holder: Holder, process: str) -> bool:
         if namespace is not None:

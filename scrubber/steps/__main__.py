@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from scrubber.core.model import Holder
 from scrubber.devices import roster as devices
+from scrubber.devices.base import Node
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
@@ -49,7 +50,8 @@ def main() -> None:
     def ours(pid: int) -> bool:
         return sight.descends(pid, (assignment.service,))
 
-    bench = Bench(devices.open_gpu(assignment.address, hit_by_a_reset), holders, _progress(answers), ours)
+    node = Node(hit_by_a_reset, lambda name: known.runs(name, container_of))
+    bench = Bench(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_listen, args=(lines, tasks, busy), daemon=True).start()

@@ -11,7 +11,7 @@ import pytest
 
 from scrubber.core.model import Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DriverClosedError, Node
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import creation, drills, tenants
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
@@ -204,7 +204,8 @@ def test_whoever_has_a_device_open_is_within_reach_of_its_reset(subject: Subject
 def test_what_an_address_opens_is_that_device(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.damage(one)
-    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), lambda: ()) for uuid in (one, other)}
+    node = Node(lambda: (), lambda _name: False)
+    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
     assert hands[one].vitals() == Vitals(ecc_uncorrectable=2)
     assert hands[other].vitals() == Vitals()
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.core.model import Holder, Vitals
+from scrubber.core.model import Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Address, Care, DeviceError
+from scrubber.devices.base import Address, Care, DeviceError, Node
 
-
-def nobody() -> tuple[Holder, ...]:
-    return ()
+NODE = Node(lambda: (), lambda _name: False)
 
 
 def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:
     address = bank.backend.address(bank.first, Care())
-    assert roster.open_gpu(address, nobody).vitals() == Vitals()
+    assert roster.open_gpu(address, NODE).vitals() == Vitals()
     container_of = roster.container_of(address)
     assert container_of is not None
     assert container_of(1) is None
@@ -23,7 +21,7 @@ def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:
 
 def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(DeviceError, match="no backend is called 'abacus'"):
-        roster.open_gpu(Address("abacus", "desk"), nobody)
+        roster.open_gpu(Address("abacus", "desk"), NODE)
 
 
 def test_containers_of_hardware_are_the_nodes_own() -> None:

@@ -172,3 +172,11 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
 )
 def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> None:
     assert Bystander.said(text) == known
+
+
+def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:
+    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.root)
+    assert known.runs(node.exe.name, lambda _pid: None)
+    assert not known.runs(node.exe.name, lambda _pid: "pod-a")
+    assert not known.runs("another", lambda _pid: None)
+    assert not Bystanders([], node.proc.path, node.root).runs(node.exe.name, lambda _pid: None)

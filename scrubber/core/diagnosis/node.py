@@ -57,7 +57,7 @@ def _privileges(facts: base.Facts) -> Iterator[base.Finding]:
 LOSSES = {
     Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that nobody uses a GPU, so nothing is handed out"),
     Capability.KILL: (base.Level.WARNING, "it cannot end what a tenant left behind"),
-    Capability.SYS_ADMIN: (base.Level.BROKEN, "it cannot see who has a GPU mapped, so nothing is handed out; nor reset one"),
+    Capability.SYS_ADMIN: (base.Level.BROKEN, "it cannot see who has a GPU mapped, so nothing is handed out"),
 }
 
 

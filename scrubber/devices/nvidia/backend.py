@@ -125,6 +125,8 @@ class Nvidia:
             "means": care.means,
             "slices": care.slices,
             "wanted": dict(care.settings),
+            "pid_namespace": self._host.pid_namespace,
+            "reset_seconds": care.reset_seconds,
             "resets": str(self._resets),
             "domain": info.reset_domain or info.parent or uuid,
             "idle_bytes": self._baselines.of(uuid, self.driver()),

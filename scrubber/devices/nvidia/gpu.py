@@ -10,7 +10,6 @@ from scrubber.core.model import Holder, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, NotNowError, Progress, Users, Verified
 from scrubber.devices.nvidia import conditions, locks, reset, restoring, settings, slices, unfinished, users, vitals
 from scrubber.devices.nvidia.conditions import Target
-from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.library import Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.place import RECREATE, placed
 from scrubber.devices.nvidia.settings import Settings
@@ -84,7 +83,7 @@ class NvidiaGpu:
             return vitals.of(
                 session,
                 self._place.uuid,
-                Host(Path(self._place.root)).runs,
+                self._place.host.runs,
                 users.leaked if idle is None else _beyond(idle),
             )
 
@@ -161,11 +160,10 @@ class NvidiaGpu:
 
     def _target(self) -> Target:
         place = self._place
-        host = Host(Path(place.root))
         return Target(
             place.gpu,
             place.pci_address,
-            host,
+            place.host,
             place.means,
             self._reached,
             self._library,

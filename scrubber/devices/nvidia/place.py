@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import conditions, reset
+from scrubber.devices.nvidia.host import Host
 
 MEANS = (reset.TOOL,)
 WAIT, RECREATE = "wait", "recreate"  # what the reset of a slice is: that of its GPU, or the slice made anew
@@ -31,7 +33,14 @@ class Place:
     wanted: Mapping[str, Any] = field(default_factory=dict)  # settings that a policy names; see ``settings.Settings``
     resets: str | None = None  # the folder of the locks of resets; without one nothing is reset
     domain: str | None = None  # what goes down together; None is the GPU alone
+    pid_namespace: int | None = None  # the one that shows every process of the node; None is the machine's first
     reset_seconds: float = conditions.SECONDS  # that the step has
+
+    @property
+    def host(self) -> Host:
+        """The node."""
+        host = Host(Path(self.root))
+        return host if self.pid_namespace is None else replace(host, pid_namespace=self.pid_namespace)
 
     @property
     def gpu(self) -> str:

@@ -38,6 +38,8 @@ def test_a_worker_is_told_all_that_it_needs(rig) -> None:
         "baseline": str(rig.settings / f"{gpu.uuid}.json"),
         "means": ["nvidia-smi", "function"],
         "slices": "wait",
+        "pid_namespace": 4026531836,
+        "reset_seconds": 60.0,
         "wanted": {"compute_mode": "default"},
         "resets": str(rig.settings.parent / "resets"),
         "domain": gpu.uuid,

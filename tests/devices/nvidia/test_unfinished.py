@@ -240,6 +240,19 @@ def test_what_was_written_is_read(tmp_path) -> None:
     assert list((tmp_path / "new").iterdir()) == []
 
 
+def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -> None:
+    synced = []
+
+    def sync(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink())
+
+    monkeypatch.setattr("os.fsync", sync)
+    kept = Notes(tmp_path, "GPU-1")
+    kept.write(kept.file(), owed())
+    assert synced[0].name.startswith(f".{kept.file().name}.")
+    assert synced[1:] == [tmp_path]
+
+
 @pytest.mark.parametrize(
     "change",
     [
