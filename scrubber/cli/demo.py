@@ -251,6 +251,7 @@ async def _restarts(play: Play) -> None:
     alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
     play.check(started.state is State.RUNNING and alive, "pod B's container restarts: nothing is wiped")
     await stage.plugin.end(signal.SIGKILL)
+    await stage.kubelet.until(lambda: stage.kubelet.allocatable[RESOURCE] == 0)  # or the dead one would count
     await stage.plugin.start()
     await stage.kubelet.registered(RESOURCE)
     sick = stage.kubelet.devices(RESOURCE)[stage.uuids[BAD]] == "Unhealthy"
@@ -264,7 +265,8 @@ async def _ledger(play: Play) -> None:
     plugin = await play.stage.plugin.end(signal.SIGTERM)
     status = await play.stage.service.end(signal.SIGTERM)
     result = audit.verify(play.stage.ledger)
-    play.check((plugin, status) == (0, 0), "the plugin and the service stop cleanly")
+    told = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
+    play.check(not told, "the plugin and the service stop cleanly", told)
     play.check(result.broken is None, "the chain is whole", f"{result.rows} rows")
     forged = play.stage.root / "forged"
     shutil.copytree(

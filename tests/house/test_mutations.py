@@ -25,7 +25,7 @@ from scrubber.core import model as words
 ROOT = Path(__file__).parents[2]
 MUTATED = ("states", "decide", "starting", "grounds", "upkeep", "verdict")
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
-IN_GATE = 30
+IN_GATE = 15
 RED = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}  # a life that cannot be led ends the collection
 NEGATED = {
     ast.Is: ast.IsNot,

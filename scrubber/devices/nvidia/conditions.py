@@ -69,13 +69,11 @@ class Target:
 
 def unmet(session: Session, target: Target) -> tuple[str, ...]:
     """All that stands in the way, each with its remedy."""
-    daemon = persistence_daemon(target.host)
     found = (
         rights(target),
-        in_the_way(target.users(), beside=daemon),
+        in_the_way(target.users(), beside=persistence_daemon(target.host)),
         _listed(session, target),
         _fabric(session, target),
-        _persistence(session, target, daemon),
         _virtual(session, target),
         _model(target),
     )
@@ -144,14 +142,6 @@ def _fabric(session: Session, target: Target) -> str | None:
     if target.daemon_runs(_FABRIC_MANAGER):
         return None
     return "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
-
-
-def _persistence(session: Session, target: Target, daemon: int | None) -> str | None:
-    on = answered(session, target, pynvml.nvmlDeviceGetPersistenceMode) == pynvml.NVML_FEATURE_ENABLED
-    if not on or daemon is not None:
-        return None
-    socket_path = target.host.root / _PERSISTENCE_SOCKET
-    return f"persistence mode is on and no daemon answers at {socket_path}: mount its directory, or switch the mode off"
 
 
 def _virtual(session: Session, target: Target) -> str | None:
