@@ -2,7 +2,7 @@
 # ARGS goes through to the command: make test ARGS='-k ledger', make demo ARGS='--gpus 4'.
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin

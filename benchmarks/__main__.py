@@ -84,7 +84,8 @@ Taken {taken} with `make bench`, everything on one machine, the service in a pro
 {table(figures)}
 
 "Aim" is what was hoped for before measuring. Times are of this machine; the ratios travel better. Simulated GPUs are
-files: nothing here says anything about a real GPU.
+files, and what stands under "nvidia" was asked of a driver that is pretended: nothing here says anything about a real
+GPU.
 """
     (directory / "service.md").write_text(text)
 
