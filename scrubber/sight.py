@@ -67,7 +67,7 @@ class Sight:
         self._visits: dict[str, _Visit] = {}
         self._resetting: set[str] = set()  # what we reset ourselves, and what goes down with it
         self._absences: set[_Absence] = set()
-        self._returns: asyncio.Task[None] | None = None
+        self._returns: set[asyncio.Task[None]] = set()
         self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
         self._took = 0.0  # seconds that it took
 
@@ -102,7 +102,7 @@ class Sight:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
             vitals = None if self._no_news(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
-        enough = not self.backend.lists_users or not (last or self._due(record))
+        enough = not self.backend.lists_users or (not last and self._was_free(record))
         if in_use is False and record.state is not State.EXPOSED and enough:
             return Facts(incarnation, self.epoch(), (), self._since)
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
@@ -116,8 +116,8 @@ class Sight:
         full look, which comes when the last one has become a small share of the time since. Of a device with an owner
         the process is the owner's.
         """
-        visit = self._visits.get(record.device.uuid)
-        if visit is None or self._due(record):
+        visit = self._last(record)
+        if visit is None:
             return None
         owner = record.owner.container if record.owner else None
         witness = next((it for it in visit.facts.holders or () if owner in (None, it.container)), None)
@@ -146,6 +146,7 @@ class Sight:
             alive = await self._alive(record.owner.container if record.owner else None)
             claimant_alive = await self._alive(claimant)
         except (DeviceError, BlindError):
+            self._visits.pop(record.device.uuid, None)
             return Facts(record.incarnation, self.epoch(), None, self._since)
         busy = _siblings_busy(siblings, holders)
         facts = Facts(
@@ -154,12 +155,21 @@ class Sight:
         self._remember(record, facts)
         return facts
 
-    def _due(self, record: Record) -> bool:
-        """Whether it is time for a full look, where the driver's own word is not enough."""
+    def _was_free(self, record: Record) -> bool:
+        """Whether the last full look, which is not long ago, met nobody."""
+        visit = self._last(record)
+        return visit is not None and visit.facts.holders == ()
+
+    def _last(self, record: Record) -> _Visit | None:
+        """The last full look, unless it is time for another one."""
         visit = self._visits.get(record.device.uuid)
-        return visit is None or asyncio.get_running_loop().time() > visit.until
+        return None if visit is None or asyncio.get_running_loop().time() > visit.until else visit
 
     def _remember(self, record: Record, facts: Facts) -> None:
+        """A look that could not tell is none."""
+        if facts.holders is None:
+            self._visits.pop(record.device.uuid, None)
+            return
         until = asyncio.get_running_loop().time() + max(1.0, self._took / SHARE)
         listed = self._named.get(record.device.uuid, frozenset())
         self._visits[record.device.uuid] = _Visit(until, replace(facts, claimant_alive=None), listed)
@@ -202,7 +212,9 @@ class Sight:
         finally:
             self._resetting.difference_update(uuids)
             # Not waited for: whoever ends a reset has better things to do, and may be on his way out.
-            self._returns = asyncio.create_task(self._return(absence))
+            returning = asyncio.create_task(self._return(absence))
+            self._returns.add(returning)
+            returning.add_done_callback(self._returns.discard)
 
     async def _return(self, absence: _Absence) -> None:
         try:

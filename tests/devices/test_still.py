@@ -105,8 +105,29 @@ async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(b
     assert processes.walks == 1
     tenants.occupy(bank.root, bank.first, b"x", POD)
     assert (await sight.quick(record)).holders == ()
-    monkeypatch.setattr(sight, "_due", lambda _record: True)  # it is time
+    monkeypatch.setattr(sight, "_last", lambda _record: None)  # it is time
     assert len((await sight.quick(record)).holders or ()) == 1
+
+
+async def test_a_look_that_could_not_tell_makes_the_drivers_no_worth_nothing(bank, forgetful, monkeypatch):
+    sight, backend, processes = forgetful
+    record = clean(backend, bank.first)
+    await sight.quick(record)
+    monkeypatch.setattr(backend, "files", lambda _uuid: ())
+    assert (await sight.full(record)).holders is None
+    assert (await sight.quick(record)).holders is None
+    assert processes.walks == 3
+
+
+async def test_when_one_of_two_that_were_met_has_gone_the_other_is_looked_for(bank, forgetful):
+    sight, backend, _ = forgetful
+    record = clean(backend, bank.first)
+    first, second = (tenants.occupy(bank.root, bank.first, b"x", f"{POD}-{name}") for name in "ab")
+    met = (await sight.quick(record)).holders
+    assert met is not None
+    gone = next(holder.pid for holder in met)
+    end(gone)
+    assert [holder.pid for holder in (await sight.quick(record)).holders or ()] == [({first, second} - {gone}).pop()]
 
 
 async def test_the_last_look_before_a_use_is_at_the_processes(bank, forgetful):
