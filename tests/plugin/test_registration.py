@@ -151,6 +151,7 @@ async def test_a_dead_socket_put_in_the_place_of_ours_is_replaced(registration, 
     await door.start()
     async with running(registration):
         await door.knows()
+        await succeeds(heard)
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(os.fspath(home / "other"))
             (home / "other").replace(home / ENDPOINT)
@@ -175,6 +176,7 @@ async def test_a_stream_that_the_kubelet_ends_while_we_live_is_a_reason_to_regis
     async with running(registration):
         for count in range(1, 4):
             await door.knows(count)
+            await succeeds(heard, count)
             door.hang_up()
             await hears(heard, Cause.STREAM_ENDED, count)
         await door.knows(4)
