@@ -301,7 +301,7 @@ class Jobs:
     @asynccontextmanager
     async def _apart(self, device: str, step: Step) -> AsyncIterator[None]:
         """What must not happen beside a step: a reset, while anybody of ours uses the driver for another device."""
-        alone = self._sight.backend.resets_alone and step in USES_DRIVER
+        alone = self._sight.backend.one_driver and step in USES_DRIVER
         away = self._sight.away(*self._domain(device)) if step is Step.RESET else nullcontext()
         async with self._driver if alone else nullcontext(), away:
             yield

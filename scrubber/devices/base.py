@@ -83,7 +83,7 @@ class Backend(Protocol):
 
     name: str
     lists_users: bool  # whether ``listed`` is worth asking
-    resets_alone: bool  # a reset needs a driver that no worker uses, on whatever device
+    one_driver: bool  # a reset needs a driver that no worker uses, on whatever device
     clears: bool  # whether a worker can overwrite its memory; if not, nothing is begun unasked
     pace: float  # seconds between two rounds over all devices: what a round costs is the driver's to say
 

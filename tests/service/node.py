@@ -103,7 +103,7 @@ class Node:
 
     name = "pretend"
     lists_users = False
-    resets_alone = False
+    one_driver = False
     clears = True
     pace = 1.0
 

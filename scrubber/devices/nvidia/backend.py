@@ -14,8 +14,7 @@ from scrubber.devices.nvidia import boards, driver, locks, users, vitals
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.library import SLICE, Library
-
-RECREATED = "recreate"  # what policies call a slice that is reset by making it anew
+from scrubber.devices.nvidia.place import RECREATE
 
 
 class Nvidia:
@@ -23,7 +22,7 @@ class Nvidia:
 
     name: str = NAME
     lists_users: bool = True
-    resets_alone: bool = True
+    one_driver: bool = True
     clears: bool = False
     pace: float = 2.0
 
@@ -108,7 +107,7 @@ class Nvidia:
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
         """Nodes of all GPUs that go down with it: whoever uses a slice has its GPU's open as well."""
-        if uuid.startswith(SLICE) and care.slices == RECREATED:
+        if uuid.startswith(SLICE) and care.slices == RECREATE:
             return self.files(uuid)
         return self._inventory.domain_nodes(uuid)
 

@@ -7,8 +7,6 @@ purpose later belongs into the policy; or the file is removed once the device is
 from __future__ import annotations
 
 import json
-import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import slices
+from scrubber.devices.nvidia import durable, slices
 from scrubber.devices.nvidia.knobs import KNOBS, MIG, Clocks
 from scrubber.devices.nvidia.library import Session
 
@@ -129,16 +127,8 @@ def _counts(value: object) -> TypeGuard[int]:
 
 def _keep(path: Path, text: bytes) -> None:
     """Whole or not at all, and never over another's: linking to a name that is taken fails."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside.unlink(missing_ok=True)
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
+        with durable.beside(path, text) as aside, suppress(FileExistsError):
             path.hardlink_to(aside)
-        aside.unlink()
     except OSError as error:
         raise DeviceError(f"cannot keep the settings that a device was first seen with: {error}") from error

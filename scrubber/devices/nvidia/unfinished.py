@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from typing import Any
 import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError
-from scrubber.devices.nvidia import slices
+from scrubber.devices.nvidia import durable, slices
 from scrubber.devices.nvidia.knobs import on_or_off
 from scrubber.devices.nvidia.library import Session
 from scrubber.devices.nvidia.slices import Instance, Layout, Part
@@ -67,16 +66,10 @@ class Notes:
 
     def write(self, path: Path, owed: Owed) -> None:
         """Whole or not at all, and on the disk when this returns."""
-        aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
         text = json.dumps({"uuid": self.gpu, **asdict(owed)}, indent=2).encode() + b"\n"
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside.unlink(missing_ok=True)
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
+            with durable.beside(path, text) as aside:
+                aside.replace(path)
             self._sync()
         except OSError as error:
             raise DeviceError(f"cannot write down what a reset is to bring back: {error}") from error

@@ -16,7 +16,7 @@ class Simulated:
 
     name: str = layout.NAME
     lists_users: bool = False
-    resets_alone: bool = False
+    one_driver: bool = False
     clears: bool = True
     pace: float = 1.0
 

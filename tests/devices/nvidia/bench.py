@@ -18,6 +18,7 @@ from scrubber.devices.nvidia.conditions import Patience, Target
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.settings import Settings
 from scrubber.devices.nvidia.unfinished import Notes
+from tests.fakes.nvml.machine import Slice
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)
 NOT_OURS = ("remove", "driver/unbind", "rescan")
@@ -33,6 +34,19 @@ def gpu(rig):
         place.write_text("")
     yield rig.gpu(0)
     assert [place.read_text() for place in forbidden] == [""] * len(NOT_OURS)
+
+
+@pytest.fixture
+def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must not be kept ready
+    """The first GPU in three slices."""
+    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
+    return found
+
+
+@pytest.fixture
+def root(monkeypatch) -> None:
+    """We are root, whoever runs the tests."""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
 
 
 def nobody() -> tuple[Holder, ...]:

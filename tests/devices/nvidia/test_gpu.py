@@ -19,23 +19,10 @@ from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.place import RECREATE, WAIT, placed
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_kernel, by_tool, nobody, place, somebody, touch
-from tests.fakes.nvml.machine import Process, Slice
+from tests.fakes.nvml.machine import Process
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
-gpu = bench.gpu  # a fixture
-
-
-@pytest.fixture
-def root(monkeypatch) -> None:
-    """We are root, whoever runs the tests."""
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-
-
-@pytest.fixture
-def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must not be kept ready
-    """The first GPU in three slices."""
-    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
-    return found
+gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
 
 
 def slice_of(rig, uuid: str, users=nobody, **more: object) -> NvidiaGpu:

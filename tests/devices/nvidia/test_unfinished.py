@@ -13,10 +13,10 @@ from scrubber.devices.nvidia import comeback, locks, reset, slices
 from scrubber.devices.nvidia.unfinished import Notes, Owed
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import nobody, target, touch
-from tests.fakes.nvml.machine import Slice
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
-gpu = bench.gpu  # a fixture
+gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
+pytestmark = pytest.mark.usefixtures("root")
 
 
 class Killed(BaseException):
@@ -25,19 +25,6 @@ class Killed(BaseException):
 
 def die(*_: object, **__: object) -> None:
     raise Killed
-
-
-@pytest.fixture(autouse=True)
-def root(monkeypatch) -> None:
-    """We are root, whoever runs the tests."""
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-
-
-@pytest.fixture
-def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must not be kept ready
-    """The first GPU in three slices."""
-    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
-    return found
 
 
 @pytest.fixture

@@ -1,0 +1,23 @@
+"""Files that a power loss leaves whole or not at all, and for their owner only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def beside(path: Path, text: bytes) -> Iterator[Path]:
+    """The text in a file of our own beside ``path``, on the disk; where it goes is for whoever asked. OSError."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside.unlink(missing_ok=True)
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    yield aside
+    aside.unlink(missing_ok=True)
