@@ -2,7 +2,7 @@
 # ARGS goes through to the command: make test ARGS='-k ledger', make demo ARGS='--gpus 4'.
 
 PYTHON ?= python3
-JOBS ?= 3
+JOBS ?= 4
 ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench mutate night soak proto docs lock clean
+.PHONY: help demo test lint format bench mutate night soak proto kernels docs lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,11 @@ proto: $(READY) ## regenerate the committed stubs from the .proto files
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I. \
 	  --python_out=$(OUT) --grpc_python_out=$(OUT) --mypy_out=quiet:$(OUT) --mypy_grpc_out=quiet:$(OUT) \
 	  scrubber/api/scrub.proto plugin/kubelet_api/*.proto
+
+kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
+	@$(BIN)/python -m pip install -qq uv
+	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
+	@PYTHONPATH=build/kernels $(BIN)/python -m scrubber.cuda.compiling
 
 docs: $(READY) ## write the generated pages anew: commands, policy schema
 	@$(BIN)/python -m scrubber.cli.manual > docs/cli.md

@@ -46,7 +46,6 @@ async def measure(*, quick: bool) -> list[Figure]:
         whole = await _figures(Node(root, machine), f"{GPUS} GPUs, {crowd} processes", quick=quick)
         for number in range(GPUS):
             machine.gpu(number).cut([Slice("1g.18gb")] * SLICES)
-        root.lay_out()
         return whole + await _figures(
             Node(root, machine), f"{GPUS} GPUs x {SLICES} slices, {crowd} processes", quick=quick
         )

@@ -83,7 +83,7 @@ def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
     clocks = ((pynvml.NVML_CLOCK_GRAPHICS, "graphics"), (pynvml.NVML_CLOCK_MEM, "memory"))
     uncorrected, volatile = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     action, last = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, pynvml.NVML_NVLINK_MAX_LINKS - 1
-    fabric = pynvml.c_nvmlGpuFabricInfo_v2_t()
+    fabric, sram = pynvml.c_nvmlGpuFabricInfo_v2_t(), pynvml.c_nvmlEccSramErrorStatus_v1_t()
     return (
         Question(pynvml.nvmlDeviceGetCount, ()),
         Question(pynvml.nvmlDeviceGetHandleByIndex, (0,)),
@@ -98,6 +98,7 @@ def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
         Question(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, (gpu, 0), "link 0"),
         Question(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, (gpu, 0), "link 0"),
         Question(pynvml.nvmlDeviceGetGpuFabricInfoV, (gpu, byref(fabric))),
+        Question(pynvml.nvmlDeviceGetSramEccErrorStatus, (gpu, byref(sram))),
         *(Question(pynvml.nvmlDeviceGetApplicationsClock, (gpu, clock), name) for clock, name in clocks),
         *(Question(pynvml.nvmlDeviceGetDefaultApplicationsClock, (gpu, clock), name) for clock, name in clocks),
         Question(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, (gpu, 0), "slice 0"),
@@ -118,6 +119,13 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetRemappedRows,
     pynvml.nvmlDeviceGetRetiredPagesPendingStatus,
+    pynvml.nvmlDeviceGetCurrPcieLinkWidth,
+    pynvml.nvmlDeviceGetCurrPcieLinkGeneration,
+    pynvml.nvmlDeviceGetMaxPcieLinkGeneration,
+    pynvml.nvmlDeviceGetPcieReplayCounter,
+    pynvml.nvmlDeviceGetCurrentClocksEventReasons,
+    pynvml.nvmlDeviceGetPerformanceState,
+    pynvml.nvmlDeviceGetSupportedEventTypes,
     pynvml.nvmlDeviceGetEccMode,
     pynvml.nvmlDeviceGetPersistenceMode,
     pynvml.nvmlDeviceGetAccountingMode,

@@ -13,6 +13,8 @@ import grpc.aio
 import structlog
 
 from plugin import config, response
+from plugin.cluster import starting, threads
+from plugin.cluster.reporter import Reporter
 from plugin.config import Config, Way
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
@@ -36,12 +38,12 @@ def run(chosen: Config) -> int:
     os.umask(0o077)
     try:
         with sockets.sole_instance(chosen.kubelet_dir):
-            return asyncio.run(_serve(chosen))
+            return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
     except* FatalError as group:
         raise _first(group) from None
 
 
-async def _serve(chosen: Config) -> int:
+async def _serve(chosen: Config, reporter: Reporter | None) -> int:
     """Until a signal comes, or a task fails: its error ends the program."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -49,7 +51,9 @@ async def _serve(chosen: Config) -> int:
         loop.add_signal_handler(number, stop.set)
     # There is nothing to load again, and ending would take the node's devices away for a moment.
     loop.add_signal_handler(signal.SIGHUP, partial(logger.info, "nothing to load again: SIGHUP is ignored"))
-    work = asyncio.create_task(_work(chosen), name="plugin")
+    if reporter is not None:
+        loop.set_default_executor(threads.Forgetful())
+    work = asyncio.create_task(_work(chosen, reporter), name="plugin")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -74,12 +78,14 @@ async def _tell(work: asyncio.Task[None]) -> None:
         raise
 
 
-async def _work(chosen: Config) -> None:
+async def _work(chosen: Config, reporter: Reporter | None) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.Scrubber(chosen.scrubber_socket) as scrubber, asyncio.TaskGroup() as tasks:
         listing = Listing(scrubber, chosen.resource_prefix, chosen.mig_strategy)
         gate = Gate(scrubber, listing)
         tasks.create_task(listing.follow(), name="listing")
+        if reporter is not None:
+            tasks.create_task(reporter.run(listing), name="reports to the cluster")
         await listing.first()
         known: frozenset[str] = frozenset()
         while True:

@@ -10,6 +10,8 @@ from enum import Enum
 from pathlib import Path
 
 from plugin import response
+from plugin.cluster import credentials
+from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 from scrubber.errors import FatalError
@@ -44,6 +46,10 @@ class Config:
     mig_strategy: MigStrategy = MigStrategy.NONE
     registration: Way = Way.KUBELET
     registry_dir: Path = Path(REGISTRY_DIR)
+    cluster_reports: Reports = Reports.AUTO
+    node_name: str = ""
+    taint_when_all_out: bool = False
+    service_account: Path = credentials.SERVICE_ACCOUNT  # no flag: Kubernetes puts it there
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -51,6 +57,11 @@ class Config:
     def scrubber_socket(self) -> Path:
         """Where the scrub service answers."""
         return self.run_dir / "scrubber.sock"
+
+    @property
+    def cluster(self) -> credentials.Asked:
+        """What the cluster is to be told."""
+        return credentials.Asked(self.cluster_reports, self.node_name, self.taint_when_all_out, self.service_account)
 
     @property
     def style(self) -> response.Style:
@@ -73,6 +84,7 @@ def check(config: Config) -> None:
     _check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
     if config.registration is Way.REGISTRY:
         _check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
+    _check_cluster(config.cluster)
     _check_length(config.scrubber_socket, "--run-dir")
     # Longer names may come; whoever has no room for this one must not wait for them to be told.
     _check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
@@ -91,6 +103,19 @@ def _check_prefix(prefix: str) -> None:
         wrong = "Kubernetes keeps names that begin with requests. for itself"
     if wrong:
         raise FatalError(f"cannot use --resource-prefix {prefix!r}: {wrong}; give a domain such as {PREFIX}")
+
+
+def _check_cluster(asked: credentials.Asked) -> None:
+    if asked.reports is Reports.OFF:
+        if asked.taint:
+            raise FatalError(
+                "cannot use --taint-when-all-out with --cluster-reports off: the one is a part of the other"
+            )
+        return
+    if asked.node and not credentials.is_name(asked.node):
+        raise FatalError(f"cannot use --node-name {asked.node!r}: no node is called that; give the name in the cluster")
+    if asked.reports is Reports.ON and (why := credentials.lacking(asked, os.environ)):
+        raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
 
 
 def _check_directory(path: Path, what: str, flag: str) -> None:

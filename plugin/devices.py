@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+GONE = "gone"  # the reason why a device is out that the service does not name any more
+
 
 class MigStrategy(Enum):
     """How the slices of a GPU are offered: not at all, like whole GPUs, or each size under a name of its own."""
@@ -29,6 +31,8 @@ class Device:
     numa_node: int | None
     island: str
     nodes: tuple[str, ...]
+    reason: str = ""
+    quarantined: bool = False
 
 
 class Advert(Protocol):
@@ -70,6 +74,14 @@ class Advert(Protocol):
     def nodes(self) -> tuple[str, ...]:
         """Device nodes of this device alone."""
 
+    @property
+    def reason(self) -> str:
+        """The word for what ails it; empty: nothing that is known of."""
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it is kept out; with a reason and without this it is sick and still in use."""
+
 
 def offered(adverts: Iterable[Advert], prefix: str, strategy: MigStrategy) -> Iterator[Device]:
     """The devices that the kubelet is told of, each under its full resource name."""
@@ -89,6 +101,8 @@ def offered(adverts: Iterable[Advert], prefix: str, strategy: MigStrategy) -> It
             numa_node=near,
             island=advert.island,
             nodes=advert.nodes,
+            reason=advert.reason,
+            quarantined=advert.quarantined,
         )
 
 

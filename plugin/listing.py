@@ -27,7 +27,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from plugin import devices
 from plugin.bell import Bell
-from plugin.devices import Device, MigStrategy
+from plugin.devices import GONE, Device, MigStrategy
 from scrubber.api import client
 from scrubber.errors import AutoclaveError, NotReady, Reason, Unreachable
 
@@ -92,6 +92,14 @@ class Listing:
         """Wait until there are resources that are not among these, and return them."""
         await self._bell.until(lambda: bool(self.resources() - than))
         return self.resources() - than
+
+    def standing(self) -> Shown | None:
+        """Every device of every resource as the service told of it; None while nothing is believed."""
+        return tuple(self._known.values()) if self._first.is_set() and not self._doubted else None
+
+    async def moved(self, since: Shown | None) -> None:
+        """Wait until the devices stand otherwise than they did."""
+        await self._bell.until(lambda: self.standing() != since)
 
     async def changes(self, resource: str) -> AsyncGenerator[Shown, None]:
         """The list at once and again whenever it differs; asking for the next one says that the last one was sent."""
@@ -175,7 +183,7 @@ class Listing:
 
     def _take(self, adverts: Iterable[devices.Advert]) -> None:
         """Keep what is said now, and as unhealthy what was said before."""
-        gone = {key: replace(device, healthy=False, clean=False) for key, device in self._known.items()}
+        gone = {key: replace(device, healthy=False, clean=False, reason=GONE) for key, device in self._known.items()}
         named = devices.offered(adverts, self._prefix, self._strategy)
         self._known = gone | {(device.resource, device.uuid): device for device in named}
         if not self._first.is_set():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from policies.model import Gate, Mode, Policy, Starts
+from policies.model import Gate, Mode, Policy, Route, Starts
 
 PRESTART = """gate prestart: after a restart of the kubelet, until the plugin is back, a container may start on a \
 device that is still dirty"""
+
+FIRST_LOOK = """paths.first_look fast: a device of which nothing is known is neither reset nor tested, nor is the \
+memory on its chip overwritten, unless a scrub failed"""
 
 
 def of(policy: Policy) -> tuple[str, ...]:
@@ -13,6 +16,7 @@ def of(policy: Policy) -> tuple[str, ...]:
     found = (
         (policy.mode is Mode.OBSERVE, "mode observe: devices are handed out unproven, and only written down"),
         (policy.gate is Gate.PRESTART, PRESTART),
+        (policy.paths.first_look is Route.FAST, FIRST_LOOK),
         (policy.model is Starts.PER_POD, "model per-pod: a container restarts on a device that has become unhealthy"),
         (
             policy.proof.survives_restart,

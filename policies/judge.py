@@ -20,6 +20,7 @@ M = TypeVar("M", bound=BaseModel)
 _KINDS = {
     "model_type": "a mapping of keys and values",
     "tuple_type": "a list",
+    "dict_type": "a mapping of keys and values",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -27,6 +28,7 @@ _KINDS = {
     "string_type": "text",
     "string_too_short": "text that is not empty",
 }
+_KEY = "[key]"  # how the library says that the key is wrong, not the value under it
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -92,6 +94,8 @@ def _problems(model: type[BaseModel], data: object) -> tuple[Problem, ...]:
 def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
     loc, context = error["loc"], error.get("ctx", {})
     found = describe(error["input"])
+    if loc and loc[-1] == _KEY:
+        return replace(_problem(model, {**error, "loc": loc[:-1]}), at_key=True)
     match error["type"]:
         case "extra_forbidden":
             siblings = _fields(model, loc[:-1])

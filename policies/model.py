@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 
 from policies.base import Model, Word, impossible
 from policies.hardware import Reset, Settings
+from policies.health import Periodic, Quarantine
 from policies.units import Duration, format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
@@ -59,11 +60,23 @@ class Starts(Word):
     PER_CONTAINER_CACHED = "per-container-cached"
 
 
+class OnSick(Word):
+    """Whether a container may start again on a device that fell sick under its pod."""
+
+    REFUSE = "refuse"
+    ALLOW = "allow"
+
+
 class Passes(Word):
     """What is written over the memory."""
 
     ZERO = "zero"
     RANDOM_ZERO = "random+zero"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns by name, in the order in which they are written and read back."""
+        return tuple(self.value.split("+"))
 
 
 def check_name(text: str) -> str:
@@ -158,6 +171,12 @@ class Timeouts(Model):
     verify: Annotated[Duration, Field(gt=0)] = 60.0
     """The deadline for reading all of the memory back."""
 
+    scratch: Annotated[Duration, Field(gt=0)] = 30.0
+    """The deadline for overwriting the memory on the chip (slow path only)."""
+
+    selftest: Annotated[Duration, Field(gt=0)] = 90.0
+    """The deadline for the self-test, its clearing up included (slow path only)."""
+
     settings: Annotated[Duration, Field(gt=0)] = 10.0
     """The deadline for bringing clocks, power limit and modes back to the baseline."""
 
@@ -198,6 +217,13 @@ class Clear(Model):
     """The part of the allocatable memory that must be overwritten and read back for a pass, from 0 to 1."""
 
 
+class Selftest(Model):
+    """How thoroughly a device is tested, on the slow path."""
+
+    time: Annotated[Duration, Field(gt=0)] = 60.0
+    """How long memory and arithmetic are tested; the receipt names the tests that came to their end in that time."""
+
+
 class Proof(Model):
     """How long a proof stands."""
 
@@ -206,46 +232,6 @@ class Proof(Model):
 
     survives_restart: bool = False
     """Whether a proof is still believed after the service was away, when nobody watched the device."""
-
-
-class Probation(Model):
-    """How a quarantined device is tried again."""
-
-    first: Annotated[Duration, Field(gt=0)] = 60.0
-    """The pause before the first try."""
-
-    longest: Annotated[Duration, Field(gt=0)] = 3600.0
-    """The pause that is never exceeded, however often a try failed."""
-
-    factor: Annotated[float, Field(ge=1)] = 2.0
-    """By how much each pause is longer than the one before."""
-
-    flap_limit: Annotated[int, Field(ge=1, le=10)] = 3
-    """After this many returns from quarantine within flap_window, the next quarantine waits for a person."""
-
-    flap_window: Annotated[Duration, Field(gt=0)] = 86400.0
-    """The time over which returns from quarantine are counted."""
-
-    @model_validator(mode="after")
-    def pauses_grow(self) -> Self:
-        """The first pause is the shortest."""
-        if self.first > self.longest:
-            raise impossible(
-                f"first {format_duration(self.first)} with longest {format_duration(self.longest)}",
-                "first to be at most longest, as pauses only grow",
-                "first",
-                "longest",
-            )
-        return self
-
-
-class Quarantine(Model):
-    """What makes a device sick, and how it comes back."""
-
-    xids: tuple[Annotated[int, Field(gt=0)], ...] = (48, 62, 64, 74, 79, 95, 119, 120)
-    """The driver error codes (XIDs) that put a device into quarantine."""
-
-    probation: Probation = Probation()
 
 
 class Policy(Model):
@@ -260,6 +246,9 @@ class Policy(Model):
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What is done before the later container starts of a pod: nothing, a scrub, or a check."""
 
+    restart_on_sick: OnSick = OnSick.REFUSE
+    """Whether a pod's containers may start again on a device that fell sick so that its results are in doubt."""
+
     budgets: Budgets = Budgets()
     paths: Paths = Paths()
     timeouts: Timeouts = Timeouts()
@@ -267,8 +256,10 @@ class Policy(Model):
     reset: Reset = Reset()
     settings: Settings = Settings()
     clear: Clear = Clear()
+    selftest: Selftest = Selftest()
     proof: Proof = Proof()
     quarantine: Quarantine = Quarantine()
+    periodic: Periodic = Periodic()
 
     @model_validator(mode="after")
     def grace_fits(self) -> Self:
@@ -280,6 +271,19 @@ class Policy(Model):
                 "the grace to be shorter: the step would be ended before it kills",
                 "evict.grace",
                 "timeouts.evict",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def selftest_fits(self) -> Self:
+        """The tests, and the zeros that they leave behind, all happen inside the step."""
+        if self.selftest.time >= self.timeouts.selftest:
+            time, deadline = format_duration(self.selftest.time), format_duration(self.timeouts.selftest)
+            raise impossible(
+                f"selftest.time {time} with timeouts.selftest {deadline}",
+                "the time to be shorter: the step would be ended before it has cleared up",
+                "selftest.time",
+                "timeouts.selftest",
             )
         return self
 

@@ -12,14 +12,15 @@ from functools import cache
 from pathlib import Path
 
 import scrubber
+from policies import xids
 from policies.model import Policy
 from scrubber import log
 from scrubber.config import Backend as Chosen
 from scrubber.config import ScrubberConfig
 from scrubber.config import Sight as Eyes
 from scrubber.core import states
-from scrubber.core.model import Holder
-from scrubber.devices.base import Backend, Care, DeviceError
+from scrubber.core.model import DeviceInfo, Holder
+from scrubber.devices.base import Address, Backend, Care, DeviceError
 from scrubber.devices.calls import Caller
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
@@ -35,17 +36,21 @@ from scrubber.monitor import Monitor
 from scrubber.node import clock, identity, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
+from scrubber.node.kernellog import KernelLog
 from scrubber.node.processes import Processes
 from scrubber.report import Identity, Reporter
 from scrubber.rulebook import Rulebook
 from scrubber.service import Service
 from scrubber.sight import Sight
+from scrubber.steps.child import BrokenError
 from scrubber.steps.frames import Assignment
+from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
 
 logger = log.get("app")
 
 PROC = Path("/proc")
+LAST_RESET = 30.0  # seconds for which a start waits for a reset that the last service has left behind
 FIRST_ANSWER = 30.0  # seconds that a driver has to answer at all: without persistence it sets its devices up first
 WATCH_EVERY = 0.25  # seconds between looks for intruders while a step runs
 
@@ -60,6 +65,7 @@ class App:
     reporter: Reporter
     monitor: Monitor
     rulebook: Rulebook
+    nursery: Nursery
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
@@ -73,16 +79,25 @@ def _nvidia(config: ScrubberConfig) -> Nvidia:
     namespace = _pid_namespace(config)
     if namespace is not None:
         host = replace(host, pid_namespace=namespace)
+    settings = config.state_dir / "settings"
+    if not Nvidia.quiet(settings, LAST_RESET):
+        logger.warning("a reset that the last service began does not end; the driver is asked beside it")
     try:
         why_not = asyncio.run(Caller().ask("driver", lambda: Nvidia.probe(host, library), FIRST_ANSWER))
     except DeviceError as error:
         why_not = str(error)
     if why_not is None:
         pods = Containers(PROC, namespace)
-        return Nvidia(host, pods.of, pods.living, config.state_dir / "settings", library)
+        return Nvidia(host, pods.of, pods.living, settings, library, KernelLog(host.dev / "kmsg"), _hits_whole_gpu)
     if config.backend is Chosen.AUTO:
         raise FatalError(f"cannot choose a backend: {why_not}; for simulated GPUs say --backend simulated")
     raise FatalError(f"cannot use backend {config.backend.value}: {why_not}")
+
+
+def _hits_whole_gpu(code: int) -> bool:
+    """Whether an XID concerns all slices of a GPU, though it names one; one that nobody knows does."""
+    known = xids.row(code)
+    return known is None or known.scope is not xids.Scope.APP
 
 
 def _pid_namespace(config: ScrubberConfig) -> int | None:
@@ -102,6 +117,47 @@ def _care(policy: Policy) -> Care:
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
     means = tuple(word.value for word in policy.reset.means)
     return Care(means, policy.reset.slices.value, settings, policy.timeouts.reset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hiring:
+    """Workers, as a device and its policy want them."""
+
+    backend: Backend
+    nursery: Nursery
+    full_sight: bool
+    root: str
+    namespace: int | None
+
+    async def hire(self, device: str, policy: Policy) -> Worker:
+        """For a job on a device."""
+        care = _care(policy)
+        assignment = Assignment(
+            self.backend.address(device, care),
+            self.backend.files(device),
+            self.full_sight,
+            service=os.getpid(),
+            reach=self.backend.reach(device, care),
+            bystanders=policy.evict.bystanders,
+            root=self.root,
+            pid_namespace=self.namespace,
+        )
+        worker = await Worker.spawn(assignment, self.nursery)
+        if self.nursery.cupy.lacks:  # said by the zygote that it had to wait for
+            await worker.kill()
+            raise BrokenError(f"cannot clear its memory: {self.nursery.cupy.lacks}")
+        return worker
+
+    async def mend(self, address: Address) -> Worker:
+        """It has no device to look after, and no policy."""
+        assignment = Assignment(
+            address, (), self.full_sight, os.getpid(), root=self.root, pid_namespace=self.namespace
+        )  # fmt: skip
+        return await Worker.spawn(assignment, self.nursery)
+
+    def lacks(self, device: DeviceInfo) -> str | None:
+        """What is missing to clear its memory."""
+        return self.backend.lacks(device) or self.nursery.cupy.lacks or None
 
 
 def open_ledger(config: ScrubberConfig) -> Ledger:
@@ -137,23 +193,12 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
         return known(rulebook.ruling(ledger.records[device].device).policy.evict.bystanders)
 
     sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored)
+    nursery = Nursery(warm_cuda=full_sight)
 
-    async def hire(device: str, policy: Policy) -> Worker:
-        care = _care(policy)
-        assignment = Assignment(
-            backend.address(device, care),
-            backend.files(device),
-            full_sight,
-            service=os.getpid(),
-            reach=backend.reach(device, care),
-            bystanders=policy.evict.bystanders,
-            root=str(config.host_root),
-            pid_namespace=namespace,
-        )
-        return await Worker.spawn(assignment)
-
-    jobs = Jobs(ledger, sight, hire, clock.now, secrets.token_hex, WATCH_EVERY)
-    service = Service(ledger, sight, jobs, rulebook, Tools(clock.now, secrets.token_hex, random.SystemRandom().random))
+    hiring = _Hiring(backend, nursery, full_sight, str(config.host_root), namespace)
+    jobs = Jobs(ledger, sight, hiring.hire, hiring.mend, clock.now, secrets.token_hex, WATCH_EVERY)
+    tools = Tools(clock.now, secrets.token_hex, random.SystemRandom().random)
+    service = Service(ledger, sight, jobs, rulebook, tools, hiring.lacks)
     simulated_dir = "" if full_sight else str(config.simulated_dir)
     about = Identity(
         scrubber.__version__,
@@ -163,5 +208,5 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
         clock.now().wall,
         places.Places(config.ledger).aside(),
     )
-    reporter = Reporter(service, about)
-    return App(config, ledger, service, reporter, Monitor(service, sight, backend.pace), rulebook)
+    reporter = Reporter(service, about, lambda: nursery.cupy)
+    return App(config, ledger, service, reporter, Monitor(service, sight, backend.pace), rulebook, nursery)

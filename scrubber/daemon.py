@@ -52,6 +52,8 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
     if ledger is None:
         return 0
     built = app.build(config, backend, rulebook, ledger)
+    alarm = backend.alarm()  # before the first look, which shall see what was told before us as well
+    await built.nursery.start()  # before there are doors: it warms up while we recover
     with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
         await built.service.recover()
     await built.monitor.round()
@@ -59,13 +61,14 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
     await doors.open()
     logger.info("serving", run_dir=str(config.run_dir), policy=rulebook.name, devices=len(ledger.records))
     tasks = [
-        asyncio.create_task(built.monitor.run(), name="monitor"),
+        asyncio.create_task(built.monitor.run(alarm), name="monitor"),
         asyncio.create_task(_watch_policy(rulebook, changed), name="policy file"),
         asyncio.create_task(_follow_policy(rulebook, changed), name="policy"),
     ]
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await _shut_down(built, doors, tasks)
+    backend.close()
     for task in done - {stopped}:
         task.result()  # a task that ended by itself failed: its error ends the program
     return 0
@@ -78,6 +81,7 @@ async def _shut_down(built: app.App, doors: server.Doors, tasks: list[asyncio.Ta
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await built.service.stop()
+    await built.nursery.close()
     await doors.close()
     await built.ledger.close()
     logger.info("stopped", ledger_row=built.ledger.seq)

@@ -2,6 +2,9 @@
 
 Decides nothing: before each step it says so, looks and asks the fence, during each step it watches for intruders,
 after each step it reports. The first step that does not pass ends the path.
+
+Steps that have the memory in hand share a worker, for what one reads another wrote. It has ended before anything else
+is looked at or changed on the device, and the others have ended before it begins.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Protocol
 
 from scrubber.core import events as ev
@@ -17,6 +21,8 @@ from scrubber.core.answers import Fenced
 from scrubber.core.model import Blame, Facts, Findings, Outcome, Path, Step, StepResult
 from scrubber.devices.base import DeviceError, Progress
 from scrubber.steps.base import Order
+
+ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})
 
 
 class Hand(Protocol):
@@ -31,8 +37,8 @@ class Hand(Protocol):
         """One step's result, always: a child that is late or dies is a result too."""
         ...
 
-    async def finish(self) -> bool:
-        """Whether the child ended well after its last step."""
+    async def finish(self, last: StepResult) -> StepResult:
+        """The result of its last step, if it then ended well, and is gone; that it did not, otherwise."""
         ...
 
     async def kill(self) -> None:
@@ -55,7 +61,7 @@ class Task:
 class Surroundings:
     """What the engine asks of whoever runs it."""
 
-    worker: Callable[[], AbstractAsyncContextManager[Hand]]  # gone when left, whatever happened
+    worker: Callable[[tuple[Step, ...]], AbstractAsyncContextManager[Hand]]  # gone when left, whatever happened
     look: Callable[[], Awaitable[Facts]]
     fence: Callable[[Step, Facts], Fenced | None]
     note: Callable[[ev.Event], Awaitable[None]]
@@ -66,20 +72,29 @@ class Surroundings:
 
 async def run(task: Task, around: Surroundings) -> None:
     """Run the path. Everything that happens is noted before the next thing happens."""
-    async with around.worker() as hand:
-        for step in task.steps:
-            # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
-            await around.note(ev.StepStarted(task.job, step, task.path))
-            fenced = around.fence(step, await around.look())
-            if fenced is not None:
-                await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
+    for _, together in groupby(task.steps, ON_MEMORY.__contains__):
+        steps = tuple(together)
+        async with around.worker(steps) as hand:
+            if not await _all_passed(hand, steps, task, around):
                 return
-            result = await _apart(hand, step, task, around)
-            if step is task.steps[-1] and result.outcome is Outcome.PASSED and not await hand.finish():
-                result = replace(result, outcome=Outcome.DIED, detail="the worker did not end well after its last step")
-            await around.note(ev.StepFinished(task.job, result))
-            if result.outcome is not Outcome.PASSED:
-                return
+
+
+async def _all_passed(hand: Hand, steps: tuple[Step, ...], task: Task, around: Surroundings) -> bool:
+    """What one worker has to do."""
+    for step in steps:
+        # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
+        await around.note(ev.StepStarted(task.job, step, task.path))
+        fenced = around.fence(step, await around.look())
+        if fenced is not None:
+            await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
+            return False
+        result = await _apart(hand, step, task, around)
+        if step is steps[-1] and result.outcome is Outcome.PASSED:
+            result = await hand.finish(result)
+        await around.note(ev.StepFinished(task.job, result))
+        if result.outcome is not Outcome.PASSED:
+            return False
+    return True
 
 
 async def _apart(hand: Hand, step: Step, task: Task, around: Surroundings) -> StepResult:
@@ -116,9 +131,19 @@ async def _intruder(step: Step, around: Surroundings) -> Fenced:
     """Returns when the step must not go on."""
     while True:
         await asyncio.sleep(around.watch_every)
-        fenced = around.fence(step, await around.look())
+        facts = await around.look()
+        fenced = around.fence(step, _under_reset(facts) if step is Step.RESET else facts)
         if fenced is not None:
             return fenced
+
+
+def _under_reset(facts: Facts) -> Facts:
+    """Only who is seen can be an intruder on what is being reset.
+
+    The files of slices go while their GPU is reset, so that nobody can tell who has them open; and to end the worker
+    would call no reset back, only keep it from giving the slices back. It has proven itself that nobody is there.
+    """
+    return replace(facts, holders=facts.holders or (), siblings_busy=bool(facts.siblings_busy))
 
 
 def _aborted(step: Step, path: Path, fenced: Fenced) -> StepResult:

@@ -18,7 +18,7 @@ from policies.model import Policy
 from scrubber import carrying, log
 from scrubber.core import answers, decide, grounds, starting
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Grant, Moment, Record, State
+from scrubber.core.model import DeviceInfo, Facts, Grant, Moment, Record, Sign, State
 from scrubber.devices.base import DeviceError
 from scrubber.errors import InvalidRequest, NotReady, Reason, Refused
 from scrubber.jobs import Jobs, Running
@@ -29,6 +29,7 @@ from scrubber.sight import Sight
 
 logger = log.get("hooks")
 
+Lacks = Callable[[DeviceInfo], str | None]  # what is missing to overwrite its memory, and what to do
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
 YES = (answers.HandOut, answers.Defer)
@@ -36,7 +37,6 @@ GRACE = 0.5  # seconds beyond the budget before looks are given up: at its end t
 POLL = 0.05  # seconds between looks while an owner is given time to leave
 LATE = "cannot say in time whether the devices are free; ask again"
 ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
-CANNOT_CLEAR = "this version cannot clear the memory of such a device"
 WITHHELD = 10.0  # seconds for which a device that was asked for in vain is not offered
 
 
@@ -52,7 +52,9 @@ class Tools:
 class Hooks:
     """Who may have a device."""
 
-    def __init__(self, ledger: Ledger, sight: Sight, jobs: Jobs, rulebook: Rulebook, tools: Tools) -> None:
+    def __init__(
+        self, ledger: Ledger, sight: Sight, jobs: Jobs, rulebook: Rulebook, tools: Tools, lacks: Lacks
+    ) -> None:  # fmt: skip
         """Nothing is done yet: ``recover`` comes first."""
         self.ledger = ledger
         self.jobs = jobs
@@ -60,7 +62,9 @@ class Hooks:
         self.now = tools.now
         self._sight = sight
         self._tools = tools
+        self._lacks = lacks
         self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
+        self.signs: dict[str, tuple[Sign, ...]] = {}  # what the last look was told to be wrong
         self._withheld: dict[str, tuple[Moment, float]] = {}  # asked for in vain: its state since then, and until when
         self._stopping = False
 
@@ -151,9 +155,13 @@ class Hooks:
             record = self._known(device)
             facts = self._with_domain(record, await self._sight.quick(record, last=not announced))
             answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now(), announced=announced)
-            if not isinstance(answer, answers.Note):
-                return answer
-            await self.ledger.append(op, (device, answer.event))
+            match answer:
+                case answers.Cut():
+                    await self.jobs.cut(device)
+                case answers.Note(event):
+                    await self.ledger.append(op, (device, event))
+                case _:
+                    return answer
         return answers.Refuse(Reason.INTERNAL, f"cannot hand out {device}: it does not settle")
 
     async def _ask_start(self, op: str, owner: str, device: str) -> answers.StartAnswer:
@@ -161,9 +169,13 @@ class Hooks:
             record = self._known(device)
             facts = self._with_domain(record, await self._sight.full(record, claimant=owner))
             answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
-            if not isinstance(answer, answers.Note):
-                return answer
-            await self.ledger.append(op, (device, answer.event))
+            match answer:
+                case answers.Cut():
+                    await self.jobs.cut(device)
+                case answers.Note(event):
+                    await self.ledger.append(op, (device, event))
+                case _:
+                    return answer
         return answers.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
 
     def _with_domain(self, record: Record, facts: Facts) -> Facts:
@@ -219,8 +231,7 @@ class Hooks:
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
-                if not self._sight.backend.clears:
-                    raise NotReady(Reason.NOT_READY, f"cannot hand out {device}: {CANNOT_CLEAR}")
+                self._demand_means(device, "hand out")
                 ruling = self.rulebook.ruling(self._known(device).device)
                 running.append(await self.jobs.begin(device, answer.path, answer.trigger, ruling, op))
             elif isinstance(answer, answers.Join):
@@ -249,6 +260,11 @@ class Hooks:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def _demand_means(self, device: str, what: str) -> None:
+        """Say no before anything is touched: all that a scrub does before the clear would be in vain."""
+        if (lacks := self._lacks(self._known(device).device)) is not None:
+            raise NotReady(Reason.NOT_READY, f"cannot {what} {device}: cannot clear its memory: {lacks}")
 
     def _known(self, device: str) -> Record:
         record = self.ledger.records.get(device)

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from policies.hardware import Slices
-from policies.model import Eviction, Passes, Policy
+from policies.model import Eviction, Policy
 from scrubber import carrying, engine, log
 from scrubber.core import answers, decide, grounds, upkeep, verdict
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, Trigger
+from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, StepResult, Trigger, Vitals
 from scrubber.core.model import Path as ScrubPath
+from scrubber.devices.base import Address
 from scrubber.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.ledger.ledger import Ledger
 from scrubber.rulebook import Ruling
+from scrubber.sharing import Shared
 from scrubber.sight import Sight
 from scrubber.steps.base import Order
+from scrubber.steps.child import BrokenError
 
 logger = log.get("jobs")
 
-USES_DRIVER = frozenset({Step.RESET, Step.SETTINGS, Step.HEALTH})
+USES_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})  # for as long as they take
 MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
+MENDS_WITHIN = 60.0  # seconds
 Spawn = Callable[[str, Policy], Awaitable[engine.Hand]]  # for a device, as its policy wants it handled
+Mend = Callable[[Address], Awaitable[engine.Hand]]  # to bring back what a reset owes
 
 
 @dataclass(eq=False)
@@ -97,6 +102,7 @@ class Jobs:
         ledger: Ledger,
         sight: Sight,
         spawn: Spawn,
+        mend: Mend,
         now: Callable[[], Moment],
         token: Callable[[int], str],
         watch_every: float,
@@ -106,12 +112,13 @@ class Jobs:
         self._ledger = ledger
         self._sight = sight
         self._spawn = spawn
+        self._mend = mend
         self._now = now
         self._token = token
         self._watch_every = watch_every
         self._running: dict[str, Running] = {}
         self._workers = asyncio.Semaphore(MOST_WORKERS)
-        self._driver = asyncio.Lock()  # for those who use it, where a reset bears none of them
+        self._driver = Shared()  # where a reset bears nobody who uses it
         self._turns: dict[str, asyncio.Lock] = {}  # by reset domain
         self._queued: set[str] = set()  # devices whose job waits for its turn: nothing of ours is on them yet
         self._stopping = False
@@ -169,6 +176,8 @@ class Jobs:
             await self._interrupt(running, "the service was stopped" if self._stopping else "it was called off")
         except LedgerUnavailable as error:
             _lost_ledger(running, error)
+        except BrokenError as error:  # no worker is to be had, which the nursery has logged
+            await self._give_up(running, str(error))
         except Exception as error:  # a fault of ours must not leave the device in SCRUBBING for ever
             if self._record(running) is not None:
                 logger.exception("job failed inside", op=running.op, device=running.device)
@@ -193,20 +202,24 @@ class Jobs:
                 return
 
     async def _concluded(self, running: Running) -> bool:
-        """Record what the path proved. False when the job goes on with another path."""
+        """Record what the path proved, and what was reported. False when the job goes on with another path."""
         record = self._record(running)
         if record is None or record.job is None:
             return True
-        judged = verdict.judge(record.job, record.baseline, running.ruling.policy)
+        policy = running.ruling.policy
+        judged = verdict.judge(record.job, record.baseline, policy)
+        vitals = await self._sight.vitals(running.device) or await self._sight.vitals(running.device)  # late once
         if isinstance(judged, verdict.Passed):
-            judged = await self._still_alone(running, judged)
-        event = self._conclusion(record, record.job, judged, running.ruling)
+            judged = await self._still_alone(running, verdict.confirmed(judged, vitals, record.baseline, policy))
+        event = self._conclusion(record, record.job, judged, vitals, running.ruling)
         await self._ledger.append(running.op, (running.device, event))
         running.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         running.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)
 
-    def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, ruling: Ruling) -> ev.Event:
+    def _conclusion(
+        self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, ruling: Ruling
+    ) -> ev.Event:
         if isinstance(judged, verdict.Passed):
             name = (ruling.rule, ruling.policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, self._now()))
@@ -215,7 +228,6 @@ class Jobs:
             case verdict.Escalate(path):
                 return ev.Escalated(job.id, judged.detail, path)
             case verdict.Confine(sickness):
-                vitals = job.results[-1].findings.vitals if job.results else None
                 chance = int(self._token(2), 16) / 2**16
                 return upkeep.confine(record, sickness, "autoclave", vitals, ruling.policy, self._now(), chance)
             case verdict.StayConfined():
@@ -223,27 +235,28 @@ class Jobs:
             case verdict.LeaveDirty():
                 return ev.ScrubFailed(job.id, judged.detail)
 
-    async def _still_alone(self, running: Running, passed: verdict.Passed) -> verdict.Verdict:
+    async def _still_alone(self, running: Running, judged: verdict.Verdict) -> verdict.Verdict:
         """The last look, after the last step and before anybody may call it clean."""
         fenced = self._fence(running, Step.HEALTH, await self._sight.full(self._ledger.records[running.device]))
         if fenced is None:
-            return passed
+            return judged
         return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
 
     async def _give_up(self, running: Running, why: str) -> None:
         """A fault of ours: a setback, so that the device is tried again with pauses and not offered meanwhile."""
         record = self._record(running)
         if record is not None and record.quarantine is None:
-            await self._close(running, ev.ScrubFailed(running.id, why))
+            await self._close(running, ev.ScrubFailed(running.id, why), why)
         else:
             await self._interrupt(running, why)
 
     async def _interrupt(self, running: Running, why: str) -> None:
         record = self._record(running)
         if record is not None:
-            await self._close(running, upkeep.interruption(record, why, self._now()))
+            await self._close(running, upkeep.interruption(record, why, self._now()), why)
 
-    async def _close(self, running: Running, event: ev.Event) -> None:
+    async def _close(self, running: Running, event: ev.Event, why: str) -> None:
+        running.why = why
         try:
             await self._ledger.append(running.op, (running.device, event))
         except LedgerUnavailable as error:
@@ -261,15 +274,15 @@ class Jobs:
         policy = running.ruling.policy
         steps = verdict.PLANS[job.path]
         deadlines = {step: getattr(policy.timeouts, step.value) for step in steps}
-        patterns = ("random", "zero") if policy.clear.passes is Passes.RANDOM_ZERO else ("zero",)
         order = Order(
-            patterns=patterns,
+            patterns=policy.clear.passes.patterns,
             key=key,
             terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
             terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
             tenancy_began=record.tenancy_began,
             grace=policy.evict.grace,
             patience=policy.budgets.owner_wait,
+            seconds=policy.selftest.time,
         )
         return engine.Task(job.id, job.path, steps, dict.fromkeys(steps, order), deadlines)
 
@@ -289,7 +302,7 @@ class Jobs:
                 await self._ledger.append(running.op, (device, event))
 
         return engine.Surroundings(
-            worker=lambda: self._worker(device, running.ruling.policy),
+            worker=lambda steps: self._worker(device, running.ruling.policy, steps),
             look=look,
             fence=lambda step, facts: self._fence(running, step, facts),
             note=note,
@@ -301,9 +314,22 @@ class Jobs:
     @asynccontextmanager
     async def _apart(self, device: str, step: Step) -> AsyncIterator[None]:
         """What must not happen beside a step: a reset, while anybody of ours uses the driver for another device."""
-        alone = self._sight.backend.one_driver and step in USES_DRIVER
         away = self._sight.away(*self._domain(device)) if step is Step.RESET else nullcontext()
-        async with self._driver if alone else nullcontext(), away:
+        async with self._using_driver(step), away:
+            yield
+
+    def _using_driver(self, step: Step) -> AbstractAsyncContextManager[None]:
+        if not self._sight.backend.one_driver:
+            return nullcontext()
+        if step is Step.RESET:
+            return self._when_back(self._driver.alone())
+        return self._when_back(self._driver.with_others()) if step in USES_DRIVER else nullcontext()
+
+    @asynccontextmanager
+    async def _when_back(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
+        """The driver, when its turn has come and no tool of a reset that was cut off is at it any more."""
+        async with turn:
+            await self._sight.back()
             yield
 
     def _domain(self, device: str) -> list[str]:
@@ -342,9 +368,15 @@ class Jobs:
             yield
 
     @asynccontextmanager
-    async def _worker(self, device: str, policy: Policy) -> AsyncIterator[engine.Hand]:
+    async def _worker(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> AsyncIterator[engine.Hand]:
         """A worker for this device, known to our eyes so that it is not taken for an intruder."""
-        hand = await self._spawn(device, policy)
+        shares = self._sight.backend.one_driver and engine.ON_MEMORY.issuperset(steps)  # until the worker has ended
+        turn = self._when_back(self._driver.with_others()) if shares else nullcontext()
+        async with turn, self._ours(await self._spawn(device, policy)) as hand:
+            yield hand
+
+    @asynccontextmanager
+    async def _ours(self, hand: engine.Hand) -> AsyncIterator[engine.Hand]:
         self._sight.own(hand.pid)
         try:
             yield hand
@@ -354,3 +386,15 @@ class Jobs:
             finally:
                 # Whatever is left of it now is somebody on the device, and must be seen as such.
                 self._sight.disown(hand.pid)
+
+    async def bring_back(self, device: str) -> StepResult | None:
+        """Have a worker give a device what a reset still owes it; None where nothing is owed any more.
+
+        It takes no job: the device may be one that is not offered, for its slices are what is owed.
+        """
+        async with self._using_driver(Step.SETTINGS):
+            address = (await self._sight.owed()).get(device)  # again: whoever had the driver may have brought it back
+            if address is None:
+                return None
+            async with self._ours(await self._mend(address)) as hand:
+                return await hand.do(Step.SETTINGS, ScrubPath.SLOW, Order(), MENDS_WITHIN, lambda _done, _total: None)

@@ -14,6 +14,7 @@ from scrubber.sight import Sight
 logger = log.get("monitor")
 
 PACE = 0.004  # seconds between the beginnings of two looks: whoever asks a hook meanwhile gets in between
+BREATH, LONGEST_BREATH = 0.05, 0.4  # seconds at least between a round and the next that an alarm calls for
 AT_ONCE = 8  # devices looked after at the same time: more, and whoever asks a hook waits behind all of them
 
 
@@ -28,15 +29,34 @@ class Monitor:
         self._few = asyncio.Semaphore(AT_ONCE)
         self._complaint = ""
 
-    async def run(self) -> None:
-        """Rounds until cancelled. A round that fails is told once and tried again."""
+    async def run(self, alarm: int | None = None) -> None:
+        """Rounds until cancelled. A round that fails is told once and tried again.
+
+        ``alarm`` is the backend's: when it rings, the next round begins at once.
+        """
+        breath = BREATH
         while True:
             await self.round(PACE)
-            await asyncio.sleep(self._interval)
+            if alarm is None:
+                await asyncio.sleep(self._interval)
+            else:
+                breath = await self._rest(alarm, breath)
+
+    async def _rest(self, alarm: int, breath: float) -> float:
+        """Until it is time for a round, or something was heard; how long the next rest must be at least.
+
+        Who makes a device cry out all the time, as a tenant may, gets rounds at a slower pace than who does so once.
+        """
+        await asyncio.sleep(breath)
+        heard = await _readable(alarm, max(self._interval - breath, breath))
+        if heard:
+            self._sight.backend.hush()  # before we look: what comes later rings again
+        return min(2 * breath, LONGEST_BREATH) if heard else BREATH
 
     async def round(self, pace: float = 0.0) -> None:
         """Meet every device, then tend each; what fails for one, or hangs, keeps no other waiting."""
-        attempts = [await _attempt(self._service.try_ledger), await _attempt(self._meet)]
+        chores = (self._service.try_ledger, self._meet, self._service.bring_back)
+        attempts = [await _attempt(chore) for chore in chores]
         devices = tuple(self._service.ledger.records)
         tending = (self._tend(device, number * pace) for number, device in enumerate(devices))
         results = await asyncio.gather(*tending, return_exceptions=True)
@@ -76,3 +96,17 @@ async def _attempt(work: Callable[[], Awaitable[None]]) -> BaseException | None:
     except (AutoclaveError, DeviceError) as error:
         return error
     return None
+
+
+async def _readable(descriptor: int, within: float) -> bool:
+    """Whether it can be read before that time is over. It is watched no longer: it may stay so for long."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(descriptor, readable.set)
+    try:
+        async with asyncio.timeout(within):
+            return await readable.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(descriptor)

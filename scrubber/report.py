@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from policies import concessions
-from scrubber.core import answers, story, upkeep, view
+from scrubber.core import answers, grounds, showing, story, upkeep, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
-from scrubber.core.model import Ailment, Record, State
+from scrubber.core.model import Record, State
 from scrubber.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.service import Service
+from scrubber.steps.packets import Ready
 
 MOST_ENTRIES = 2_000  # in one answer: every row is told in words, and callers of the hooks wait meanwhile
 EXPLAINED = 200  # the newest rows: enough for several lives of a device
@@ -33,9 +34,10 @@ class Identity:
 class Reporter:
     """Answers questions about devices by index, UUID or unique prefix."""
 
-    def __init__(self, service: Service, identity: Identity) -> None:
-        """Look through the service's eyes."""
+    def __init__(self, service: Service, identity: Identity, cupy: Callable[[], Ready] = Ready) -> None:
+        """Look through the service's eyes. ``cupy`` is what its zygote says of it."""
         self._service = service
+        self._cupy = cupy
         self._identity = identity
 
     def find(self, gpu: str) -> str:
@@ -46,12 +48,13 @@ class Reporter:
         if gpu.replace(":", "", 1).isdecimal():  # an index names every slice of its GPU: one, if it is alone
             named = [it for it in records.values() if gpu in (it.device.name, str(it.device.index))]
             there = [it for it in named if not _gone(it)]  # what has gone leaves its name to what took its place
-            found = [it.device.uuid for it in there or named]
+            found = there or named
         else:
-            found = [uuid for uuid in records if uuid.lower().startswith(gpu.lower())] if gpu else []
+            found = [it for uuid, it in records.items() if uuid.lower().startswith(gpu.lower())] if gpu else []
         if len(found) == 1:
-            return found[0]
-        why = f"it could be any of {', '.join(sorted(found))}" if found else "there is none of that name"
+            return found[0].device.uuid
+        choice = sorted(f"{it.device.name} ({it.device.uuid})" for it in found)
+        why = f"it could be any of {', '.join(choice)}" if found else "there is none of that name"
         raise InvalidRequest(
             f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE
         )
@@ -67,8 +70,10 @@ class Reporter:
         record = self._service.ledger.records[uuid]
         running = self._service.jobs.of(uuid)
         progress = (running.done, running.total) if running else (0, 0)
-        rule = self._service.rulebook.ruling(record.device).rule
-        status = view.device_status(record, self._advert(record), rule, self._service.now(), progress)
+        ruling = self._service.rulebook.ruling(record.device)
+        advert = self._with_signs(record, self._advert(record))
+        now = self._service.now()
+        status = showing.device_status(record, advert, ruling.rule, ruling.policy, now, progress)
         blocked = self._service.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
@@ -88,6 +93,8 @@ class Reporter:
                 mig=record.device.mig,
                 island=record.device.island or "",
                 nodes=record.device.nodes,
+                reason=_ailment(record),
+                quarantined=record.quarantine is not None,
             )
             for uuid, record in sorted(records.items())
         )
@@ -111,7 +118,7 @@ class Reporter:
         return view.Explanation(
             self.device(uuid),
             tuple(map(self._entry, entries)),
-            view.advice(record, self._service.blocked.get(uuid, "")),
+            showing.advice(record, self._service.blocked.get(uuid, "")),
             why,
         )
 
@@ -128,6 +135,12 @@ class Reporter:
             return answers.Advert(healthy=False, why=blocked)
         return advert
 
+    def _with_signs(self, record: Record, advert: answers.Advert) -> answers.Advert:
+        """What is told of it is shown also where it keeps nobody out."""
+        ailment, signs = _ailment(record), self._service.signs.get(record.device.uuid, ())
+        also = (f"{sign.ailment.value}: {sign.detail}" for sign in signs if sign.ailment.value != ailment)
+        return replace(advert, why="; ".join((advert.why, *also)))
+
     def _about(self) -> view.ServiceStatus:
         ledger, rulebook, identity = self._service.ledger, self._service.rulebook, self._identity
         return view.ServiceStatus(
@@ -143,6 +156,9 @@ class Reporter:
             started=identity.started,
             set_aside=identity.set_aside,
             concessions=self._concessions(),
+            cupy=self._cupy().cupy or "",
+            lacks=self._cupy().lacks,
+            policy_source=rulebook.source if rulebook.path is None else str(rulebook.path.absolute()),
         )
 
     def _concessions(self) -> tuple[str, ...]:
@@ -158,8 +174,14 @@ class Reporter:
         return view.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)
 
 
+def _ailment(record: Record) -> str:
+    """The word for why it is kept out, or ought to be once it is free; empty for a sound device."""
+    sickness = record.quarantine.sickness if record.quarantine is not None else record.sickness
+    return sickness.ailment.value if sickness is not None else ""
+
+
 def _gone(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.sickness.ailment is Ailment.LOST
+    return record.quarantine is not None and record.quarantine.sickness.ailment in grounds.GONE
 
 
 def _chapter(entries: tuple[Entry, ...], state: State) -> tuple[Entry, ...]:

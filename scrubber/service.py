@@ -6,22 +6,49 @@ what operators ask for, and what the monitor does by itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
 from scrubber import log
 from scrubber.core import answers, decide, grounds, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, DeviceInfo, Incarnation, Path, Record, Sickness, State, Trigger
+from scrubber.core.model import (
+    Ailment,
+    DeviceInfo,
+    Incarnation,
+    Outcome,
+    Path,
+    Record,
+    Sickness,
+    Sign,
+    State,
+    Trigger,
+)
 from scrubber.errors import NotReady, Reason, Refused
-from scrubber.hooks import CANNOT_CLEAR, ROUNDS, Hooks, raise_refusals
-from scrubber.jobs import Running
+from scrubber.hooks import ROUNDS, Hooks, Lacks, Tools, raise_refusals
+from scrubber.jobs import Jobs, Running
+from scrubber.ledger.ledger import Ledger
+from scrubber.rulebook import Rulebook, Ruling
+from scrubber.sight import Sight
 
 logger = log.get("service")
 
 
+MEND_AGAIN = 60.0  # seconds after a try to bring back what a reset owes that has failed
+
+
 class Service(Hooks):
     """Who may have a device, and what is done about it."""
+
+    def __init__(
+        self, ledger: Ledger, sight: Sight, jobs: Jobs, rulebook: Rulebook, tools: Tools, lacks: Lacks
+    ) -> None:  # fmt: skip
+        """Nothing is done yet: ``recover`` comes first."""
+        super().__init__(ledger, sight, jobs, rulebook, tools, lacks)
+        self._mending: dict[str, asyncio.Task[None]] = {}
+        self._mend_again: dict[str, float] = {}  # uptime
+        self._tests = asyncio.Lock()
 
     async def release(self, devices: Sequence[str]) -> None:
         """The last user is gone, says the caller; believed when nobody is found."""
@@ -48,6 +75,7 @@ class Service(Hooks):
                 return running
             if record.state is State.QUARANTINED:
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: it is quarantined; use reinstate")
+            self._demand_means(device, "scrub")
             record = await self._settled(device)
             if record.state in (State.GRANTED, State.EXPOSED):
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is {record.state.value}; release it first")
@@ -81,10 +109,30 @@ class Service(Hooks):
                 return running
             if record.state is not State.QUARANTINED:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
+            self._demand_means(device, "reinstate")
             await self._demand_free(await self._settled(device))
-            words = f"{by}: {reason}" if reason else by
+            await self._hear(device)
             ruling = self.rulebook.ruling(record.device)
-            return await self.jobs.begin(device, Path.SLOW, Trigger.REINSTATE, ruling, self._op(), words)
+            return await self.jobs.begin(
+                device, Path.SLOW, Trigger.REINSTATE, ruling, self._op(), _words(by, reason)
+            )  # fmt: skip
+
+    async def excuse(self, device: str, reason: str, by: str) -> Running:
+        """End a quarantine without evidence, as a person wants it. Its memory is proven like after any tenant."""
+        async with self.jobs.locks.of([device]):
+            await self._closed_orphan(device, self._op())
+            if self._known(device).quarantine is None:
+                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
+            self._demand_means(device, "reinstate")
+            await self.jobs.cut(device)
+            record = await self._settled(device)
+            await self._demand_free(record)
+            ruling = self.rulebook.ruling(record.device)
+            await self._hear(device)
+            op = self._op()
+            await self.ledger.append(op, (device, ev.Reinstated(_words(by, reason))))
+            path = grounds.path_for(self._known(device), ruling.policy)
+            return await self.jobs.begin(device, path, Trigger.REINSTATE, ruling, op)
 
     # -- for the monitor
 
@@ -108,7 +156,10 @@ class Service(Hooks):
             return  # a job whose end could not be recorded is closed first, by tend
         async with self.jobs.locks.of([device.uuid]):
             if record is None:
-                await self.ledger.append(self._op(), (device.uuid, ev.Discovered(device, incarnation)))
+                policy = self.rulebook.ruling(device).policy
+                before = upkeep.history(await self._sight.vitals(device.uuid), policy)
+                met: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
+                await self.ledger.append(self._op(), *((device.uuid, event) for event in met))
                 return
             events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
             if _substance(device) != _substance(record.device):
@@ -122,18 +173,57 @@ class Service(Hooks):
         if self.ledger.fault is not None and record is not None:
             await self.ledger.append(self._op(), (record.device.uuid, ev.Described(record.device)))
 
+    async def bring_back(self) -> None:
+        """Begin to give back what resets that were cut off still owe: a device that is gone gets no job that would."""
+        for device in await self._sight.owed():
+            waits = self.now().uptime < self._mend_again.get(device, 0.0)
+            if not (self._stopping or waits or device in self._mending):
+                self._mending[device] = asyncio.create_task(self._bring_back(device))
+
+    async def _bring_back(self, device: str) -> None:
+        self._mend_again[device] = self.now().uptime + MEND_AGAIN
+        try:
+            result = await self.jobs.bring_back(device)
+            if result is not None and result.outcome is not Outcome.PASSED:
+                logger.warning("cannot bring back what a reset has taken", device=device, error=result.detail)
+                return
+            del self._mend_again[device]
+            if result is not None:
+                logger.info("brought back what a reset that was cut off had taken", device=device)
+        except Exception:  # no worker to be had, or a fault of ours: it is told, and tried again
+            logger.exception("cannot bring back what a reset has taken", device=device)
+        finally:
+            del self._mending[device]
+
+    def _notice(self, device: str, signs: tuple[Sign, ...]) -> None:
+        """Say what begins and what ends; whether it takes the device out is for the policy to say."""
+        before, self.signs[device] = self.signs.get(device, ()), signs
+        known, told = ({sign.ailment for sign in each} for each in (before, signs))
+        for sign in signs:
+            if sign.ailment not in known:
+                logger.warning("something is wrong", device=device, sign=sign.ailment.value, detail=sign.detail)
+        for ailment in known - told:
+            logger.info("it is not told any more", device=device, sign=ailment.value)
+
     async def tend(self, device: str) -> None:
         """Compare what is seen with what is recorded, and do the next sensible thing about it."""
         if self._stopping:
             return
         vitals = await self._sight.vitals(device)
+        if vitals is not None and not vitals.partial:
+            self._notice(device, vitals.signs)
         async with self.jobs.locks.of([device]):
             op = self._op()
             if await self._closed_orphan(device, op):
                 return
             for _ in range(ROUNDS):
                 record = self._known(device)
-                seen = replace(await self._sight.quick(record), vitals=vitals, wanted=self.withheld(record))
+                seen = replace(
+                    await self._sight.quick(record),
+                    vitals=vitals,
+                    wanted=self.withheld(record),
+                    successor=grounds.successor(record, self.ledger.records.values()),
+                )
                 facts = self._with_domain(record, seen)
                 ruling = self.rulebook.ruling(record.device)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
@@ -141,25 +231,40 @@ class Service(Hooks):
                 match answer:
                     case answers.Note(event):
                         await self.ledger.append(op, (device, event))
+                    case answers.Cut():
+                        await self.jobs.cut(device)
                     case answers.Blocked(why):
                         self.blocked[device] = why
                         return
-                    case answers.Scrub() | answers.Probe() if not self._sight.backend.clears:
-                        self.blocked[device] = CANNOT_CLEAR
+                    case answers.Scrub() | answers.Probe() if (lacks := self._lacks(record.device)) is not None:
+                        self.blocked[device] = f"cannot clear its memory: {lacks}"
                         return
                     case answers.Scrub(path, trigger):
                         await self.jobs.begin(device, path, trigger, ruling, op)
                         return
-                    case answers.Probe():
-                        await self.jobs.begin(device, Path.SLOW, Trigger.PROBATION, ruling, op)
+                    case answers.Probe(path):
+                        await self.jobs.begin(device, path, Trigger.PROBATION, ruling, op)
                         return
                     case answers.Proceed():
+                        await self._burn_in(record, ruling, op)
                         return
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
+
+    async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> None:
+        """Test a device that nobody needs now."""
+        if not ruling.policy.periodic.every or self._lacks(record.device) is not None:
+            return
+        async with self._tests:  # from the look at the others to the record of what was begun
+            if grounds.burn_in_due(record, self.ledger.records.values(), ruling.policy, self.now()):
+                await self.jobs.begin(record.device.uuid, Path.SLOW, Trigger.BURN_IN, ruling, op)
 
     async def stop(self) -> None:
         """No more deeds; running jobs are cut off and recorded as such."""
         self._stopping = True
+        mending = tuple(self._mending.values())
+        for task in mending:
+            task.cancel()
+        await asyncio.gather(*mending, return_exceptions=True)
         await self.jobs.stop()
 
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
@@ -187,6 +292,12 @@ class Service(Hooks):
             names = ", ".join(f"{h.command} (pid {h.pid}, {h.container or 'no container'})" for h in stuck)
             raise Refused(Reason.IN_USE, f"cannot scrub {record.device.uuid}: it is used by {names}; end that first")
 
+    async def _hear(self, device: str) -> None:
+        """What was reported before a person's word is no answer to it."""
+        before = upkeep.heard(self._known(device).baseline, await self._sight.vitals(device))
+        if before is not None:
+            await self.ledger.append(self._op(), (device, before))
+
     async def _closed_orphan(self, device: str, op: str) -> bool:
         """A record in SCRUBBING whose job is gone: its ledger failed under it. Close it."""
         record = self._known(device)
@@ -195,6 +306,10 @@ class Service(Hooks):
         event = upkeep.interruption(record, "its end could not be recorded", self.now())
         await self.ledger.append(op, (device, event))
         return True
+
+
+def _words(by: str, reason: str) -> str:
+    return f"{by}: {reason}" if reason else by
 
 
 def _substance(device: DeviceInfo) -> tuple[object, ...]:

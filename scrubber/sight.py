@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scrubber import log
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
-from scrubber.devices.base import Backend, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.calls import Caller, Round
 from scrubber.node import checkpoint
 from scrubber.node.identity import kubelet_epoch
@@ -30,7 +30,11 @@ Holders = dict[str, tuple[Holder, ...] | None]
 Ignored = Callable[[str], Callable[[Holder], bool]]
 SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
 REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
-BUSY_STATES = frozenset({State.GRANTED, State.EXPOSED, State.SCRUBBING})
+TOOL_ENDS_WITHIN = 60.0  # seconds for which a tool that has outlived its worker keeps us off the driver
+LOOK_AGAIN = 0.25  # seconds between two looks whether it still runs
+LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
+TENANTED = frozenset({State.GRANTED, State.EXPOSED})
+BUSY_STATES = TENANTED | {State.SCRUBBING}
 
 
 class Sight:
@@ -89,14 +93,13 @@ class Sight:
         A driver that lists its users leaves out who merely has the device open. So its no stands only for a while after
         a full look, and never for the ``last`` look before somebody uses the device.
         """
-        still = await self._still(record) if self.backend.lists_users else None
+        met = self.backend.lists_users and (record.state in TENANTED or not last)  # who it was may stand for who it is
+        still = await self._still(record) if met else None
         if still is not None:
             return still
         try:
             incarnation, in_use = await self._caller.ask(
-                record.device.uuid,
-                lambda: (self._incarnation(), self._in_use(record.device.uuid)),
-                self.patience,
+                record.device.uuid, lambda: (self._incarnation(), self._in_use(record.device.uuid)), self.patience
             )
         except DeviceError as error:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
@@ -114,10 +117,11 @@ class Sight:
 
         That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
         full look, which comes when the last one has become a small share of the time since. Of a device with an owner
-        the process is the owner's.
+        the process is the owner's; of one without, somebody may be waiting for it, so that it stands for less time, and
+        for none at the last look before a use.
         """
         visit = self._last(record)
-        if visit is None:
+        if visit is None or (record.state not in TENANTED and asyncio.get_running_loop().time() > visit.at + LINGERS):
             return None
         owner = record.owner.container if record.owner else None
         witness = next((it for it in visit.facts.holders or () if owner in (None, it.container)), None)
@@ -125,6 +129,8 @@ class Sight:
             return None
 
         def same() -> bool:
+            if self._in_reset(record.device.uuid):  # then it is not asked
+                return False
             here = self._processes.lives(witness) and self.backend.listed(record.device.uuid) <= visit.listed
             return here and self._incarnation() == visit.facts.incarnation
 
@@ -149,9 +155,8 @@ class Sight:
             self._visits.pop(record.device.uuid, None)
             return Facts(record.incarnation, self.epoch(), None, self._since)
         busy = _siblings_busy(siblings, holders)
-        facts = Facts(
-            incarnation, self.epoch(), holders[record.device.uuid], self._since, alive, claimant_alive, busy
-        )  # fmt: skip
+        holding = holders[record.device.uuid]
+        facts = Facts(incarnation, self.epoch(), holding, self._since, alive, claimant_alive, busy)
         self._remember(record, facts)
         return facts
 
@@ -170,27 +175,42 @@ class Sight:
         if facts.holders is None:
             self._visits.pop(record.device.uuid, None)
             return
-        until = asyncio.get_running_loop().time() + max(1.0, self._took / SHARE)
+        now = asyncio.get_running_loop().time()
+        until = now + max(1.0, self._took / SHARE)
         listed = self._named.get(record.device.uuid, frozenset())
-        self._visits[record.device.uuid] = _Visit(until, replace(facts, claimant_alive=None), listed)
+        self._visits[record.device.uuid] = _Visit(now, until, replace(facts, claimant_alive=None), listed)
 
     async def vitals(self, uuid: str) -> Vitals | None:
-        """Health as reported; None while a single report is missing.
+        """Health as reported; while a single report is missing what was told unasked (``partial``), or None.
 
-        One late answer is no illness: drivers hold their locks while another device is reset. Two in a row are.
+        One late answer is no illness: drivers hold their locks while another device is reset. Two in a row are. Nor is
+        what a device seems to be in the middle of a reset.
         """
         try:
-            vitals = await self._caller.ask(uuid, lambda: self.backend.vitals(uuid), self.patience)
+            vitals = await self._caller.ask(uuid, lambda: self._vitals(uuid), self.patience)
         except DeviceError as error:
-            if self._no_news(error):
-                return None
-            vitals = _silent(error)
-        if vitals.unresponsive and uuid not in self._late:
-            self._late.add(uuid)
-            return None
-        if not vitals.unresponsive:
+            silent, heard = self._unanswered(uuid, error), await self._heard(uuid)
+            return replace(silent, xids=heard.xids, signs=heard.signs) if silent and heard else silent or heard
+        if vitals is not None:
             self._late.discard(uuid)
         return vitals
+
+    def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
+        silent = None if self._no_news(error) else _silent(error)
+        if silent is None or silent.lost or uuid in self._late:
+            return silent
+        self._late.add(uuid)
+        return None
+
+    async def _heard(self, uuid: str) -> Vitals | None:
+        """Asked apart from the driver, which may hang. In a reset of its own a device says what is no news."""
+        try:
+            return await self._caller.ask(f"log {uuid}", lambda: self._news(uuid), self.patience)
+        except DeviceError:  # it has no log, or not now: nothing was told, which is no health either
+            return None
+
+    def _news(self, uuid: str) -> Vitals | None:
+        return None if uuid in self._resetting or self._in_reset(uuid) else self.backend.heard(uuid)
 
     def epoch(self) -> str:
         """Which life of the kubelet this is."""
@@ -203,6 +223,7 @@ class Sight:
         Processes are seen all the same. What the driver does not say meanwhile is no news; it is news when it cannot
         be asked longer than that.
         """
+        await self.back()
         absence = _Absence(self.backend)
         self._absences.add(absence)
         try:
@@ -212,17 +233,37 @@ class Sight:
         finally:
             self._resetting.difference_update(uuids)
             # Not waited for: whoever ends a reset has better things to do, and may be on his way out.
-            returning = asyncio.create_task(self._return(absence))
+            returning = asyncio.create_task(self._return(absence, uuids))
             self._returns.add(returning)
             returning.add_done_callback(self._returns.discard)
 
-    async def _return(self, absence: _Absence) -> None:
+    async def back(self) -> None:
+        """Wait until the driver can be asked again after the resets that are over; what that takes has an end."""
+        if self._returns:
+            await asyncio.wait(self._returns.copy())
+
+    async def _return(self, absence: _Absence, uuids: Collection[str]) -> None:
         try:
+            await self._tool_ends(absence, uuids)
             await self._caller.ask(f"take up {absence.number}", absence.end, REOPENS_WITHIN)
         except DeviceError as error:
             logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
         finally:
             self._absences.discard(absence)
+
+    async def _tool_ends(self, absence: _Absence, uuids: Collection[str]) -> None:
+        """A worker that was killed leaves its tool at work, which bears us no more than the worker did."""
+        key = f"tool {absence.number}"
+        try:
+            async with asyncio.timeout(TOOL_ENDS_WITHIN):
+                while await self._caller.ask(key, lambda: any(map(self.backend.in_reset, uuids)), self.patience):  # noqa: ASYNC110 - a lock tells nobody when it is free
+                    await asyncio.sleep(LOOK_AGAIN)
+        except (DeviceError, TimeoutError) as error:
+            why = str(error) or f"not within {TOOL_ENDS_WITHIN:g} s"
+            logger.error("cannot tell the end of a reset; the driver is asked again", devices=uuids, error=why)  # noqa: TRY400 - expected
+
+    def _vitals(self, uuid: str) -> Vitals | None:
+        return None if self._in_reset(uuid) else self.backend.vitals(uuid)
 
     def _in_use(self, uuid: str) -> bool | None:
         return None if self._in_reset(uuid) else self.backend.in_use(uuid)
@@ -233,6 +274,10 @@ class Sight:
 
     def _no_news(self, error: DeviceError) -> bool:
         return isinstance(error, DriverClosedError) and bool(self._absences)
+
+    async def owed(self) -> Mapping[str, Address]:
+        """GPUs to which a reset that was cut off still owes something, and where; raises DeviceError."""
+        return await self._caller.ask("owed", self.backend.owed, self.patience)
 
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
@@ -258,9 +303,12 @@ class Sight:
     async def _listed(self, uuid: str) -> frozenset[int] | None:
         """Whom the driver names; None when it cannot be told. A driver that is closed for a reset names nobody."""
         try:
-            return await self._caller.ask(uuid, lambda: self.backend.listed(uuid), self.patience)
+            return await self._caller.ask(uuid, lambda: self._named_by_driver(uuid), self.patience)
         except DeviceError as error:
             return frozenset() if self._no_news(error) else None
+
+    def _named_by_driver(self, uuid: str) -> frozenset[int] | None:
+        return None if self._in_reset(uuid) else self.backend.listed(uuid)
 
     def _holders(self, listed: Mapping[str, frozenset[int]]) -> Holders:
         """One walk; another one only for devices that other bystanders may have open."""
@@ -300,6 +348,7 @@ class Sight:
 class _Visit:
     """A full look at a device, and how long it may stand for the next one."""
 
+    at: float
     until: float
     facts: Facts
     listed: frozenset[int]
@@ -340,9 +389,7 @@ def _silent(error: DeviceError) -> Vitals:
     return Vitals(unresponsive=True, why=str(error))
 
 
-def _siblings_busy(
-    siblings: Sequence[Record], holders: Holders
-) -> bool | None:  # fmt: skip
+def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
     """True, False, or None where one of them could not be looked at."""
     if any(sibling.state in BUSY_STATES for sibling in siblings):
         return True

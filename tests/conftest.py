@@ -1,7 +1,7 @@
 """Guards around every test: no network, no home directory, nothing of the caller's environment; and two gears.
 
-The gate takes few random examples, always the same ones; ``--night`` takes many, and every mutant. Neither takes what
-needs a GPU: ``-m gpu`` does.
+The gate takes few random examples, always the same ones; ``--night`` takes many, every mutant, and what is marked
+``night``. Neither takes what needs a GPU: ``-m gpu`` does.
 """
 
 import ipaddress
@@ -42,7 +42,7 @@ def _refuse_network(event: str, args: tuple[object, ...]) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--night", action="store_true", help="many random examples, every mutant")
+    parser.addoption("--night", action="store_true", help="many random examples, every mutant, all rehearsals")
     parser.addoption("--soak", action="store_true", help="hundreds of kills, a thousand pods")
 
 
@@ -54,17 +54,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HOME"] = os.devnull
     for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:
         del os.environ[name]
+    # Hundreds of processes are started from here: each would compile all that it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # An audit hook sees every connect of this process, whichever library asks for it.
     sys.addaudithook(_refuse_network)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a GPU runs when it is asked for, with ``-m gpu``."""
-    if "gpu" in config.getoption("-m"):
-        return
-    hardware = [item for item in items if item.get_closest_marker("gpu")]
-    items[:] = [item for item in items if item not in hardware]
-    config.hook.pytest_deselected(items=hardware)
+    """What needs a GPU runs when it is asked for, with ``-m gpu``; what is only for the night, with ``--night``."""
+    asked = {"gpu": "gpu" in config.getoption("-m"), "night": config.getoption("--night")}
+    left = {item for item in items for mark, wanted in asked.items() if not wanted and item.get_closest_marker(mark)}
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=list(left))
 
 
 @pytest.fixture

@@ -52,12 +52,12 @@ class Service:
         assert self.process.wait(20) == 0
         self.log.close()
 
-    def settled(self, gpu, state):
-        """The device, as soon as it is in that state."""
+    def settled(self, gpu, *states):
+        """The device, as soon as it is in one of these states."""
 
         async def until(admin: client.Admin) -> view.DeviceStatus:
             status = await admin.status([str(gpu)])
-            while status.devices[0].state != state:
+            while status.devices[0].state not in states:
                 status = await admin.status([str(gpu)], newer_than=status.service.ledger_rows, wait=10)
             return status.devices[0]
 

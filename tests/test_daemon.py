@@ -58,7 +58,8 @@ def stalled_scrub(service):
             status = await admin.status(newer_than=status.service.ledger_rows, wait=1)
 
     asking.ask(service.run_dir, begin)
-    [worker] = children(service.process.pid)
+    [zygote] = children(service.process.pid)
+    [worker] = children(zygote)
     return uuid, worker
 
 
@@ -116,6 +117,22 @@ def test_a_kill_takes_the_worker_with_it_and_proves_nothing(service):
     told = texts(service)
     cut = told.index("scrub cut off, nothing was proven: the service was stopped or killed while it ran")
     assert any(text.startswith("proven clean") for text in told[cut:])
+
+
+def test_a_zygote_that_is_killed_proves_nothing_sickens_nobody_and_is_replaced(service):
+    uuid, worker = stalled_scrub(service)
+    handle = os.pidfd_open(worker)
+    [zygote] = children(service.process.pid)
+    os.kill(zygote, signal.SIGKILL)
+    assert gone_within(handle, 1)
+    os.close(handle)
+    drills.heal(service.simulated_dir, uuid)
+    after = service.settled(0, "clean")
+    assert after.quarantine is None
+    told = texts(service)
+    cut = next(number for number, text in enumerate(told) if "the zygote that it was forked from" in text)
+    assert any(text.startswith("proven clean") for text in told[cut:])
+    assert children(service.process.pid) != [zygote]
 
 
 def test_a_proof_does_not_survive_a_time_when_nobody_watched(service):

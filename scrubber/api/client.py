@@ -129,10 +129,10 @@ class Admin(_Door):
         return convert.from_message(view.DeviceStatus, answer.device)
 
     async def reinstate(
-        self, gpu: str, reason: str, by: str, *, timeout: float | None = None
+        self, gpu: str, reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
     ) -> AsyncIterator[view.ScrubProgress]:
-        """Bring a device back through the slow path."""
-        request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by)
+        """Bring a device back through the slow path; without evidence, through the scrub that any tenant leaves."""
+        request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by, without_evidence=without_evidence)
         with translated(self.socket):
             async for message in self._stub.Reinstate(request, timeout=timeout):
                 yield convert.from_message(view.ScrubProgress, message)

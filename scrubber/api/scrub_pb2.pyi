@@ -222,6 +222,8 @@ class Advert(_message.Message):
     MIG_FIELD_NUMBER: _builtins.int
     ISLAND_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
@@ -232,6 +234,10 @@ class Advert(_message.Message):
     mig: _builtins.bool
     island: _builtins.str
     """Devices of one island are joined by fast links; empty: none."""
+    reason: _builtins.str
+    """The word for what ails it; empty: nothing that is known of."""
+    quarantined: _builtins.bool
+    """It is kept out; false with a reason: it is sick and still somebody's."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Device nodes of this device alone."""
@@ -248,10 +254,12 @@ class Advert(_message.Message):
         mig: _builtins.bool = ...,
         island: _builtins.str = ...,
         nodes: _abc.Iterable[_builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+        quarantined: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "quarantined", b"quarantined", "reason", b"reason", "resource", b"resource"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015
@@ -328,6 +336,9 @@ class ServiceStatus(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     SET_ASIDE_FIELD_NUMBER: _builtins.int
     CONCESSIONS_FIELD_NUMBER: _builtins.int
+    CUPY_FIELD_NUMBER: _builtins.int
+    LACKS_FIELD_NUMBER: _builtins.int
+    POLICY_SOURCE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     backend: _builtins.str
     policy: _builtins.str
@@ -341,6 +352,12 @@ class ServiceStatus(_message.Message):
     policy_fault: _builtins.str
     """Empty while the newest policy file is in force."""
     started: _builtins.float
+    cupy: _builtins.str
+    """The version of CuPy that workers find loaded; empty while none is, and where none is needed."""
+    lacks: _builtins.str
+    """Why CuPy could not be loaded; empty while that was not tried."""
+    policy_source: _builtins.str
+    """The name of a shipped policy, or the file that the policy in force was read from."""
     @_builtins.property
     def set_aside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Damaged ledgers that lie beside the present one: what they knew is not known any more."""
@@ -364,10 +381,13 @@ class ServiceStatus(_message.Message):
         started: _builtins.float = ...,
         set_aside: _abc.Iterable[_builtins.str] | None = ...,
         concessions: _abc.Iterable[_builtins.str] | None = ...,
+        cupy: _builtins.str = ...,
+        lacks: _builtins.str = ...,
+        policy_source: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "concessions", b"concessions", "cupy", b"cupy", "lacks", b"lacks", "ledger_fault", b"ledger_fault", "ledger_head", b"ledger_head", "ledger_rows", b"ledger_rows", "policy", b"policy", "policy_fault", b"policy_fault", "policy_source", b"policy_source", "set_aside", b"set_aside", "simulated_dir", b"simulated_dir", "started", b"started", "state_dir", b"state_dir", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -482,6 +502,12 @@ class Receipt(_message.Message):
     DRIVER_FIELD_NUMBER: _builtins.int
     BOOT_ID_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    RESIDUE_AT_FIELD_NUMBER: _builtins.int
+    UNCOVERED_FIELD_NUMBER: _builtins.int
+    PATTERNS_FIELD_NUMBER: _builtins.int
+    UNITS_FIELD_NUMBER: _builtins.int
+    UNITS_REACHED_FIELD_NUMBER: _builtins.int
+    TESTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     path: _builtins.str
     finished: _builtins.float
@@ -496,8 +522,27 @@ class Receipt(_message.Message):
     previous: _builtins.str
     driver: _builtins.str
     boot_id: _builtins.str
+    units: _builtins.int
+    """Multiprocessors, and those whose memory was overwritten; absent when the path does not do that."""
+    units_reached: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepTime]: ...
+    @_builtins.property
+    def residue_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where the first bytes of the last user were; never what they were."""
+
+    @_builtins.property
+    def uncovered(self) -> _containers.RepeatedCompositeFieldContainer[Global___Uncovered]:
+        """All that is allocatable and was not covered, by cause."""
+
+    @_builtins.property
+    def patterns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was written over the memory and read back, in order."""
+
+    @_builtins.property
+    def tests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the self-test, those that came to their end."""
+
     def __init__(
         self,
         *,
@@ -516,14 +561,49 @@ class Receipt(_message.Message):
         driver: _builtins.str = ...,
         boot_id: _builtins.str = ...,
         steps: _abc.Iterable[Global___StepTime] | None = ...,
+        residue_at: _abc.Iterable[_builtins.int] | None = ...,
+        uncovered: _abc.Iterable[Global___Uncovered] | None = ...,
+        patterns: _abc.Iterable[_builtins.str] | None = ...,
+        units: _builtins.int | None = ...,
+        units_reached: _builtins.int | None = ...,
+        tests: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_units", b"_units", "_units_reached", b"_units_reached", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_units", b"_units", "_units_reached", b"_units_reached", "allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "path", b"path", "patterns", b"patterns", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_at", b"residue_at", "residue_bytes", b"residue_bytes", "steps", b"steps", "tests", b"tests", "uncovered", b"uncovered", "units", b"units", "units_reached", b"units_reached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__units: _TypeAlias = _typing.Literal["units"]  # noqa: Y015
+    _WhichOneofArgType__units: _TypeAlias = _typing.Literal["_units", b"_units"]  # noqa: Y015
+    _WhichOneofReturnType__units_reached: _TypeAlias = _typing.Literal["units_reached"]  # noqa: Y015
+    _WhichOneofArgType__units_reached: _TypeAlias = _typing.Literal["_units_reached", b"_units_reached"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__units) -> _WhichOneofReturnType__units | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__units_reached) -> _WhichOneofReturnType__units_reached | None: ...
+
+Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+
+@_typing.final
+class Uncovered(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CAUSE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        cause: _builtins.str = ...,
+        bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocatable_bytes", b"allocatable_bytes", "boot_id", b"boot_id", "covered_bytes", b"covered_bytes", "digest", b"digest", "driver", b"driver", "finished", b"finished", "id", b"id", "path", b"path", "policy", b"policy", "policy_digest", b"policy_digest", "previous", b"previous", "processes_found", b"processes_found", "processes_terminated", b"processes_terminated", "residue_bytes", b"residue_bytes", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cause", b"cause"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Receipt: _TypeAlias = Receipt  # noqa: Y015
+Global___Uncovered: _TypeAlias = Uncovered  # noqa: Y015
 
 @_typing.final
 class StepTime(_message.Message):
@@ -595,6 +675,8 @@ class QuarantineStatus(_message.Message):
     PROBES_FIELD_NUMBER: _builtins.int
     STICKY_FIELD_NUMBER: _builtins.int
     NEXT_PROBE_SECONDS_FIELD_NUMBER: _builtins.int
+    NEXT_PATH_FIELD_NUMBER: _builtins.int
+    LAST_TRY_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     detail: _builtins.str
     since: _builtins.float
@@ -603,6 +685,10 @@ class QuarantineStatus(_message.Message):
     sticky: _builtins.bool
     next_probe_seconds: _builtins.float
     """Seconds from now; absent when only an operator brings it back."""
+    next_path: _builtins.str
+    """What is tried then."""
+    last_try: _builtins.str
+    """What became of the last try."""
     def __init__(
         self,
         *,
@@ -613,10 +699,12 @@ class QuarantineStatus(_message.Message):
         probes: _builtins.int = ...,
         sticky: _builtins.bool = ...,
         next_probe_seconds: _builtins.float | None = ...,
+        next_path: _builtins.str = ...,
+        last_try: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_probe_seconds", b"_next_probe_seconds", "next_probe_seconds", b"next_probe_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_probe_seconds", b"_next_probe_seconds", "by", b"by", "detail", b"detail", "next_probe_seconds", b"next_probe_seconds", "probes", b"probes", "reason", b"reason", "since", b"since", "sticky", b"sticky"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_probe_seconds", b"_next_probe_seconds", "by", b"by", "detail", b"detail", "last_try", b"last_try", "next_path", b"next_path", "next_probe_seconds", b"next_probe_seconds", "probes", b"probes", "reason", b"reason", "since", b"since", "sticky", b"sticky"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_probe_seconds: _TypeAlias = _typing.Literal["next_probe_seconds"]  # noqa: Y015
     _WhichOneofArgType__next_probe_seconds: _TypeAlias = _typing.Literal["_next_probe_seconds", b"_next_probe_seconds"]  # noqa: Y015
@@ -785,19 +873,22 @@ class ReinstateRequest(_message.Message):
     GPU_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
+    WITHOUT_EVIDENCE_FIELD_NUMBER: _builtins.int
     gpu: _builtins.str
     reason: _builtins.str
     by: _builtins.str
+    without_evidence: _builtins.bool
     def __init__(
         self,
         *,
         gpu: _builtins.str = ...,
         reason: _builtins.str = ...,
         by: _builtins.str = ...,
+        without_evidence: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu", b"gpu", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "gpu", b"gpu", "reason", b"reason", "without_evidence", b"without_evidence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

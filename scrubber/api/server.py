@@ -18,7 +18,7 @@ from grpc_status import rpc_status
 
 from scrubber import log
 from scrubber.api import convert, requests, scrub_pb2, scrub_pb2_grpc, sockets
-from scrubber.core import view
+from scrubber.core import showing, view
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
 from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason
@@ -132,7 +132,8 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             uuid = self._reporter.find(requests.devices([request.gpu])[0])
             reason = requests.words(request.reason, "the reason")
             by = requests.words(request.by, "the name of who asks") or "an operator"
-        async for progress in self._job(partial(self._service.reinstate, uuid, reason, by), uuid, no_wait=False):
+        use_case = self._service.excuse if request.without_evidence else self._service.reinstate
+        async for progress in self._job(partial(use_case, uuid, reason, by), uuid, no_wait=False):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
@@ -177,7 +178,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             return view.ScrubResult(clean=False, state=record.state.value, running=True)
         if running.receipt is not None:
             return view.ScrubResult(
-                clean=True, state=record.state.value, receipt=view.receipt_view(running.receipt)
+                clean=True, state=record.state.value, receipt=showing.receipt_view(running.receipt)
             )  # fmt: skip
         reason = Reason.QUARANTINED if record.state is State.QUARANTINED else Reason.SCRUB_FAILED
         return view.ScrubResult(clean=False, state=record.state.value, why=running.why, reason=reason.value)

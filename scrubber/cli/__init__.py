@@ -28,6 +28,7 @@ VERBS = {
     "history": ("history", "List what happened, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
     "policy": ("policy", "Check and show policies, and say which one applies to a GPU."),
+    "xid": ("xid", "Say what a driver error code means, and what this node does on it."),
     "doctor": ("doctor", "Say whether this node can keep the promise; each finding with its remedy."),
     "simulate": ("simulate", "Cause things on simulated GPUs."),
     "completion": ("completion", "Print the completion script of a shell."),

@@ -102,6 +102,7 @@ async def _started(pod: str, script: str, *words: str) -> asyncio.subprocess.Pro
     finally:
         if not said:  # cut off here, nobody would ever end it: the pod would seem to be there for good
             process.kill()
+            await process.wait()
     if not said:
         raise RuntimeError(f"a process of pod {pod} did not start: {' '.join(words)}")
     return process

@@ -130,6 +130,10 @@ async def _opening(play: Play) -> None:
     clean = [await stage.settled(gpu, lambda device: device.receipt is not None) for gpu in range(stage.gpus)]
     proven = all(device.state == "clean" and device.receipt and _whole(device.receipt) for device in clean)
     play.check(proven, "each GPU is reset, overwritten, read back and found clean before anybody asks for it")
+    receipts = [device.receipt for device in clean if device.receipt is not None]
+    deep = all(_tested(receipt) for receipt in receipts) and len(receipts) == stage.gpus
+    told = f"{receipts[0].units_reached} of {receipts[0].units} units; {', '.join(receipts[0].tests)}" if deep else ""
+    play.check(deep, "the memory on its chip is overwritten, too, and it has passed a self-test", told)
     began = time.monotonic()
     await stage.start_node()
     offered = stage.kubelet.allocatable.get(RESOURCE) == stage.gpus
@@ -308,6 +312,10 @@ def _halfway(device: view.DeviceStatus) -> bool:
 
 def _whole(receipt: view.ReceiptView) -> bool:
     return 0 < receipt.covered_bytes == receipt.allocatable_bytes
+
+
+def _tested(receipt: view.ReceiptView) -> bool:
+    return 0 < (receipt.units or 0) == receipt.units_reached and bool(receipt.tests)
 
 
 def _zero(memory: Path) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +21,9 @@ from scrubber.cli import asking, document, failure, options, table
 from scrubber.core import view
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Fault, Finding, Level
+from scrubber.cuda import warmth
 from scrubber.errors import AutoclaveError, Unreachable
-from scrubber.node import checkpoint, posture, reading, registered, standing, toolkit
+from scrubber.node import checkpoint, kernellog, posture, reading, registered, standing, toolkit
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
 PROC = Path("/proc")  # of whoever looks: the processes of the host show in no directory that is mounted
@@ -148,6 +150,7 @@ def _posture(answer: view.Status | AutoclaveError, run_dir: Path, kubelet_dir: P
         libraries=posture.libraries(root),
         options=posture.options(root),
         shared_with_guests=posture.shared_with_guests(root),
+        cupy=base.Python(_printable(sys.executable), warmth.missing() or ""),
         mps=standing.mps(PROC),
         persistenced=posture.persistenced(root),
         toolkit=toolkit.toolkit(root),
@@ -159,6 +162,7 @@ def _posture(answer: view.Status | AutoclaveError, run_dir: Path, kubelet_dir: P
         kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
         rivals=_plugins(kubelet_dir, RIVALS),
         registered=registered.devices(kubelet_dir),
+        kernel_log=kernellog.unreadable(root / "dev/kmsg"),
     )
 
 

@@ -49,20 +49,26 @@ def _worth_telling(entries: Sequence[view.HistoryEntry]) -> Iterator[view.Histor
 
 def _standing(device: view.DeviceStatus) -> Iterator[str]:
     """What follows from where it stands."""
-    if note := render.note(device):
-        yield f"        {note}"
     if device.quarantine is not None:
+        yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
         yield f"        {_way_back(device.quarantine)}"
+    elif note := render.note(device):
+        yield f"        {note}"
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
+        yield from (f"          {line}" for line in render.proof(device.receipt))
     yield f"        {'offered to the kubelet' if device.healthy else 'kept from the kubelet'}: {device.why}"
 
 
 def _way_back(quarantine: view.QuarantineStatus) -> str:
     tried = f"tried again {quarantine.probes} times so far" if quarantine.probes else "not tried again yet"
+    if quarantine.last_try:
+        tried = f"{tried}, the last: {quarantine.last_try}"
     if quarantine.next_probe_seconds is None:
         return f"out until `autoclave reinstate`; {tried}"
-    return f"next try in {words.span(quarantine.next_probe_seconds)}; {tried}"
+    due = quarantine.next_probe_seconds
+    when = f"in {words.span(due)}" if due else "once the cause is gone and nobody is on it"
+    return f"next try, on the {quarantine.next_path} path, {when}; {tried}"
 
 
 def _ago(seconds: float) -> str:

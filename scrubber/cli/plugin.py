@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from plugin import app, config, response
+from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
 from scrubber import log
 from scrubber.cli import environment
@@ -103,6 +104,21 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 @click.option(
     "--registry-dir", type=PLACE, default=config.REGISTRY_DIR, show_default=True, help="The kubelet's plugin registry."
 )
+@click.option(
+    "--cluster-reports",
+    type=_choice(Reports),
+    default="auto",
+    show_default=True,
+    help="Tell Kubernetes of the devices' health; auto does where a service account and the node's name are there.",
+)
+@click.option(
+    "--node-name",
+    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
+    default="",
+    metavar="NAME",
+    help="What the cluster calls this node; NODE_NAME is read too.",
+)
+@click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are out.")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="From which on.")
 @click.option(
     "--log-format",
@@ -132,6 +148,9 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         mig_strategy=MigStrategy(flags["mig_strategy"]),
         registration=config.Way(flags["registration"]),
         registry_dir=flags["registry_dir"].absolute(),
+        cluster_reports=Reports(flags["cluster_reports"]),
+        node_name=flags["node_name"],
+        taint_when_all_out=flags["taint_when_all_out"],
         log_level=flags["log_level"],
         log_format=flags["log_format"],
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scrubber.cli import words
 from scrubber.core import view
 
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
 WIDE = (
-    "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "MODEL", "NOTE",
+    "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
+    "UNITS", "TESTS", "MODEL", "NOTE",
 )  # fmt: skip
-RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "TIME", "RECEIPT")
+RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "UNITS", "TESTS", "TIME", "RECEIPT")
+_NOTHING = ("",) * (len(RESULTS) - 3)  # beside its name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
 
 
@@ -32,6 +34,7 @@ def wide(devices: Sequence[view.DeviceStatus], now: float) -> list[list[str]]:
             device.driver.rpartition(" ")[0],  # without the number of its instance
             device.policy_rule,
             device.receipt.id if device.receipt else "",
+            *_figures(device.receipt),
             f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
             note(device),
         ]
@@ -44,10 +47,20 @@ def _head(device: view.DeviceStatus, uuid: str, now: float) -> list[str]:
     return [device.name, uuid, device.state, words.span(now - device.since), healthy]
 
 
+def _next(quarantine: view.QuarantineStatus) -> str:
+    match quarantine.next_probe_seconds:
+        case None:
+            return "waits for a person"
+        case 0.0:
+            return "tried again once the cause is gone"
+        case due:
+            return f"tried again in {words.span(due)}"
+
+
 def note(device: view.DeviceStatus) -> str:
     """The most telling thing about a device."""
     if device.quarantine is not None:
-        return f"{device.quarantine.reason}: {device.quarantine.detail}"
+        return f"{device.quarantine.reason}: {device.quarantine.detail}; {_next(device.quarantine)}"
     if device.job is not None:
         return job(device.job)
     if device.owner:
@@ -73,17 +86,50 @@ def results(progress: Sequence[view.ScrubProgress], devices: Mapping[str, view.D
 
 def _result(result: view.ScrubResult) -> list[str]:
     if result.running:
-        return ["running", "", "", "", ""]
+        return ["running", *_NOTHING]
     receipt = result.receipt
     if not result.clean or receipt is None:
-        return ["no", "", "", "", ""]
+        return ["no", *_NOTHING]
     return [
         "yes",
         words.size(receipt.residue_bytes),
-        f"{receipt.covered_bytes / receipt.allocatable_bytes:.2%}" if receipt.allocatable_bytes else "",
+        _coverage(receipt),
+        _units(receipt),
+        str(len(receipt.tests) or ""),
         words.took(sum(step.seconds for step in receipt.steps)),
         receipt.id,
     ]
+
+
+def proof(receipt: view.ReceiptView) -> Iterator[str]:
+    """The figures of a receipt, in words; what its path did not do is not told."""
+    written = f"{' and '.join(receipt.patterns)} written" if receipt.patterns else "overwritten"
+    covered = f"{words.size(receipt.covered_bytes)} of {words.size(receipt.allocatable_bytes)}"
+    yield f"{covered} ({_coverage(receipt)}) {written} and read back"
+    if receipt.uncovered:
+        parts = (f"{words.size(part.bytes)} {part.cause}" for part in receipt.uncovered)
+        yield f"not covered: {', '.join(parts)}"
+    if receipt.residue_bytes:
+        first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
+        yield f"{words.size(receipt.residue_bytes)} of the last user found{first}"
+    if receipt.units is not None:
+        yield f"memory on the chip overwritten on {_units(receipt)} units"
+    if receipt.tests:
+        yield f"tested: {', '.join(receipt.tests)}"
+
+
+def _figures(receipt: view.ReceiptView | None) -> list[str]:
+    if receipt is None:
+        return ["", "", ""]
+    return [_coverage(receipt), _units(receipt), ",".join(receipt.tests)]
+
+
+def _coverage(receipt: view.ReceiptView) -> str:
+    return f"{receipt.covered_bytes / receipt.allocatable_bytes:.2%}" if receipt.allocatable_bytes else ""
+
+
+def _units(receipt: view.ReceiptView) -> str:
+    return "" if receipt.units is None else f"{receipt.units_reached}/{receipt.units}"
 
 
 def history(entries: Sequence[view.HistoryEntry]) -> list[list[str]]:

@@ -10,8 +10,10 @@ from typing import Any
 import click
 
 from policies import units
+from policies.health import Symptom
 from scrubber.cli import options, targets, words
-from scrubber.devices.simulated import documents, drills, tenants
+from scrubber.core.model import Ailment
+from scrubber.devices.simulated import chip, documents, drills, tenants
 
 DURATION = options.Parsed("duration", units.parse_duration)
 SIZE = options.Parsed("size", units.parse_size)
@@ -153,6 +155,36 @@ def skip_clears(target: targets.Target) -> str:
     """Let clears report success and write nothing."""
     drills.skip_clears(target.root, target.uuid)
     return f"clears report success and write nothing; {_healed_by(target)}"
+
+
+@drill
+def skip_scratch(target: targets.Target) -> str:
+    """Let overwriting the memory on the chip do nothing.
+
+    It reports success all the same.
+    """
+    drills.skip_scratch(target.root, target.uuid)
+    return f"overwriting the memory on the chip reports success and does nothing; {_healed_by(target)}"
+
+
+@drill
+@click.option("--unit", type=click.IntRange(0, chip.UNITS - 1), default=0, show_default=True, help="Which unit.")
+def bad_compute(target: targets.Target, unit: int) -> str:
+    """Let a unit compute wrongly."""
+    drills.bad_compute(target.root, target.uuid, unit)
+    return f"unit {unit} computes wrongly; {_healed_by(target)}"
+
+
+@drill
+@click.argument("kind", type=click.Choice([symptom.value for symptom in Symptom]))
+@click.option("--detail", default="so the drill says", show_default=True, help="What is told of it.")
+def sign(target: targets.Target, kind: str, detail: str) -> str:
+    """Tell of something wrong, for as long as it is not healed.
+
+    Whether it makes the device sick is for the policy to say: quarantine.signs.
+    """
+    drills.sign(target.root, target.uuid, Ailment(kind), detail)
+    return f"{kind} is told of it: {detail}; {_healed_by(target)}"
 
 
 @drill

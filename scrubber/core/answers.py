@@ -47,6 +47,11 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A job is under way that nobody needs now: end it, then ask again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Not now; this may pass by itself within moments."""
 
@@ -93,6 +98,8 @@ class Blocked:
 class Probe:
     """Try a quarantined device again."""
 
+    path: Path
+
 
 @dataclass(frozen=True, slots=True)
 class NotYet:
@@ -114,8 +121,8 @@ class Advert:
     why: str
 
 
-AcquireAnswer = HandOut | Defer | Scrub | Join | Wait | Refuse | Note
-StartAnswer = Proceed | Admit | HandOut | Scrub | Join | Refuse | Note
+AcquireAnswer = HandOut | Defer | Scrub | Join | Cut | Wait | Refuse | Note
+StartAnswer = Proceed | Admit | HandOut | Scrub | Join | Cut | Refuse | Note
 ReleaseAnswer = Proceed | Refuse | Note
 ProbationAnswer = Probe | NotYet | AskOperator
-TendAnswer = Note | Scrub | Probe | Blocked | Proceed
+TendAnswer = Note | Scrub | Probe | Cut | Blocked | Proceed

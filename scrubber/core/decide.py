@@ -12,8 +12,8 @@ from __future__ import annotations
 from policies.model import Gate, Mode, Policy
 from scrubber.core import answers, grounds
 from scrubber.core import events as ev
+from scrubber.core.illness import diagnose
 from scrubber.core.model import Blame, Facts, Moment, Record, State, Step, Trigger
-from scrubber.core.verdict import diagnose
 from scrubber.errors import Reason
 
 
@@ -36,7 +36,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: would have taken the {path.value} path ({trigger.value})")
-        case answers.HandOut() | answers.Defer() | answers.Join() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.Join() | answers.Cut() | answers.Note():
             return answer
 
 
@@ -47,7 +47,7 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.Defer(answer)
         case answers.Wait() | answers.Join():
             return answers.Defer()
-        case answers.HandOut() | answers.Defer() | answers.Refuse() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.Cut() | answers.Refuse() | answers.Note():
             return answer
 
 
@@ -61,7 +61,7 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
         case State.QUARANTINED:
             return answers.Refuse(Reason.QUARANTINED, f"cannot hand out {record.device.uuid}: it is quarantined")
         case State.SCRUBBING:
-            return answers.Join()
+            return under_way(record)
         case _ if facts.domain_resetting:
             return answers.Wait(Reason.NOT_READY, f"cannot hand out {record.device.uuid}: it is being reset")
         case State.CLEAN:
@@ -159,6 +159,16 @@ def unproven(record: Record) -> answers.Wait:
     return answers.Wait(
         Reason.NOT_PROVEN_FREE, f"cannot hand out {record.device.uuid}: it cannot be proven that nobody uses it"
     )
+
+
+def under_way(record: Record) -> answers.Join | answers.Cut | answers.Wait:
+    """A job is on it: to be waited for, or to be ended where nobody needs it now. No reset can be called off."""
+    job = record.job
+    if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
+        return answers.Join()
+    if not grounds.yields(record):
+        return answers.Wait(Reason.SCRUBBING, f"cannot hand out {record.device.uuid}: it is being reset; ask again")
+    return answers.Cut()
 
 
 def busy(record: Record) -> answers.Wait:

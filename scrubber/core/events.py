@@ -164,6 +164,22 @@ class Quarantined:
     quarantine: Quarantine
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Errors were reported that do not make it sick now: an application's own, or it is out already, or it is new."""
+
+    codes: tuple[tuple[int, int], ...]  # each code, and how often
+    last: int  # number of the newest
+    grave: bool = False  # they are from before its first look, and would have taken it out: it owes the slow path
+
+
+@dataclass(frozen=True, slots=True)
+class Reinstated:
+    """A person ended a quarantine without evidence. What its memory holds is proven all the same, as after a tenant."""
+
+    by: str  # who, and in which words
+
+
 Event = (
     Discovered
     | Described
@@ -183,6 +199,8 @@ Event = (
     | ScrubInterrupted
     | Sickened
     | Quarantined
+    | Heard
+    | Reinstated
 )
 
 

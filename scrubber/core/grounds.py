@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from policies.model import Eviction, Policy, Route
+from policies.model import Eviction, Mode, Policy, Route
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Facts, Holder, Moment, Owner, Path, Quarantine, Receipt, Record, State, Step
+from scrubber.core.model import (
+    Ailment,
+    Facts,
+    Holder,
+    Moment,
+    Owner,
+    Path,
+    Quarantine,
+    Receipt,
+    Record,
+    State,
+    Step,
+    Trigger,
+)
 
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
+OWN_PAUSE = 0.25  # of the time between two tests: by so much the pauses of two devices may differ
+GONE = frozenset({Ailment.LOST, Ailment.REPLACED})  # nobody is on what is not there
 CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
 CUT_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
 
@@ -38,12 +54,57 @@ def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
     if domain is None:
         return []
     others = (it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid)
-    return [it for it in others if it.quarantine is None or it.quarantine.sickness.ailment is not Ailment.LOST]
+    return [it for it in others if it.quarantine is None or it.quarantine.sickness.ailment not in GONE]
+
+
+def successor(record: Record, records: Iterable[Record]) -> str | None:
+    """The GPU that sits where this one, which is out, sat; a slice has no place of its own."""
+    place, out = record.device.pci_address, record.quarantine
+    if out is None or place is None or record.device.parent is not None:
+        return None
+    there = (it for it in records if it.device.pci_address == place and it.device.parent is None)
+    return next((it.device.uuid for it in there if it.quarantine is None), None)
 
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:
     """A sibling is being reset, or is about to be."""
     return any(it.job is not None and it.job.step is Step.RESET for it in siblings(record, records))
+
+
+def spare(record: Record, records: Collection[Record]) -> int:
+    """How many others are clean and left alone while this one is tested, which takes its reset domain with it.
+
+    Less than none while another one is tested, or where that would disturb anybody.
+    """
+    near = {it.device.uuid: it for it in siblings(record, records)}
+    tested = any(it.job is not None and it.job.trigger is Trigger.BURN_IN for it in records)
+    if tested or any(it.state is not State.CLEAN for it in near.values()):
+        return -1
+    return sum(
+        it.state is State.CLEAN and it.device.resource == record.device.resource
+        for it in records
+        if it.device.uuid not in {record.device.uuid, *near}
+    )
+
+
+def burn_in_due(record: Record, records: Collection[Record], policy: Policy, now: Moment) -> bool:
+    """Whether an idle device is to be tested. Each has a pause of its own length, so that no fleet tests in step."""
+    rules = policy.periodic
+    if not rules.every or policy.mode is Mode.OBSERVE or record.state is not State.CLEAN:
+        return False
+    if spare(record, records) < rules.keep_free or path_for(record, policy) is Path.SLOW:
+        return False  # or each tenant comes after a test as it is
+    last = max(filter(None, (record.tested, record.test_begun)), default=record.since.wall)
+    own = int(hashlib.sha256(record.device.uuid.encode()).hexdigest()[:4], 16) / 2**16
+    return not 0 <= now.wall - last < rules.every * (1 + OWN_PAUSE * own)  # a clock that was put back tells nothing
+
+
+def yields(record: Record) -> bool:
+    """Whether its job gives way to whoever asks for the device: a test that nobody needs now, but not its reset."""
+    job = record.job
+    if job is None or record.quarantine is not None or job.step is Step.RESET:
+        return False
+    return job.trigger is Trigger.BURN_IN
 
 
 def sighting(record: Record, facts: Facts) -> ev.Exposed | None:
@@ -106,6 +167,8 @@ def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
 def proof_stands(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
     """Whether a receipt still proves what the policy in force asks for."""
     if receipt is None or receipt.policy_digest != policy.proof_digest:
+        return False
+    if receipt.patterns != policy.clear.passes.patterns:  # it was written by a version that did not say
         return False
     # A proof says that nobody has used the device since. While the service was away, nobody watched.
     if receipt.finished.uptime < facts.watched_since and not policy.proof.survives_restart:

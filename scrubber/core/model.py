@@ -36,6 +36,8 @@ class Step(Enum):
     RESET = "reset"
     CLEAR = "clear"
     VERIFY = "verify"
+    SCRATCH = "scratch"
+    SELFTEST = "selftest"
     SETTINGS = "settings"
     HEALTH = "health"
 
@@ -52,6 +54,7 @@ class Trigger(Enum):
     RETRY = "retry"
     REQUEST = "request"
     PROBATION = "probation"
+    BURN_IN = "burn-in"
     REINSTATE = "reinstate"
 
 
@@ -70,7 +73,7 @@ class Blame(Enum):
 
     DEVICE = "device"  # escalate, then quarantine
     TENANT = "tenant"  # somebody is on the device: leave it alone, try again later
-    SERVICE = "service"  # we were told to stop: not a failure of anything
+    SERVICE = "service"  # we were told to stop, or cannot do what is wanted, or did less: try again later
 
 
 class Ailment(Enum):
@@ -84,8 +87,17 @@ class Ailment(Enum):
     REMAP_FAILED = "remap-failed"
     RESET_REQUIRED = "reset-required"
     MEMORY_FAULT = "memory-fault"
+    COMPUTE_FAULT = "compute-fault"
     RESET_FAILED = "reset-failed"
     SCRUB_FAILED = "scrub-failed"
+    SRAM = "sram"
+    LINKS = "links"
+    PCIE = "pcie"
+    HEAT = "heat"
+    FABRIC = "fabric"
+    SWITCH = "switch"
+    REBOOT_REQUIRED = "reboot-required"
+    REPLACED = "replaced"
     FLAPPING = "flapping"
     OPERATOR = "operator"
 
@@ -154,6 +166,16 @@ class Xid:
 
     number: int
     code: int
+    at: float = 0.0  # uptime in seconds
+    action: str = ""  # what the message of XID 154 asks for, in the words of ``policies.xids.Action``
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """Something that is wrong with a device for as long as it is told."""
+
+    ailment: Ailment
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +191,8 @@ class Vitals:
     leaked_bytes: int = 0
     reset_required: bool = False  # the driver asks for a reset
     why: str = ""  # it is unresponsive
+    signs: tuple[Sign, ...] = ()
+    partial: bool = False  # only what was reported was read, and nothing of the device itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +210,7 @@ class Sickness:
     ailment: Ailment
     detail: str
     sticky: bool = False
+    xid: int | None = None  # the code that was reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +221,14 @@ class Mismatch:
     expected: int
     got: int
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A part of the memory that no scrub reached, and whose it is."""
+
+    cause: str
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +243,14 @@ class Findings:
     terminated: tuple[int, ...] = ()
     drift: tuple[str, ...] = ()
     vitals: Vitals | None = None
+    residue_at: tuple[int, ...] = ()  # where the first bytes of the last user were, never what they were
+    uncovered: tuple[Uncovered, ...] = ()  # what was not covered, by cause
+    patterns: tuple[str, ...] = ()  # what was written and read back, in order
+    units: int | None = None  # multiprocessors that the device has, or that computed
+    units_reached: int | None = None  # ... and those whose memory was overwritten
+    units_faulty: int | None = None  # ... and those whose memory did not hold what was written
+    tests: tuple[str, ...] = ()  # of the self-test, those that came to their end
+    deviating: tuple[int, ...] = ()  # units that did not compute what the others did
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +287,12 @@ class Receipt:
     baseline: Baseline
     previous: str | None  # digest of this device's previous receipt
     digest: str
+    residue_at: tuple[int, ...] = ()  # where the first bytes of the last user were
+    uncovered: tuple[Uncovered, ...] = ()  # all that is allocatable and not covered, by cause
+    patterns: tuple[str, ...] = ()  # what was written and read back, in order
+    units: int | None = None  # multiprocessors; None when the path does not overwrite their memory
+    units_reached: int | None = None
+    tests: tuple[str, ...] = ()  # of the self-test, those that came to their end
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +338,7 @@ class Quarantine:
     baseline: Baseline = field(default_factory=Baseline)  # what is known of its health by now: probation looks for more
     probes: int = 0  # how often probation was tried
     next_probe: float | None = None  # uptime seconds; None waits for an operator
+    last_try: str = ""  # what became of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +370,9 @@ class Record:
     setback: Setback | None = None
     owed: Path | None = None  # the path a scrub took that did not end clean: the next one takes no lesser
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
+    heard: float | None = None  # uptime; when errors that make nobody sick were last written down
+    tested: float | None = None  # wall; when the slow path was last passed, or the first proof was given
+    test_begun: float | None = None  # wall; when it was last tested for want of a user, whatever became of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,4 +394,5 @@ class Facts:
     siblings_busy: bool | None = None
     vitals: Vitals | None = None
     domain_resetting: bool = False  # a reset of a sibling is under way, which takes this device down as well
+    successor: str | None = None  # another device that is in its place now
     wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from policies.model import Mode, Policy, Starts
-from scrubber.core import answers, decide, grounds
+from policies.model import Mode, OnSick, Policy, Starts
+from scrubber.core import answers, decide, grounds, remedy
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Moment, Owner, Record, State, Trigger
+from scrubber.core.model import Facts, Moment, Owner, Record, Sickness, State, Trigger
 from scrubber.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
@@ -55,7 +55,7 @@ def _start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment
         case State.QUARANTINED:
             return answers.Refuse(Reason.QUARANTINED, f"cannot start on {record.device.uuid}: it is quarantined")
         case State.SCRUBBING:
-            return answers.Join()
+            return _as_start(decide.under_way(record))
         case State.CLEAN | State.DIRTY | State.UNKNOWN:
             # No grant was seen: a reboot, the service was away, or the gate is here. It must pass the first gate now.
             return _as_start(decide.acquire(record, facts, policy, now))
@@ -100,11 +100,11 @@ def _start_again(record: Record, facts: Facts, policy: Policy, owner: str, now: 
         return answers.Note(crowd)
     if any(holder.container not in (owner, None) for holder in facts.holders):
         return _as_start(decide.busy(record))
+    if record.sickness is not None and _bars(record.sickness, policy):
+        return _sick(record)
     crowded = record.owner is not None and record.owner.crowded
     if policy.model is Starts.PER_POD and not crowded:
         return _once_more(record, facts, now)
-    if record.sickness is not None:
-        return _sick(record)
     siblings = any(holder.container == owner for holder in facts.holders)
     leftovers = any(holder.container is None for holder in facts.holders)
     if policy.model is Starts.PER_CONTAINER_CACHED and not leftovers and not crowded:
@@ -146,6 +146,11 @@ def _owned_by(record: Record, owner: str) -> bool:
 def _admit(facts: Facts, owner: str, now: Moment) -> answers.Admit:
     """Seen at once where the pod is there before its containers are: then its absence later means that it has gone."""
     return answers.Admit(ev.Exposed(Owner(owner, now, seen=facts.claimant_alive is True)))
+
+
+def _bars(sickness: Sickness, policy: Policy) -> bool:
+    """The kubelet starts a crashed container again on whatever device it had: only a start that is refused stops it."""
+    return policy.restart_on_sick is OnSick.REFUSE and remedy.of(sickness).doubtful
 
 
 def _sick(record: Record) -> answers.Refuse:

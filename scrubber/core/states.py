@@ -25,12 +25,14 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.Described: State.UNKNOWN,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
+        ev.Heard: State.UNKNOWN,
         ev.Exposed: State.EXPOSED,  # found in use: a restart of ours, or a ledger that was lost
         ev.GrantedUnproven: State.GRANTED,
         ev.Quarantined: State.QUARANTINED,
     },
     State.DIRTY: {
         ev.Described: State.DIRTY,
+        ev.Heard: State.DIRTY,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
         ev.GrantedUnproven: State.GRANTED,
@@ -48,6 +50,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.CLEAN: {
         ev.Described: State.CLEAN,
+        ev.Heard: State.CLEAN,
         ev.Distrusted: State.UNKNOWN,
         ev.Soiled: State.DIRTY,
         ev.ScrubStarted: State.SCRUBBING,
@@ -57,6 +60,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.GRANTED: {
         ev.Described: State.GRANTED,
+        ev.Heard: State.GRANTED,
         ev.Distrusted: State.UNKNOWN,
         ev.Granted: State.GRANTED,  # an init and an app container share it in one admission
         ev.GrantedUnproven: State.GRANTED,
@@ -66,6 +70,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.EXPOSED: {
         ev.Described: State.EXPOSED,
+        ev.Heard: State.EXPOSED,
         ev.Distrusted: State.UNKNOWN,
         ev.GrantedUnproven: State.GRANTED,
         ev.Exposed: State.EXPOSED,
@@ -74,9 +79,11 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
+        ev.Heard: State.QUARANTINED,
         ev.Distrusted: State.QUARANTINED,
         ev.ProbationStarted: State.SCRUBBING,
         ev.Quarantined: State.QUARANTINED,
+        ev.Reinstated: State.DIRTY,
     },
 }
 
@@ -172,6 +179,13 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(record, job=None, setback=Setback(event.why, at, count))
         case ev.ScrubInterrupted():
             return replace(record, job=None)
+        case ev.Heard():
+            owed = Path.SLOW if event.grave else record.owed
+            return replace(
+                record, baseline=replace(record.baseline, last_xid=event.last), heard=at.uptime, owed=owed
+            )  # fmt: skip
+        case ev.Reinstated():
+            return replace(record, quarantine=None, setback=None, owed=None, returns=())
         case ev.Sickened():
             return replace(record, sickness=event.sickness)
         case ev.Quarantined():
@@ -188,16 +202,20 @@ def _job(record: Record) -> Job:
 
 
 def _begin(record: Record, job: Job) -> Record:
-    """The job owns the device. A slow path that was begun is owed until one is done."""
-    owed = Path.SLOW if record.owed is Path.SLOW else job.path
-    return replace(record, job=job, receipt=None, grant=None, owner=None, owed=owed)
+    """The job owns the device. A slow path that was begun is owed until one is done, but for one that nobody needs."""
+    owed = record.owed if job.trigger is Trigger.BURN_IN or record.owed is Path.SLOW else job.path
+    begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.test_begun
+    return replace(record, job=job, receipt=None, grant=None, owner=None, owed=owed, test_begun=begun)
 
 
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     """Nothing known of the memory holds; a quarantine does, and its next trial is told by the new boot's clock."""
-    quarantine = record.quarantine
-    if quarantine is not None and quarantine.next_probe is not None:
-        quarantine = replace(quarantine, next_probe=at.uptime + grounds.pause_after_cut(quarantine))
+    quarantine, baseline = record.quarantine, record.baseline
+    if event.incarnation.boot_id != record.incarnation.boot_id:  # errors are numbered and counted anew
+        baseline = Baseline()
+    if quarantine is not None:
+        due = None if quarantine.next_probe is None else at.uptime + grounds.pause_after_cut(quarantine)
+        quarantine = replace(quarantine, next_probe=due, baseline=baseline)
     return replace(
         record,
         incarnation=event.incarnation,
@@ -207,7 +225,9 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         tenancy_began=None,
         quarantine=quarantine,
         setback=None,  # whoever was in the way is gone, and its time was told by another boot's clock
-        baseline=record.baseline if event.incarnation.boot_id == record.incarnation.boot_id else Baseline(),
+        heard=None,
+        baseline=baseline,
+        owed=Path.SLOW if quarantine is not None else record.owed,  # what is to be done at a first look is due
     )
 
 
@@ -229,6 +249,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         setback=None,
         owed=None,
         returns=returns,
+        tested=at.wall if event.receipt.path is Path.SLOW or record.tested is None else record.tested,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from policies.units import format_size
 from scrubber.core import events as ev
-from scrubber.core.model import Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult
+from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult, Uncovered
 
 
 def tell(event: ev.Event) -> str:
@@ -43,6 +44,12 @@ def tell(event: ev.Event) -> str:
             return f"not clean: {why}"
         case ev.ScrubInterrupted(_, why):
             return f"scrub cut off, nothing was proven: {why}"
+        case ev.Heard(codes, grave=grave):
+            told = ", ".join(f"xid {code}" + (f" {count} times" if count > 1 else "") for code, count in codes)
+            before = "; that was before it was first seen, and it owes the slow path for it" if grave else ""
+            return f"the driver reported {told}{before}"
+        case ev.Reinstated(by):
+            return f"brought back WITHOUT EVIDENCE by {by}; it is scrubbed like after a tenant"
         case ev.Sickened(sickness):
             return f"sick while in use ({sickness.ailment.value}): {sickness.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):
@@ -66,9 +73,9 @@ def _job(job: Job) -> str:
 
 def _step(result: StepResult) -> str:
     findings = result.findings
-    notes = [result.detail] if result.detail else []
-    if findings.residue_bytes:
-        notes.append(f"{findings.residue_bytes} bytes of the last user were found")
+    notes = [f"ran {', '.join(findings.tests)}"] if findings.tests else []
+    notes += [result.detail] if result.detail else []
+    notes += _measured(findings)
     if findings.holders:
         notes.append(f"found{_by(findings.holders)}".replace("found by", "found"))
     if findings.terminated:
@@ -84,16 +91,43 @@ def _step(result: StepResult) -> str:
     return f"{result.step.value} {result.outcome.value} in {result.seconds:.3f} s{said}{mark}"
 
 
+def _measured(findings: Findings) -> list[str]:
+    notes: list[str] = []
+    if findings.residue_bytes:
+        first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
+        notes.append(f"{findings.residue_bytes} bytes of the last user were found{first}")
+    if findings.uncovered:
+        notes.append(f"not covered: {_parts(findings.uncovered)}")
+    if findings.units_reached is not None:
+        notes.append(f"{findings.units_reached} of {findings.units} units")
+    return notes
+
+
+def _parts(uncovered: tuple[Uncovered, ...]) -> str:
+    return ", ".join(f"{format_size(part.bytes)} {part.cause}" for part in uncovered)
+
+
 def _receipt(receipt: Receipt) -> str:
     share = receipt.covered_bytes / receipt.allocatable_bytes
-    return (
+    written = f" ({', '.join(receipt.patterns)})" if receipt.patterns else ""
+    told = (
         f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
-        f" ({share:.2%}) overwritten and read back, {receipt.residue_bytes} bytes of residue found,"
+        f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found,"
         f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
     )
+    notes = [told]
+    if receipt.uncovered:
+        notes.append(f"not covered: {_parts(receipt.uncovered)}")
+    if receipt.units is not None:
+        notes.append(f"memory on the chip overwritten on {receipt.units_reached} of {receipt.units} units")
+    if receipt.tests:
+        notes.append(f"tested: {', '.join(receipt.tests)}")
+    return "; ".join(notes)
 
 
 def _quarantine(quarantine: Quarantine) -> str:
     sickness = quarantine.sickness
     kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
-    return f"quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}; {kept}"
+    again = quarantine.last_try not in ("", sickness.detail)
+    tried = f"tried again, and cut off: {quarantine.last_try}; " if again else ""
+    return f"{tried}quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}; {kept}"

@@ -5,13 +5,17 @@ The monitor asks ``tend`` in every round: level-triggered, so that whatever was 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, decide, grounds
+from scrubber.core import answers, decide, grounds, remedy, verdict
 from scrubber.core import events as ev
+from scrubber.core.illness import diagnose, known, news, worst
 from scrubber.core.model import (
     Ailment,
+    Baseline,
     Facts,
     Moment,
     Owner,
@@ -23,9 +27,9 @@ from scrubber.core.model import (
     Trigger,
     Vitals,
 )
-from scrubber.core.verdict import diagnose, known
 
 FLAPPING = "it came back from quarantine {count} times within the flap window"
+HEARD_EVERY = 60.0  # seconds from one note of errors that make nobody sick to the next
 RETRY_FIRST = 1.0  # seconds until a scrub that failed for a process on the device is tried again ...
 RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try looks through /proc
 
@@ -34,19 +38,30 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
     """A job was cut off. A device on probation goes back to where it was, for the same reason."""
     if record.job is None:
         raise ValueError(f"{record.device.uuid} has no job to interrupt")
+    proven = verdict.proven_fault(record.job)
+    if proven is not None:  # however it was cut off
+        return ev.Quarantined(Quarantine(proven, _since(record, now), "autoclave", record.baseline, _probes(record)))
     if record.quarantine is None:
         return ev.ScrubInterrupted(record.job.id, why)
     waits = record.quarantine.next_probe is None
     again = None if waits else now.uptime + grounds.pause_after_cut(record.quarantine)
-    return ev.Quarantined(replace(record.quarantine, next_probe=again))
+    return ev.Quarantined(replace(record.quarantine, next_probe=again, last_try=why))
 
 
-def probation(record: Record, now: Moment) -> answers.ProbationAnswer:
+def probation(record: Record, policy: Policy, now: Moment) -> answers.ProbationAnswer:
     """Is it time to try a quarantined device again?"""
     due = record.quarantine.next_probe if record.quarantine else None
-    if due is None:
+    if record.quarantine is None or due is None:
         return answers.AskOperator()
-    return answers.Probe() if now.uptime >= due else answers.NotYet(due)
+    if now.uptime < due:
+        return answers.NotYet(due)
+    return answers.Probe(trial(record, policy))
+
+
+def trial(record: Record, policy: Policy) -> Path:
+    """What a device in quarantine has to pass: what its reason asks for, and no less than if it were well."""
+    asked = remedy.of(record.quarantine.sickness).course.path if record.quarantine else Path.SLOW
+    return Path.SLOW if Path.SLOW in (asked, grounds.path_for(record, policy)) else Path.FAST
 
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
@@ -59,12 +74,16 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     sick = _sickness(record, facts, policy)
     if sick is not None:
         return _isolate(record, sick, facts.vitals, policy, now, chance)
+    noted = _heard(record, facts.vitals, now)
+    if noted is not None:
+        return answers.Note(noted)
     match record.state:
         case State.SCRUBBING:
-            return answers.Proceed()
+            # A device that is tested is offered meanwhile.
+            ill = grounds.yields(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
+            return answers.Cut() if ill else answers.Proceed()
         case State.QUARANTINED:
-            due = isinstance(probation(record, now), answers.Probe) and not _absent(facts)
-            return answers.Probe() if due and grounds.clearable(record, facts, policy) else answers.Proceed()
+            return _tend_quarantined(record, facts, policy, now, chance)
         case State.GRANTED | State.EXPOSED:
             return _tend_tenancy(record, facts, policy, now)
         case State.CLEAN if (soiled := grounds.soiled(facts)) is not None:
@@ -85,6 +104,8 @@ def advertise(record: Record, policy: Policy, now: Moment) -> answers.Advert:
     match record.state:
         case State.CLEAN | State.GRANTED | State.EXPOSED:
             return answers.Advert(healthy=True, why=record.state.value)
+        case State.SCRUBBING if grounds.yields(record):
+            return answers.Advert(healthy=True, why="being tested; whoever asks for it gets it")
         case State.SCRUBBING if _soon_done(record, policy, now):
             return answers.Advert(healthy=True, why="being scrubbed, clean within the allocate budget")
         case State.DIRTY if record.setback is None and _just_released(record, policy, now):
@@ -98,27 +119,85 @@ def confine(
 ) -> ev.Quarantined:
     """The quarantine of a sick device: when it may be tried again, or never without a person."""
     rules = policy.quarantine.probation
-    recent = [wall for wall in record.returns if now.wall - wall <= rules.flap_window]
-    if len(recent) >= rules.flap_limit and not sickness.sticky:
+    recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
+    # What is out already comes back no more often for being lost; and it must be known as lost, or it is told for ever.
+    lost = record.quarantine is not None and sickness.ailment in grounds.GONE
+    if len(recent) >= rules.flap_limit and not sickness.sticky and not lost:
         detail = f"{sickness.detail}; {FLAPPING.format(count=len(recent))}"
         sickness = Sickness(Ailment.FLAPPING, detail, sticky=True)
-    before = record.quarantine
-    probes = before.probes if before else 0
+    before, probes = record.quarantine, _probes(record)
+    told = sickness
+    if before is not None and _stands(before, sickness):
+        sickness = before.sickness
     pause = grounds.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
-    since = before.since if before else now
     # What waits for a person goes on waiting: a failed reinstatement must not start probation by itself.
-    sticky = sickness.sticky or (before is not None and before.next_probe is None)
+    alone = remedy.of(sickness).course is remedy.Course.PERSON
+    sticky = alone or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
-    return ev.Quarantined(Quarantine(sickness, since, by, known(vitals, record.baseline), probes, due))
+    last_try = told.detail if before is not None and record.job is not None else ""
+    # A person's word is no judgement of what the device has told.
+    baseline = record.baseline if told.ailment is Ailment.OPERATOR else known(vitals, record.baseline)
+    return ev.Quarantined(Quarantine(sickness, _since(record, now), by, baseline, probes, due, last_try))
+
+
+def _stands(before: Quarantine, sickness: Sickness) -> bool:
+    """Whether the reason that a person has to decide about is still the one to be told."""
+    person = remedy.Course.PERSON
+    if sickness.ailment is Ailment.OPERATOR:
+        return remedy.of(before.sickness).course is person
+    return (
+        before.next_probe is None and remedy.of(sickness).course is not person and sickness.ailment not in grounds.GONE
+    )
+
+
+def _since(record: Record, now: Moment) -> Moment:
+    return record.quarantine.since if record.quarantine else now
+
+
+def _probes(record: Record) -> int:
+    return record.quarantine.probes if record.quarantine else 0
 
 
 def _sickness(record: Record, facts: Facts, policy: Policy) -> Sickness | None:
     """A diagnosis that was not acted upon yet. A job in progress judges for itself."""
     if record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
-    if record.sickness is not None:
-        return None if record.state in (State.GRANTED, State.EXPOSED) else record.sickness
-    return diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
+    if record.sickness is not None and record.state in (State.GRANTED, State.EXPOSED):
+        return _worse(record.sickness, facts, record, policy)
+    now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
+    # What came while it was in use and sick is no news after the quarantine: it must not be forgotten over the first.
+    return worst(it for it in (record.sickness, now) if it is not None)
+
+
+def _worse(known_of: Sickness, facts: Facts, record: Record, policy: Policy) -> Sickness | None:
+    """What came while it was in use and sick, and asks for more: it decides whether a container may start again."""
+    found = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
+    return found if found is not None and remedy.rank(found) > remedy.rank(known_of) else None
+
+
+def _heard(record: Record, vitals: Vitals | None, now: Moment) -> ev.Heard | None:
+    """Errors that make nobody sick. Not at every look: who has the device can cause as many as he likes."""
+    lately = record.heard is not None and now.uptime - record.heard < HEARD_EVERY
+    if lately or record.sickness is not None or record.state in (State.SCRUBBING, State.QUARANTINED):
+        return None
+    return heard(record.baseline, vitals)
+
+
+def heard(baseline: Baseline, vitals: Vitals | None) -> ev.Heard | None:
+    """What was reported and is not on record yet."""
+    new = news(vitals, baseline) if vitals is not None else ()
+    if not new:
+        return None
+    counts = Counter(xid.code for xid in new)
+    return ev.Heard(tuple(sorted(counts.items())), max(xid.number for xid in new))
+
+
+def history(vitals: Vitals | None, policy: Policy) -> ev.Heard | None:
+    """What was reported of a device before anybody here had seen it: no verdict on it, and a reason to look closely."""
+    told = heard(Baseline(), vitals)
+    if told is None or vitals is None:
+        return None
+    return replace(told, grave=xids.verdict(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
 
 
 def _isolate(
@@ -160,6 +239,40 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     return answers.Proceed()
 
 
+def _tend_quarantined(
+    record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
+) -> answers.Note | answers.Probe | answers.Proceed:
+    """What is told still needs no trial, and what is not there cannot have one."""
+    lost = facts.vitals is not None and facts.vitals.lost
+    if lost and facts.successor is not None and _ailment(record) is not Ailment.REPLACED:
+        gone = Sickness(Ailment.REPLACED, f"{facts.successor} sits in its place")
+        return answers.Note(confine(record, gone, "autoclave", facts.vitals, policy, now, chance))
+    graver = _graver(record, facts.vitals, policy)
+    if graver is not None:
+        return answers.Note(confine(record, graver, "autoclave", facts.vitals, policy, now, chance))
+    due = probation(record, policy, now)
+    seen = facts.vitals  # None while another one is reset: then nobody can tell
+    absent = seen is None or seen.lost or seen.unresponsive or seen.partial
+    ill = record.quarantine is not None and remedy.persists(record.quarantine.sickness, facts.vitals)
+    if not isinstance(due, answers.Probe) or absent or ill or not grounds.clearable(record, facts, policy):
+        return answers.Proceed()
+    before = heard(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
+    return due if before is None else answers.Note(before)
+
+
+def _ailment(record: Record) -> Ailment | None:
+    return record.quarantine.sickness.ailment if record.quarantine else None
+
+
+def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Sickness | None:
+    """What was reported of a device in quarantine, and asks for more than what it is out for: a reset, a person."""
+    if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
+        return None  # slices are away for a moment while others are made, and nobody is there to be worse
+    found = diagnose(vitals, record.baseline, policy)
+    out_for = record.quarantine.sickness
+    return found if found is not None and remedy.rank(found) > remedy.rank(out_for) else None
+
+
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
         if facts.holders is None:
@@ -177,11 +290,6 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     if facts.holders is None:
         return answers.Blocked("it cannot be proven that nobody uses it")
     return answers.Blocked(f"waiting for {grounds.names(facts.holders)} to leave it")
-
-
-def _absent(facts: Facts) -> bool:
-    """What is not there cannot be tried: it waits until it is back."""
-    return facts.vitals is not None and facts.vitals.lost
 
 
 def _idle_trigger(record: Record) -> Trigger:
@@ -211,6 +319,6 @@ def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
 
 def _soon_done(record: Record, policy: Policy, now: Moment) -> bool:
     job = record.job
-    if job is None or record.setback is not None or job.path is not Path.FAST:
+    if job is None or record.setback is not None or job.path is not Path.FAST or job.trigger is Trigger.REINSTATE:
         return False
     return now.uptime - job.started.uptime <= policy.budgets.allocate

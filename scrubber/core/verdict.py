@@ -1,22 +1,31 @@
 """What a job proved, if anything.
 
 Rule 1: clean means that every step of the path was run, finished, and passed; a missing result is a failure.
-Rule 2: memory that did not hold what was written is a failure of the whole job, whatever a later result says.
+Rule 2: memory that did not hold what was written, or a unit that computed wrongly, is a failure of the whole job,
+whatever a later result says.
 Rule 3: coverage is measured or it is zero, and what the clear could reach the verify must have read.
+Rule 4: a step that says it passed and does not say on what has not passed.
+Rule 5: what was done is held against what the policy orders. A worker that did less has proven nothing, and that is
+our fault, not the device's: it stays dirty.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 from policies.model import Policy
+from policies.units import format_size
+from scrubber.core.illness import diagnose, known
+from scrubber.core.measured import OURS
 from scrubber.core.model import (
     Ailment,
     Baseline,
     Blame,
+    Findings,
     Job,
     Moment,
     Outcome,
@@ -26,14 +35,21 @@ from scrubber.core.model import (
     Sickness,
     Step,
     StepResult,
+    Uncovered,
     Vitals,
 )
 
 PLANS: dict[Path, tuple[Step, ...]] = {
     Path.FAST: (Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH),
-    Path.SLOW: (Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH),
-}
+    Path.SLOW: (
+        Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
+    ),
+}  # fmt: skip
 MEASURED = (Step.CLEAR, Step.VERIFY)
+UNEXPLAINED = "unexplained"  # what no cause was given for: the remainder of a receipt always adds up
+ARITHMETIC = "arithmetic"  # the test that no self-test goes without; the others are as many as there is time for
+
+Done = Mapping[Step, StepResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,12 @@ class Passed:
     processes_found: int
     processes_terminated: int
     baseline: Baseline
+    residue_at: tuple[int, ...] = ()
+    uncovered: tuple[Uncovered, ...] = ()
+    patterns: tuple[str, ...] = ()
+    units: int | None = None
+    units_reached: int | None = None
+    tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,58 +114,47 @@ Consequence = Escalate | LeaveDirty | StayConfined | Confine
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     """Whether the results of a job's present path, and all before it, prove the device clean and healthy."""
     ran = tuple(result for result in job.results if result.path is job.path)
-    fault = _faulty_memory(job.results) or _not_passed(ran) or _not_the_plan(ran, PLANS[job.path])
+    fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, PLANS[job.path])
     if fault is not None:
         return fault
     done = {result.step: result for result in ran}
-    return (
-        _too_little(done, policy)
-        or _unwell(done, baseline, policy)
-        or _figures(job, done, known(done[Step.HEALTH].findings.vitals, baseline))
+    told = (
+        _not_measured(done),
+        _miscounted(done[Step.CLEAR].findings),
+        _too_little(done, policy),
+        _not_as_ordered(done[Step.CLEAR].findings, policy),
+        _not_overwritten(done.get(Step.SCRATCH)),
+        _not_tested(done),
+        _unwell(done, baseline, policy),
     )
+    faults = [fault for fault in told if fault is not None]
+    if faults:  # a fault of ours must not hide that the device is sick
+        return min(faults, key=lambda it: it.blame is not Blame.DEVICE)
+    return _figures(job, done, known(done[Step.HEALTH].findings.vitals, baseline))
+
+
+def confirmed(passed: Passed, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
+    """What a worker's proof is worth when the service itself has seen something: the worker hears no error log."""
+    if vitals is None:
+        return failed(Step.HEALTH, Blame.SERVICE, "its health could not be read at the end")
+    sickness = diagnose(vitals, baseline, policy)
+    return passed if sickness is None else failed(Step.HEALTH, Blame.DEVICE, sickness.detail, sickness)
+
+
+def proven_fault(job: Job) -> Sickness | None:
+    """What the steps that ended have proven of the hardware, whatever became of the job."""
+    failure = _faulty_hardware(job.results)
+    return failure.sickness if failure is not None else None
 
 
 def consequence(failure: Failed, path: Path, *, escalate: bool, confined: bool) -> Consequence:
     """What follows a failed path. ``confined`` is a device on probation: whatever fails, it stays in quarantine."""
-    if failure.blame is Blame.DEVICE and path is Path.FAST and escalate:
+    heard = failure.sickness.ailment is Ailment.XID  # which no path takes back: it is judged, and tried after that
+    if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not heard:
         return Escalate(Path.SLOW)
     if failure.blame is Blame.DEVICE:
         return Confine(failure.sickness)
     return StayConfined() if confined else LeaveDirty()
-
-
-def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Sickness | None:
-    """What is newly wrong with a device, worst first."""
-    # A log or a counter that went back was begun anew by a reset: all of it is news.
-    newest = max((xid.number for xid in vitals.xids), default=baseline.last_xid)
-    heard = baseline.last_xid if newest >= baseline.last_xid else 0
-    counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
-    fatal = [xid for xid in vitals.xids if xid.number > heard and xid.code in policy.quarantine.xids]
-    if vitals.lost:
-        return Sickness(Ailment.LOST, "the device has fallen off its bus")
-    if vitals.unresponsive:
-        told = f": {vitals.why}" if vitals.why else ""
-        return Sickness(Ailment.UNRESPONSIVE, f"the driver does not answer for this device{told}")
-    if vitals.remap_failed:
-        return Sickness(Ailment.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
-    if vitals.ecc_uncorrectable > counted:
-        new = vitals.ecc_uncorrectable - counted
-        return Sickness(Ailment.ECC, f"{new} new uncorrectable memory error(s)")
-    if fatal:
-        return Sickness(Ailment.XID, f"xid {fatal[-1].code} was reported")
-    if vitals.reset_required:
-        return Sickness(Ailment.RESET_REQUIRED, "the driver asks for a reset")
-    if vitals.remap_pending:
-        return Sickness(Ailment.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
-    return None
-
-
-def known(vitals: Vitals | None, before: Baseline) -> Baseline:
-    """The baseline after these vitals were judged: what they show is no news next time."""
-    if vitals is None:
-        return before
-    last = max((xid.number for xid in vitals.xids), default=before.last_xid)
-    return Baseline(last_xid=last, ecc_uncorrectable=vitals.ecc_uncorrectable)
 
 
 def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, str], now: Moment) -> Receipt:
@@ -167,6 +178,12 @@ def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, s
         baseline=passed.baseline,
         previous=record.last_receipt,
         digest="",
+        residue_at=passed.residue_at,
+        uncovered=passed.uncovered,
+        patterns=passed.patterns,
+        units=passed.units,
+        units_reached=passed.units_reached,
+        tests=passed.tests,
     )
     digest = digest_of(draft)
     return replace(draft, id=digest[:16], digest=digest)
@@ -191,16 +208,26 @@ def failed(step: Step, blame: Blame, detail: str, sickness: Sickness | None = No
 def _from_result(result: StepResult) -> Failed:
     """A step that did not pass, in the words of a quarantine."""
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
-    if result.findings.mismatch is not None:
-        return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.MEMORY_FAULT, detail))
+    ailment = _faulty(result.findings)
+    if ailment is not None:
+        return failed(result.step, Blame.DEVICE, detail, Sickness(ailment, detail))
+    if result.findings.vitals is not None and result.findings.vitals.lost:
+        return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.LOST, detail))
     if result.step is Step.RESET and result.blame is Blame.DEVICE:
         return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.RESET_FAILED, detail))
     return failed(result.step, result.blame, detail)
 
 
-def _faulty_memory(results: tuple[StepResult, ...]) -> Failed | None:
+def _faulty(findings: Findings) -> Ailment | None:
+    """What these findings say of the hardware, whatever the step made of them."""
+    if findings.mismatch is not None or findings.units_faulty:
+        return Ailment.MEMORY_FAULT
+    return Ailment.COMPUTE_FAULT if findings.deviating else None
+
+
+def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
     for result in results:
-        if result.findings.mismatch is not None:
+        if _faulty(result.findings) is not None:
             return _from_result(result)
     return None
 
@@ -223,9 +250,8 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
     return failed(wrong, Blame.DEVICE, f"the path is {wanted}; what ran is {names}")
 
 
-def _too_little(done: dict[Step, StepResult], policy: Policy) -> Failed | None:
-    """Coverage of clear and verify, each against the most that either could have covered."""
-    allocatable = max(done[step].findings.allocatable_bytes or 0 for step in MEASURED)
+def _not_measured(done: Done) -> Failed | None:
+    """Whether clear or verify kept its coverage to itself, or told one that cannot be."""
     for step in MEASURED:
         covered, own = done[step].findings.covered_bytes, done[step].findings.allocatable_bytes
         if not covered or not own:
@@ -234,15 +260,75 @@ def _too_little(done: dict[Step, StepResult], policy: Policy) -> Failed | None:
             return failed(
                 step, Blame.DEVICE, f"{step.value} says it covered {covered} of {own} bytes: it counts wrongly"
             )
-        if covered < policy.clear.min_coverage * allocatable:
-            wanted = f"{policy.clear.min_coverage:.2%}"
-            return failed(
-                step, Blame.DEVICE, f"{step.value} covered {covered / allocatable:.2%}, the policy wants {wanted}"
-            )
     return None
 
 
-def _unwell(done: dict[Step, StepResult], baseline: Baseline, policy: Policy) -> Failed | None:
+def _miscounted(clear: Findings) -> Failed | None:
+    """Whether the remainder contradicts the coverage. What no cause was given for is no contradiction."""
+    rest = (clear.allocatable_bytes or 0) - (clear.covered_bytes or 0)
+    explained = sum(part.bytes for part in clear.uncovered)
+    if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):
+        return None
+    parts = ", ".join(f"{part.bytes} for {part.cause}" for part in clear.uncovered)
+    detail = f"clear says of {rest} uncovered bytes that they are {parts}: it counts wrongly"
+    return failed(Step.CLEAR, Blame.DEVICE, detail)
+
+
+def _too_little(done: Done, policy: Policy) -> Failed | None:
+    """Coverage of clear and verify, each against the most that either could have covered."""
+    allocatable, least = _allocatable(done), policy.clear.min_coverage
+    for step in MEASURED:
+        covered = done[step].findings.covered_bytes or 0
+        if covered >= least * allocatable:
+            continue
+        told = f"{step.value} covered {_percent(covered, allocatable)}, the policy wants {least:.2%}"
+        uncovered = done[step].findings.uncovered  # a verify has what the clear had, so it tells none
+        if covered + sum(part.bytes for part in uncovered if part.cause in OURS) < least * allocatable:
+            return failed(step, Blame.DEVICE, told)
+        parts = _listed(tuple(f"{format_size(part.bytes)} {part.cause}" for part in uncovered))
+        remedy = f"give it a rule with clear.min_coverage {covered * 1000 // allocatable / 1000}"
+        return failed(step, Blame.SERVICE, f"{told}; not covered: {parts}; no fault of the device: {remedy}")
+    return None
+
+
+def _not_as_ordered(clear: Findings, policy: Policy) -> Failed | None:
+    """Whether anything else was written and read back than the policy orders."""
+    done, wanted = clear.patterns, policy.clear.passes.patterns
+    detail = f"clear wrote and read back {_listed(done)}; the policy orders {_listed(wanted)}"
+    return None if done == wanted else failed(Step.CLEAR, Blame.SERVICE, detail)
+
+
+def _not_overwritten(scratch: StepResult | None) -> Failed | None:
+    """Whether any unit kept what was in its memory; a path without that step does not say so."""
+    if scratch is None:
+        return None
+    reached, units = scratch.findings.units_reached, scratch.findings.units
+    if not units or reached is None:
+        return failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
+    if reached != units:
+        return failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {units} units")
+    return None
+
+
+def _not_tested(done: Done) -> Failed | None:
+    """Whether less was tested than memory was proven and units were overwritten; or no step of this path tests."""
+    if Step.SELFTEST not in done:
+        return None
+    found, units = done[Step.SELFTEST].findings, done[Step.SCRATCH].findings.units
+    covered, proven, allocatable = found.covered_bytes or 0, _covered(done), _allocatable(done)
+    why = None
+    if not found.tests:
+        why = "did not say which tests it ran"
+    elif ARITHMETIC not in found.tests:
+        why = f"ran {_listed(found.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
+    elif not proven <= covered <= allocatable:
+        why = f"says it covered {covered} bytes; {proven} of {allocatable} were read back before"
+    elif found.units != units:
+        why = f"says that {found.units or 'no'} units computed; scratch overwrote {units}"
+    return failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}") if why else None
+
+
+def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
     vitals = done[Step.HEALTH].findings.vitals
     if vitals is None:
         return failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
@@ -252,16 +338,47 @@ def _unwell(done: dict[Step, StepResult], baseline: Baseline, policy: Policy) ->
     return failed(Step.HEALTH, Blame.DEVICE, sickness.detail, sickness) if sickness else None
 
 
-def _figures(job: Job, done: dict[Step, StepResult], baseline: Baseline) -> Passed:
+def _figures(job: Job, done: Done, baseline: Baseline) -> Passed:
     """What the receipt says, when all steps passed: the smaller coverage counts."""
-    clear, verify = done[Step.CLEAR].findings, done[Step.VERIFY].findings
+    clear, covered, allocatable = done[Step.CLEAR].findings, _covered(done), _allocatable(done)
+    scratch, selftest = done.get(Step.SCRATCH), done.get(Step.SELFTEST)
     holders = {(holder.pid, holder.started) for result in job.results for holder in result.findings.holders}
     return Passed(
         steps=tuple((result.step, result.seconds) for result in job.results),
-        covered_bytes=min(clear.covered_bytes or 0, verify.covered_bytes or 0),
-        allocatable_bytes=max(clear.allocatable_bytes or 0, verify.allocatable_bytes or 0),
+        covered_bytes=covered,
+        allocatable_bytes=allocatable,
         residue_bytes=sum(result.findings.residue_bytes or 0 for result in job.results),
         processes_found=len(holders),
         processes_terminated=sum(len(result.findings.terminated) for result in job.results),
         baseline=baseline,
+        residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
+        uncovered=_remainder(clear.uncovered, allocatable - covered),
+        patterns=clear.patterns,
+        units=scratch.findings.units if scratch else None,
+        units_reached=scratch.findings.units_reached if scratch else None,
+        tests=selftest.findings.tests if selftest else (),
     )
+
+
+def _covered(done: Done) -> int:
+    return min(done[step].findings.covered_bytes or 0 for step in MEASURED)
+
+
+def _allocatable(done: Done) -> int:
+    return max(done[step].findings.allocatable_bytes or 0 for step in MEASURED)
+
+
+def _percent(part: int, whole: int) -> str:
+    """Rounded down: too little never reads like enough."""
+    return f"{part * 10_000 // whole / 100:.2f}%"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _remainder(explained: tuple[Uncovered, ...], rest: int) -> tuple[Uncovered, ...]:
+    """All that was not covered: the causes that were given, and what is left over without one."""
+    left = rest - sum(part.bytes for part in explained)
+    named = tuple(part for part in explained if part.bytes)
+    return (*named, Uncovered(UNEXPLAINED, left)) if left else named

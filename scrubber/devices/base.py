@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.model import DeviceInfo, Holder, Mismatch, Vitals
+from scrubber.core.measured import Scratched, Tested
+from scrubber.core.model import DeviceInfo, Holder, Mismatch, Uncovered, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Users = Callable[[], tuple[Holder, ...] | None]  # who has a device open; None: it cannot be proven
@@ -67,6 +68,8 @@ class Cleared:
     allocatable_bytes: int
     residue_bytes: int
     mismatch: Mismatch | None = None
+    residue_at: tuple[int, ...] = ()  # where the first bytes of the last user were, not what they were
+    uncovered: tuple[Uncovered, ...] = ()  # allocatable, but not covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +87,11 @@ class Backend(Protocol):
     name: str
     lists_users: bool  # whether ``listed`` is worth asking
     one_driver: bool  # a reset needs a driver that no worker uses, on whatever device
-    clears: bool  # whether a worker can overwrite its memory; if not, nothing is begun unasked
     pace: float  # seconds between two rounds over all devices: what a round costs is the driver's to say
+
+    def lacks(self, device: DeviceInfo) -> str | None:
+        """What is missing to overwrite its memory, and what to do; nothing is begun on it then. Asks nobody."""
+        ...
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """Every device that can be named, also one that is lost but was there when the service started.
@@ -110,6 +116,10 @@ class Backend(Protocol):
         """Health as the device reports it now."""
         ...
 
+    def heard(self, uuid: str) -> Vitals | None:
+        """What was told unasked alone, as partial vitals; None without a log. Answers while let go; asks no driver."""
+        ...
+
     def files(self, uuid: str) -> tuple[str, ...]:
         """Paths that a process has open or mapped when it uses the device. Answers while let go."""
         ...
@@ -130,8 +140,30 @@ class Backend(Protocol):
         """All containers of which anything still runs."""
         ...
 
+    def owed(self) -> Mapping[str, Address]:
+        """What resets that were cut off still owe, unless one is under way: whole devices, offered or not, by name.
+
+        A worker child at that address does nothing in its settings step but to bring that back. Answers while let go.
+        """
+        ...
+
     def in_reset(self, uuid: str) -> bool:
         """Whether a reset that takes it down is under way, whoever began it and whoever has ended meanwhile."""
+        ...
+
+    def alarm(self) -> int | None:
+        """Listen from now on to what is told unasked: a file that is readable when there is news; None: it never is.
+
+        Nothing is learnt by reading it: what happened stands in the vitals. Does not ask the driver.
+        """
+        ...
+
+    def hush(self) -> None:
+        """The alarm was heard: it is silent until there is more."""
+        ...
+
+    def close(self) -> None:
+        """Listen no more, for good."""
         ...
 
     def let_go(self) -> None:
@@ -146,8 +178,8 @@ class Backend(Protocol):
 class Gpu(Protocol):
     """One device, inside a worker child. Every method is safe to run twice."""
 
-    def reset(self) -> None:
-        """Reset it and wait until it is back."""
+    def reset(self) -> str:
+        """Reset it and wait until it is back; says how, in a few words for operators."""
         ...
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
@@ -156,6 +188,14 @@ class Gpu(Protocol):
 
     def verify(self, progress: Progress) -> Verified:
         """Read all of the memory: every byte must be zero."""
+        ...
+
+    def scratch(self, key: bytes) -> Scratched:
+        """Overwrite the memory on the chip, read it back, and leave zeros."""
+        ...
+
+    def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
+        """Test memory and arithmetic for no longer than that; the memory is zero, and read back, afterwards."""
         ...
 
     def restore_settings(self) -> tuple[str, ...]:

@@ -39,6 +39,8 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "scrub-interrupted": events.ScrubInterrupted,
         "sickened": events.Sickened,
         "quarantined": events.Quarantined,
+        "heard": events.Heard,
+        "reinstated": events.Reinstated,
     }
 )
 KINDS: Mapping[type[Event], str] = MappingProxyType({event: kind for kind, event in CLASSES.items()})

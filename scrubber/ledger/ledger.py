@@ -36,6 +36,7 @@ NOTABLE = (
     ev.ProbationStarted,
     ev.Sickened,
     ev.Quarantined,
+    ev.Reinstated,
 )  # what somebody who reads the log wants to know; the rest is there at level debug
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and whoever asks for a device waits with it
 SIGHTINGS = (ev.Soiled, ev.Exposed)  # a proof that they end would stand if a full disk made us forget them

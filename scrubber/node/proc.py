@@ -39,13 +39,16 @@ def status(task: str) -> Status:
 
 
 def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
-    """Whether a process is one of these, or was started by one that still runs."""
+    """Whether a process is one of these, or was started by one that still runs.
+
+    Nobody descends from the first process of all: whoever has lost its own parent is given to that one.
+    """
     while pid > 1 and pid not in ancestors:
         try:
             pid = status(f"{proc}/{pid}").parent
         except ENDED:
             return False
-    return pid in ancestors
+    return pid > 1
 
 
 def own_namespace(proc: Path) -> int:

@@ -31,6 +31,7 @@ _CUT_OFF = 3  # exit status when the service hung up in the middle of a step
 def main() -> None:
     """Serve one service over stdin and stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which will tell us
+    mother = os.getppid()  # of all workers, and of none but them: the service may be the first process of its node
     lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
     assignment = frames.assignment(lines.readline())
     proc = Path("/proc")
@@ -48,7 +49,7 @@ def main() -> None:
         return sight.holders({"device": assignment.reach})["device"]
 
     def ours(pid: int) -> bool:
-        return sight.descends(pid, (assignment.service,))
+        return sight.descends(pid, (mother,))
 
     node = Node(hit_by_a_reset, lambda name: known.runs(name, container_of))
     bench = Bench(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)

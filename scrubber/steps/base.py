@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,12 +16,19 @@ class Order:
     """What one step is to do, as plain values: steps know no policy."""
 
     patterns: tuple[str, ...] = ("zero",)  # clear: what is written, in order
-    key: str = ""  # clear: hex, fresh for every job
+    key: str = ""  # clear, scratch and selftest: hex, fresh for every job
     terminate_leftovers: bool = False  # evict: processes of the last tenancy may be ended
     terminate_foreign: bool = False  # evict: processes of no tenancy may be ended
     tenancy_began: float | None = None  # evict: uptime; what started later is a leftover
     grace: float = 2.0  # evict: seconds between TERM and KILL
     patience: float = 0.0  # evict: seconds to wait for processes that may not be ended
+    seconds: float = 60.0  # selftest: how long it may test
+
+    def key_for(self, purpose: str) -> bytes:
+        """A key of the job for one purpose: what another step left behind is never what this one expects."""
+        if not self.key:
+            raise ValueError(f"cannot make a key for {purpose}: the order has none")
+        return hashlib.blake2b(purpose.encode(), key=bytes.fromhex(self.key), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scrubber.core.model import Findings, Mismatch, Outcome
 from scrubber.steps.base import Bench, Order, Report
 
@@ -14,12 +16,14 @@ def run(order: Order, bench: Bench) -> Report:
         allocatable_bytes=cleared.allocatable_bytes,
         residue_bytes=cleared.residue_bytes,
         mismatch=cleared.mismatch,
+        residue_at=cleared.residue_at,
+        uncovered=cleared.uncovered,
     )
     if cleared.mismatch is not None:
         return Report(Outcome.FAILED, _tell(cleared.mismatch), findings=findings)
     if cleared.covered_bytes == 0:
         return Report(Outcome.FAILED, "nothing was overwritten", findings=findings)
-    return Report(Outcome.PASSED, findings=findings)
+    return Report(Outcome.PASSED, findings=replace(findings, patterns=order.patterns))
 
 
 def _tell(wrong: Mismatch) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.steps import clear, evict, health, reset, settings, verify
+from scrubber.steps import clear, evict, health, reset, scratch, selftest, settings, verify
 from scrubber.steps.base import Bench, Order, Report, StepModule
 
 STEPS: dict[Step, StepModule] = {
@@ -12,6 +12,8 @@ STEPS: dict[Step, StepModule] = {
     Step.RESET: reset,
     Step.CLEAR: clear,
     Step.VERIFY: verify,
+    Step.SCRATCH: scratch,
+    Step.SELFTEST: selftest,
     Step.SETTINGS: settings,
     Step.HEALTH: health,
 }

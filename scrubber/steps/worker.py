@@ -7,9 +7,10 @@ a frame is killed, and that is its result.
 from __future__ import annotations
 
 import asyncio
-import sys
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,10 +18,12 @@ from pydantic import TypeAdapter, ValidationError
 from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
 from scrubber.steps import frames
 from scrubber.steps.base import Order, Report
-from scrubber.steps.child import BrokenError, Child
+from scrubber.steps.child import BrokenError, Child, Ending
+from scrubber.steps.nursery import Nursery
 
-PROGRAM = (sys.executable, "-P", "-m", "scrubber.steps")
 _ENDS_WITHIN = 2.0
+_LEAVES_WITHIN = 10.0  # by itself: the kernel takes all memory of a device back before it is gone
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _ANSWER = TypeAdapter(frames.Answer)
 
 OnProgress = Callable[[int, int], None]
@@ -34,9 +37,9 @@ class Worker:
         self._child = child
 
     @classmethod
-    async def spawn(cls, assignment: frames.Assignment, program: Sequence[str] = PROGRAM) -> Self:
-        """Start a child. One that dies at once is noticed by the first step."""
-        worker = cls(await Child.start(program))
+    async def spawn(cls, assignment: frames.Assignment, nursery: Nursery) -> Self:
+        """Start a child; BrokenError if there is none to be had. One that dies at once is noticed by the first step."""
+        worker = cls(await nursery.spawn())
         try:
             worker._child.say(frames.encode(assignment))
         except BrokenError:
@@ -57,26 +60,31 @@ class Worker:
                 report = await self._converse(frames.Task(step, order), on_progress)
         except TimeoutError:
             text = f"{step.value} was not done within {deadline:g} s"
-            report = Report(Outcome.TIMED_OUT, f"{text}; {await self._put_down()}", _blame(step))
+            report = Report(Outcome.TIMED_OUT, f"{text}; {self._told(await self._put_down())}", _blame(step))
         except BrokenError as error:
-            text = f"{step.value} has no result: {error}"
-            report = Report(Outcome.DIED, f"{text}; {await self._put_down()}", _blame(step))
+            ending = await self._put_down()
+            text = f"{step.value} has no result: {error}; {self._told(ending)}"
+            report = Report(Outcome.DIED, text, _blame(step, ending))
         finally:
             if report is None:  # cancelled, or the listener failed: nobody will ask this child again
                 await self.kill()
         seconds = time.monotonic() - began
         return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)
 
-    async def finish(self) -> bool:
-        """Dismiss the child; False if it did not end well and at once, and had to be killed or had failed."""
+    async def finish(self, last: StepResult) -> StepResult:
+        """Dismiss the child. Its last result stands if it then ended well and soon; otherwise nobody believes it."""
         self._child.hang_up()
-        status: int | None = None
+        ending: Ending | None = None
         try:
-            status = await self._child.end(_ENDS_WITHIN)
+            ending = await self._child.end(_LEAVES_WITHIN)
         finally:
-            if status is None:
+            if ending is None:
                 await self.kill()
-        return status == 0
+        if ending is not None and ending.status == 0:
+            return last
+        how = self._told(ending) if ending is not None else f"it was not gone within {_LEAVES_WITHIN:g} s"
+        detail = f"its worker did not end well after {last.step.value}: {how}"
+        return replace(last, outcome=Outcome.DIED, detail=detail, blame=_blame(last.step, ending))
 
     async def kill(self) -> None:
         """End the child now; waits a moment for it to be gone."""
@@ -94,17 +102,34 @@ class Worker:
                 case _:
                     raise BrokenError("it said what is neither progress nor a report")
 
-    async def _put_down(self) -> str:
+    async def _put_down(self) -> Ending | None:
         self._child.kill()
-        status = await self._child.end(_ENDS_WITHIN)
-        if status is None:
+        return await self._child.end(_ENDS_WITHIN)
+
+    def _told(self, ending: Ending | None) -> str:
+        if ending is None:
             return f"its worker (pid {self.pid}) cannot be killed: it is stuck in the driver"
-        return " ".join(filter(None, (f"its worker ended with status {status}", self._child.complaint)))
+        how = "in a way that nobody can tell" if ending.status is None else f"with status {ending.status}"
+        if ending.orphaned:
+            how = "with the zygote that it was forked from"
+        return " ".join(filter(None, (f"its worker ended {how}", self._child.complaint)))
 
 
-def _blame(step: Step) -> Blame:
-    """Evict touches processes, not the device: what keeps it from an end is theirs, a dead file system for one."""
+def _blame(step: Step, ending: Ending | None = None) -> Blame:
+    """Whose fault it is that a worker had to be killed, or ended as it did."""
+    if ending is not None and not _own(ending):
+        return Blame.SERVICE
+    # Evict touches processes, not the device: what keeps it from an end is theirs, a dead file system for one.
     return Blame.TENANT if step is Step.EVICT else Blame.DEVICE
+
+
+def _own(ending: Ending) -> bool:
+    """Whether a worker crashed in the driver's library.
+
+    What else a device does wrong is told in a report: a worker that exits without one has met an error of ours, or a
+    node's. No device sends SIGKILL (a node without memory does) or loses a zygote.
+    """
+    return ending.status is not None and -ending.status in _CRASHES
 
 
 def _answer(line: bytes) -> frames.Answer:

@@ -43,6 +43,7 @@ class House:
 
     async def close(self):
         await self.built.service.stop()
+        await self.built.nursery.close()
         await self.doors.close(0)
         await self.built.ledger.close()
 

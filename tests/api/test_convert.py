@@ -1,6 +1,7 @@
 """Every view goes over the wire and comes back as it was."""
 
 import dataclasses
+from typing import get_type_hints
 
 import pytest
 from google.protobuf.message import Message
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.api import convert, scrub_pb2
-from scrubber.core import view
+from scrubber.core import model, view
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(-(2**31), 2**31 - 1)
@@ -26,6 +27,7 @@ MESSAGES: dict[type, type[Message]] = {
     view.Explanation: scrub_pb2.ExplainResponse,
     view.DeviceStatus: scrub_pb2.DeviceStatus,
     view.ReceiptView: scrub_pb2.Receipt,
+    model.Uncovered: scrub_pb2.Uncovered,
 }
 
 
@@ -36,6 +38,22 @@ def test_a_view_survives_the_wire(kind, data):
     message = convert.to_message(said, MESSAGES[kind]())
     heard = convert.from_message(kind, MESSAGES[kind].FromString(message.SerializeToString()))
     assert heard == said
+
+
+@given(data=st.data())
+def test_the_figures_of_a_proof_survive_the_wire(data):
+    """They have defaults, which ``from_type`` leaves alone."""
+    names = ("residue_at", "uncovered", "patterns", "units", "units_reached", "tests")
+    hints = get_type_hints(view.ReceiptView)
+    receipt = data.draw(st.builds(view.ReceiptView, **{name: st.from_type(hints[name]) for name in names}))
+    message = convert.to_message(receipt, scrub_pb2.Receipt())
+    assert convert.from_message(view.ReceiptView, scrub_pb2.Receipt.FromString(message.SerializeToString())) == receipt
+
+
+def test_no_units_are_not_none_of_the_units():
+    heard = convert.from_message(view.ReceiptView, scrub_pb2.Receipt())
+    assert (heard.units, heard.units_reached) == (None, None)
+    assert convert.from_message(view.ReceiptView, scrub_pb2.Receipt(units=0, units_reached=0)).units == 0
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)

@@ -11,6 +11,7 @@ import pytest
 
 from plugin.testing import checkpoint
 from scrubber.cli import doctor
+from scrubber.cuda import warmth
 from scrubber.node import standing
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
 
@@ -26,6 +27,7 @@ def host(short_tmp, monkeypatch):
     (short_tmp / "proc/self").symlink_to("/proc/self")
     (short_tmp / "proc" / str(os.getpid())).symlink_to("/proc/self")
     monkeypatch.setattr(doctor, "PROC", short_tmp / "proc")
+    monkeypatch.setattr(warmth, "missing", lambda: None)
     monkeypatch.setattr(standing, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
     files = {
         "sys/module/nvidia/version": "580.142\n",
@@ -40,6 +42,8 @@ def host(short_tmp, monkeypatch):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     (root / "run/nvidia-persistenced").mkdir(parents=True)
+    (root / "dev").mkdir()
+    os.mkfifo(root / "dev/kmsg")
     with socket.socket(socket.AF_UNIX) as persistenced:
         persistenced.bind(str(root / "run/nvidia-persistenced/socket"))
         yield root
@@ -65,6 +69,7 @@ def test_a_node_with_a_driver_is_looked_through_even_while_no_service_answers(ex
         ("etc/cdi/nvidia.yaml", "{", ("cdi", "warning", "it is no CDI specification")),
         ("sys/fs/cgroup/cgroup.controllers", None, ("cgroups", "broken", "is empty")),
         ("run/nvidia-persistenced/socket", None, ("persistence", "warning", "does not run")),
+        ("dev/kmsg", None, ("kernel-log", "warning", "no such file or directory")),
     ],
 )
 def test_each_thing_that_is_wrong_with_the_driver_is_found_in_its_file(

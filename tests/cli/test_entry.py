@@ -81,7 +81,8 @@ def test_every_flag_is_also_a_variable_of_its_name(command, option):
     flag = max(option.opts, key=len).removeprefix("--")
     expected = f"AUTOCLAVE_{flag.replace('-', '_').upper()}"
     prefix = command.context_settings.get("auto_envvar_prefix", "")
-    assert (option.envvar or f"{prefix}_{option.name.upper()}") == expected
+    named = option.envvar or f"{prefix}_{option.name.upper()}"
+    assert ([named] if isinstance(named, str) else named)[0] == expected  # others are what the surroundings call it
 
 
 def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):

@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -64,13 +65,64 @@ def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
     assert any("12 bytes of the last user were found" in text for text in texts)
 
 
+def test_the_figures_of_a_slow_scrub_are_shown_by_every_verb(autoclave, gpu):
+    row = told(autoclave("scrub", gpu, "--path", "slow")).splitlines()[1].split()
+    assert row[4:7] == ["100.00%", "8/8", "4"]
+    (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+    receipt = device["receipt"]
+    assert (receipt["units"], receipt["units_reached"], receipt["uncovered"]) == (8, 8, [])
+    assert receipt["patterns"] == ["random", "zero"]
+    assert receipt["tests"] == ["address", "inversions", "random", "arithmetic"]
+    wide = told(autoclave("status", gpu, "-o", "wide")).split()
+    assert wide[wide.index("100.00%") :][:3] == ["100.00%", "8/8", "address,inversions,random,arithmetic"]
+    story = told(autoclave("explain", gpu))
+    assert ": 8 of 8 units" in story
+    assert ": address, inversions, random, arithmetic" in story
+    assert "memory on the chip overwritten on 8/8 units" in story
+    entries = json.loads(told(autoclave("history", gpu, "-o", "json")))["items"]
+    assert [it["body"]["receipt"]["units"] for it in entries if it["kind"] == "scrub-passed"][-1] == 8
+
+
+def test_a_unit_that_computes_wrongly_is_found_by_the_slow_path_and_quarantined(autoclave, gpu):
+    told(autoclave("simulate", "bad-compute", gpu, "--unit", "5"))
+    run = autoclave("scrub", gpu, "--path", "slow")
+    assert run.exit_code == 1
+    story = told(autoclave("explain", gpu))
+    assert "quarantined by autoclave (compute-fault): selftest failed: these units compute something else" in story
+    assert "        out until `autoclave reinstate`; not tried again yet" in story
+    assert "advice  it computes wrongly: replace it (RMA); then `autoclave reinstate`" in story
+    told(autoclave("simulate", "heal", gpu))
+    told(autoclave("reinstate", gpu))
+
+
+def test_heat_is_shown_and_links_take_a_gpu_out_until_they_are_back(autoclave, service, gpu):
+    def status() -> dict[str, Any]:
+        device: dict[str, Any]
+        (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
+        return device
+
+    told(autoclave("scrub", gpu))
+    told(autoclave("simulate", "sign", gpu, "heat", "--detail", "it is hot"))
+    while "heat: it is hot" not in status()["why"]:
+        assert status()["healthy"]
+    assert (status()["state"], status()["healthy"]) == ("clean", True)
+    told(autoclave("simulate", "sign", gpu, "links", "--detail", "two are down"))
+    service.settled(gpu, "quarantined")
+    assert (status()["quarantine"]["reason"], status()["quarantine"]["detail"]) == ("links", "two are down")
+    assert autoclave("reinstate", gpu).exit_code == 1
+    told(autoclave("simulate", "heal", gpu))
+    told(autoclave("reinstate", gpu))
+
+
 def test_scrub_without_waiting_says_that_it_runs(autoclave, gpu):
     assert " running " in told(autoclave("scrub", gpu, "--no-wait"))
 
 
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     out = told(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
-    assert re.fullmatch(rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd\n", out)
+    assert re.fullmatch(
+        rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd; waits for a person\n", out
+    )
     (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
     assert (device["state"], device["healthy"]) == ("quarantined", False)
     assert device["quarantine"]["by"] == asking.asker()
@@ -81,6 +133,20 @@ def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     again = autoclave("reinstate", gpu)
     assert again.exit_code == 1
     assert "not quarantined" in again.stderr
+
+
+def test_a_persons_word_brings_a_gpu_back_without_a_test_and_is_kept(autoclave, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "suspect"))
+    words = ("reinstate", gpu, "--without-scrub")
+    for half in (words, (*words, "--i-know"), (*words, "--reason", "the cable"), ("reinstate", gpu, "--i-know")):
+        refused = autoclave(*half)
+        assert (refused.exit_code, "--i-know" in refused.stderr) == (2, True)
+    assert re.search(
+        rf"^{gpu} +GPU-\S+ +yes ", told(autoclave(*words, "--i-know", "--reason", "the cable")), re.MULTILINE
+    )
+    story = told(autoclave("explain", gpu))
+    assert f"brought back WITHOUT EVIDENCE by {asking.asker()}: the cable; it is scrubbed like after a tenant" in story
+    assert re.search(r"scrub \w+ on the fast path \(reinstate\) started", story)
 
 
 def test_a_gpu_that_stays_sick_is_not_reinstated(autoclave, gpu):
@@ -100,7 +166,7 @@ def test_explain_tells_it_in_order_and_ends_with_what_to_do(autoclave, gpu):
     assert text.index("found Simulated GPU") < text.index("proven clean") < text.index("quarantined by user")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[2])
     assert lines[-2].startswith("policy  defaults: ")
-    assert lines[-1] == "advice  a person took it out: `autoclave reinstate` brings it back through the slow path"
+    assert lines[-1] == "advice  bring it back with `autoclave reinstate` when you are done with it"
     document = json.loads(told(autoclave("explain", gpu, "-o", "json")))
     assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
     assert document["entries"][-1]["kind"] == "quarantined"
@@ -138,7 +204,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
     [
         (["status", "99"], "cannot find device 99: there is none of that name; `autoclave status` lists the GPUs"),
         (["scrub", "GPU-nope"], "cannot find device GPU-nope"),
-        (["explain", "G"], "cannot find device G: it could be any of GPU-"),
+        (["explain", "G"], "cannot find device G: it could be any of 0 (GPU-"),
         (["simulate", "lost", "99"], "cannot find device 99"),
         (["history", "no such"], "holds a character that none has"),
         (["status", "0", "0"], "a device was named twice"),

@@ -1,4 +1,4 @@
-"""The whole service on NVIDIA GPUs: the real pynvml, real processes and a real tool, over a library of our own.
+"""The whole service on NVIDIA GPUs: the real pynvml, real processes and a real tool, over libraries of our own.
 
 It runs in a pid namespace, as this machine may hide processes from it that are none of its business.
 """
@@ -7,90 +7,67 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from scrubber.api import client
 from scrubber.cli import asking
+from tests.cli.on_machine import OnMachine, needs_namespace
+from tests.fakes.cuda.fixtures import equip
 from tests.fakes.nvml.build import build, compiler
 from tests.fakes.nvml.fixtures import Stage
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine, Slice
 from tests.fakes.nvml.nvidia_smi import install
-from tests.live import Service
 
-TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
-ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
-pytestmark = pytest.mark.skipif(not ENTERS, reason="no pid namespace may be made here")
+pytestmark = needs_namespace
 
-HOLD = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
-POLICY = "name: ends-strangers\ndefaults: {evict: {foreign: terminate, grace: 100ms}}\n"
-
-
-class OnMachine(Service):
-    """The service in a pid namespace of its own, with the machine that the library pretends."""
-
-    def __init__(self, root: Path, stage: Stage) -> None:
-        self.stage = stage
-        (root / "policy.yaml").write_text(POLICY)
-        super().__init__(
-            root, 1, "--host-root", stage.root.path, "--sight", "namespace", "--policy", root / "policy.yaml"
-        )
-
-    def start(self, until="serving"):
-        at = self.command.index("simulated")
-        self.command[at] = "auto"
-        self.command[:0] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        env = os.environ | self.stage.environment(os.environ["PATH"])
-        self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=env)
-        assert self.process.stderr is not None
-        self.log, self.heard = self.process.stderr, []
-        self.hear(until)
-
-    @property
-    def inner(self) -> int:
-        """The service itself."""
-        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text())
-
-    def stop(self):
-        os.kill(self.inner, signal.SIGTERM)
-        self.heard += self.log.readlines()
-        assert self.process.wait(20) == 0
-        self.log.close()
-
-    def hold(self, number: int) -> subprocess.Popen[str]:
-        """A process that has a GPU open, where the service can see it."""
-        node = self.stage.root.node(self.stage.machine.gpu(number))
-        command = ["nsenter", "--target", str(self.inner), "--pid", sys.executable, "-c", HOLD, str(node)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "\n"
-        return process
-
-    def texts(self, gpu: object) -> list[str]:
-        return [entry.text for entry in asking.ask(self.run_dir, lambda admin: admin.history(str(gpu)))]
+STAY = "import signal, sys; held = open(sys.argv[1]); print(flush=True); signal.pause()"
+PATIENT = """\
+defaults:
+  evict: {foreign: terminate, grace: 100ms}
+  clear: {min_coverage: 0.8}
+  selftest: {time: 1s}
+  quarantine: {probation: {first: 1h, longest: 1h}}
+"""
+POLICY = f"name: ends-strangers\n{PATIENT}"
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory) -> Iterator[OnMachine]:
-    """Three GPUs, the last one cut into slices."""
+def library(tmp_path_factory) -> Path:
     if compiler() is None:
         pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
-    library = build(tmp_path_factory.mktemp("nvml"))
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def staged(root: Path, library: Path, count: int) -> Stage:
+    machine = Machine.h200(root / "machine", count)
+    for number in range(count):
+        machine.gpu(number).set(persistence_mode=0)
+    return Stage(machine, library, Root.of(machine, root / "host"), install(root / "bin"))
+
+
+@pytest.fixture(scope="module")
+def service(library) -> Iterator[OnMachine]:
+    """Four GPUs: two whole ones, one cut into slices, which CUDA does not show, and one that is too old."""
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as directory:
         root = Path(directory)
-        machine = Machine.h200(root / "machine", 3)
-        for number in range(3):
-            machine.gpu(number).set(persistence_mode=0)
-        machine.gpu(2).cut([Slice("3g.71gb"), Slice("1g.18gb")])
-        stage = Stage(machine, library, Root.of(machine, root / "host"), install(root / "bin"))
-        running = OnMachine(root, stage)
+        stage = staged(root, library, 4)
+        stage.machine.gpu(2).cut([Slice("3g.71gb"), Slice("1g.18gb")])
+        stage.machine.gpu(3).set({"compute.major": 7, "compute.minor": 0})
+        cuda = equip(root / "cuda", stage.machine.gpus[:2], stage.root)
+        running = OnMachine(root, stage, POLICY, cuda.environment(os.environ.get("PYTHONPATH", "")))
+        for name, state in (("0", "clean"), ("1", "clean"), ("2:0", "quarantined"), ("2:1", "quarantined")):
+            running.settled(name, state)
         yield running
         running.stop()
 
@@ -101,42 +78,121 @@ def test_auto_takes_the_gpus_that_the_node_has(autoclave):
     assert [(item["index"], item["slice"], item["model"]) for item in status["items"]] == [
         (0, None, "NVIDIA H200"), (1, None, "NVIDIA H200"),
         (2, 0, "NVIDIA H200 MIG 3g.71gb"), (2, 1, "NVIDIA H200 MIG 1g.18gb"),
+        (3, None, "NVIDIA H200"),
     ]  # fmt: skip
     wide = autoclave("status", "2:1", "-o", "wide").stdout.splitlines()
     assert wide[1].startswith("2:1 ")
     assert "nvidia 580.95.05" in wide[1]
 
 
-def test_what_cannot_be_cleared_is_not_begun_with_and_not_offered(service, autoclave):
+@pytest.mark.usefixtures("service")
+def test_the_index_of_a_cut_gpu_is_answered_with_the_names_of_its_slices(autoclave):
+    said = autoclave("explain", "2")
+    assert said.exit_code == 2
+    assert re.search(r"it could be any of 2:0 \(MIG-[-0-9a-f]+\), 2:1 \(MIG-[-0-9a-f]+\)$", said.stderr)
+
+
+OLD = "cannot clear its memory: compute capability 7.0 is older than 7.5, which the kernels need"
+
+
+def test_a_gpu_that_the_kernels_are_too_new_for_is_never_begun_with_and_not_offered(service, autoclave):
     """Nothing is gained by a reset after which the memory cannot be overwritten."""
-    devices = json.loads(autoclave("status", "-o", "json").stdout)["items"]
-    assert not any(item["healthy"] for item in devices)
-    assert "this version cannot clear the memory" in devices[2]["setback"]
-    assert service.texts("2:1")[1:] == []  # but that it was found
+    (item,) = json.loads(autoclave("status", "3", "-o", "json").stdout)["items"]
+    assert (item["state"], item["healthy"], item["setback"]) == ("unknown", False, OLD)
+    refused = autoclave("scrub", "3")
+    assert (refused.exit_code, f"cannot scrub {item['device']}: {OLD}" in refused.stderr) == (1, True)
+    autoclave("quarantine", "3", "--reason", "old")
+    refused = autoclave("reinstate", "3")
+    assert (refused.exit_code, f"cannot reinstate {item['device']}: {OLD}" in refused.stderr) == (1, True)
+    history = asking.ask(service.run_dir, lambda admin: admin.history("3"))
+    assert not [entry.text for entry in history if entry.kind in ("scrub-started", "probation-started")]
+
+
+NO_CUPY = "CuPy is not installed: install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12"
+CANNOT = "no memory of a real GPU can be cleared"
+BROKEN = "CuPy is installed but cannot be loaded: ImportError: libcudart.so.99: no such file"
+
+
+async def idle(admin: client.Admin) -> None:
+    """What was begun before the zygote has told is over."""
+    status = await admin.status(["0"])
+    while status.devices[0].job is not None:
+        status = await admin.status(["0"], newer_than=status.service.ledger_rows, wait=10)
+
+
+@pytest.mark.parametrize(
+    ("code", "lacks"), [(None, NO_CUPY), ("raise ImportError('libcudart.so.99: no such file')", BROKEN)]
+)
+def test_without_a_cupy_that_can_be_loaded_nothing_is_touched_and_everybody_is_told(
+    autoclave, library, short_tmp, code, lacks
+):
+    site = short_tmp / "site/cupy"
+    site.mkdir(parents=True)
+    if code is not None:
+        (site / "__init__.py").write_text(code)
+    path = os.pathsep.join(filter(None, (str(site.parent), os.environ.get("PYTHONPATH"))))
+    bare = OnMachine(short_tmp, staged(short_tmp, library, 1), POLICY, {"PYTHONPATH": path})
+    told = {"AUTOCLAVE_RUN_DIR": str(bare.run_dir)}
+    try:
+        if not any(CANNOT in line for line in bare.heard):
+            bare.hear(CANNOT)
+        asking.ask(bare.run_dir, idle)
+        refused = autoclave("scrub", "0", "--path", "slow", **told)
+        why = f"cannot scrub {bare.stage.machine.gpu(0).uuid}: cannot clear its memory: {lacks}"
+        assert (refused.exit_code, why in refused.stderr) == (1, True)
+        steps = ("evict", "reset", "clear")
+        assert [text for text in bare.texts("0") if text.startswith(steps) and " passed" in text] == []
+        assert not any(call == "nvmlShutdown" for pid, call, _ in bare.stage.machine.calls() if pid == 1)
+        places = ("--host-root", bare.stage.root.path, "--kubelet-dir", short_tmp)
+        found = json.loads(autoclave("doctor", "-o", "json", *places, **told).stdout)["findings"]
+        (finding,) = (it for it in found if it["name"] == "cupy")
+        assert (finding["level"], finding["text"].endswith(f"it hands out no GPU: {lacks}")) == ("broken", True)
+    finally:
+        bare.stop()
+
+
+@pytest.mark.usefixtures("service")
+def test_the_doctor_tells_which_cupy_the_service_has(service, autoclave):
+    run = autoclave("doctor", "-o", "json", "--host-root", service.stage.root.path, "--kubelet-dir", service.root)
+    findings = {it["name"]: it for it in json.loads(run.stdout)["findings"]}
+    assert findings["cupy"]["text"].startswith("CuPy 14")
+    assert "compute capability 7.0" in findings["scrub-on-free"]["text"]
 
 
 def test_a_gpu_is_reset_by_the_drivers_tool_while_nobody_has_the_driver_open_us_included(service, autoclave):
-    assert autoclave("scrub", "1", "--path", "slow").exit_code == 1
-    assert any(text.startswith("reset passed") for text in service.texts(1))
+    assert autoclave("scrub", "1", "--path", "slow").exit_code == 0
+    assert any(text.startswith("reset passed") and text.endswith(": by nvidia-smi") for text in service.texts(1))
     assert any(call[:2] == (1, "nvmlShutdown") for call in service.stage.machine.calls())  # 1: the service
-    assert "no CUDA worker yet" in service.settled(1, "quarantined").quarantine.detail
+
+
+def verb(autoclave, device: str) -> str:
+    """What brings a device back by hand, wherever another test has left it."""
+    (item,) = json.loads(autoclave("status", device, "-o", "json").stdout)["items"]
+    return "reinstate" if item["state"] == "quarantined" else "scrub"
+
+
+@pytest.fixture
+def at_rest(service):
+    """The GPU that tests hold, when no job of an earlier one is on it: whoever asks for a scrub would join that."""
+    service.settled("0", "clean", "quarantined")
 
 
 def try_again(autoclave):
-    """Bring the first GPU back by hand, wherever another test has left it."""
-    (item,) = json.loads(autoclave("status", "0", "-o", "json").stdout)["items"]
-    return autoclave("reinstate" if item["state"] == "quarantined" else "scrub", "0")
+    return autoclave(verb(autoclave, "0"), "0")
 
 
+@pytest.mark.usefixtures("at_rest")
 def test_a_process_that_holds_a_gpu_is_found_and_ended_where_policy_says_so(service, autoclave):
     with service.hold(0) as holder:
-        assert try_again(autoclave).exit_code == 1
+        assert try_again(autoclave).exit_code == 0
         assert holder.wait(20) == -signal.SIGTERM
     assert any("evict passed" in text and "ended" in text for text in service.texts(0))
 
 
+@pytest.mark.usefixtures("at_rest")
 def test_a_process_that_holds_a_gpu_is_named_and_blocks_where_policy_waits(service, autoclave):
-    (service.root / "policy.yaml").write_text("name: waits\n")
+    waiting = PATIENT.replace("foreign: terminate", "foreign: wait")  # and nothing else: proofs go on standing
+    (service.root / "policy.yaml").write_text(f"name: waits\n{waiting}")
     service.hear("policy loaded")
     with service.hold(0) as holder:
         refused = try_again(autoclave)
@@ -145,3 +201,100 @@ def test_a_process_that_holds_a_gpu_is_named_and_blocks_where_policy_waits(servi
         holder.communicate("")
     (service.root / "policy.yaml").write_text(POLICY)
     service.hear("policy loaded")
+
+
+@pytest.fixture
+def tool(service) -> Iterator[Path]:
+    """One that goes on for as long as a file is there, after it has taken the slices away."""
+    with service.stage.machine.hanging("nvidia-smi") as file:
+        yield file
+
+
+def slices(service) -> set[str]:
+    state = service.stage.machine.read()
+    return {value for key, value in state.items() if key.startswith("gpu.2.mig.") and key.endswith(".uuid")}
+
+
+def until(true: Callable[[], object]) -> None:
+    """Another process gets there within seconds."""
+    ends = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def worker_of(pid: int) -> int:
+    """The process below that one which has started the tool."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    if any("--gpu-reset" in Path(f"/proc/{child}/cmdline").read_text() for child in children):
+        return pid
+    return next((found for child in children if (found := worker_of(int(child)))), 0)
+
+
+def begun(service, autoclave) -> subprocess.Popen[str]:
+    """A scrub of the second slice; one that has just come back is not known to be free before the next round."""
+    path = ("--path", "slow") if (how := verb(autoclave, "2:1")) == "scrub" else ()
+    scrub: subprocess.Popen[str] = service.popen(how, "2:1", *path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    until(lambda: not slices(service) or scrub.poll() is not None)
+    if scrub.poll() is None:
+        return scrub
+    assert "cannot prove that nobody uses it" in scrub.communicate()[0]
+    return begun(service, autoclave)
+
+
+@contextmanager
+def in_the_middle_of_a_reset(service, autoclave) -> Iterator[subprocess.Popen[str]]:
+    """Somebody has it scrubbed, and the tool has just taken the slices away."""
+    with begun(service, autoclave) as scrub:
+        yield scrub
+
+
+def test_a_reset_of_slices_is_carried_through_though_their_files_are_away_meanwhile(service, autoclave, tool):
+    """What shows who has them open goes with them, so that nobody can tell; they must come back all the same."""
+    before, told = slices(service), len(service.texts("2:0"))
+    with in_the_middle_of_a_reset(service, autoclave) as scrub:
+        time.sleep(1.0)  # several looks for intruders
+        tool.unlink()
+        assert scrub.wait(30) == 1  # no CUDA shows it
+    assert [text for text in service.texts("2:1") if text.startswith("reset")][-1].startswith("reset passed")
+    assert slices(service) == before
+    assert not [text for text in service.texts("2:0")[told:] if "lost" in text]
+
+
+def test_slices_that_a_killed_service_left_away_are_brought_back_by_the_next_one(service, autoclave, tool):
+    """No job can: a GPU without its slices is no device of anybody's."""
+    before = slices(service)
+    with in_the_middle_of_a_reset(service, autoclave):
+        service.kill()
+    tool.unlink()
+    service.start()
+    service.hear("brought back what a reset that was cut off had taken")
+    assert slices(service) == before
+    assert not list((service.root / "state/settings").glob("*resetting*"))
+
+
+def test_a_tool_that_outlives_the_worker_is_waited_for_and_its_work_is_finished(service, autoclave, tool):
+    """The step was late, so that its worker was killed; a reset cannot be called back."""
+    before = slices(service)
+    with in_the_middle_of_a_reset(service, autoclave) as scrub:
+        os.kill(worker_of(service.inner), signal.SIGKILL)
+        assert scrub.wait(30) == 1
+        calls = len(service.stage.machine.calls())
+        time.sleep(3.0)  # a round of the monitor, which would ask the driver
+        assert len(service.stage.machine.calls()) == calls
+        assert slices(service) == set()
+        tool.unlink()
+    service.hear("brought back what a reset that was cut off had taken")
+    assert slices(service) == before
+
+
+@pytest.mark.usefixtures("at_rest")
+def test_a_process_that_lost_its_parent_is_nobody_of_ours_though_the_service_is_its_parent_now(service, autoclave):
+    """The first process of a namespace inherits all orphans."""
+    node = service.stage.root.node(service.stage.machine.gpu(0))
+    begin = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STAY!r}, sys.argv[1]], stdout=-1)"
+    told = len(service.texts(0))
+    enter = ["nsenter", "--target", str(service.inner), "--pid", sys.executable, "-c", f"{begin}.stdout.readline()"]
+    subprocess.run([*enter, str(node)], check=True)
+    assert try_again(autoclave).exit_code == 0
+    assert any("evict passed" in text and "ended" in text for text in service.texts(0)[told:])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sqlite3
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from policies import load
 from scrubber.cli import asking
 from scrubber.core import events
-from scrubber.core.model import DeviceInfo, Incarnation, Moment
+from scrubber.core.model import Ailment, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import creation, documents, layout, lease, tenants
 from scrubber.ledger import opening, store
 
@@ -148,6 +149,18 @@ def drill(autoclave, gpus, *args):
         (["hang", "0"], "GPU 0: driver calls for it do not return", {"hang": True}),
         (["stall-clears", "0"], "GPU 0: clears go nowhere", {"stall_clears": True}),
         (["skip-clears", "0"], "GPU 0: clears report success", {"skip_clears": True}),
+        (
+            ["skip-scratch", "0"],
+            "GPU 0: overwriting the memory on the chip reports success and does nothing; `autoclave simulate heal 0`",
+            {"skip_scratch": True},
+        ),
+        (["bad-compute", "0"], "GPU 0: unit 0 computes wrongly; `autoclave simulate heal 0`", {"bad_units": (0,)}),
+        (["bad-compute", "0", "--unit", "7"], "GPU 0: unit 7 computes wrongly", {"bad_units": (7,)}),
+        (
+            ["sign", "0", "links"],
+            "GPU 0: links is told of it: so the drill says; `autoclave simulate heal 0` ends it\n",
+            {"signs": (Sign(Ailment.LINKS, "so the drill says"),)},
+        ),
         (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": documents.Resetting.FAILS}),
         (["reset-fails", "0", "--how", "slow", "--duration", "2m"], "GPU 0: resets are slow", {"reset_seconds": 120.0}),
         (
@@ -184,7 +197,7 @@ def test_a_drill_counts_what_a_device_would_count(autoclave, gpus, args, changed
 
 def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
     drill(autoclave, gpus, "xid", "1", "79")
-    assert layout.places(gpus)[1].events.read_text() == "79\n"
+    assert re.fullmatch(r"79 \d+\.\d+\n", layout.places(gpus)[1].events.read_text())
 
 
 def test_a_drifted_setting_is_left_behind(autoclave, gpus):

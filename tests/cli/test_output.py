@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 
 from scrubber.cli import document, explain, following, overview, render, table
 from scrubber.core import view
+from scrubber.core.model import Uncovered
 
 NOW = 1_800_000_000.0
 RECEIPT = view.ReceiptView(
@@ -18,12 +19,18 @@ RECEIPT = view.ReceiptView(
     processes_found=2, processes_terminated=1, policy="default/defaults", policy_digest="12", digest="34", previous="",
     driver="simulated 1.0", boot_id="b", steps=(view.StepTime("clear", 0.5), view.StepTime("verify", 0.25)),
 )  # fmt: skip
+DEEP = replace(
+    RECEIPT, path="slow", residue_at=(4096, 8192), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
+    patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
+)  # fmt: skip
 CLEAN = view.DeviceStatus(
     device="GPU-aaaaaaaa-0000", index=0, model="Simulated GPU", state="clean", since=NOW - 300, healthy=True,
     why="clean", memory_bytes=64 * 2**20, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="",
     job=None, quarantine=None, policy_rule="defaults", setback="", driver="simulated 1.0 77",
 )  # fmt: skip
-SICKNESS = view.QuarantineStatus("xid", "xid 79 was reported", NOW - 90, "autoclave", 2, False, 45.0)
+SICKNESS = view.QuarantineStatus(
+    "xid", "xid 79 was reported", NOW - 90, "autoclave", 2, False, 45.0, "slow", "clear failed"
+)
 SICK = replace(
     CLEAN, device="GPU-bbbbbbbb-0000", index=1, state="quarantined", healthy=False, why="quarantined: xid 79",
     receipt=None, numa_node=1, pci_address="0000:3b:00.0", mig=True,
@@ -41,7 +48,7 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
     rows = render.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
-        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported"],
+        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; tried again in 45s"],
         ["2", "GPU-cccccccc", "scrubbing", "5m", "yes", "slow path: clear 75%"],
     ]
 
@@ -75,7 +82,7 @@ def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
         "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
-        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported"
+        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported; tried again in 45s"
     )
 
 
@@ -169,7 +176,7 @@ def test_an_explanation_tells_what_happened_where_it_stands_and_what_to_do():
     told = "\n".join(lines[4:])
     assert told.startswith("now     quarantined since ")
     assert "xid: xid 79 was reported" in told
-    assert "next try in 45s; tried again 2 times so far" in told
+    assert "next try, on the slow path, in 45s; tried again 2 times so far, the last: clear failed" in told
     assert "kept from the kubelet: quarantined: xid 79" in told
     assert lines[-2:] == ["policy  defaults: there are no rules", "advice  look the xid up"]
 
@@ -181,8 +188,40 @@ def test_an_explanation_of_a_clean_device_names_its_receipt_and_asks_for_nothing
     assert told.endswith("advice  nothing to do")
 
 
+def test_an_explanation_shows_the_figures_of_the_proof():
+    lines = [line.strip() for line in story(replace(CLEAN, receipt=DEEP)) if line.startswith(" " * 10)]
+    assert lines == [
+        "995B of 1000B (99.50%) random and zero written and read back",
+        "not covered: 3B own context, 2B unexplained",
+        "1MiB of the last user found, the first at 0x1000",
+        "memory on the chip overwritten on 132/132 units",
+        "tested: address, arithmetic",
+    ]
+
+
+def test_an_explanation_does_not_tell_what_the_path_did_not_do():
+    lines = [line.strip() for line in story(CLEAN) if line.startswith(" " * 10)]
+    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB of the last user found"]
+
+
+def test_wide_shows_coverage_units_and_tests_a_word_each():
+    [bare, deep] = [
+        dict(zip(render.WIDE, row, strict=True))
+        for row in render.wide([SICK, replace(CLEAN, receipt=DEEP)], NOW)
+    ]  # fmt: skip
+    assert [deep[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["99.50%", "132/132", "address,arithmetic"]
+    assert [bare[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["", "", ""]
+
+
+def test_a_document_carries_the_figures_of_the_proof():
+    receipt = as_read(document.fields(replace(CLEAN, receipt=DEEP)))["receipt"]
+    assert (receipt["units"], receipt["units_reached"], receipt["residue_at"]) == (132, 132, [4096, 8192])
+    assert (receipt["patterns"], receipt["tests"]) == (["random", "zero"], ["address", "arithmetic"])
+    assert receipt["uncovered"] == [{"cause": "own context", "bytes": 3}, {"cause": "unexplained", "bytes": 2}]
+
+
 def test_a_quarantine_without_a_next_try_says_who_ends_it():
-    sticky = replace(SICK, quarantine=replace(SICKNESS, probes=0, sticky=True, next_probe_seconds=None))
+    sticky = replace(SICK, quarantine=replace(SICKNESS, probes=0, sticky=True, next_probe_seconds=None, last_try=""))
     assert "        out until `autoclave reinstate`; not tried again yet" in story(sticky)
 
 
@@ -234,11 +273,25 @@ def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsy
     assert following.report(results, BOTH, "table") == 1
     told = capsys.readouterr()
     assert told.out == (
-        "GPU  UUID          CLEAN  RESIDUE  COVERAGE  TIME   RECEIPT\n"
-        "0    GPU-aaaaaaaa  yes    1MiB     99.50%    0.75s  3dac54cd6a98ac39\n"
-        "1    GPU-bbbbbbbb  no     -        -         -      -\n"
+        "GPU  UUID          CLEAN  RESIDUE  COVERAGE  UNITS  TESTS  TIME   RECEIPT\n"
+        "0    GPU-aaaaaaaa  yes    1MiB     99.50%    -      -      0.75s  3dac54cd6a98ac39\n"
+        "1    GPU-bbbbbbbb  no     -        -         -      -      -      -\n"
     )
     assert told.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` tells what happened\n"
+
+
+def test_a_slow_result_shows_units_and_the_number_of_tests():
+    passed = replace(PASSED, receipt=DEEP)
+    [row] = render.results([progress(CLEAN, result=passed)], BOTH)
+    assert dict(zip(render.RESULTS, row, strict=True)) == {
+        "GPU": "0", "UUID": "GPU-aaaaaaaa", "CLEAN": "yes", "RESIDUE": "1MiB", "COVERAGE": "99.50%",
+        "UNITS": "132/132", "TESTS": "2", "TIME": "0.75s", "RECEIPT": "3dac54cd6a98ac39",
+    }  # fmt: skip
+
+
+def test_every_result_has_a_cell_in_every_column():
+    for result in (PASSED, FAILED, view.ScrubResult(clean=False, state="scrubbing", running=True)):
+        assert [len(row) for row in render.results([progress(CLEAN, result=result)], BOTH)] == [len(render.RESULTS)]
 
 
 def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):

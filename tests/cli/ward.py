@@ -16,8 +16,8 @@ SERVICE = {"service", "service-door", "ledger", "ledger-set-aside", "policy", "c
 HERE = {"run-dir", "clock"}
 EVERYTHING = KUBELET | SERVICE | HERE
 NVIDIA = {
-    "driver", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "pid-namespace",
-    "privileges", "cgroups",
+    "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "pid-namespace",
+    "privileges", "cgroups", "kernel-log",
 }  # fmt: skip
 Findings = dict[str, list[dict[str, str]]]
 

@@ -78,10 +78,14 @@ def job(path: Path = Path.FAST, trigger: Trigger = Trigger.RELEASE, name: str = 
 def result(step: Step, path: Path = Path.FAST, outcome: Outcome = Outcome.PASSED, **findings: object) -> StepResult:
     """A step's end, with measurements where the step has any."""
     measured: dict[Step, dict[str, object]] = {
-        Step.CLEAR: {"covered_bytes": 1000, "allocatable_bytes": 1000, "residue_bytes": 0},
+        Step.CLEAR: {
+            "covered_bytes": 1000, "allocatable_bytes": 1000, "residue_bytes": 0, "patterns": ("random", "zero"),
+        },
         Step.VERIFY: {"covered_bytes": 1000, "allocatable_bytes": 1000},
+        Step.SCRATCH: {"units": 132, "units_reached": 132, "units_faulty": 0},
+        Step.SELFTEST: {"covered_bytes": 1000, "units": 132, "tests": ("address", "arithmetic")},
         Step.HEALTH: {"vitals": WELL},
-    }
+    }  # fmt: skip
     found = Findings(**{**measured.get(step, {}), **findings})  # type: ignore[arg-type] # by name
     return StepResult(step, path, outcome, 0.25, findings=found)
 
@@ -193,6 +197,8 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.ScrubInterrupted(name, "the service was stopped"),
         ev.Sickened(LOST),
         ev.Quarantined(quarantine()),
+        ev.Heard(((13, 2),), record.baseline.last_xid + 2),
+        ev.Reinstated("ann: it was the cable"),
     )
     return {type(event): event for event in every}
 

@@ -21,13 +21,15 @@ GPU = view.DeviceStatus(
     memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="", job=None, quarantine=None,
     policy_rule="default/defaults", setback="", compute="9.0",
 )  # fmt: skip
-STATUS = view.Status((GPU,), view.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0))
+SERVICE = view.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0, cupy="14.0.1")
+STATUS = view.Status((GPU,), SERVICE)
 OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
 POSTURE = base.Posture(
     driver="580.142",
     libraries=("580.142",),
     options=OPTIONS,
     shared_with_guests=(),
+    cupy=base.Python("/opt/python"),
     mps=(),
     persistenced=True,
     toolkit=base.Toolkit(installed=True, configs=(CONFIG,)),

@@ -170,6 +170,14 @@ def test_no_receipt_is_no_proof():
     assert not grounds.proof_stands(None, facts(), ENFORCE, NOW)
 
 
+@pytest.mark.parametrize("said", [(), ("zero",), ("random",)])
+def test_a_receipt_that_does_not_say_what_the_policy_orders_is_no_proof(said):
+    """It may have been written by a version that did not tell: whatever else the receipt says, it is proven again."""
+    receipt = lives.proof(lives.CLEAN)
+    assert grounds.proof_stands(receipt, facts(), ENFORCE, NOW)
+    assert not grounds.proof_stands(replace(receipt, patterns=said), facts(), ENFORCE, NOW)
+
+
 @pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
 def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
     assert grounds.proof_stands(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
@@ -236,6 +244,7 @@ def test_a_fence_before_a_record_that_is_not_being_scrubbed_is_shut():
         (facts((OF_A,)), Blame.TENANT),
         (facts((LEFTOVER,)), Blame.TENANT),
         (facts(siblings=True), Blame.TENANT),
+        (replace(facts(), domain_resetting=True), Blame.SERVICE),
     ],
 )
 def test_a_device_is_never_to_blame_for_a_fence(seen, blame):

@@ -33,8 +33,8 @@ def test_a_node_on_which_all_is_well_has_one_finding_of_each_check(facts):
 
 def test_of_what_is_nvidias_nothing_is_said_on_a_node_with_other_gpus():
     nvidias = {
-        "driver", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "pid-namespace",
-        "privileges", "cgroups",
+        "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
+        "pid-namespace", "privileges", "cgroups", "kernel-log",
     }  # fmt: skip
     everything = {it.name for it in roster.judge(FACTS)}
     assert everything - {it.name for it in roster.judge(of_others())} == nvidias

@@ -32,6 +32,32 @@ def test_the_driver_is_loaded_and_of_one_version_with_its_library(changes, level
     assert (found[0], words in found[1]) == (level, True)
 
 
+@pytest.mark.parametrize(
+    ("said", "level", "words"),
+    [
+        ({"cupy": "14.0.1"}, Level.OK, "CuPy 14.0.1 is loaded for the service"),
+        (
+            {"lacks": "CuPy is installed but cannot be loaded: ImportError: x"},
+            Level.BROKEN,
+            "no GPU: CuPy is installed",
+        ),
+        ({}, Level.BROKEN, "it has not loaded CuPy, or not yet"),
+    ],
+)
+@pytest.mark.parametrize("here", ["", "CuPy is not installed"])
+def test_whether_memory_can_be_overwritten_is_for_the_service_to_say(said, level, words, here):
+    service = replace(STATUS.service, **{"cupy": "", **said})
+    facts = replace(stands(cupy=base.Python("/opt/python", here)), answer=replace(STATUS, service=service))
+    found = only(facts, "cupy")
+    assert (found[0], words in found[1]) == (level, True)
+
+
+@pytest.mark.parametrize(("here", "level"), [("", Level.OK), ("CuPy is not installed", Level.BROKEN)])
+def test_while_the_service_says_nothing_it_is_told_which_python_was_asked(here, level):
+    found = only(replace(stands(cupy=base.Python("/opt/python", here)), answer=HIDDEN), "cupy")
+    assert (found[0], "installed for /opt/python, which looks;" in found[1]) == (level, True)
+
+
 def test_without_a_driver_its_absence_alone_is_said_of_it():
     names = {it.name for it in roster.judge(stands(driver=ABSENT))}
     assert not names & {"scrub-on-free", "vgpu-host", "persistence"}
@@ -91,10 +117,8 @@ def test_options_that_the_driver_does_not_tell_are_not_taken_for_good_ones():
     [("7.0", Level.WARNING), ("6.1", Level.WARNING), ("7.5", Level.OK), ("10.0", Level.OK), ("", Level.OK)],
 )
 def test_a_gpu_older_than_turing_is_a_warning(compute, level):
-    assert (
-        only(replace(FACTS, answer=replace(STATUS, devices=(replace(GPU, compute=compute),))), "scrub-on-free")[0]
-        is level
-    )
+    found = only(replace(FACTS, answer=replace(STATUS, devices=(replace(GPU, compute=compute),))), "scrub-on-free")
+    assert (found[0], "never handed out" in found[1]) == (level, level is Level.WARNING)
 
 
 @pytest.mark.parametrize(

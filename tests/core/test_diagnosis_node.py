@@ -7,7 +7,7 @@ import pytest
 from scrubber.core.diagnosis import base, hardware, node
 from scrubber.core.diagnosis.base import Capability, Level
 from scrubber.errors import Unreachable
-from tests.core.nodes import ABSENT, DENIED, FACTS, NOW, STATUS, only, stands, told
+from tests.core.nodes import ABSENT, DENIED, FACTS, NOW, STATUS, of_others, only, stands, told
 
 SILENT = Unreachable("cannot reach the scrub service at /d; start it")
 OURS = "nvidia.com/gpu"
@@ -138,6 +138,13 @@ def test_a_gpu_that_the_kubelet_knows_under_a_second_name_breaks_the_promise(reg
     assert only(stands(registered=registered), "rival-plugin")[0] is level
 
 
+def test_a_kernel_log_that_cannot_be_read_is_a_warning_where_there_are_gpus():
+    assert only(FACTS, "kernel-log")[0] is Level.OK
+    text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen: no such file or directory"
+    assert only(stands(kernel_log=ABSENT), "kernel-log") == (Level.WARNING, text)
+    assert told(of_others(kernel_log=ABSENT), "kernel-log") == []
+
+
 def test_while_nobody_says_which_gpus_are_ours_every_gpu_may_be():
     registered = {OURS: {"GPU-2"}, "nvidia.com/gpu.shared": {"GPU-2"}, "a.b/c": {"0"}, "a.b/d": {"0"}}
     facts = replace(stands(registered=registered), answer=SILENT)
@@ -151,7 +158,8 @@ def test_without_the_kubelets_directory_nothing_is_said_of_what_is_in_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["driver", "shared_with_guests", "mps", "persistenced", "cgroups", "service", "room", "options"]
+    "name",
+    ["driver", "shared_with_guests", "mps", "persistenced", "cgroups", "service", "room", "options", "kernel_log"],
 )
 def test_what_may_not_be_seen_is_to_be_looked_at_by_somebody_else(name):
     spoilt = stands(**{name: DENIED})

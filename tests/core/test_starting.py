@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Evict, Eviction, Starts
+from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
-from scrubber.core import starting
+from scrubber.core import remedy, starting
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
-from scrubber.core.model import Owner, Path, Trigger
+from scrubber.core.model import Ailment, Owner, Path, Sickness, Trigger
 from scrubber.errors import Reason
 from tests.core import lives
-from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, rows
+from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 
 BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
@@ -123,6 +123,7 @@ PER_POD, PER_CONTAINER, CACHED = (
 )
 LEFT = Note(ev.Released(starting.LEFT_BEHIND))
 EACH = Note(ev.Released(starting.EACH_CONTAINER))
+HOT_IN_USE = live(lives.EXPOSED, ev.Sickened(Sickness(Ailment.HEAT, "it is slowed down")))
 # What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
 MODELS = rows(
     ("the first start of a grant", lives.GRANTED, facts(), (ADMIT, ADMIT, ADMIT)),
@@ -131,7 +132,8 @@ MODELS = rows(
     ("W18 a restart beside a live container of the pod", lives.EXPOSED, BESIDE, (Proceed(), BUSY, Proceed())),
     ("W18 the same, with processes left behind", lives.EXPOSED, facts((OF_A, LEFTOVER), alive=True),
      (Proceed(), BUSY, BUSY)),
-    ("a restart on a device that fell sick", lives.SICK_IN_USE, HERE, (Proceed(), SICK, SICK)),
+    ("a restart on a device that fell sick", lives.SICK_IN_USE, HERE, (SICK,) * 3),
+    ("a restart on a device that is only hot", HOT_IN_USE, HERE, (Proceed(), EACH, Proceed())),
     ("R11 the first start that we hear of after a kubelet restart", lives.GRANTED, facts(epoch="epoch-2"),
      (ADMIT, EACH, ADMIT)),
     ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
@@ -145,6 +147,14 @@ MODELS = rows(
     ("nobody can look", lives.EXPOSED, facts(None),
      (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it"),) * 3),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("ailment", Ailment)
+def test_a_restart_on_a_sick_device_is_refused_where_its_results_are_in_doubt_unless_policy_allows_it(ailment):
+    record = live(lives.EXPOSED, ev.Sickened(Sickness(ailment, "so it is")))
+    allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
+    answered = [starting.start(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
+    assert answered == [SICK if remedy.REMEDIES[ailment].doubtful else Proceed(), Proceed()]
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)

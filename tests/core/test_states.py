@@ -52,8 +52,8 @@ def test_clean_is_entered_by_a_passed_scrub_only():
     assert entering(State.CLEAN) == {(State.SCRUBBING, ev.ScrubPassed)}
 
 
-def test_quarantine_is_left_by_probation_only():
-    assert {kind for state, kind, _ in MOVES if state is State.QUARANTINED} == {ev.ProbationStarted}
+def test_quarantine_is_left_by_probation_or_by_a_persons_word():
+    assert {kind for state, kind, _ in MOVES if state is State.QUARANTINED} == {ev.ProbationStarted, ev.Reinstated}
 
 
 def test_quarantine_is_open_to_every_state_but_those_in_use():
@@ -85,6 +85,7 @@ def test_dirty_is_where_a_use_or_a_job_ends():
         (State.CLEAN, ev.Soiled),
         (State.SCRUBBING, ev.ScrubFailed),
         (State.SCRUBBING, ev.ScrubInterrupted),
+        (State.QUARANTINED, ev.Reinstated),  # nothing was proven
     }
 
 
@@ -121,7 +122,7 @@ def test_a_grant_may_be_given_again_and_a_second_user_may_be_seen():
 
 
 def test_nothing_else_is_answered_by_staying():
-    staying = {ev.Described, ev.Distrusted, ev.StepStarted, ev.StepFinished, ev.Escalated, ev.Sickened}
+    staying = {ev.Described, ev.Distrusted, ev.StepStarted, ev.StepFinished, ev.Escalated, ev.Sickened, ev.Heard}
     kept = {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.EXPOSED, ev.Exposed)}
     assert {it for it in STAYS if it[1] not in staying} == kept | {(State.QUARANTINED, ev.Quarantined)}
     assert {state for state, kind in STAYS if kind is ev.Distrusted} == {State.UNKNOWN, State.QUARANTINED}
@@ -288,6 +289,11 @@ CHANGES = [
     ("a job that fails again is counted", live(lives.SET_BACK, ev.ScrubStarted(lives.job())),
      ev.ScrubFailed("job-1", "still busy"), {"job": None, "setback": Setback("still busy", AT, 2)}),
     ("an interrupted job is no setback", lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x"), {"job": None}),
+    ("errors that were heard are no news", lives.CLEAN, ev.Heard(((13, 2),), 7),
+     {"baseline": replace(lives.CLEAN.baseline, last_xid=7), "heard": AT.uptime}),
+    ("who is brought back by a person's word owes nothing and starts anew",
+     replace(lives.QUARANTINED, owed=Path.SLOW, returns=(1.0,)), ev.Reinstated("ann"),
+     {"quarantine": None, "owed": None, "returns": ()}),
     ("a sickness waits", lives.EXPOSED, ev.Sickened(lives.LOST), {"sickness": lives.LOST}),
     ("a quarantine takes the sickness over, and what is known of the health", lives.SICK_DIRTY,
      ev.Quarantined(replace(lives.quarantine(), baseline=MARKED)),
@@ -303,9 +309,16 @@ CHANGES = [
     ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
      ev.Distrusted("x", lives.REBOOTED), {"incarnation": lives.REBOOTED, "tenancy_began": None, "setback": None}),
     ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
+     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60), "owed": Path.SLOW}),
     ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED}),
+     {"incarnation": lives.REBOOTED, "owed": Path.SLOW}),
+    ("a reboot begins what a quarantine knows anew as well",
+     live(lives.DIRTY, ev.Quarantined(replace(lives.quarantine(), baseline=MARKED))),
+     ev.Distrusted("x", lives.REBOOTED),
+     {"incarnation": lives.REBOOTED, "baseline": Baseline(), "owed": Path.SLOW, "tenancy_began": None,
+      "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
+    ("errors of before its first look are owed the slow path", lives.UNKNOWN, ev.Heard(((79, 1),), 7, grave=True),
+     {"baseline": Baseline(7), "heard": AT.uptime, "owed": Path.SLOW}),
     ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "baseline": Baseline()}),
     ("a driver reload does not begin the event log anew", replace(lives.DIRTY, baseline=MARKED),

@@ -7,7 +7,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import story
-from scrubber.core.model import Mismatch, Outcome, Owner, Path, Quarantine, Receipt, Step
+from scrubber.core.model import Mismatch, Outcome, Owner, Path, Quarantine, Receipt, Step, Uncovered
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
 
@@ -26,7 +26,12 @@ RECEIPT = Receipt(
     finished=NOW, steps=(), covered_bytes=995, allocatable_bytes=1000, residue_bytes=64, processes_found=2,
     processes_terminated=1, baseline=lives.CLEAN.baseline, previous=None, digest="0000",
 )  # fmt: skip
+PROVEN = replace(
+    RECEIPT, uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)), patterns=("random", "zero"),
+    units=132, units_reached=132, tests=("address", "arithmetic"),
+)  # fmt: skip
 GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
+REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
 FAULT = Mismatch(offset=4096, expected=0, got=255, count=3)
 
 LIFE = [
@@ -37,6 +42,10 @@ LIFE = [
     (ev.ScrubPassed("job-1", RECEIPT),
      ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
       "64 bytes of residue found, 1 of 2 processes ended")),
+    (ev.ScrubPassed("job-1", PROVEN),
+     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
+      "64 bytes of residue found, 1 of 2 processes ended; not covered: 3B own context, 2B unexplained; "
+      "memory on the chip overwritten on 132 of 132 units; tested: address, arithmetic")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
     (ev.Granted(replace(GRANT, announced=False)),
      "handed out (grant grant-1, receipt r-1), its start will not be announced"),
@@ -48,6 +57,12 @@ LIFE = [
     (ev.Exposed(Owner(None, NOW)), "in use by a process of no known container"),
     (ev.Sickened(lives.LOST),
      "sick while in use (lost): the device has fallen off its bus; left alone until it is released"),
+    (ev.Heard(((13, 2), (43, 1)), 9),
+     "the driver reported xid 13 2 times, xid 43"),
+    (ev.Heard(((79, 1),), 9, grave=True),
+     "the driver reported xid 79; that was before it was first seen, and it owes the slow path for it"),
+    (ev.Reinstated("ann: it was the cable"),
+     "brought back WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed like after a tenant"),
     (ev.Released("its owner is gone"), "released: its owner is gone"),
     (ev.Quarantined(lives.quarantine()),
      "quarantined by autoclave (lost): the device has fallen off its bus; it will be tried again"),
@@ -59,6 +74,15 @@ LIFE = [
      "evict passed in 0.250 s: found orphan (pid 43, no container); ended pid 43, 44"),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12)),
      "clear passed in 0.250 s: 12 bytes of the last user were found"),
+    (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12, residue_at=(4096, 8192), uncovered=REST)),
+     ("clear passed in 0.250 s: 12 bytes of the last user were found, the first at 0x1000; "
+      "not covered: 300MiB own context, 7B fragments")),
+    (ev.StepFinished("job-1", result(Step.SCRATCH)), "scratch passed in 0.250 s: 132 of 132 units"),
+    (ev.StepFinished("job-1", result(Step.SCRATCH, outcome=Outcome.FAILED, units_reached=0)),
+     "scratch failed in 0.250 s: 0 of 132 units - not clean"),
+    (ev.StepFinished("job-1", result(Step.SELFTEST)), "selftest passed in 0.250 s: ran address, arithmetic"),
+    (ev.StepFinished("job-1", replace(result(Step.SELFTEST), detail="no time was left for retention")),
+     "selftest passed in 0.250 s: ran address, arithmetic; no time was left for retention"),
     (ev.StepFinished("job-1", replace(result(Step.VERIFY, outcome=Outcome.FAILED, mismatch=FAULT), detail="no good")),
      ("verify failed in 0.250 s: no good; at byte 4096 0xff was read where 0x00 was written, 3 byte(s) wrong in all"
       " - not clean")),

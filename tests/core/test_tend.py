@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Evict, Eviction, Probation
-from policies.model import Quarantine as QuarantineRules
+from policies.health import Probation
+from policies.health import Quarantine as QuarantineRules
+from policies.model import Evict, Eviction
 from scrubber.core import events as ev
 from scrubber.core import grounds, upkeep
 from scrubber.core.answers import Advert, AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
@@ -42,7 +43,7 @@ from tests.core.lives import (
     rows,
 )
 
-XID = Sickness(Ailment.XID, "xid 79 was reported")
+XID = Sickness(Ailment.XID, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported", xid=79)
 LEAK = Vitals(leaked_bytes=7)
 AT = later(1)
 CROWD = Note(ev.Exposed(Owner(A, NOW, seen=True, crowded=True)))
@@ -156,13 +157,13 @@ TEND = rows(
     ("a sick device in quarantine is where it should be", lives.QUARANTINED, facts(vitals=XID_79), ENFORCE, Proceed()),
 )  # fmt: skip
 TEND_DUE = rows(
-    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, Probe()),
+    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, Probe(Path.SLOW)),
     ("what is not there is not tried", lives.QUARANTINED, facts(vitals=Vitals(lost=True)), ENFORCE, Proceed()),
     ("W16 probation does not begin without a look", lives.QUARANTINED, facts(None), ENFORCE, Proceed()),
     ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), RUTHLESS, Proceed()),
     ("probation waits for a host process", lives.QUARANTINED, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("an orphan does not keep a device in quarantine for ever",
-     lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE, Probe()),
+     lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE, Probe(Path.SLOW)),
     ("a sticky quarantine waits for a person", lives.STICKY, facts(), ENFORCE, Proceed()),
 )  # fmt: skip
 
@@ -187,14 +188,14 @@ def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_coun
     ("record", "at", "answer"),
     [
         (lives.QUARANTINED, later(59.9), NotYet(NOW.uptime + 60)),
-        (lives.QUARANTINED, later(60), Probe()),
+        (lives.QUARANTINED, later(60), Probe(Path.SLOW)),
         (lives.STICKY, later(1e9), AskOperator()),
         (lives.CLEAN, later(1e9), AskOperator()),
     ],
     ids=["too early", "due", "sticky", "not quarantined"],
 )
 def test_probation(record, at, answer):
-    assert upkeep.probation(record, at) == answer
+    assert upkeep.probation(record, ENFORCE, at) == answer
 
 
 ADVERT = rows(
@@ -312,7 +313,7 @@ def test_an_interrupted_job_is_interrupted():
     ("record", "due"), [(lives.PROBED, AT.uptime + 120), (lives.REINSTATED, None)], ids=["probation", "reinstatement"]
 )
 def test_an_interrupted_probation_is_quarantined_as_before(record, due):
-    expected = replace(record.quarantine, next_probe=due)
+    expected = replace(record.quarantine, next_probe=due, last_try="killed")
     assert upkeep.interruption(record, "killed", AT) == ev.Quarantined(expected)
 
 
@@ -347,7 +348,8 @@ def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
     for probes, pause in ((1, 120), (2, 240), (3, 480), (20, 3600)):
         tried_so_often = replace(lives.quarantine(), probes=probes)
         cut = upkeep.interruption(replace(lives.PROBED, quarantine=tried_so_often), "the node went down", AT)
-        assert cut == ev.Quarantined(replace(tried_so_often, next_probe=AT.uptime + pause))
+        expected = replace(tried_so_often, next_probe=AT.uptime + pause, last_try="the node went down")
+        assert cut == ev.Quarantined(expected)
 
 
 def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import upkeep, view
-from scrubber.core.model import Ailment, Path, Sickness, Step
+from scrubber.core import remedy, showing, upkeep, view
+from scrubber.core.model import Ailment, Path, Sickness, Step, Uncovered
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 
@@ -14,31 +14,40 @@ AT = later(10)
 
 
 def shown(record, progress=(0, 0)):
-    return view.device_status(record, upkeep.advertise(record, ENFORCE, AT), "rule-1", AT, progress)
+    return showing.device_status(record, upkeep.advertise(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
 
 
 def test_a_clean_device_shows_its_receipt():
     receipt = lives.proof(lives.CLEAN)
     assert shown(lives.CLEAN) == view.DeviceStatus(
         device="GPU-1", index=0, model="NVIDIA H100 80GB HBM3", state="clean", since=NOW.wall, healthy=True,
-        why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=view.receipt_view(receipt),
-        owner="", job=None, quarantine=None, policy_rule="rule-1", setback="", driver="driver-1",
+        why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False,
+        receipt=showing.receipt_view(receipt), owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
+        driver="driver-1",
     )  # fmt: skip
 
 
 def test_a_receipt_is_shown_whole():
     receipt = lives.proof(lives.CLEAN)
     steps = tuple(view.StepTime(step.value, 0.25) for step, _ in receipt.steps)
-    assert view.receipt_view(receipt) == view.ReceiptView(
+    assert showing.receipt_view(receipt) == view.ReceiptView(
         id=receipt.id, path="slow", finished=NOW.wall, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0,
         processes_found=0, processes_terminated=0, policy="defaults", policy_digest=ENFORCE.proof_digest,
         digest=receipt.digest, previous="", driver="driver-1", boot_id="boot-1", steps=steps,
+        patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
     )  # fmt: skip
-    assert [step.step for step in steps] == ["evict", "reset", "clear", "verify", "settings", "health"]
+    assert " ".join(step.step for step in steps) == "evict reset clear verify scratch selftest settings health"
+
+
+def test_a_receipt_shows_what_was_found_and_what_was_left_out():
+    rest = (Uncovered("own context", 7),)
+    receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, patterns=("random", "zero"))
+    shown = showing.receipt_view(receipt)
+    assert (shown.residue_at, shown.uncovered, shown.patterns) == ((16, 4096), rest, ("random", "zero"))
 
 
 def test_a_receipt_shows_the_one_before():
-    assert view.receipt_view(replace(lives.proof(lives.CLEAN), previous="0000")).previous == "0000"
+    assert showing.receipt_view(replace(lives.proof(lives.CLEAN), previous="0000")).previous == "0000"
 
 
 def test_a_device_shows_where_it_sits():
@@ -65,12 +74,19 @@ def test_a_job_between_two_steps_shows_none():
 
 def test_a_quarantine_shows_when_it_will_be_tried_again():
     assert shown(lives.QUARANTINED).quarantine == view.QuarantineStatus(
-        "lost", "the device has fallen off its bus", NOW.wall, "autoclave", 0, sticky=False, next_probe_seconds=50.0
+        "lost",
+        "the device has fallen off its bus",
+        NOW.wall,
+        "autoclave",
+        0,
+        sticky=False,
+        next_probe_seconds=50.0,
+        next_path="slow",
     )
 
 
 def test_a_probe_that_is_due_is_due_now():
-    assert view.quarantine_status(lives.quarantine(), later(1000)).next_probe_seconds == 0.0
+    assert showing.quarantine_status(lives.quarantine(), Path.SLOW, later(1000)).next_probe_seconds == 0.0
 
 
 def test_a_sticky_quarantine_shows_no_next_probe():
@@ -87,19 +103,19 @@ def test_every_ailment_has_its_advice(ailment):
     sickness = Sickness(ailment, "so it is")
     kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(sickness)))
     in_use = live(lives.EXPOSED, ev.Sickened(sickness))
-    [words] = view.advice(kept)
-    assert words == view.ADVICE[ailment]
+    [words] = showing.advice(kept)
+    assert words == remedy.REMEDIES[ailment].advice
     assert words.isprintable()
     assert words[0].islower()
-    assert view.advice(in_use) == (f"drain it: {words}",)
+    assert showing.advice(in_use) == (f"drain it: {words}",)
 
 
-def test_advice_exists_for_ailments_and_nothing_else():
-    assert set(view.ADVICE) == set(Ailment)
+def test_a_remedy_exists_for_every_ailment():
+    assert set(remedy.REMEDIES) == set(Ailment)
 
 
 def test_a_setback_has_its_advice():
-    assert view.advice(lives.SET_BACK) == (
+    assert showing.advice(lives.SET_BACK) == (
         "mend what is in its way, as told above; the scrub is tried again by itself",
     )
 
@@ -108,4 +124,4 @@ def test_a_setback_has_its_advice():
     "record", [lives.CLEAN, lives.EXPOSED, lives.SCRUBBING, lives.DIRTY], ids=lambda it: it.state.value
 )
 def test_no_advice_where_nobody_has_to_do_anything(record):
-    assert view.advice(record) == ()
+    assert showing.advice(record) == ()

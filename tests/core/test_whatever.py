@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from policies.model import Mode
 from scrubber.core import answers, decide, grounds, starting, states, upkeep
 from scrubber.core import events as ev
-from scrubber.core.model import Path, State, Step
+from scrubber.core.model import State, Step
 from tests.core import lives
 from tests.core.lives import ENFORCE, LIVES, NOW, OBSERVE, A, B, facts, later, live
 
@@ -54,8 +54,8 @@ def events_of(record, answer):
             return (ev.GrantedUnproven(lives.grant(record, proven=False), why),)
         case answers.Scrub(path, trigger):
             return (ev.ScrubStarted(lives.job(path, trigger, "job-9")),)
-        case answers.Probe():
-            return (ev.ProbationStarted(lives.job(Path.SLOW, name="job-9"), "autoclave"),)
+        case answers.Probe(path):
+            return (ev.ProbationStarted(lives.job(path, name="job-9"), "autoclave"),)
     return ()
 
 

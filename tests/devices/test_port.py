@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import select
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
+import pynvml
 import pytest
 
-from scrubber.core.model import Vitals
+from scrubber.core.model import Ailment, Vitals
 from scrubber.devices import roster
 from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DriverClosedError, Node
 from scrubber.devices.calls import Caller, UnresponsiveError
@@ -32,9 +35,11 @@ class Subject(Protocol):
     def lose(self, uuid: str) -> None: ...
     def damage(self, uuid: str) -> None: ...
     def leak(self, uuid: str) -> None: ...
+    def sign(self, uuid: str) -> None: ...
     def hang(self, uuid: str) -> None: ...
     def heal(self, uuid: str) -> None: ...
     def load_driver(self) -> None: ...
+    def report(self, uuid: str, code: int) -> None: ...
 
 
 class OnFiles:
@@ -53,6 +58,9 @@ class OnFiles:
     def leak(self, uuid: str) -> None:
         drills.leak(self.root, uuid, LEAK)
 
+    def sign(self, uuid: str) -> None:
+        drills.sign(self.root, uuid, Ailment.SRAM, "so it is")
+
     def hang(self, uuid: str) -> None:
         drills.hang(self.root, uuid)
 
@@ -61,6 +69,9 @@ class OnFiles:
 
     def load_driver(self) -> None:
         creation.load_driver(self.root)
+
+    def report(self, uuid: str, code: int) -> None:
+        drills.xid(self.root, uuid, code)
 
 
 class OnNvml:
@@ -84,6 +95,9 @@ class OnNvml:
         self.backend.in_use(uuid)
         self.gpu(uuid).set({"memory.used": LEAK + int(self.gpu(uuid)["memory.used"])})
 
+    def sign(self, uuid: str) -> None:
+        self.gpu(uuid).set({"sram.exceeded": 1})
+
     def hang(self, uuid: str) -> None:
         self.file = self.rig.root.path / "hangs"
         self.file.touch()
@@ -96,12 +110,18 @@ class OnNvml:
     def load_driver(self) -> None:
         self.rig.reload_driver()
 
+    def report(self, uuid: str, code: int) -> None:
+        while "nvmlEventSetWait_v2" not in [call for _, call, _ in self.machine.calls()]:
+            time.sleep(0.001)  # only who listens is told
+        self.gpu(uuid).event(pynvml.nvmlEventTypeXidCriticalError, code)
+
 
 @pytest.fixture(params=[OnFiles, OnNvml], ids=["simulated", "nvidia"])
-def subject(request: pytest.FixtureRequest) -> Subject:
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     subject: Subject = request.param(request.getfixturevalue("bank" if request.param is OnFiles else "rig"))
     subject.backend.inventory()
-    return subject
+    yield subject
+    subject.backend.close()
 
 
 def first(subject: Subject) -> str:
@@ -152,6 +172,16 @@ def test_a_leak_is_told_in_bytes(subject: Subject) -> None:
     assert subject.backend.vitals(first(subject)) == Vitals(leaked_bytes=LEAK)
 
 
+def test_a_sign_is_told_of_that_device_only_to_the_service_and_to_a_worker(subject: Subject) -> None:
+    one, other = first(subject), second(subject)
+    subject.sign(one)
+    node = Node(lambda: (), lambda _name: False)
+    hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
+    for eyes in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
+        assert [sign.ailment for sign in eyes(one).signs] == [Ailment.SRAM]
+        assert eyes(other) == Vitals()
+
+
 async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subject) -> None:
     caller, one, other = Caller(), first(subject), second(subject)
     subject.hang(one)
@@ -186,6 +216,55 @@ def test_while_let_go_names_files_and_the_driver_are_told_and_nothing_is_invente
     backend.take_up()
     backend.take_up()
     assert backend.vitals(one) == Vitals()
+
+
+def rings(backend: Backend, within: float) -> bool:
+    alarm = backend.alarm()
+    assert alarm is not None
+    return bool(select.select([alarm], [], [], within)[0])
+
+
+def test_an_error_that_the_driver_reports_rings_and_is_told_of_that_device_only(subject: Subject) -> None:
+    backend, one, other = subject.backend, first(subject), second(subject)
+    assert not rings(backend, 0)
+    for number in (1, 2):
+        subject.report(one, 79)
+        while len(backend.vitals(one).xids) < number:
+            assert rings(backend, LONG)
+            backend.hush()
+    assert [xid.code for xid in backend.vitals(one).xids] == [79, 79]
+    before, after = backend.vitals(one).xids
+    assert before.number < after.number
+    assert before.at < after.at
+    assert backend.vitals(other) == Vitals()
+    backend.hush()
+    assert not rings(backend, 0)
+
+
+def test_what_was_reported_is_told_of_that_device_only_also_while_let_go_and_while_it_hangs(subject: Subject) -> None:
+    backend, one, other = subject.backend, first(subject), second(subject)
+    nothing = Vitals(partial=True)
+    assert backend.heard(one) == nothing
+    assert not rings(backend, 0)
+    subject.report(one, 79)
+    assert rings(backend, LONG)
+    xids = backend.vitals(one).xids
+    assert [xid.code for xid in xids] == [79]
+    backend.let_go()
+    assert (backend.heard(one), backend.heard(other)) == (Vitals(xids=xids, partial=True), nothing)
+    backend.take_up()
+    subject.hang(one)
+    assert (backend.heard(one), backend.heard(other)) == (Vitals(xids=xids, partial=True), nothing)
+    subject.heal(one)
+
+
+def test_an_alarm_is_set_once_and_taken_away_once_however_often_that_is_asked(subject: Subject) -> None:
+    backend = subject.backend
+    backend.hush()
+    backend.close()
+    assert backend.alarm() == backend.alarm()
+    backend.close()
+    backend.close()
 
 
 def test_every_device_has_files_and_an_address_of_its_own(subject: Subject) -> None:

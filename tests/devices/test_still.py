@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,10 +37,11 @@ class Counted(Processes):
     """Counts its walks."""
 
     walks = 0
+    passes_over: Collection[int] = ()  # they have closed it, and live on
 
-    def holders(self, *args, **kwargs):
+    def holders(self, files, *_, **more):
         self.walks += 1
-        return super().holders(*args, **kwargs)
+        return super().holders(files, self.passes_over, **more)
 
 
 def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
@@ -146,6 +148,28 @@ async def test_who_is_waited_for_is_not_looked_for_in_every_round(bank, eyes):
     assert len(seen.holders or ()) == 1
     assert await sight.quick(record) == seen
     assert processes.walks == 1
+
+
+async def test_but_who_asks_for_the_device_hears_of_nobody_who_has_let_go_of_it(bank, forgetful):
+    """Whoever had it open may live on for days."""
+    sight, backend, processes = forgetful
+    pid = tenants.zombie(bank.root, bank.first)
+    record = replace(clean(backend, bank.first), state=State.DIRTY)
+    assert len((await sight.quick(record)).holders or ()) == 1
+    processes.passes_over = {pid}
+    assert (await sight.quick(record, last=True)).holders == ()
+    assert processes.walks == 2
+
+
+async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
+    sight, backend, processes = forgetful
+    pid = tenants.zombie(bank.root, bank.first)
+    record = replace(clean(backend, bank.first), state=State.DIRTY)
+    await sight.quick(record)
+    processes.passes_over = {pid}
+    assert len((await sight.quick(record)).holders or ()) == 1
+    monkeypatch.setattr("scrubber.sight.LINGERS", 0.0)
+    assert (await sight.quick(record)).holders == ()
 
 
 async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):

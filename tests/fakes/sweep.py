@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import byref, c_uint
+from ctypes import Structure, byref, c_uint
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,11 @@ def _ci_array() -> object:
     return (pynvml.c_nvmlComputeInstance_t * 8)()
 
 
+def _sram() -> Structure:
+    status: Structure = pynvml.c_nvmlEccSramErrorStatus_v1_t()
+    return status
+
+
 def _raw(symbol: str) -> Call:
     """A function that no wrapper calls any more, and a driver still has."""
 
@@ -79,7 +84,7 @@ _PLAIN = _words("""
     MPSComputeRunningProcesses_v3 EccMode RemappedRows RowRemapperHistogram RetiredPagesPendingStatus RepairStatus
     PersistenceMode ComputeMode AccountingMode PowerManagementLimit PowerManagementDefaultLimit EnforcedPowerLimit
     PowerManagementLimitConstraints PowerUsage CurrentClocksEventReasons CurrentClocksThrottleReasons
-    SupportedEventTypes CurrPcieLinkGeneration MaxPcieLinkGeneration CurrPcieLinkWidth MaxPcieLinkWidth
+    SupportedEventTypes CurrPcieLinkGeneration MaxPcieLinkGeneration CurrPcieLinkWidth MaxPcieLinkWidth PerformanceState
     PcieReplayCounter MigMode MaxMigDeviceCount VirtualizationMode HostVgpuMode Attributes_v2 GpuInstanceId
     ComputeInstanceId DeviceHandleFromMigDeviceHandle
 """)
@@ -129,6 +134,7 @@ CALLS: dict[str, Call] = {
     "nvmlDeviceGetHandleByPciBusId_v2": lambda _: pynvml.nvmlDeviceGetHandleByPciBusId("0000:1b:00.0"),
     "nvmlDeviceGetMemoryInfo_v2": lambda held: pynvml.nvmlDeviceGetMemoryInfo(held.gpu, pynvml.nvmlMemory_v2),
     "nvmlDeviceGetMemoryAffinity": lambda held: pynvml.nvmlDeviceGetMemoryAffinity(held.gpu, 1, 0),
+    "nvmlDeviceGetSramEccErrorStatus": lambda held: pynvml.nvmlDeviceGetSramEccErrorStatus(held.gpu, byref(_sram())),
     "nvmlDeviceGetTotalEccErrors": lambda held: pynvml.nvmlDeviceGetTotalEccErrors(held.gpu, 1, 0),
     "nvmlDeviceGetMemoryErrorCounter": lambda held: pynvml.nvmlDeviceGetMemoryErrorCounter(held.gpu, 1, 0, 2),
     "nvmlDeviceGetFieldValues": lambda held: pynvml.nvmlDeviceGetFieldValues(held.gpu, [230]),

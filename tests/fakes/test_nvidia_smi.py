@@ -115,15 +115,41 @@ def test_nvidia_smi_switches_persistence_and_knows_no_stranger(nvml):
 def test_the_host_shows_devices_their_places_and_the_capabilities_of_slices(nvml, stage):
     gpu = nvml.gpu(5)
     gpu.cut([Slice("7g.141gb")])
-    stage.root.lay_out()
     assert (stage.root.path / "proc/driver/nvidia/version").read_text().split()[9] == "580.95.05"
     assert (stage.root.pci(gpu) / "numa_node").read_text() == "1\n"
     assert stage.root.capability(gpu, 0).read_text().startswith("DeviceFileMinor: 678\n")
     assert stage.root.capability(gpu, 0, 0).read_text().startswith("DeviceFileMinor: 679\n")
     assert (stage.root.path / "dev/nvidia-caps/nvidia-cap679").exists()
     gpu.uncut()
-    stage.root.lay_out()
     assert not stage.root.capability(gpu, 0).exists()
+
+
+def test_capabilities_come_and_go_with_what_the_library_makes(nvml, stage):
+    gpu = nvml.gpu(0)
+    gpu.cut([Slice("7g.141gb")])
+    whole, part = stage.root.capability(gpu, 0), stage.root.capability(gpu, 0, 0)
+    before = whole.read_text(), part.read_text()
+    pynvml.nvmlInit()
+    instance = pynvml.nvmlDeviceGetGpuInstanceById(first(), 0)
+    pynvml.nvmlComputeInstanceDestroy(pynvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0))
+    assert (whole.exists(), part.exists()) == (True, False)
+    pynvml.nvmlGpuInstanceDestroy(instance)
+    assert not whole.parent.exists()
+    pynvml.nvmlGpuInstanceCreateComputeInstance(pynvml.nvmlDeviceCreateGpuInstance(first(), 0), 4)
+    assert (whole.read_text(), part.read_text()) == before
+    pynvml.nvmlShutdown()
+    assert smi(gpu)[0] == 0
+    assert not whole.parent.exists()
+
+
+def test_the_tool_may_go_on_after_it_has_taken_the_slices_away(nvml):
+    nvml.gpu(0).cut([Slice("7g.141gb")])
+    with nvml.hanging("nvidia-smi") as file:
+        tool = subprocess.Popen(["nvidia-smi", "-r", "-i", nvml.gpu(0).uuid], stdout=subprocess.PIPE)
+        while nvml.gpu(0).get("mig.0.uuid"):
+            assert tool.poll() is None
+        file.unlink()
+        assert b"successfully reset" in tool.communicate(timeout=10)[0]
 
 
 def test_a_machine_may_have_more_gpus_than_eight(tmp_path):

@@ -21,6 +21,7 @@ from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Phase
 from scrubber.cli.stage import RESOURCE
 from scrubber.devices.simulated import drills, layout
+from scrubber.devices.simulated.documents import Resetting
 from tests.flows.node import Node, brisk
 
 FATAL = 79
@@ -188,10 +189,8 @@ async def test_a_gpu_becomes_healthy_again_by_evidence_without_any_restart(build
 async def test_a_gpu_that_stays_sick_does_not_become_healthy_by_waiting(build):
     node = await build(1, SOON_BACK)
     [uuid] = node.stage.uuids
-    drills.bad_memory(node.stage.simulated, uuid)
-    async with node.stage.admin() as operator:
-        [result] = [it.result async for it in operator.scrub([uuid]) if it.result]
-    assert not result.clean
+    drills.break_reset(node.stage.simulated, uuid, Resetting.REFUSED)
+    drills.xid(node.stage.simulated, uuid, FATAL)
     await node.health(uuid, "Unhealthy")
     seen: set[str] = set()
     async with listening(node, lambda devices: seen.update(devices.values())):

@@ -39,11 +39,13 @@ async def test_w1_r8_a_running_pods_gpu_that_the_kubelet_gives_away_during_its_a
     uuid = await node.leave(first)
     victim = asyncio.create_task(node.run("victim"))
     await node.within("Allocate")
+    free = node.gpu(other)
     await node.kubelet.finish(other)
     node.kubelet.list_pod_resources()  # forgets the Allocate that is under way
     node.heal(uuid)
     pod = await victim
     left = node.memory(node.gpu(pod))
+    await node.clean(free)  # so that there is one reason to refuse, and no other
     thief = await node.kubelet.run(node.pod("thief", gpus=2))
     assert uuid in node.asked("Allocate")[-1], "the kubelet has given it away twice"
     assert (thief.phase, "it is still in use" in thief.message) == (Phase.FAILED, True)

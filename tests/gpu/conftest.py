@@ -1,4 +1,4 @@
-"""A real NVIDIA GPU, looked at and left as it is: ``pytest -m gpu tests/gpu``.
+"""A real NVIDIA GPU, left as it is: ``pytest -m gpu tests/gpu``. ``test_scrub.py`` overwrites its memory with zeros.
 
 Where the host's files are seen elsewhere than under /, say so in GPU_HOST_ROOT. What was seen is told at the end.
 """

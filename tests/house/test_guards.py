@@ -54,6 +54,12 @@ def test_the_home_directory_cannot_be_touched():
         (Path.home() / ".autoclave").write_text("")
 
 
+def test_a_child_process_keeps_what_it_compiles():
+    script = "import sys; print(sys.dont_write_bytecode)"
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert child.stdout == "False\n"
+
+
 def test_a_child_process_has_no_home_either():
     script = "from pathlib import Path; Path('~/.autoclave').expanduser().write_text('')"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

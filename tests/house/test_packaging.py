@@ -1,5 +1,7 @@
 """What is shipped is what stands here, and what is generated is up to date."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -22,13 +24,27 @@ def test_our_import_names_are_ours_alone(house):
     assert spec.origin == str(ROOT / house / "__init__.py")
 
 
-def test_the_wheel_holds_the_houses_and_nothing_else(tmp_path):
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path]
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
     subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    (path,) = folder.glob("*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_the_wheel_holds_the_houses_and_nothing_else(wheel):
+    packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     written = {path.relative_to(ROOT).as_posix() for house in HOUSES for path in (ROOT / house).rglob("*.*")}
     assert packed == {name for name in written if "__pycache__" not in name}
+
+
+def test_the_wheel_holds_the_kernels_compiled_and_as_source(wheel):
+    folder = "scrubber/cuda/kernels"
+    manifest = json.loads(wheel.read(f"{folder}/manifest.json"))
+    told = manifest["sources"] | {name: image["sha256"] for name, image in manifest["images"].items()}
+    assert {"scrub.cu", "scrub.ptx", "scrub.sm_90.cubin"} <= told.keys()
+    assert {name: hashlib.sha256(wheel.read(f"{folder}/{name}")).hexdigest() for name in told} == told
 
 
 def test_the_lock_pins_every_package_and_names_no_place():

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from scrubber.core import events
 from scrubber.core.model import Moment
 from scrubber.errors import FatalError, LedgerUnavailable
-from scrubber.ledger import audit, headfile, opening, places, sqlite, store
+from scrubber.ledger import audit, chain, database, headfile, opening, places, sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -107,6 +112,58 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger: Opener, draft: Drafter
     [first, _] = audit.export(path)
     assert (first["kind"], first["body"]) == ("ledger-begun", {"set_aside": NAME, "why": aside.why})
     assert audit.verify(path).set_aside == (NAME,)
+
+
+GOLDEN = (Path(__file__).parent / "golden.jsonl").read_text().splitlines()
+PASSED = next(body for row in map(json.loads, GOLDEN) if row["kind"] == "scrub-passed" for body in [row["body"]])
+
+
+def write(path: Path, kind: str, body: str) -> None:
+    """One more row whose hash and links are right, as another version would have written it."""
+    with closing(database.connect(path)) as connection, database.transaction(connection):
+        [row] = chain.seal(database.head(connection), [chain.Content("GPU-1", NOW, "op-1", kind, body)])
+        database.insert(connection, [row])
+    with closing(headfile.HeadFile(places.Places(path).head)) as kept:
+        kept.write(store.Head(row.seq, row.hash))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("scrub-passed", lambda it: it["receipt"].update(pledge=1), "Unexpected keyword argument .*receipt.pledge"),
+        ("scrub-passed", lambda it: it["receipt"].pop("covered_bytes"), "Field required .*receipt.covered_bytes"),
+        ("scrub-praised", lambda _: None, "its kind 'scrub-praised' is not known"),
+    ],
+)
+def test_what_another_version_has_written_differently_is_set_aside_whole_and_nothing_of_it_is_believed(
+    open_ledger: Opener, draft: Drafter, path: Path, kind: str, change: Callable[[Any], object], why: str
+) -> None:
+    fill(open_ledger, draft, 3)
+    body = json.loads(PASSED)
+    change(body)
+    write(path, kind, json.dumps(body))
+    before = path.read_bytes()
+    broken = audit.verify(path).broken
+    assert broken is not None
+    assert re.search(f"^row 5: cannot read an event: .*{why}", broken.why)
+    ledger, aside = open_ledger()
+    assert (aside and aside.why) == broken.why
+    assert aside is not None
+    assert (ledger.load().snapshot, ledger.load().entries) == ((), ())
+    assert aside.path.read_bytes() == before
+
+
+def test_a_row_of_another_version_is_read_where_it_says_the_same(
+    open_ledger: Opener, draft: Drafter, path: Path
+) -> None:
+    """So that it is what was changed that makes the test above set the file aside. What it does not say is nothing."""
+    fill(open_ledger, draft, 3)
+    write(path, "scrub-passed", PASSED)
+    ledger, aside = open_ledger()
+    assert aside is None
+    event = ledger.load().entries[-1].event
+    assert isinstance(event, events.ScrubPassed)
+    assert (event.receipt.patterns, event.receipt.tests, event.receipt.units) == ((), (), None)
 
 
 def test_a_second_damage_makes_a_second_file(open_ledger: Opener, draft: Drafter, path: Path) -> None:

@@ -159,6 +159,16 @@ def test_whoever_a_process_has_started_descends_from_it_while_it_runs(file: Path
     os.kill(started, 9)
 
 
+def test_who_has_lost_its_parent_descends_from_nobody(file: Path) -> None:
+    """Though the first process of a container is its parent then, and may be our own service."""
+    start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], stdout=-1, start_new_session=True)"
+    subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}.stdout.readline()", file], check=True)
+    (orphan,) = pids(file)
+    sight = Processes(PROC, nobody, full_sight=False)
+    assert not sight.descends(orphan, {1})
+    os.kill(orphan, 9)
+
+
 def test_a_process_that_has_ended_and_was_not_collected_uses_nothing(file: Path, launch) -> None:
     process = launch(OPEN, file)
     process.kill()

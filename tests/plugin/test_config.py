@@ -1,11 +1,15 @@
 """What can be asked of the plugin, and how it is told that something cannot work."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from plugin import config
+from plugin.cluster import credentials, starting
+from plugin.cluster.credentials import Reports
 from plugin.config import Config, Way
 from plugin.response import Strategy
 from scrubber import config as of_the_service
@@ -69,6 +73,16 @@ def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
         ({"cdi_kind": "gpu"}, "cannot use CDI kind"),
         ({"strategies": ()}, "no device list strategy"),
         ({"driver_root": Path("here")}, "absolute path"),
+        ({"node_name": "a/b"}, "--node-name 'a/b': no node is called that"),
+        (
+            {"cluster_reports": Reports.OFF, "taint_when_all_out": True},
+            "--taint-when-all-out with --cluster-reports off",
+        ),
+        ({"cluster_reports": Reports.ON}, "report to the cluster: the name of the node is not known: give --node-name"),
+        (
+            {"cluster_reports": Reports.ON, "node_name": "node-1", "service_account": Path("/nonexistent")},
+            "no credentials: mount the token .* /nonexistent, or name .* KUBECONFIG; or set --cluster-reports off",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_line_that_says_what_to_mend(good, change, told):
@@ -102,3 +116,30 @@ def test_the_style_is_what_was_asked_for(good):
     assert (style.strategies, style.cdi_kind, style.pass_device_specs, style.dev_root) == (
         (Strategy.ENVVAR,), "a.io/b", True, "/run/driver",
     )  # fmt: skip
+
+
+def test_the_cluster_is_told_of_nothing_unless_there_are_credentials(good):
+    config.check(replace(good, node_name="node-1", service_account=Path("/nonexistent")))
+    assert starting.reporter(replace(good, node_name="node-1", service_account=Path("/nonexistent")).cluster) is None
+
+
+@pytest.mark.parametrize("change", [{"cluster_reports": Reports.OFF}, {"node_name": ""}])
+def test_the_cluster_is_told_of_nothing_where_that_is_off_or_the_node_has_no_name(good, short_tmp, monkeypatch, change):
+    (short_tmp / "token").write_text("secret")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    chosen = replace(good, **{"node_name": "node-1", "service_account": short_tmp, **change})
+    assert credentials.find(chosen.cluster, os.environ)
+    assert starting.reporter(chosen.cluster) is None
+
+
+def test_credentials_that_cannot_be_used_end_only_who_insists_on_them(good, short_tmp, monkeypatch):
+    (short_tmp / "token").write_text("secret")  # and no certificate
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    chosen = replace(good, node_name="node-1", service_account=short_tmp)
+    with capture_logs() as lines:
+        assert starting.reporter(chosen.cluster) is None
+    assert [line["event"] for line in lines] == ["nothing is reported to the cluster"]
+    with pytest.raises(FatalError, match="cannot report to the cluster: cannot use the credentials"):
+        starting.reporter(replace(chosen, cluster_reports=Reports.ON).cluster)

@@ -1,5 +1,7 @@
 """Under which name a device is offered, if at all."""
 
+from dataclasses import replace
+
 import pytest
 
 from plugin import devices
@@ -27,8 +29,9 @@ def test_the_name_depends_on_the_kind_of_device_and_the_strategy(advert, strateg
 
 def test_everything_that_is_known_of_a_device_is_kept():
     advert = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
+    advert = replace(advert, reason="xid", quarantined=True)
     assert list(devices.offered([advert], "nvidia.com", MigStrategy.NONE)) == [
-        Device("GPU-0003", "nvidia.com/gpu", False, True, 3, False, 1, "nvlink-0", ("/dev/nvidia3",))
+        Device("GPU-0003", "nvidia.com/gpu", False, True, 3, False, 1, "nvlink-0", ("/dev/nvidia3",), "xid", True)
     ]
 
 

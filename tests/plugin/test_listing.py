@@ -71,6 +71,22 @@ async def test_a_device_that_was_shown_never_leaves_the_list(door, followed, rea
         await reader.until(everything(True))
 
 
+async def test_who_asks_how_all_devices_stand_is_told_nothing_while_nothing_is_believed(door, followed):
+    door.say(gpu(0), gpu(1))
+    door.silence = 0.0
+    async with followed() as listing, asyncio.timeout(WITHIN):
+        assert listing.standing() is None
+        await listing.moved(None)
+        whole = listing.standing()
+        assert [device.reason for device in whole] == ["", ""]
+        door.say(gpu(0))
+        await listing.moved(whole)
+        assert [(device.uuid, device.reason) for device in listing.standing()] == [(A, ""), (B, "gone")]
+        await door.close()
+        await listing.moved(listing.standing())
+        assert listing.standing() is None
+
+
 async def test_a_device_that_changes_its_name_stays_unhealthy_under_the_old_one(door, followed, read):
     door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
     async with followed(MigStrategy.MIXED) as listing:

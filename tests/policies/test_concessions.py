@@ -3,7 +3,7 @@
 import pytest
 
 from policies import concessions, load
-from policies.model import Gate, Mode, Policy, Proof, Starts
+from policies.model import Gate, Mode, Paths, Policy, Proof, Route, Starts
 
 
 @pytest.mark.parametrize("name", ["default", "strict"])
@@ -16,6 +16,7 @@ def test_the_default_and_the_strict_policy_give_up_nothing(name):
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
         (Policy(gate=Gate.PRESTART), "gate prestart"),
+        (Policy(paths=Paths(first_look=Route.FAST)), "paths.first_look fast"),
         (Policy(model=Starts.PER_POD), "model per-pod"),
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),
     ],

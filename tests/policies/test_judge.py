@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from policies import judge
 from policies.base import Model, impossible
+from policies.hardware import Means
 from policies.model import Policy
 
 
@@ -46,7 +47,7 @@ def told(model, data):
 
 def test_nothing_is_wrong_with_what_can_be_read():
     assert judge.judge(Policy, {}) == ()
-    assert judge.read(Policy, {"mode": "observe", "quarantine": {"xids": [1]}}).quarantine.xids == (1,)
+    assert judge.read(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
 
 
 def test_what_is_wrong_cannot_be_read():
@@ -65,8 +66,8 @@ def test_a_broken_combination_knows_the_values_it_is_about():
 
 
 def test_a_wrong_entry_of_a_list_hides_no_combination_elsewhere():
-    found = told(Policy, {"evict": {"grace": "1h"}, "quarantine": {"xids": [1, 0]}})
-    assert found == [(("quarantine", "xids", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
+    found = told(Policy, {"evict": {"grace": "1h"}, "reset": {"means": ["function", 0]}})
+    assert found == [(("reset", "means", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
 
 
 def test_a_missing_key_is_told_once_and_does_not_end_the_search():

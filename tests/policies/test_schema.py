@@ -21,7 +21,7 @@ def test_the_committed_schema_is_the_rendered_one():
 def test_nothing_in_the_schema_may_be_null_and_every_mapping_is_closed():
     assert "null" not in schema.render()
     mappings = [SCHEMA, *(model for model in SCHEMA["$defs"].values() if model.get("type") == "object")]
-    assert len(mappings) == 15
+    assert len(mappings) == 19
     assert all(model["additionalProperties"] is False for model in mappings)
 
 
@@ -48,7 +48,9 @@ def test_the_tables_miss_no_field():
 
 
 def test_the_page_shows_a_file_that_loads_and_one_whose_faults_are_as_shown():
-    good, bad = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    good, bad, *fragments = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    for fragment in fragments:
+        assert load.load_text(f"name: part\n{fragment}", "part.yaml").rules
     assert load.load_text(good, "rack.yaml").rules[0].name == "h100"
     with pytest.raises(load.PolicyError) as caught:
         load.load_text(bad, "rack.yaml")

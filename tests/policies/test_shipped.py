@@ -7,7 +7,7 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Clocks, Settings
-from policies.model import Eviction, Mode, Passes, Policy, Route
+from policies.model import Eviction, Mode, Passes, Policy, Route, Selftest
 
 NAMES = ("default", "fast", "observe", "strict")
 DEFAULT = load.load("default").defaults
@@ -101,3 +101,15 @@ def test_fast_takes_the_short_way_and_still_proves():
     assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (Passes.ZERO, Route.FAST, Route.FAST)
     assert (fast.mode, fast.paths.escalate) == (Mode.ENFORCE, True)
     assert fast.clear.min_coverage == DEFAULT.clear.min_coverage
+    assert fast.selftest.time < DEFAULT.selftest.time
+
+
+def test_every_one_leaves_the_self_test_time_to_clear_up():
+    for name in NAMES:
+        policy = load.load(name).defaults
+        assert policy.timeouts.selftest - policy.selftest.time >= 30
+
+
+def test_how_long_a_device_is_tested_does_not_change_what_a_proof_is_worth():
+    other = DEFAULT.model_copy(update={"selftest": Selftest.model_validate({"time": "1s"})})
+    assert other.proof_digest == DEFAULT.proof_digest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 from scrubber.core.model import Blame, Findings, Holder, Mismatch, Outcome, Path, Step, StepResult
 from scrubber.devices.base import Progress
@@ -14,7 +15,13 @@ from scrubber.steps.base import Order, Report
 from tests.service.node import BLOCK, BLOCKS, Gpu, Kind, Node, Process
 from tests.service.truth import Truth
 
-TAKES = {Step.EVICT: 0.1, Step.RESET: 0.5, Step.CLEAR: 0.2, Step.VERIFY: 0.1, Step.SETTINGS: 0.05, Step.HEALTH: 0.05}
+UNITS = 132
+ALL = BLOCK * BLOCKS
+TESTS = ("address", "arithmetic")
+TAKES = {
+    Step.EVICT: 0.1, Step.RESET: 0.5, Step.CLEAR: 0.2, Step.VERIFY: 0.1, Step.SCRATCH: 0.05, Step.SELFTEST: 0.1,
+    Step.SETTINGS: 0.05, Step.HEALTH: 0.05,
+}  # fmt: skip
 
 
 class GoneError(Exception):
@@ -32,7 +39,6 @@ class Hand:
         self.life = node.life
         truth.working(self.gpu)
         self.process: Process = node.enter(uuid, Kind.WORKER, "worker")
-        self.gpu.deeds.clear()
         self.whole = True  # the last step reached all of the memory
         self._gone = asyncio.Event()
 
@@ -44,6 +50,8 @@ class Hand:
     async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """One step's result, always."""
         began = self.node.loop.time()
+        if step is Step.EVICT:
+            self.gpu.deeds.clear()  # a path begins
         try:
             async with asyncio.timeout(deadline):
                 report = await self.perform(step, order, on_progress)
@@ -58,11 +66,11 @@ class Hand:
         seconds = self.node.loop.time() - began
         return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)
 
-    async def finish(self) -> bool:
+    async def finish(self, last: StepResult) -> StepResult:
         """It ends well."""
         well = not self._gone.is_set()
         await self.kill()
-        return well
+        return last if well else replace(last, outcome=Outcome.DIED)
 
     async def kill(self) -> None:
         """It is gone. A service that is dead itself kills nobody."""
@@ -84,9 +92,13 @@ class Hand:
             case Step.RESET:
                 return self._reset()
             case Step.CLEAR:
-                return await self._clear(progress)
+                return await self._clear(order, progress)
             case Step.VERIFY:
                 return await self._verify(progress)
+            case Step.SCRATCH:
+                return self._scratch()
+            case Step.SELFTEST:
+                return self._selftest()
             case Step.SETTINGS:
                 self.truth.deed(gpu, step)
                 gpu.drift = False
@@ -127,10 +139,11 @@ class Hand:
         self.truth.deed(self.gpu, Step.RESET)
         if self.gpu.reset_fails:
             return Report(Outcome.FAILED, "reset refused")
-        self.gpu.remap_pending, self.gpu.leaked = False, 0
+        self.gpu.remap_pending = self.gpu.reset_required = False
+        self.gpu.leaked = 0
         return Report(Outcome.PASSED)
 
-    async def _clear(self, progress: Progress) -> Report:
+    async def _clear(self, order: Order, progress: Progress) -> Report:
         gpu = self.gpu
         reach = self._reach()
         residue = sum(block is not None for block in gpu.blocks) * BLOCK
@@ -140,7 +153,7 @@ class Hand:
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.CLEAR])
         wrong = Mismatch(7, 0xFF, 0xFE, 1) if gpu.bad_memory else None
-        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong))
+        return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, residue, wrong, patterns=order.patterns))
 
     async def _verify(self, progress: Progress) -> Report:
         gpu = self.gpu
@@ -152,6 +165,20 @@ class Hand:
             progress((block + 1) * BLOCK, reach * BLOCK)
             await self.spend(TAKES[Step.VERIFY])
         return _report(wrong, Findings(reach * BLOCK, BLOCKS * BLOCK, mismatch=wrong))
+
+    def _scratch(self) -> Report:
+        self.truth.deed(self.gpu, Step.SCRATCH)
+        if self.gpu.dark:
+            return Report(Outcome.FAILED, "not everywhere", findings=Findings(units=UNITS, units_reached=UNITS - 1))
+        self.gpu.chip = None
+        return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS, units_faulty=0))
+
+    def _selftest(self) -> Report:
+        """Leaves what is there: no lie before it is made good by it."""
+        self.truth.deed(self.gpu, Step.SELFTEST)
+        if self.gpu.errs:
+            return Report(Outcome.FAILED, "unit 7 computes something else", findings=Findings(deviating=(7,)))
+        return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS, tests=TESTS))
 
 
 def _report(wrong: Mismatch | None, findings: Findings) -> Report:

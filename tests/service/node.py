@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from scrubber.core.model import DeviceInfo, Holder, Moment, Step, Vitals, Xid
+from scrubber.core.model import Ailment, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
 from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError
 from scrubber.node.processes import nobody
 from tests.service.virtual import VirtualLoop
@@ -21,6 +21,7 @@ BLOCK = 2**20
 BLOCKS = 4
 WALL = 1_760_000_000.0
 BOOTING = 30.0  # uptime when a boot's first program runs
+KEPT = 32  # events of one code that its log remembers
 
 
 class HungError(Exception):
@@ -58,8 +59,9 @@ class Gpu:
 
     info: DeviceInfo
     blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # who wrote; None is zero
+    chip: Process | None = None  # who wrote to the memory on the chip; None is zero
     processes: dict[int, Process] = field(default_factory=dict)
-    deeds: list[Step] = field(default_factory=list)  # what the newest worker did, really and wholly
+    deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
     lost: bool = False
     hangs: bool = False
@@ -70,11 +72,16 @@ class Gpu:
     crashes: bool = False  # its workers die
     reset_fails: bool = False
     skimpy: bool = False  # half of it cannot be reached
+    dark: bool = False  # a unit of it cannot be reached
+    errs: bool = False  # a unit of it computes wrongly
     xids: list[Xid] = field(default_factory=list)
+    reported: int = 0  # the number of its newest event
     ecc: int = 0
     remap_pending: bool = False
     remap_failed: bool = False
+    reset_required: bool = False
     leaked: int = 0
+    signs: tuple[Sign, ...] = ()
 
     def users(self) -> list[Process]:
         """Everybody on it but workers."""
@@ -83,8 +90,9 @@ class Gpu:
     def heal(self) -> None:
         """As good as new; what lies in memory stays."""
         self.lost = self.hangs = self.blind = self.coy = self.bad_memory = self.stalls = self.crashes = False
-        self.reset_fails = self.skimpy = self.remap_pending = self.remap_failed = False
-        self.leaked = 0
+        self.dark = self.errs = False
+        self.reset_fails = self.skimpy = self.remap_pending = self.remap_failed = self.reset_required = False
+        self.leaked, self.signs = 0, ()
 
     def vitals(self) -> Vitals:
         """What it says of itself."""
@@ -95,6 +103,8 @@ class Gpu:
             remap_pending=self.remap_pending,
             remap_failed=self.remap_failed,
             leaked_bytes=self.leaked,
+            reset_required=self.reset_required,
+            signs=self.signs,
         )
 
 
@@ -104,7 +114,6 @@ class Node:
     name = "pretend"
     lists_users = False
     one_driver = False
-    clears = True
     pace = 1.0
 
     def __init__(self, loop: VirtualLoop, gpus: int) -> None:
@@ -117,6 +126,9 @@ class Node:
         self.hidden: set[str] = set()  # devices that are not there any more
         self.deaf = False  # the driver as a whole hangs
         self.at_it: set[str] = set()  # devices that a tool still resets
+        self.owes: set[str] = set()  # devices to which a reset that was cut off still owes something
+        self.owes_for_ever = False
+        self.menders: list[str] = []  # the devices that a worker came to for that
         self.away = 0  # how many resets demand that the service keeps off the driver
         self.hung_at = float("-inf")  # when somebody last asked a driver that hangs
         self.life: int | None = None  # the service that is up
@@ -137,6 +149,10 @@ class Node:
         """Names this boot."""
         return f"boot-{self.boots}"
 
+    def lacks(self, _device: DeviceInfo) -> str | None:
+        """Nothing, unless a test says so."""
+        return None
+
     # -- what happens to it
 
     def enter(self, uuid: str, kind: Kind, name: str, container: str | None = None) -> Process:
@@ -150,7 +166,7 @@ class Node:
         if container is not None:
             self.alive.add(container)
         if kind is not Kind.WORKER:
-            gpu.blocks = [process] * BLOCKS
+            gpu.blocks, gpu.chip = [process] * BLOCKS, process
         return process
 
     def leave(self, process: Process) -> None:
@@ -181,6 +197,17 @@ class Node:
         self._booted = self.loop.time() - BOOTING
         for gpu in self.gpus.values():
             gpu.xids.clear()
+            gpu.reported = gpu.ecc = gpu.leaked = 0  # of this boot alone
+
+    def report(self, uuid: str, codes: Sequence[int], action: str = "") -> None:
+        """The driver reports errors, in its log of which old ones are lost, code by code."""
+        gpu = self.gpus[uuid]
+        for code in codes:
+            gpu.reported += 1
+            gpu.xids.append(Xid(gpu.reported, code, self.now().uptime, action))
+            alike = [xid for xid in gpu.xids if xid.code == code]
+            if len(alike) > KEPT:
+                gpu.xids.remove(alike[0])
 
     def heal(self) -> None:
         """Every fault is gone, and everybody with it but the workers of a service that is up."""
@@ -222,6 +249,14 @@ class Node:
         self._open()
         return self._answering(uuid).vitals()
 
+    def heard(self, uuid: str) -> Vitals | None:
+        """What the kernel has logged of it and of switches, whatever the driver does."""
+        gpu = self.gpus.get(uuid)
+        if gpu is None:
+            return None
+        signs = tuple(sign for sign in gpu.signs if sign.ailment is Ailment.SWITCH)
+        return Vitals(xids=tuple(gpu.xids), signs=signs, partial=True)
+
     def files(self, uuid: str) -> tuple[str, ...]:
         """One pretend file a device."""
         return (f"/dev/pretend/{uuid}",)
@@ -244,9 +279,22 @@ class Node:
         """Those of which anything runs."""
         return frozenset(self.alive)
 
+    def owed(self) -> dict[str, Address]:
+        """What a test says, unless a tool is still at it."""
+        return {uuid: Address(self.name, uuid) for uuid in self.owes - self.at_it}
+
     def in_reset(self, uuid: str) -> bool:
         """Whether a tool of a worker that was killed is still at it."""
         return uuid in self.at_it
+
+    def alarm(self) -> None:
+        """It tells nothing unasked."""
+
+    def hush(self) -> None:
+        """Nothing to silence."""
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def let_go(self) -> None:
         """Nobody asks until ``take_up``."""

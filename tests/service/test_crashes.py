@@ -58,6 +58,7 @@ async def story(world: World) -> None:
     await world.reach(two, State.CLEAN)
     await world.reach(one, State.QUARANTINED)
     world.node.heal()
+    await insist(lambda: world.service.excuse(one, "another memory", "ops"))  # it waits for a person
     await world.reach(one, State.CLEAN)
 
 

@@ -27,10 +27,10 @@ POLICIES = ("default", "strict", "fast", "observe")
 PAUSE = st.sampled_from((0.0, 0.3, 1.0, 3.0))
 FLAGS = (
     "lost", "hangs", "blind", "coy", "bad_memory", "stalls", "crashes", "reset_fails", "skimpy", "drift",
-    "remap_pending", "remap_failed",
+    "dark", "errs", "remap_pending", "remap_failed",
 )  # fmt: skip
 ENDS = ("ends", "ends", "leaves its process", "outlives its process")
-DEEDS = ("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate")
+DEEDS = ("scrub", "scrub fast", "scrub slow", "quarantine", "reinstate", "excuse")
 
 
 def up(machine) -> bool:
@@ -140,6 +140,7 @@ class Histories(RuleBasedStateMachine):
             "scrub slow": lambda: service.scrub(uuid, Path.SLOW),
             "quarantine": lambda: service.quarantine(uuid, "smells", "ops"),
             "reinstate": lambda: service.reinstate(uuid, "smells better", "ops"),
+            "excuse": lambda: service.excuse(uuid, "smells of nothing", "ops"),
         }[deed]
         self._do(work(), pause)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.errors import LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.steps.child import BrokenError
 from tests.service import hand
 from tests.service.hand import Hand
 from tests.service.node import Kind
@@ -25,9 +27,8 @@ class Slow(Hand):
 class Unsteady(Hand):
     """Does not end well after its last step."""
 
-    async def finish(self):
-        await super().finish()
-        return False
+    async def finish(self, last):
+        return replace(await super().finish(last), outcome=Outcome.DIED)
 
 
 def rows(world, kind, device=None):
@@ -268,7 +269,7 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
     await world.start()
     await world.reach(world.uuids[0], State.QUARANTINED)
     last = results(world, world.uuids[0])[-1]
-    assert (last.step, last.outcome) == (Step.HEALTH, Outcome.DIED)
+    assert (last.step, last.outcome) == (Step.RESET, Outcome.DIED)
     assert rows(world, ev.ScrubPassed) == []
 
 
@@ -282,6 +283,19 @@ async def test_a_worker_that_cannot_be_started_leaves_no_device_in_scrubbing_for
     await asyncio.sleep(1)
     assert {world.state(device) for device in world.uuids} == {State.DIRTY}
     assert "cannot fork" in rows(world, ev.ScrubFailed)[-1].why
+
+
+async def test_whoever_waits_for_a_job_without_a_worker_is_told_why_as_the_ledger_is(build):
+    class NoMore(Hand):
+        def __init__(self, *_: object) -> None:
+            raise BrokenError("cannot start a worker: its zygote does not start: No such file")
+
+    world = build(hand=NoMore, gpus=1)
+    await world.start(watching=False)
+    running = await world.service.scrub(world.uuids[0], Path.FAST)
+    await running.finished.wait()
+    assert running.why == "cannot start a worker: its zygote does not start: No such file"
+    assert rows(world, ev.ScrubFailed)[-1].why == running.why
 
 
 async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(world):

@@ -18,17 +18,15 @@ from scrubber.core.model import Findings, Outcome, State, Step, Vitals
 from scrubber.errors import AutoclaveError
 from scrubber.jobs import Jobs
 from scrubber.steps.base import Report
-from tests.service.hand import Hand
-from tests.service.node import BLOCK, BLOCKS, Kind
-
-ALL = BLOCK * BLOCKS
+from tests.service.hand import ALL, UNITS, Hand
+from tests.service.node import Kind
 
 
 class Lazy(Hand):
     """Says that it cleared, and did not."""
 
-    async def _clear(self, _progress) -> Report:
-        return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0))
+    async def _clear(self, order, _progress) -> Report:
+        return Report(Outcome.PASSED, findings=Findings(ALL, ALL, 0, patterns=order.patterns))
 
 
 class Blind(Hand):
@@ -61,6 +59,49 @@ class Butcher(Hand):
         return Report(Outcome.PASSED)
 
 
+class SkipsScratch(Hand):
+    """Says that it overwrote the memory on the chip, and did not."""
+
+    def _scratch(self) -> Report:
+        return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS))
+
+
+class Partial(Hand):
+    """Leaves a unit out, says so, and passes itself all the same."""
+
+    def _scratch(self) -> Report:
+        return Report(Outcome.PASSED, findings=Findings(units=UNITS, units_reached=UNITS - 1))
+
+
+class Untested(Hand):
+    """Passes its self-test without a test."""
+
+    def _selftest(self) -> Report:
+        return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS))
+
+
+class Hasty(Hand):
+    """Writes zeros alone, whatever it is told to write."""
+
+    async def _clear(self, order, progress) -> Report:
+        return await super()._clear(replace(order, patterns=("zero",)), progress)
+
+
+class Halfhearted(Hand):
+    """Leaves the arithmetic out."""
+
+    def _selftest(self) -> Report:
+        return Report(Outcome.PASSED, findings=Findings(covered_bytes=ALL, units=UNITS, tests=("address",)))
+
+
+class Shrugger(Hand):
+    """Finds a unit that deviates, and passes itself all the same."""
+
+    def _selftest(self) -> Report:
+        findings = Findings(covered_bytes=ALL, units=UNITS, tests=("arithmetic",), deviating=(3,))
+        return Report(Outcome.PASSED, findings=findings)
+
+
 class Idler(Hand):
     """Reports every step as passed, and does none."""
 
@@ -80,11 +121,23 @@ class Fenceless(Jobs):
 class Lenient(Jobs):
     """Overlooks a verify that did not pass."""
 
-    def _conclusion(self, record, job, judged, ruling) -> Event:
+    def _conclusion(self, record, job, judged, vitals, ruling) -> Event:
         if isinstance(judged, verdict.Failed) and judged.step is Step.VERIFY:
             passed = tuple(replace(it, outcome=Outcome.PASSED, findings=Findings(ALL, ALL)) for it in job.results)
-            judged = verdict.Passed(tuple((it.step, it.seconds) for it in passed), ALL, ALL, 0, 0, 0, record.baseline)
-        return super()._conclusion(record, job, judged, ruling)
+            steps = tuple((it.step, it.seconds) for it in passed)
+            patterns = ruling.policy.clear.passes.patterns
+            judged = verdict.Passed(steps, ALL, ALL, 0, 0, 0, record.baseline, patterns=patterns)
+        return super()._conclusion(record, job, judged, vitals, ruling)
+
+
+class Trusting(Jobs):
+    """Does not look itself at what a worker calls well."""
+
+    async def _still_alone(self, running, _judged) -> verdict.Verdict:
+        record = self._ledger.records[running.device]
+        assert record.job is not None
+        trusted = verdict.judge(record.job, record.baseline, running.ruling.policy)
+        return await super()._still_alone(running, trusted)
 
 
 async def hand_over(world):
@@ -137,6 +190,42 @@ async def test_a_skipped_clear_is_caught_by_the_verify_and_the_device_is_never_h
     assert world.truth.violations == []
 
 
+@pytest.mark.parametrize(
+    ("hand", "reason", "why"),
+    [
+        (Partial, "scrub-failed", "scratch overwrote 131 of 132 units"),
+        (Shrugger, "compute-fault", "selftest passed"),
+    ],
+)
+async def test_a_slow_path_that_passes_itself_and_shows_too_little_ends_in_quarantine(build, hand, reason, why):
+    world = build(hand=hand)
+    await world.start()
+    record = await world.reach(world.uuids[0], State.QUARANTINED)
+    assert (record.quarantine.sickness.ailment.value, record.quarantine.sickness.detail) == (reason, why)
+    assert world.truth.violations == []
+
+
+@pytest.mark.parametrize(
+    ("hand", "why"),
+    [
+        (Hasty, "clear wrote and read back zero; the policy orders random, zero"),
+        (Untested, "selftest did not say which tests it ran"),
+        (Halfhearted, "selftest ran address, but not arithmetic: selftest.time in the policy may be too short"),
+    ],
+)
+async def test_a_worker_that_does_less_than_the_policy_orders_leaves_a_dirty_device_that_is_tried_again(
+    build, hand, why
+):
+    world = build(hand=hand)
+    await world.start()
+    record = await world.reach(world.uuids[0], State.DIRTY)
+    assert (record.setback.detail, record.quarantine, record.receipt) == (why, None, None)
+    await asyncio.sleep(60)
+    record = world.record(world.uuids[0])
+    assert (record.setback.detail, record.setback.count > 1, record.receipt) == (why, True, None)
+    assert world.truth.violations == []
+
+
 async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(build):
     world = build(hand=Blind)
     await hand_over(world)
@@ -149,7 +238,12 @@ async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(bu
         ({"hand": LazyAndBlind}, hand_over, r"leak: GPU-0000 was called clean with bytes of pod-1"),
         ({"hand": Lazy, "jobs": Lenient}, hand_over, r"leak: GPU-0000 was granted with bytes of pod-1"),
         ({"hand": Idler}, hand_over, r"was called clean after \[.*\] \(I6\)"),
-        ({"hand": Flatterer}, sickness, r"was called clean although it is not well"),
+        (
+            {"hand": SkipsScratch, "policy": "strict"},
+            hand_over,
+            r"clean by a slow path with bytes of pod-1 on its chip",
+        ),
+        ({"hand": Flatterer, "jobs": Trusting}, sickness, r"was called clean although it is not well"),
         ({"jobs": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),
         ({"jobs": Fenceless}, intrusion, r"was called clean while it is used"),
         ({"hand": Butcher, "jobs": Fenceless}, squatter, r"pod-x of a live container was killed"),

@@ -271,6 +271,36 @@ async def test_s14_a_scrub_that_failed_never_ends_clean(world):
     assert world.record(device).quarantine.sickness.ailment.value == "memory-fault"
 
 
+async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_is_right_by_chance(world):
+    device = world.uuids[0]
+    world.node.gpus[device].errs = True
+    running = await world.service.scrub(device, Path.SLOW)
+    await running.finished.wait()
+    record = world.record(device)
+    assert (running.receipt, record.state) == (None, State.QUARANTINED)
+    assert record.quarantine.sickness.ailment.value == "compute-fault"
+    assert rows(world, ev.StepFinished, device)[-1].result.step is Step.SELFTEST
+
+
+async def test_s15_a_unit_that_a_slow_path_did_not_reach_is_no_proof(world):
+    device = world.uuids[0]
+    world.node.gpus[device].dark = True
+    running = await world.service.scrub(device, Path.SLOW)
+    await running.finished.wait()
+    assert (running.receipt, world.state(device)) == (None, State.QUARANTINED)
+    assert "scratch failed: not everywhere" in running.why
+
+
+async def test_s14_the_receipt_of_a_slow_path_names_units_and_tests_and_that_of_a_fast_one_does_not(world):
+    device = world.uuids[0]
+    slow = await world.service.scrub(device, Path.SLOW)
+    await slow.finished.wait()
+    assert (slow.receipt.units, slow.receipt.units_reached, slow.receipt.tests) == (132, 132, ("address", "arithmetic"))
+    fast = await world.service.scrub(device, Path.FAST)
+    await fast.finished.wait()
+    assert (fast.receipt.units, fast.receipt.units_reached, fast.receipt.tests) == (None, None, ())
+
+
 async def test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof(world):
     device = world.uuids[0]
     world.node.gpus[device].skimpy = True

@@ -128,7 +128,9 @@ async def test_a_device_that_falls_sick_in_use_is_left_to_its_tenant_and_given_t
     await asyncio.sleep(2)
     assert world.state(device) is State.EXPOSED
     assert world.record(device).sickness.ailment is Ailment.XID
-    assert not advert(world, device).healthy
+    told = advert(world, device)
+    assert (told.healthy, told.reason, told.quarantined) == (False, "xid", False)
+    assert advert(world, world.uuids[1]).reason == ""
     with pytest.raises(Refused) as refused:
         await world.acquire("next", device)
     assert refused.value.reason is Reason.SICK

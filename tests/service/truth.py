@@ -13,13 +13,16 @@ from scrubber.core.model import Path, Record, State, Step
 from scrubber.rulebook import Rulebook
 from tests.service.node import Gpu, Kind, Node, Process
 
+FATAL = {48, 79}  # of the driver errors that a test brings about
 WATCH_EVERY = 0.25
 A_LOOK = WATCH_EVERY + 0.01
 A_SLOW_LOOK = 15.0  # a hung driver keeps a look waiting for so long at most
 STEPS = {
     Path.FAST: [Step.EVICT, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH],
-    Path.SLOW: [Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SETTINGS, Step.HEALTH],
-}
+    Path.SLOW: [
+        Step.EVICT, Step.RESET, Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, Step.SETTINGS, Step.HEALTH,
+    ],
+}  # fmt: skip
 
 
 class Truth:
@@ -120,10 +123,11 @@ class Truth:
         self._no_bytes_but(uuid, None, "called clean")
         if gpu.deeds != STEPS[path] or before is None or before.job is None or before.job.path is not path:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
+        if path is Path.SLOW and gpu.chip is not None and not self._excused(gpu.chip):
+            self.accuse(f"leak: {uuid} was called clean by a slow path with bytes of {gpu.chip.name} on its chip")
         if gpu.lost or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
-        fatal = self.policy(uuid).quarantine.xids
-        if before and any(xid.code in fatal and xid.number > before.baseline.last_xid for xid in gpu.xids):
+        if before and any(xid.code in FATAL and xid.number > before.baseline.last_xid for xid in gpu.xids):
             self.accuse(f"{uuid} was called clean in spite of a fatal xid")
         if any(self._known_long(process.came, 0.0) for process in gpu.users()):
             self.accuse(f"{uuid} was called clean while it is used")

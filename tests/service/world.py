@@ -20,6 +20,7 @@ from typing import Any, cast
 from policies.model import Policy
 from scrubber.core import story
 from scrubber.core.model import Grant, Record, State
+from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.errors import AutoclaveError, LedgerUnavailable
 from scrubber.hooks import Tools
@@ -36,6 +37,7 @@ from scrubber.sight import Sight
 from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
 from tests.service.hand import Hand
+from tests.service.mender import Mender
 from tests.service.node import Kind, Node, Process
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
 from tests.service.virtual import KilledError, VirtualLoop
@@ -325,11 +327,16 @@ class World:
         )
         sight._caller = cast("Caller", PretendCaller(self.chance))
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
-        jobs = self._jobs(ledger, sight, self._hire, self.node.now, token, WATCH_EVERY)
-        service = Service(ledger, sight, jobs, self.rulebook, Tools(self.node.now, token, self.chance.random))
+        jobs = self._jobs(ledger, sight, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
+        tools = Tools(self.node.now, token, self.chance.random)
+        lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
+        service = Service(ledger, sight, jobs, self.rulebook, tools, lacks)
         monitor = Monitor(service, sight, self._interval)
         reporter = Reporter(service, Identity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, sight, jobs, service, monitor, reporter)
+
+    async def _mend(self, address: Address) -> Mender:
+        return Mender(self.node, address.place)
 
     async def _hire(self, device: str, _policy: Policy) -> Hand:
         await asyncio.sleep(0)

@@ -1,5 +1,6 @@
-"""Simulated GPUs and processes, as in the tests of the devices."""
+"""Simulated GPUs and processes, as in the tests of the devices, and zygotes."""
 
 from tests.devices.conftest import bank, launch
+from tests.steps.zygotes import make
 
-__all__ = ["bank", "launch"]
+__all__ = ["bank", "launch", "make"]

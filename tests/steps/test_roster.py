@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Iterable
 
 import pytest
 
-from scrubber.core.model import Blame, Findings, Mismatch, Outcome, Step, Vitals
-from scrubber.devices.base import Cleared, Gpu, Verified
-from scrubber.devices.simulated import drills, tenants
+from scrubber.core import measured
+from scrubber.core.measured import Scratched
+from scrubber.core.model import Blame, Findings, Mismatch, Outcome, Step, Uncovered, Vitals
+from scrubber.devices.base import Cleared, Gpu, Progress, Verified
+from scrubber.devices.simulated import chip, drills, tenants
 from scrubber.devices.simulated.documents import Resetting
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.steps import roster
@@ -39,6 +43,43 @@ class EmptyGpu(SimulatedGpu):
         return Verified(0, 4096)
 
 
+class TellingGpu(SimulatedGpu):
+    """Says of its chip and of its tests what it is told to say."""
+
+    said: Scratched | measured.Tested
+
+    def scratch(self, _key: bytes) -> Scratched:
+        """As it was told."""
+        assert isinstance(self.said, Scratched)
+        return self.said
+
+    def selftest(self, _key: bytes, _seconds: float, _progress: Progress) -> measured.Tested:
+        """As it was told."""
+        assert isinstance(self.said, measured.Tested)
+        return self.said
+
+
+class ListeningGpu(SimulatedGpu):
+    """Notes what it is asked for."""
+
+    heard: dict[str, object]
+
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+        """With the key."""
+        self.heard["clear"] = key
+        return super().clear(key, patterns, progress)
+
+    def scratch(self, key: bytes) -> Scratched:
+        """With the key."""
+        self.heard["scratch"] = key
+        return super().scratch(key)
+
+    def selftest(self, key: bytes, seconds: float, progress: Progress) -> measured.Tested:
+        """With the key and the time."""
+        self.heard |= {"selftest": key, "seconds": seconds}
+        return super().selftest(key, seconds, progress)
+
+
 def bench(gpu: Gpu) -> Bench:
     return Bench(gpu, lambda: (), lambda _done, _total: None)
 
@@ -57,7 +98,7 @@ def test_every_step_passes_on_a_good_device_and_passes_again(bank, step: Step) -
     assert [perform(step, bank).outcome for _ in range(2)] == [Outcome.PASSED, Outcome.PASSED]
 
 
-@pytest.mark.parametrize("step", set(Step) - {Step.EVICT})
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.EVICT])
 def test_no_step_passes_on_a_lost_device(bank, step: Step) -> None:
     drills.lose(bank.root, bank.first)
     report = perform(step, bank)
@@ -73,7 +114,9 @@ def test_a_secret_is_gone_from_the_memory_after_clear_and_verify(bank) -> None:
     cleared, verified = perform(Step.CLEAR, bank), perform(Step.VERIFY, bank)
     assert tenants.scan(bank.root, bank.first, SECRET) == 0
     size = bank.place(bank.first).memory.stat().st_size
-    assert cleared == Report(Outcome.PASSED, findings=Findings(size, size, 3 * len(SECRET)))
+    places = (0, size // 2, size - len(SECRET))
+    found = Findings(size, size, 3 * len(SECRET), residue_at=places, patterns=("random", "zero"))
+    assert cleared == Report(Outcome.PASSED, findings=found)
     assert verified == Report(Outcome.PASSED, findings=Findings(size, size))
 
 
@@ -100,6 +143,110 @@ def test_bad_memory_fails_the_clear_and_says_where(bank) -> None:
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.DEVICE)
     assert "offset 0x1234 (wrote 0x00, read 0x80)" in report.detail
     assert report.findings.mismatch == Mismatch(0x1234, 0, 0x80, 1)
+
+
+def test_a_clear_that_found_bad_memory_does_not_say_that_its_patterns_were_read_back(bank) -> None:
+    drills.bad_memory(bank.root, bank.first)
+    assert perform(Step.CLEAR, bank).findings.patterns == ()
+
+
+def test_what_a_clear_could_not_reach_is_told_with_its_cause(bank) -> None:
+    size = bank.place(bank.first).memory.stat().st_size
+    os.truncate(bank.place(bank.first).memory, size - 4096)
+    assert perform(Step.CLEAR, bank).findings.uncovered == (Uncovered("cut off", 4096),)
+
+
+def left_on_the_chip(bank) -> int:
+    """How much of a tenant's secret is there after a scratch."""
+    tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
+    tenants.release(bank.root, bank.first)
+    assert tenants.scan_chip(bank.root, bank.first, SECRET) == 2
+    assert perform(Step.SCRATCH, bank) == Report(
+        Outcome.PASSED, findings=Findings(units=chip.UNITS, units_reached=chip.UNITS, units_faulty=0)
+    )
+    return tenants.scan_chip(bank.root, bank.first, SECRET)
+
+
+def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:
+    assert left_on_the_chip(bank) == 0
+
+
+def test_a_scratch_that_is_skipped_leaves_the_secret_and_says_nothing_so_the_test_above_can_fail(bank) -> None:
+    drills.skip_scratch(bank.root, bank.first)
+    assert left_on_the_chip(bank) == 2
+
+
+def told(step: Step, bank, said: Scratched | measured.Tested) -> Report:
+    gpu = TellingGpu(bank.place(bank.first).directory)
+    gpu.said = said
+    return roster.perform(step, ORDER, bench(gpu))
+
+
+@pytest.mark.parametrize(
+    "said", [Scratched(8, 7), Scratched(8, 0), Scratched(0, 0), Scratched(8, 9), Scratched(-1, -1)]
+)
+def test_a_unit_that_was_not_reached_is_no_pass(bank, said: Scratched) -> None:
+    report = told(Step.SCRATCH, bank, said)
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.DEVICE)
+    assert report.detail == "memory on the chip was not overwritten everywhere"
+    assert (report.findings.units, report.findings.units_reached) == (said.units, said.reached)
+
+
+def test_a_unit_that_does_not_hold_what_is_written_is_no_pass(bank) -> None:
+    report = told(Step.SCRATCH, bank, Scratched(8, 8, faulty=2))
+    assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, 2)
+    assert report.detail == "memory on the chip does not hold what is written to it, on 2 unit(s)"
+
+
+LIES = [
+    (measured.Tested((), ("address",), 4096, None, 8), "no test came to its end"),
+    (measured.Tested(()), "no test came to its end"),
+    (measured.Tested(("address",)), "nothing was tested"),
+    (
+        measured.Tested(("address",), covered_bytes=4096, mismatch=Mismatch(16, 0, 1, 3)),
+        "failed its test: 3 bytes",
+    ),
+    (measured.Tested(("arithmetic",), units=8, deviating=(2, 5)), "compute something else than the others: 2, 5"),
+]
+
+
+@pytest.mark.parametrize(("said", "words"), LIES)
+def test_a_self_test_that_ran_nothing_or_found_something_is_no_pass(bank, said: measured.Tested, words: str) -> None:
+    report = told(Step.SELFTEST, bank, said)
+    assert (report.outcome, report.blame, report.findings.tests) == (Outcome.FAILED, Blame.DEVICE, ())
+    assert words in report.detail
+    assert (report.findings.mismatch, report.findings.deviating) == (said.mismatch, said.deviating)
+
+
+@pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
+def test_one_test_on_something_is_a_pass_and_what_was_left_out_is_told(bank, covered) -> None:
+    report = told(Step.SELFTEST, bank, measured.Tested(("address",), ("random", "retention"), **covered))
+    assert (report.outcome, report.findings.tests) == (Outcome.PASSED, ("address",))
+    assert report.detail == "no time was left for random, retention"
+
+
+def test_each_step_gets_the_key_of_the_job_as_a_key_of_its_own_and_the_self_test_its_time(bank) -> None:
+    gpu = ListeningGpu(bank.place(bank.first).directory)
+    gpu.heard = {}
+    order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5)
+    for step in (Step.CLEAR, Step.SCRATCH, Step.SELFTEST):
+        roster.perform(step, order, bench(gpu))
+    keys = {gpu.heard[step] for step in ("clear", "scratch", "selftest")}
+    assert (len(keys), {len(str(key)) > 16 for key in keys}) == (3, {True})
+    assert gpu.heard["seconds"] == 7.5
+    assert order.key_for("scratch") != Order(key="00fe" * 8).key_for("scratch")
+
+
+@pytest.mark.parametrize("step", [Step.SCRATCH, Step.SELFTEST])
+def test_without_a_key_nothing_is_touched(bank, step: Step) -> None:
+    with pytest.raises(ValueError, match="the order has none"):
+        roster.perform(step, Order(), bench(bank.gpu(bank.first)))
+
+
+def test_a_self_test_finds_a_unit_that_computes_wrongly(bank) -> None:
+    drills.bad_compute(bank.root, bank.first, unit=5)
+    report = perform(Step.SELFTEST, bank)
+    assert (report.outcome, report.findings.deviating, report.findings.mismatch) == (Outcome.FAILED, (5,), None)
 
 
 def test_a_refused_reset_fails_with_the_words_of_the_driver(bank) -> None:

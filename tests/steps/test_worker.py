@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -18,8 +17,11 @@ from scrubber.devices.base import Address, Care
 from scrubber.devices.simulated import drills, tenants
 from scrubber.steps import worker as workers
 from scrubber.steps.base import Order
+from scrubber.steps.child import BrokenError
 from scrubber.steps.frames import Assignment
+from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
+from tests.steps.zygotes import LAST, children, descriptors, exists, gone_within, living
 
 LONG = 30.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -30,15 +32,8 @@ def ignore(_done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
-def descriptors() -> set[str]:
-    links = [link for link in File("/proc/self/fd").iterdir() if link.is_symlink()]
-    found = {f"{link.name} {link.readlink()}" for link in links}
-    return {entry for entry in found if "pipe:" in entry or "pidfd" in entry}
-
-
-def children() -> list[str]:
-    """The processes that were started here and not collected, dead ones included."""
-    return File(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+def at(bank) -> tuple[Address, tuple[str, ...]]:
+    return bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
 
 
 def assigned(address: Address, files: tuple[str, ...]) -> Assignment:
@@ -47,10 +42,6 @@ def assigned(address: Address, files: tuple[str, ...]) -> Assignment:
 
 def open_files(pid: int) -> list[str]:
     return [str(link.readlink()) for link in File(f"/proc/{pid}/fd").iterdir()]
-
-
-def exists(pid: int) -> bool:
-    return File("/proc", str(pid)).exists()
 
 
 async def do(worker: Worker, step: Step, order: Order = CLEAR, deadline: float = LONG) -> StepResult:
@@ -62,10 +53,13 @@ async def spawn(bank) -> AsyncIterator[Spawn]:
     """Spawn workers on the first GPU; whatever a test does with them, nothing of them may remain."""
     before = descriptors()
     spawned: list[Worker] = []
+    nurseries: list[Nursery] = []
 
-    async def start(program: tuple[str, ...] = workers.PROGRAM) -> Worker:
-        address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
-        worker = await Worker.spawn(assigned(address, files), program)
+    async def start(life: str = "") -> Worker:
+        """A worker, or a child that lives by a few lines of its own."""
+        nursery = Nursery(warm_cuda=False, program=living(life)) if life else Nursery(warm_cuda=False)
+        nurseries.append(nursery)
+        worker = await Worker.spawn(assigned(*at(bank)), nursery)
         spawned.append(worker)
         return worker
 
@@ -73,13 +67,16 @@ async def spawn(bank) -> AsyncIterator[Spawn]:
     for worker in spawned:
         await worker.kill()
         assert not exists(worker.pid)
+    for nursery in nurseries:
+        await nursery.close()
     await asyncio.sleep(0)  # the loop closes pipes one turn after their end
     assert descriptors() == before
+    assert children() == []
 
 
-def script(code: str) -> tuple[str, ...]:
+def saying(code: str) -> str:
     """A child that is not our own: it has read its assignment and its first task when the code runs."""
-    return (sys.executable, "-c", f"import os, sys, time\nsys.stdin.readline()\nsys.stdin.readline()\n{code}")
+    return f"sys.stdin.readline()\nsys.stdin.readline()\n{code}\nsys.stdout.flush()"
 
 
 async def test_all_steps_pass_one_after_the_other_and_the_child_ends_well(bank, spawn: Spawn) -> None:
@@ -89,7 +86,7 @@ async def test_all_steps_pass_one_after_the_other_and_the_child_ends_well(bank, 
     assert [(result.step, result.outcome) for result in results] == [(step, Outcome.PASSED) for step in Step]
     assert all(0 < result.seconds < LONG for result in results)
     assert b"secret" not in bank.place(bank.first).memory.read_bytes()
-    assert await worker.finish()
+    assert await worker.finish(LAST) is LAST
 
 
 async def test_a_zombie_is_evicted_from_the_child(bank, spawn: Spawn) -> None:
@@ -122,7 +119,7 @@ async def test_a_failure_of_the_device_is_a_report_and_the_child_lives(bank, spa
     assert (result.outcome, result.blame) == (Outcome.FAILED, Blame.DEVICE)
     drills.heal(bank.root, bank.first)
     assert (await do(worker, Step.RESET)).outcome is Outcome.PASSED
-    assert await worker.finish()
+    assert await worker.finish(LAST) is LAST
 
 
 async def test_a_stalled_clear_is_killed_at_its_deadline(bank, spawn: Spawn) -> None:
@@ -142,21 +139,49 @@ async def test_a_used_up_worker_passes_nothing_more(bank, spawn: Spawn) -> None:
     await do(worker, Step.CLEAR, deadline=0.3)
     drills.heal(bank.root, bank.first)
     assert (await do(worker, Step.HEALTH)).outcome is Outcome.DIED
-    assert not await worker.finish()
+    assert (await worker.finish(LAST)).outcome is Outcome.DIED
 
 
-async def test_a_child_that_is_killed_in_the_middle_of_a_step_has_died(bank, spawn: Spawn) -> None:
+@pytest.mark.parametrize(
+    ("number", "blame"),
+    [
+        (signal.SIGKILL, Blame.SERVICE),  # the kernel of a node without memory, or somebody else: no device
+        (signal.SIGTERM, Blame.SERVICE),
+        (signal.SIGSEGV, Blame.DEVICE),
+        (signal.SIGBUS, Blame.DEVICE),
+        (signal.SIGABRT, Blame.DEVICE),
+    ],
+)
+async def test_a_child_that_is_killed_in_the_middle_of_a_step_has_died(bank, spawn: Spawn, number, blame) -> None:
     drills.stall_clears(bank.root, bank.first)
     worker = await spawn()
-    killed = lambda _done, _total: os.kill(worker.pid, signal.SIGKILL)  # noqa: E731 -- as short as it is deadly
+    killed = lambda _done, _total: os.kill(worker.pid, number)  # noqa: E731 -- as short as it is deadly
     result = await worker.do(Step.CLEAR, Path.FAST, CLEAR, LONG, killed)
-    assert result.outcome is Outcome.DIED
-    assert "status -9" in result.detail
+    assert (result.outcome, result.blame) == (Outcome.DIED, blame)
+    assert f"status -{int(number)}" in result.detail
 
 
-async def test_a_bug_in_a_step_ends_the_child_and_its_words_are_kept(spawn: Spawn) -> None:
+@pytest.mark.parametrize(
+    ("life", "blame", "words"),
+    [
+        ("os._exit(3)", Blame.SERVICE, "with status 3"),
+        ("raise MemoryError", Blame.SERVICE, "with status 1"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", Blame.SERVICE, "with status -9"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", Blame.DEVICE, "with status -11"),
+    ],
+)
+async def test_the_last_result_of_a_child_that_does_not_end_well_is_not_believed(
+    spawn: Spawn, life: str, blame: Blame, words: str
+) -> None:
+    result = await (await spawn(life)).finish(LAST)
+    assert (result.step, result.outcome, result.blame) == (LAST.step, Outcome.DIED, blame)
+    assert "its worker did not end well after health" in result.detail
+    assert words in result.detail
+
+
+async def test_a_bug_in_a_step_ends_the_child_and_is_ours_and_its_words_are_kept(spawn: Spawn) -> None:
     result = await do(await spawn(), Step.CLEAR, Order(patterns=("ones",)))
-    assert result.outcome is Outcome.DIED
+    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
     assert "status 1" in result.detail
     assert "ValueError: cannot write pattern 'ones'" in result.detail
 
@@ -173,14 +198,14 @@ async def test_a_bug_in_a_step_ends_the_child_and_its_words_are_kept(spawn: Spaw
         ("""print('{"progress": [1, 2], "report": {"outcome": "passed"}}')""", "neither progress nor a report"),
         ("""print('{"report": {"outcome": "passed"}}', end="")""", "hung up"),
         ("print('x' * 2**21)", "more than"),
-        ("sys.exit(0)", "status 0"),
-        ("print('oops', file=sys.stderr); sys.exit(5)", "status 5 oops"),
+        ("os._exit(0)", "status 0"),
+        ("print('oops', file=sys.stderr); os._exit(5)", "status 5 oops"),
         ("os.close(1); time.sleep(60)", "status -9"),
         ("os.abort()", "status -6"),
     ],
 )
 async def test_a_child_that_says_anything_but_a_report_has_died(spawn: Spawn, code: str, words: str) -> None:
-    worker = await spawn(script(code))
+    worker = await spawn(saying(code))
     result = await do(worker, Step.CLEAR)
     assert result.outcome is Outcome.DIED
     assert words in result.detail
@@ -188,14 +213,14 @@ async def test_a_child_that_says_anything_but_a_report_has_died(spawn: Spawn, co
 
 
 async def test_a_child_that_floods_is_killed_and_not_stored(spawn: Spawn) -> None:
-    worker = await spawn(script("while True: os.write(2, b'x' * 65536); os.write(1, b'{}' * 4096)"))
+    worker = await spawn(saying("while True: os.write(2, b'x' * 65536); os.write(1, b'{}' * 4096)"))
     result = await do(worker, Step.CLEAR)
     assert result.outcome is Outcome.DIED
     assert len(result.detail) < 10_000
 
 
 async def test_a_child_that_never_started_has_died(spawn: Spawn) -> None:
-    result = await do(await spawn((sys.executable, "-c", "import no_such_module")), Step.CLEAR)
+    result = await do(await spawn("import no_such_module"), Step.CLEAR)
     assert result.outcome is Outcome.DIED
     assert "No module named 'no_such_module'" in result.detail
 
@@ -222,33 +247,48 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
     assert not exists(worker.pid)
 
 
-async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank) -> None:
+@pytest.mark.parametrize("warm", [True, False])
+async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) -> None:  # noqa: FBT001 -- a parameter
     before = descriptors()
-    for turns in range(6):
-        address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
-        spawning = asyncio.create_task(Worker.spawn(assigned(address, files)))
+    for turns in range(12):
+        nursery = Nursery(warm_cuda=False)
+        if warm:
+            await (await Worker.spawn(assigned(*at(bank)), nursery)).kill()
+        spawning = asyncio.create_task(Worker.spawn(assigned(*at(bank)), nursery))
         for _ in range(turns):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.0002 if turns > 6 else 0)
         spawning.cancel()
         [outcome] = await asyncio.gather(spawning, return_exceptions=True)
         if isinstance(outcome, Worker):
             await outcome.kill()
+        async with asyncio.timeout(5):
+            while any(children(zygote) for zygote in children()):  # noqa: ASYNC110 -- the kernel says so to nobody
+                await asyncio.sleep(0.001)
+        await nursery.close()
     async with asyncio.timeout(5):
         while descriptors() != before:  # noqa: ASYNC110 -- the kernel says so to nobody
             await asyncio.sleep(0.001)
     assert children() == []
 
 
+async def test_a_worker_that_cannot_be_had_is_an_error(bank) -> None:
+    nursery = Nursery(warm_cuda=False, program=("no-such-program",))
+    with pytest.raises(BrokenError, match="cannot start a worker: its zygote does not start: No such file"):
+        await Worker.spawn(assigned(*at(bank)), nursery)
+
+
 async def test_a_child_that_does_not_leave_is_killed(spawn: Spawn, monkeypatch) -> None:
-    monkeypatch.setattr(workers, "_ENDS_WITHIN", 0.2)
-    worker = await spawn((sys.executable, "-c", "import time; time.sleep(60)"))
-    assert not await worker.finish()
+    monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.2)
+    worker = await spawn("time.sleep(60)")
+    result = await worker.finish(LAST)
+    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.DEVICE)
+    assert "it was not gone within 0.2 s" in result.detail
     assert not exists(worker.pid)
 
 
 async def test_a_cancelled_farewell_kills_the_child(spawn: Spawn) -> None:
-    worker = await spawn((sys.executable, "-c", "import time; time.sleep(60)"))
-    farewell = asyncio.create_task(worker.finish())
+    worker = await spawn("time.sleep(60)")
+    farewell = asyncio.create_task(worker.finish(LAST))
     await asyncio.sleep(0)
     farewell.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -273,46 +313,57 @@ async def test_the_child_has_its_pipes_and_nothing_else_open(spawn: Spawn, tmp_p
     assert [file for file in open_files(worker.pid) if not file.startswith("pipe:")] == []
 
 
-def test_the_child_loads_nothing_that_is_slow_to_load() -> None:
-    code = "import sys, scrubber.steps.__main__; print(*{name.partition('.')[0] for name in sys.modules})"
+@pytest.mark.parametrize("program", ["__main__", "zygote"])
+def test_the_child_loads_nothing_that_is_slow_or_big(program: str) -> None:
+    code = f"import sys, scrubber.steps.{program}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert "scrubber" in done.stdout.split()
     heavy = {"pydantic", "grpc", "asyncio", "rich", "structlog", "click", "ruamel", "google", "sqlite3", "policies"}
     assert heavy.isdisjoint(done.stdout.split())
+    assert {"cupy", "numpy"}.isdisjoint(done.stdout.split())
 
 
 SERVICE = """
 import asyncio, os, sys
+from scrubber import log
 from scrubber.core.model import Path, Step
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order
 from scrubber.steps.frames import Assignment
+from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
 
 async def main(place, step):
     address, files = Address("simulated", place), (place + "/memory",)
-    worker = await Worker.spawn(Assignment(address, files, full_sight=False, service=os.getpid()))
+    assignment = Assignment(address, files, full_sight=False, service=os.getpid())
+    worker = await Worker.spawn(assignment, Nursery(warm_cuda=False))
+    zygote = open(f"/proc/self/task/{os.getpid()}/children").read()
+    tell = lambda *_: print(worker.pid, zygote, flush=True)
     if step == "idle":
         await worker.do(Step.HEALTH, Path.FAST, Order(), 60, print)
-        print(worker.pid, flush=True)
+        tell()
         await asyncio.sleep(60)
-    await worker.do(Step.CLEAR, Path.FAST, Order(), 60, lambda *_: print(worker.pid, flush=True))
+    await worker.do(Step.CLEAR, Path.FAST, Order(), 60, tell)
 
+log.configure()
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.parametrize("zygote_is", ["awake", "stopped"])
 @pytest.mark.parametrize("step", ["idle", "clear"])
-def test_when_the_service_is_killed_its_child_is_gone_within_a_second(bank, step: str) -> None:
+def test_when_the_service_is_killed_nothing_it_started_works_on(bank, step: str, zygote_is: str) -> None:
+    """Within a second, also where the zygote is in no state to see to it."""
     drills.stall_clears(bank.root, bank.first)
     command = [sys.executable, "-c", SERVICE, str(bank.place(bank.first).directory), step]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
         assert service.stdout is not None
-        child = os.pidfd_open(int(service.stdout.readline()))
+        child, zygote = map(int, service.stdout.readline().split())
+        handles = [os.pidfd_open(child), os.pidfd_open(zygote)]
+        if zygote_is == "stopped":
+            os.kill(zygote, signal.SIGSTOP)
         service.kill()
-    poll = select.poll()
-    poll.register(child, select.POLLIN)
-    ended = poll.poll(1000)
-    os.close(child)
-    assert ended
+    for handle in handles:
+        assert gone_within(handle, 1)
+        os.close(handle)
     assert bank.backend.in_use(bank.first) is False

@@ -132,6 +132,14 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
+class Python:
+    """A Python, and what is missing there; nothing, if it is empty."""
+
+    path: str
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Posture:
     """Everything of the node and the driver that is judged."""
 
@@ -139,6 +147,7 @@ class Posture:
     libraries: tuple[str, ...]  # the versions of the driver's library that are installed, as far as they were found
     options: Mapping[str, str] | Fault  # what the driver says it was loaded with
     shared_with_guests: tuple[str, ...] | Fault  # what tells that GPUs are shared with virtual machines
+    cupy: Python  # whether it is installed for whoever looks
     mps: tuple[str, ...] | Fault  # the processes of CUDA's multi-process service
     persistenced: bool | Fault
     toolkit: Toolkit
@@ -150,6 +159,7 @@ class Posture:
     kubelet_dir_writable: bool
     rivals: Sockets  # where other plugins for GPUs of NVIDIA have their sockets
     registered: Mapping[str, frozenset[str]] | Fault  # the healthy devices of each resource, as the kubelet knows them
+    kernel_log: Fault | None = None  # why the kernel's log cannot be read
 
 
 @dataclass(frozen=True, slots=True)

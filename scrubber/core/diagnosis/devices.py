@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.model import Clear
-from scrubber.core import view
+from scrubber.core import remedy, view
 from scrubber.core.diagnosis import base
 from scrubber.core.model import State
 
 LONG = 60.0  # seconds that a device may be unknown or dirty: by then its scrub has begun, or something is in its way
 COVERED = Clear().min_coverage  # what a policy asks for that does not say: one that asks for less was written so
-ADVICE = {ailment.value: advice for ailment, advice in view.ADVICE.items()}
+ADVICE = {ailment.value: it.advice for ailment, it in remedy.REMEDIES.items()}
 
 
 def _devices(facts: base.Facts) -> Iterator[base.Finding]:

@@ -99,9 +99,39 @@ def _too_old(facts: base.Facts) -> Iterator[base.Finding]:
         if number is not None and (int(number[1]), int(number[2])) < SCRUBS_SINCE:
             text = (
                 f"GPU {device.name} ({device.device}) is older than Turing (compute capability {device.compute}): "
-                "its driver zeroes nothing when it is freed, only our own clear does"
+                "there are no kernels to clear it, so that it is never handed out, "
+                "and its driver zeroes nothing when it is freed"
             )
-            yield base.warning("scrub-on-free", text, "let no pod use it except through the plugin")
+            yield base.warning("scrub-on-free", text, "let nobody use it in another way who may not read the last one")
+
+
+_INSTALL = (
+    "install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12, one of the two, where the service runs; "
+    "then restart it"
+)
+
+
+def _cupy(facts: base.Facts) -> Iterator[base.Finding]:
+    if not facts.guards_nvidia:
+        return
+    if facts.status is None:
+        yield _cupy_here(facts.posture.cupy)
+        return
+    service = facts.status.service
+    if service.cupy:
+        yield base.ok("cupy", f"CuPy {service.cupy} is loaded for the service: memory can be overwritten and read back")
+        return
+    why = service.lacks or "it has not loaded CuPy, or not yet"
+    text = f"the scrub service can overwrite no memory, so that it hands out no GPU: {why}"
+    yield base.broken("cupy", text, _INSTALL if service.lacks else "look again in a minute, then at its log")
+
+
+def _cupy_here(python: base.Python) -> base.Finding:
+    """While the service does not say, whoever looks can speak for himself only."""
+    doubt = f"for {python.path}, which looks; the scrub service does not say what it runs on"
+    if python.lacks:
+        return base.broken("cupy", f"CuPy is not installed {doubt}", _INSTALL)
+    return base.ok("cupy", f"CuPy is installed {doubt}")
 
 
 def _guests(facts: base.Facts) -> Iterator[base.Finding]:
@@ -213,4 +243,4 @@ def _looked_into(facts: base.Facts) -> bool:
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 
 
-CHECKS = (_driver, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi)
+CHECKS = (_driver, _cupy, _scrub_on_free, _guests, _mps, _persistence, _toolkit, _cdi)

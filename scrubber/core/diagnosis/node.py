@@ -72,6 +72,19 @@ def _cgroups(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("cgroups", f"control groups are in use, {versions}: they tell which container a process is of")
 
 
+def _kernel_log(facts: base.Facts) -> Iterator[base.Finding]:
+    """The driver tells of errors in two ways; only the kernel's log remembers what was before the service listened."""
+    if not facts.guards_nvidia:
+        return
+    name, fault = "kernel-log", facts.posture.kernel_log
+    if fault is None:
+        yield base.ok(name, "the kernel's log can be read: it tells of XIDs and SXids")
+        return
+    text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen"
+    remedy = "let the service have the host's /dev/kmsg, and CAP_SYSLOG (in a pod: privileged)"
+    yield base.unseen(name, text, fault, remedy, base.Level.WARNING)
+
+
 def _clock(facts: base.Facts) -> Iterator[base.Finding]:
     """Only people read the times of the ledger: nothing is decided by this clock. Who sets it is not looked at."""
     remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
@@ -157,4 +170,4 @@ def _twice(facts: base.Facts) -> Iterator[str]:
             yield f"the kubelet knows {device} under names that are not ours alone ({', '.join(sorted(places))})"
 
 
-CHECKS = (_pid_namespace, _privileges, _cgroups, _clock, _disk, _plugin_dir, _rivals)
+CHECKS = (_pid_namespace, _privileges, _cgroups, _kernel_log, _clock, _disk, _plugin_dir, _rivals)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pynvml
 
 from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.cuda import warmth
+from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Care, DeviceError
-from scrubber.devices.nvidia import boards, driver, locks, users, vitals
+from scrubber.devices.nvidia import boards, driver, locks, unfinished, users, vitals, xidlog
+from scrubber.devices.nvidia.ears import Ears, Lines
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
 from scrubber.devices.nvidia.library import SLICE, Library
 from scrubber.devices.nvidia.place import RECREATE
+from scrubber.devices.nvidia.signs.best import Keeper
+from scrubber.devices.nvidia.signs.watch import Watch
+from scrubber.devices.nvidia.vitals import Signs
 
 
 class Nvidia:
@@ -23,7 +31,6 @@ class Nvidia:
     name: str = NAME
     lists_users: bool = True
     one_driver: bool = True
-    clears: bool = False
     pace: float = 2.0
 
     def __init__(
@@ -33,20 +40,33 @@ class Nvidia:
         living: Callable[[], frozenset[str]],
         settings: Path,
         library: Library | None = None,
+        kernel: Lines | None = None,
+        whole: Callable[[int], bool] = xidlog.always,
     ) -> None:
-        """Ask nothing yet. How containers are told apart is not the driver's to know.
+        """Ask nothing yet. How containers are told apart is not the driver's to know, nor how the kernel is heard.
 
         ``settings`` is the folder where a worker keeps the settings that each GPU was first seen with; beside it are
-        the locks of resets.
+        the locks of resets. ``whole`` says which XIDs concern every slice of a GPU, whichever they name.
         """
+        self._missing = warmth.missing()
         self._host = host
         self._container_of = container_of
         self._living = living
         self._settings = settings
-        self._resets = settings.parent / "resets"
+        self._resets = _resets(settings)
         self._library = library or Library()
         self._inventory = Inventory(host, self._library)
         self._baselines = users.Baselines()
+        self._watch = Watch(Keeper(settings.parent / "seen", host.boot_id))
+        self._ears = Ears(self._library, kernel, _steady, whole)
+
+    @staticmethod
+    def quiet(settings: Path, within: float) -> bool:
+        """Wait for the resets that the last service has left behind: their tools bear nobody on the driver."""
+        try:
+            return locks.wait(_resets(settings), within)
+        except DeviceError:
+            return False
 
     @staticmethod
     def probe(host: Host, library: Library | None = None) -> str | None:
@@ -65,6 +85,14 @@ class Nvidia:
         except DeviceError as error:
             return str(error)
         return None if count else "the NVIDIA driver is loaded and lists no GPU"
+
+    def lacks(self, device: DeviceInfo) -> str | None:
+        """CuPy, as far as can be told without loading it, or kernels. One that does not tell how old it is, may try."""
+        if self._missing is not None or device.compute is None:
+            return self._missing
+        if tuple(map(int, device.compute.split("."))) >= OLDEST:
+            return None
+        return f"compute capability {device.compute} is older than {OLDEST[0]}.{OLDEST[1]}, which the kernels need"
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """Every GPU, or its slices where it is sliced, that is there or was once."""
@@ -91,15 +119,47 @@ class Nvidia:
             return users.pids(nvml, nvml.handle(uuid))
 
     def vitals(self, uuid: str) -> Vitals:
-        """Health as the driver tells it now."""
+        """Health as the driver tells it now, and what it has told unasked."""
         loaded = self.driver()
         with self._library.session() as nvml:
-            return vitals.of(
+            found = vitals.of(
                 nvml,
                 uuid,
                 self._host.runs,
                 lambda usage: users.leaked(usage, self._baselines.learn(uuid, loaded, usage)),
+                self._signs(uuid),
             )
+        return self._with_heard(uuid, found)
+
+    def heard(self, uuid: str) -> Vitals | None:
+        """XIDs, and fatal errors of switches. Answers while NVML is closed, and while it hangs."""
+        return self._with_heard(uuid, Vitals(partial=True))
+
+    def _signs(self, uuid: str) -> Signs:
+        gpu = self._inventory.gpu_of(uuid)
+        if gpu is None:
+            return vitals.no_signs
+        return lambda nvml, handle: self._watch.look(nvml, gpu, handle, whole=gpu == uuid)
+
+    def _with_heard(self, uuid: str, found: Vitals) -> Vitals:
+        place = self._inventory.place_of(uuid)
+        if place is None:
+            return found
+        # A slice has no links. GPUs on switches are of one fabric, also one whose links are down by that very error.
+        switches = () if uuid.startswith(SLICE) else self._ears.switches()
+        return replace(found, xids=self._ears.xids(*place), signs=(*found.signs, *switches))
+
+    def alarm(self) -> int:
+        """Listen to the kernel's log and to NVML's events from now on."""
+        return self._ears.open()
+
+    def hush(self) -> None:
+        """Until there is more."""
+        self._ears.hush()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._ears.close()
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """Device nodes, and for a slice the driver's files that open it as well. Answers while NVML is closed."""
@@ -114,28 +174,50 @@ class Nvidia:
     def address(self, uuid: str, care: Care) -> Address:
         """What a worker child must know to handle it, with the idle baseline, which it has no time to learn."""
         info = self._inventory.seen(uuid).info
+        gpu = info.parent or uuid
+        return self._address(
+            gpu,
+            uuid=uuid,
+            pci_address=info.pci_address,
+            minor=info.minor,
+            parent=info.parent,
+            means=care.means,
+            slices=care.slices,
+            wanted=dict(care.settings),
+            reset_seconds=care.reset_seconds,
+            locks=sorted(self._inventory.locks(gpu)),
+            links=sorted(self._watch.links(gpu)),
+            idle_bytes=self._baselines.of(uuid, self.driver()),
+        )
+
+    def _address(self, gpu: str, **more: object) -> Address:
         place = {
-            "uuid": uuid,
             "root": str(self._host.root),
-            "pci_address": info.pci_address,
-            "minor": info.minor,
-            "parent": info.parent,
-            "baseline": str(self._settings / f"{info.parent or uuid}.json"),
-            "means": care.means,
-            "slices": care.slices,
-            "wanted": dict(care.settings),
+            "baseline": str(self._settings / f"{gpu}.json"),
             "pid_namespace": self._host.pid_namespace,
-            "reset_seconds": care.reset_seconds,
             "resets": str(self._resets),
-            "domain": info.reset_domain or info.parent or uuid,
-            "idle_bytes": self._baselines.of(uuid, self.driver()),
         }
-        return Address(self.name, json.dumps(place))
+        return Address(self.name, json.dumps(place | more))
 
     def in_reset(self, uuid: str) -> bool:
-        """Whether a reset that takes it down is under way, whoever began it. Answers while NVML is closed."""
-        info = self._inventory.seen(uuid).info
-        return locks.held(locks.file_of(self._resets, info.reset_domain or info.parent or uuid))
+        """Whether a reset that takes it down is under way, whoever began it. Answers while NVML is closed.
+
+        Of a slice that was never seen here, whether any reset is: its GPU may be the one.
+        """
+        gpu = self._inventory.gpu_of(uuid)
+        if gpu is None:
+            return locks.any_held(self._resets)
+        return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.own_locks(gpu))
+
+    def owed(self) -> dict[str, Address]:
+        """By the notes on the disk: a GPU whose slices are gone is in no inventory. Answers while NVML is closed."""
+        found = {}
+        for gpu in unfinished.indebted(self._settings):
+            board = self._inventory.board(gpu)
+            if board is not None and not self.in_reset(gpu):
+                place = {"uuid": gpu, "pci_address": board.pci_address, "minor": board.minor, "parent": None}
+                found[gpu] = self._address(gpu, **place, owed_only=True)
+        return found
 
     def container_of(self, pid: int) -> str | None:
         """The pod or container that a process belongs to."""
@@ -152,3 +234,12 @@ class Nvidia:
     def take_up(self) -> None:
         """Allow NVML again."""
         self._library.take_up(opened=True)
+
+
+def _steady() -> float:
+    """Stands still while the machine is suspended, and nobody sets it right: as the clock of the kernel's messages."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+def _resets(settings: Path) -> Path:
+    return settings.parent / "resets"

@@ -55,7 +55,7 @@ class Target:
     means: tuple[str, ...]
     users: Users
     library: Library
-    lock: Path
+    locks: tuple[Path, ...]  # its own, and those of all that go down with it
     notes: Notes | None = None  # where to keep what the reset must bring back
     privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
     patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))

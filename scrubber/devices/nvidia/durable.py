@@ -15,9 +15,11 @@ def beside(path: Path, text: bytes) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    yield aside
-    aside.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        yield aside
+    finally:
+        aside.unlink(missing_ok=True)

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scrubber.core.model import Holder, Vitals
-from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, NotNowError, Progress, Users, Verified
+from scrubber.core.measured import Scratched, Tested
+from scrubber.core.model import Holder, Sign, Vitals
+from scrubber.cuda import clearing, device, onchip, selftest
+from scrubber.cuda.selftest import Clock
+from scrubber.devices.base import (
+    Cleared,
+    DeviceError,
+    DeviceLostError,
+    NotNowError,
+    Progress,
+    Users,
+    Verified,
+)
 from scrubber.devices.nvidia import conditions, locks, reset, restoring, settings, slices, unfinished, users, vitals
 from scrubber.devices.nvidia.conditions import Target
-from scrubber.devices.nvidia.library import Library, ResetRequiredError, Session
+from scrubber.devices.nvidia.holding import Holding, OpenCard, in_our_words
+from scrubber.devices.nvidia.library import Handle, Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.place import RECREATE, placed
 from scrubber.devices.nvidia.settings import Settings
+from scrubber.devices.nvidia.signs import glance
 from scrubber.devices.nvidia.unfinished import Notes, Owed
 from scrubber.devices.nvidia.users import Usage
+
+CLOCK = Clock(time.monotonic, time.sleep)
 
 
 def _beyond(idle: int) -> Callable[[Usage], int]:
@@ -35,6 +51,7 @@ class NvidiaGpu:
         reached: Users = nobody_can_tell,
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
+        open_card: OpenCard = device.opened,
     ) -> None:
         """Ask nothing yet.
 
@@ -47,22 +64,60 @@ class NvidiaGpu:
         self._reached = reached
         self._library = library or Library()
         self._daemon_runs = daemon_runs
+        self._holding = Holding(self._place, self._library, open_card)
 
-    def reset(self) -> None:
+    def reset(self) -> str:
         """The GPU's reset; or, where the policy says so, the slice is destroyed and made anew."""
         with self._closed_after():
             if self._place.parent is not None and self._place.slices == RECREATE:
                 self._recreate(self._place.parent)
-            else:
-                self._reset()
+                return "the slice was made anew"
+            return f"by {self._reset()}"
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:  # noqa: ARG002 - the port's
-        """Not in this version."""
-        raise DeviceError("cannot clear: this version has no CUDA worker yet")
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+        """The census, then each pattern over all of the memory, written and read back."""
+        with self._closed_after():
+            memory = self._holding.memory()
+            with in_our_words():
+                done = clearing.clear(memory, key, tuple(patterns), progress)
+            # Memory that does not hold what is written is news whatever others did meanwhile.
+            allocatable, uncovered = self._holding.account() if done.mismatch else self._holding.undisturbed()
+        return Cleared(done.covered, allocatable, done.residue_bytes, done.mismatch, done.residue_at, uncovered)
 
-    def verify(self, progress: Progress) -> Verified:  # noqa: ARG002 - the port's
-        """Not in this version."""
-        raise DeviceError("cannot verify: this version has no CUDA worker yet")
+    def verify(self, progress: Progress) -> Verified:
+        """Read all of the memory, that which was cleared if it was: every byte must be zero."""
+        with self._closed_after():
+            memory = self._holding.memory()
+            with in_our_words():
+                done = clearing.verify(memory, progress)
+            allocatable, _ = self._holding.account() if done.mismatch else self._holding.undisturbed()
+        return Verified(done.covered, allocatable, done.mismatch)
+
+    def scratch(self, key: bytes) -> Scratched:
+        """Shared memory and registers of every multiprocessor."""
+        with self._closed_after():
+            card = self._holding.memory().card
+            with in_our_words():
+                return onchip.scratch(card, key)
+
+    def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
+        """Memory and arithmetic, and the counters of errors before and after."""
+        with self._closed_after():
+            memory = self._holding.memory()
+            before = self._vitals()
+            self._library.close()
+            with in_our_words():
+                done = selftest.run(memory, key, seconds, progress, CLOCK)
+            if done.mismatch is None and not done.deviating:  # what it has found says more
+                self._demand_sound(memory.card.units, done.units, before)
+        return done
+
+    def _demand_sound(self, units: int, computed: int, before: Vitals) -> None:
+        """What a self-test does not find by itself."""
+        if computed != units:
+            raise DeviceError(f"cannot test {self._place.uuid}: {computed} of {units} multiprocessors came to compute")
+        if fault := vitals.worsened(before, self._vitals()):
+            raise DeviceError(f"cannot trust {self._place.uuid}: {fault} while it was tested")
 
     def restore_settings(self) -> tuple[str, ...]:
         """Bring them back, and say what had drifted. Those of a slice are its whole GPU's: told and left.
@@ -72,20 +127,27 @@ class NvidiaGpu:
         """
         with self._closed_after():
             self._finish()
+            if self._place.owed_only:
+                return ()
             with self._library.session() as session:
                 restore = restoring.restore if self._place.parent is None else restoring.shared
                 return restore(session, self._place.gpu, self._first(session), self._wanted)
 
     def vitals(self) -> Vitals:
         """Health as the driver tells it now."""
+        with self._closed_after():
+            return self._vitals()
+
+    def _vitals(self) -> Vitals:
         idle = self._place.idle_bytes
-        with self._closed_after(), self._library.session() as session:
-            return vitals.of(
-                session,
-                self._place.uuid,
-                self._place.host.runs,
-                users.leaked if idle is None else _beyond(idle),
-            )
+        leaked = users.leaked if idle is None else _beyond(idle)
+        with self._library.session() as session:
+            return vitals.of(session, self._place.uuid, self._place.host.runs, leaked, self._signs)
+
+    def _signs(self, session: Session, gpu: Handle) -> tuple[Sign, ...]:
+        """A slice has no links."""
+        links = frozenset(self._place.links) if self._place.parent is None else frozenset()
+        return glance.at_once(session, gpu, links)
 
     @contextmanager
     def _closed_after(self) -> Iterator[None]:
@@ -97,7 +159,7 @@ class NvidiaGpu:
             raise
         self._library.close()
 
-    def _reset(self) -> None:
+    def _reset(self) -> str:
         with self._library.session() as session:
             first = self._first_if_told(session)  # a reset that is cut off leaves behind what it has set
         gpu, of_slice = self._place.gpu, self._place.parent is not None
@@ -107,9 +169,13 @@ class NvidiaGpu:
             if of_slice:
                 restoring.restore(session, gpu, self._first(session), self._wanted)
 
-        reset.reset(self._target(), lambda session: restoring.before_reset(session, gpu, first, self._wanted), after)
+        def before(session: Session) -> None:
+            restoring.before_reset(session, gpu, first, self._wanted)
+
+        means = reset.reset(self._target(), before, after)
         if self._place.parent is not None:
             self._look_for_the_slice(self._place.parent)
+        return means
 
     def _first_if_told(self, session: Session) -> Settings:
         try:
@@ -124,7 +190,7 @@ class NvidiaGpu:
         if notes is None or not left:
             return
         try:
-            with locks.claimed(self._lock()):
+            with self._no_reset(alone=True):
                 self._bring_back(notes)
         except NotNowError:
             if {notes.file(), notes.file(self._place.uuid)} & left.keys():
@@ -135,7 +201,7 @@ class NvidiaGpu:
         left = notes.left()  # now that nobody else is at it
         try:
             with self._library.session() as session:
-                unfinished.bring_back(session, notes.gpu, unfinished.together(left.values()))
+                unfinished.finish(session, notes.gpu, left.values())
         except DeviceLostError:
             raise
         except DeviceError as error:
@@ -147,11 +213,18 @@ class NvidiaGpu:
         baseline = self._place.baseline
         return None if baseline is None else Notes(Path(baseline).parent, self._place.gpu)
 
-    def _lock(self) -> Path:
+    def _lock(self, name: str) -> Path:
         place = self._place
         if place.resets is None:
             raise DeviceError(f"cannot reset {place.uuid}: its place does not say where its lock is")
-        return locks.file_of(Path(place.resets), place.domain or place.gpu)
+        return locks.file_of(Path(place.resets), name)
+
+    @contextmanager
+    def _no_reset(self, *, alone: bool) -> Iterator[None]:
+        """The GPU stays up, which is no reset in the eyes of others. ``alone``: nobody else makes slices meanwhile."""
+        lock = self._lock(self._place.gpu)
+        with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not alone):
+            yield
 
     def _first(self, session: Session) -> Settings:
         """As the whole GPU was set when it was first seen."""
@@ -167,7 +240,7 @@ class NvidiaGpu:
             place.means,
             self._reached,
             self._library,
-            self._lock(),
+            tuple(map(self._lock, place.locks or (place.gpu,))),
             self._notes(),
             patience=conditions.Patience.within(place.reset_seconds),
             daemon_runs=self._daemon_runs,
@@ -193,7 +266,21 @@ class NvidiaGpu:
             if notes is not None:
                 notes.write(notes.file(self._place.uuid), Owed(persistence=False, layout=(one,)))
 
-        with locks.claimed(target.lock, shared=True), self._library.session() as session:
-            slices.recreate(session, parent, self._place.uuid, written_down)
+        def nothing_is_owed() -> None:
             if notes is not None:
                 notes.drop([notes.file(self._place.uuid)])
+
+        with self._no_reset(alone=False), self._library.session() as session:
+            try:
+                slices.recreate(session, parent, self._place.uuid, written_down)
+            except DeviceError:
+                if self._is_there(session, parent):  # nothing was taken, or it was given back
+                    nothing_is_owed()
+                raise
+            nothing_is_owed()
+
+    def _is_there(self, session: Session, parent: str) -> bool:
+        """Whether the slice is; what cannot be told is no."""
+        with suppress(DeviceError):
+            return self._place.uuid in slices.uuids(slices.layout(session, parent))
+        return False

@@ -38,6 +38,10 @@ class Host:
         """Devices by their PCI address."""
         return self.root / "sys/bus/pci/devices"
 
+    def boot_id(self) -> str:
+        """Names this start of the node. OSError."""
+        return (self.proc / "sys/kernel/random/boot_id").read_text().strip()
+
     def runs(self, pid: int) -> bool:
         """Whether there is such a process; what this namespace does not show may be."""
         return not self.names_every_process() or (self.proc / str(pid)).exists()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pynvml
 
@@ -19,7 +19,7 @@ from scrubber.devices.base import DeviceError, DriverClosedError
 from scrubber.devices.nvidia import boards, driver, infos, links, partitions
 from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import DriverGoneError, Handle, Library, Session
+from scrubber.devices.nvidia.library import SLICE, DriverGoneError, Handle, Library, Session
 from scrubber.devices.nvidia.neighbours import Neighbours
 from scrubber.devices.nvidia.partitions import Partition, Place
 
@@ -35,6 +35,7 @@ class Seen:
     info: DeviceInfo
     files: tuple[str, ...]
     driver: str
+    instance: int | None = None  # of a slice, its GPU instance
 
 
 @dataclass(slots=True)
@@ -94,6 +95,31 @@ class Inventory:
         if found.driver != driver.instance(self._host):
             raise DeviceError(f"cannot tell where {uuid} is: the driver was loaded anew since it was seen")
         return found
+
+    def gpu_of(self, uuid: str) -> str | None:
+        """The GPU that it is, or is a part of, whatever became of the driver; None of a slice that was never seen."""
+        if not uuid.startswith(SLICE):
+            return uuid
+        return self._known[uuid].info.parent if uuid in self._known else None
+
+    def place_of(self, uuid: str) -> tuple[str, int | None] | None:
+        """Where it was seen last, whatever became of it: PCI address and, of a slice, GPU instance."""
+        found = self._known.get(uuid)
+        if found is None or found.info.pci_address is None:
+            return None
+        return found.info.pci_address, found.instance
+
+    def board(self, gpu: str) -> Board | None:
+        """What a GPU is, also one that is offered in no form; None where it was not seen under this NVML."""
+        return self._remembered.boards.get(gpu)
+
+    def locks(self, gpu: str) -> frozenset[str]:
+        """The names of all that a reset of it takes down."""
+        return self._neighbours.down_with(gpu)
+
+    def own_locks(self, gpu: str) -> frozenset[str]:
+        """Those of them that tell whether it is taken down itself."""
+        return self._neighbours.of(gpu)
 
     def domain_nodes(self, uuid: str) -> tuple[str, ...]:
         """Device nodes of the GPU, and of all that a reset takes down with it; of a slice, of its whole GPU."""
@@ -155,7 +181,8 @@ class Inventory:
                 known = self._remembered.partitions
                 if place not in known:
                     known[place] = partitions.read(nvml, self._host, board, handle, place, slice_)
-                yield self._seen(infos.of_slice(index, board, place, known[place], domain), board, known[place])
+                info = infos.of_slice(index, board, place, known[place], domain)
+                yield replace(self._seen(info, board, known[place]), instance=place.gpu_instance)
 
     def _seen(self, info: DeviceInfo, board: Board, partition: Partition | None = None) -> Seen:
         return Seen(info, infos.files(self._host, board, partition), self._remembered.driver)

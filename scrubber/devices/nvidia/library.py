@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pynvml
@@ -62,6 +63,14 @@ class CrowdedError(DeviceError):
     """There is more to tell than there was room for: it grew while it was asked for."""
 
 
+class BusyError(DeviceError):
+    """Somebody uses what was to be changed: nothing was done."""
+
+
+class ForbiddenError(DeviceError):
+    """It is not told to us."""
+
+
 class ResetRequiredError(DeviceError):
     """The device answers nothing more before it has been reset."""
 
@@ -79,14 +88,15 @@ class Library:
 
     def __init__(self) -> None:
         """Open nothing yet."""
-        self._turn = threading.Condition()  # guards the two counts; never held while the driver is asked
-        self._inside = 0
+        self._turn = threading.Condition()  # guards the next two; never held while the driver is asked
+        self._inside: list[str] = []  # the threads that ask, by name
         self._away = 0
         self._opening = threading.Lock()  # opens and closes, which may hang
         self._open = False
         self._broken = False  # the driver went away under us: to be closed as soon as nobody asks
         self._handles: dict[str, Handle] = {}
         self._openings = 0
+        self._sets: list[Handle] = []  # of events, each of which is a user of the driver while it is there
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -94,22 +104,23 @@ class Library:
         with self._turn:
             if self._away:
                 raise DriverClosedError("the driver is not asked while a device is being reset")
-            self._inside += 1
+            self._inside.append(threading.current_thread().name)
         try:
             self._make_ready()
             yield Session(self, self._openings)
         finally:
             with self._turn:
-                self._inside -= 1
+                self._inside.remove(threading.current_thread().name)
                 self._turn.notify_all()
 
     def let_go(self) -> None:
         """Close NVML until ``take_up``; may be said several times. DeviceError when a question does not come back."""
         with self._turn:
             self._away += 1
-            if not self._turn.wait_for(lambda: self._inside == 0, LEAVES_WITHIN):
+            if not self._turn.wait_for(lambda: not self._inside, LEAVES_WITHIN):
                 self._away -= 1
-                raise DeviceError("cannot let go of the driver: an earlier question to it has not been answered")
+                asking = ", ".join(sorted({*self._inside}))
+                raise DeviceError(f"cannot let go of the driver: a question to it has not been answered ({asking})")
         try:
             self.close()
         except DeviceError:
@@ -142,7 +153,7 @@ class Library:
     def _make_ready(self) -> None:
         """Open; and where the driver went away, anew, as soon as nobody else is inside."""
         with self._opening:
-            if self._broken and self._inside == 1:  # whoever comes now waits behind us
+            if self._broken and len(self._inside) == 1:  # whoever comes now waits behind us
                 self._close()
             self._open_it()
 
@@ -158,11 +169,10 @@ class Library:
         if not self._open:
             return
         self._open = False
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError as error:
-            if error.value not in _GONE:  # then there was nothing left to close
-                raise _ours(error, "cannot close NVML") from error
+        sets, self._sets = self._sets, []
+        failures = [*map(_failure, (partial(pynvml.nvmlEventSetFree, each) for each in sets))]
+        for error in filter(None, (*failures, _failure(pynvml.nvmlShutdown))):
+            raise _ours(error, "cannot close NVML") from error
 
     def ask(self, question: Callable[..., Any], *about: object) -> Any:  # noqa: ANN401 - as many answers as questions
         """For sessions."""
@@ -174,6 +184,16 @@ class Library:
             self._handles = {}  # of a device that is gone, or taken away and given back
             self._broken |= isinstance(error, DriverGoneError)
             raise
+
+    def events(self) -> Handle:
+        """For sessions."""
+        self._sets.append(self.ask(pynvml.nvmlEventSetCreate))
+        return self._sets[-1]
+
+    def free(self, events: Handle) -> None:
+        """For sessions."""
+        self._sets.remove(events)
+        self.ask(pynvml.nvmlEventSetFree, events)
 
     def handle(self, uuid: str) -> Handle:
         """For sessions. A slice may be another by now, so that its handle is never kept."""
@@ -200,6 +220,14 @@ class Session:
     def ask(self, question: Callable[..., Any], *about: object) -> Any:  # noqa: ANN401 - as many answers as questions
         """The answer of a pynvml function, or a DeviceError."""
         return self._library.ask(question, *about)
+
+    def events(self) -> Handle:
+        """A new set of events, which holds until it is freed or NVML is closed: then ``opening`` is another number."""
+        return self._library.events()
+
+    def free(self, events: Handle) -> None:
+        """Such a set of this opening is not needed any more."""
+        self._library.free(events)
 
     def told(self, question: Callable[..., Any], *about: object) -> Any | None:  # noqa: ANN401 - same
         """The same, or None where this device or driver does not know such a thing."""
@@ -228,6 +256,15 @@ def _translated(what: str, question: Callable[..., Any], *about: object) -> Any:
         raise _ours(error, what) from error
 
 
+def _failure(close: Callable[[], object]) -> pynvml.NVMLError | None:
+    """Why it did not close; nothing where there was nothing left to close."""
+    try:
+        close()
+    except pynvml.NVMLError as error:
+        return None if error.value in _GONE else error
+    return None
+
+
 def _ours(error: pynvml.NVMLError, what: str) -> DeviceError:
     """What an error of the library means to us."""
     told = f"{what}: {error}"
@@ -240,6 +277,10 @@ def _ours(error: pynvml.NVMLError, what: str) -> DeviceError:
             return ArgumentError(told)
         case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
             return CrowdedError(told)
+        case pynvml.NVML_ERROR_IN_USE:
+            return BusyError(told)
+        case pynvml.NVML_ERROR_NO_PERMISSION:
+            return ForbiddenError(told)
         case pynvml.NVML_ERROR_RESET_REQUIRED:
             return ResetRequiredError(told)
         case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:

@@ -69,14 +69,19 @@ def reset_domain(architecture: int, island: str | None, *, switches: bool) -> st
     return island
 
 
-def _live(nvml: Session, handle: Handle) -> Iterator[int]:
+def states(nvml: Session, handle: Handle) -> Iterator[tuple[int, bool]]:
+    """Of each link that is told of, whether it is up."""
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             state = nvml.told(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         except ArgumentError:  # past the last link of this GPU
             return
-        if state == pynvml.NVML_FEATURE_ENABLED:
-            yield link
+        if state is not None:
+            yield link, state == pynvml.NVML_FEATURE_ENABLED
+
+
+def _live(nvml: Session, handle: Handle) -> Iterator[int]:
+    return (link for link, up in states(nvml, handle) if up)
 
 
 def _pairs(gpus: Mapping[str, tuple[str, Links]]) -> Iterator[tuple[str, str]]:

@@ -50,6 +50,22 @@ class Neighbours:
         """Whom a reset of the GPU takes down; to be asked when all were looked at."""
         switches = any(known.links.switched for known in self._known.values())
         domain = links.reset_domain(board.architecture, island, switches=switches)
-        if domain is not None:
-            self._domains.setdefault(board.uuid, domain)
+        if domain is not None and board.uuid not in self._domains:
+            self._domains[board.uuid] = self._as_the_others(board.uuid, domain)
         return self._domains.get(board.uuid)
+
+    def _as_the_others(self, gpu: str, domain: str) -> str:
+        """The name that its island has had since before it was seen, or that one."""
+        islands = self.islands()
+        mates = sorted(other for other in self._domains if gpu in islands and islands.get(other) == islands[gpu])
+        return self._domains[mates[0]] if mates else domain
+
+    def down_with(self, gpu: str) -> frozenset[str]:
+        """Every GPU that a reset of it takes down, itself included, and the name of the domain."""
+        known = dict(self._domains)  # at once: others look meanwhile
+        domain = known.get(gpu, gpu)
+        return frozenset({gpu, domain, *(other for other, its in known.items() if its == domain)})
+
+    def of(self, gpu: str) -> frozenset[str]:
+        """The GPU and the name of its domain."""
+        return frozenset({gpu, self._domains.get(gpu, gpu)})

@@ -14,6 +14,7 @@ from scrubber.devices.nvidia import conditions, reset
 from scrubber.devices.nvidia.host import Host
 
 MEANS = (reset.TOOL,)
+_LISTS: Mapping[str, tuple[Any, ...]] = {"means": MEANS, "locks": (), "links": ()}
 WAIT, RECREATE = "wait", "recreate"  # what the reset of a slice is: that of its GPU, or the slice made anew
 
 
@@ -32,9 +33,11 @@ class Place:
     idle_bytes: int | None = None  # in use while nobody is on it; None takes what is believed of any GPU
     wanted: Mapping[str, Any] = field(default_factory=dict)  # settings that a policy names; see ``settings.Settings``
     resets: str | None = None  # the folder of the locks of resets; without one nothing is reset
-    domain: str | None = None  # what goes down together; None is the GPU alone
+    locks: tuple[str, ...] = ()  # names of those of all that a reset takes down; none: of the GPU alone
+    owed_only: bool = False  # nothing is done to it but to bring back what a reset took that was cut off
     pid_namespace: int | None = None  # the one that shows every process of the node; None is the machine's first
     reset_seconds: float = conditions.SECONDS  # that the step has
+    links: tuple[int, ...] = ()  # NVLinks of the whole GPU that were up since the node was started
 
     @property
     def host(self) -> Host:
@@ -52,7 +55,8 @@ def placed(text: str) -> Place:
     """Read strictly."""
     try:
         said = json.loads(text)
-        place = Place(**said | {"means": tuple(said.get("means", MEANS)), "wanted": dict(said.get("wanted", {}))})
+        lists = {name: tuple(said.get(name, usual)) for name, usual in _LISTS.items()}
+        place = Place(**said | lists | {"wanted": dict(said.get("wanted", {}))})
     except (TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"cannot open a GPU: its place is not understood: {error}") from error
     if unknown := [name for name in place.means if name not in reset.MEANS]:

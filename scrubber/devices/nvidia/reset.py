@@ -5,7 +5,7 @@ deadline kills this process anyway, whatever hangs in the driver. Before anythin
 off: a device that the driver keeps ready must not be reset under it, and the daemon has it open. Then NVML is closed
 here, and the processes are looked at once more; the service has closed its own. Persistence mode and slices come back
 with the device; where this process was killed in the middle, whoever touches the GPU next brings them back
-(``unfinished``). One lock holds for all of it, and for as long as the tool runs (``locks``).
+(``unfinished``). The locks are held for all of it, and for as long as the tool runs (``locks``).
 
 The next means is tried when the one before was refused or failed, but never when the driver knows of a client that we
 do not see, or when the one before is still at it. The kernel asks nobody who is on the device, the tool does: so the
@@ -27,9 +27,10 @@ from scrubber.devices.nvidia.library import Session
 from scrubber.devices.nvidia.unfinished import Owed
 
 TOOL, KERNEL = "nvidia-smi", "function"  # as policies name them
-MEANS: dict[str, Callable[[Target, int], Attempt]] = {
-    TOOL: lambda target, lock: smi.reset(target.uuid, target.patience.tool, lock),
-    KERNEL: lambda target, _lock: sysfs.reset(target.function),
+Held = tuple[int, ...]  # the open files of its locks
+MEANS: dict[str, Callable[[Target, Held], Attempt]] = {
+    TOOL: lambda target, held: smi.reset(target.uuid, target.patience.tool, *held),
+    KERNEL: lambda target, _held: sysfs.reset(target.function),
 }
 Deed = Callable[[Session], object]
 
@@ -44,12 +45,12 @@ def _nothing(_session: Session) -> None:
     """Neither before nor after it."""
 
 
-def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> None:
-    """Passes when the same GPU is back, divided as it was, and wants nothing more.
+def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> str:
+    """The means that did it, when the same GPU is back, divided as it was, and wants nothing more.
 
     ``before`` is done when nothing stands in the way any more, ``after`` when it is back; nobody is on it either time.
     """
-    with locks.claimed(target.lock) as lock:
+    with locks.claimed(*target.locks) as held:
         with target.library.session() as session:
             if faults := conditions.unmet(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
@@ -58,7 +59,7 @@ def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> No
             mode = conditions.answered(session, target, pynvml.nvmlDeviceGetPersistenceMode)
             owed = _written_down(session, target, kept_ready=mode == pynvml.NVML_FEATURE_ENABLED)
         try:
-            _take_down(target, lock, mode)
+            means = _take_down(target, held, mode)
             comeback.wait(target, joined=joined)
         except (DeviceLostError, _StillAtItError):
             raise  # nobody may ask for it just now: what it is owed stays written down
@@ -68,33 +69,34 @@ def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> No
         _give_back(target, owed)
         with target.library.session() as session:
             after(session)
+        return means
 
 
 def _written_down(session: Session, target: Target, *, kept_ready: bool) -> Owed:
-    """What it has now, and what an earlier reset still owes it."""
+    """What it has now, and what an earlier reset still owes it: what is there now may be an operator's later choice."""
     now = Owed(kept_ready, slices.layout_before_reset(session, target.uuid))
     if target.notes is None:
         return now
-    owed = unfinished.together((*target.notes.left().values(), now))
+    owed = unfinished.together((now, *target.notes.left().values()))
     if owed:
         target.notes.write(target.notes.file(), owed)
     return owed
 
 
-def _take_down(target: Target, lock: int, mode: int | None) -> None:
+def _take_down(target: Target, held: Held, mode: int | None) -> str:
     """Persistence off, NVML closed, and the reset."""
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
             unfinished.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
     target.library.let_go()
     try:
-        _one_after_the_other(target, lock, idle=mode is not None)
+        return _one_after_the_other(target, held, idle=mode is not None)
     finally:
         target.library.take_up()
 
 
-def _one_after_the_other(target: Target, lock: int, *, idle: bool) -> None:
-    """Each means once, until one says that it is done."""
+def _one_after_the_other(target: Target, held: Held, *, idle: bool) -> str:
+    """Each means once, until one says that it is done: that one."""
     refusals: list[str] = []
     untouched = True  # so far
     for name in target.means:
@@ -102,11 +104,11 @@ def _one_after_the_other(target: Target, lock: int, *, idle: bool) -> None:
             refusals.append(f"{name}: {fault}")
             continue
         _nobody_there(target)
-        attempt = MEANS[name](target, lock)
+        attempt = MEANS[name](target, held)
         untouched = untouched and isinstance(attempt, Unsupported)
         match attempt:
             case Done():
-                return
+                return name
             case InUse():
                 why = "the driver knows a client that no look at the processes shows: find it, or reboot the node"
                 raise NotNowError(f"cannot reset: {name}: {why}")

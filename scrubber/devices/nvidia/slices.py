@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import pynvml
 
-from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.library import AbsentError, ArgumentError, Handle, ResetRequiredError, Session
+from scrubber.devices.base import DeviceError, NotNowError
+from scrubber.devices.nvidia.library import AbsentError, ArgumentError, BusyError, Handle, ResetRequiredError, Session
 
 _MOST_INSTANCES = 16  # on one GPU, and more than any has
 
@@ -92,6 +92,11 @@ def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Insta
     first(one)
     try:
         _destroy(session, session.handle(slice_uuid), session.handle(gpu), one)
+    except BusyError as error:
+        raise NotNowError(f"cannot make {slice_uuid} anew: {error}; end who uses it") from error
+    except DeviceError as error:
+        raise type(error)(f"cannot make {slice_uuid} anew: {error}") from error
+    try:
         lay_out(session, gpu, (one,))
     except DeviceError as error:
         raise type(error)(f"cannot make {slice_uuid} anew: {error}") from error

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,13 +92,33 @@ class Notes:
             os.close(folder)
 
 
+def indebted(folder: Path) -> frozenset[str]:
+    """The GPUs about which there are such files."""
+    return frozenset(path.name.split(".")[0] for path in folder.glob(f"[!.]*.{_SUFFIX}"))
+
+
 def together(owed: Iterable[Owed]) -> Owed:
-    """All of it; of two that name the same place the first one counts."""
+    """All of it; of two that cannot be there at once the first one counts."""
     every = tuple(owed)
     layout: dict[tuple[int, int], Instance] = {}
     for one in (one for those in every for one in those.layout):
-        layout.setdefault((one.profile, one.start), one)
+        same = layout.get((one.profile, one.start))
+        if same is not None:
+            parts = tuple(part for part in one.parts if not _overlaps(part, same.parts))
+            layout[one.profile, one.start] = replace(same, parts=same.parts + parts)
+        elif not _overlaps(one, layout.values()):
+            layout[one.profile, one.start] = one
     return Owed(any(those.persistence for those in every), tuple(layout.values()))
+
+
+def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
+    return any(one.start < it.start + it.size and it.start < one.start + one.size for it in others)
+
+
+def finish(session: Session, gpu: str, left: Iterable[Owed]) -> None:
+    """Give the GPU what earlier resets left, but for what has no room beside the slices that are there now."""
+    there = Owed(persistence=False, layout=slices.layout(session, gpu))
+    bring_back(session, gpu, together((there, *left)))
 
 
 def bring_back(session: Session, gpu: str, owed: Owed) -> None:

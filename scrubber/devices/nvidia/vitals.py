@@ -10,16 +10,31 @@ from collections.abc import Callable
 
 import pynvml
 
-from scrubber.core.model import Vitals
+from scrubber.core.model import Ailment, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import boards, users
 from scrubber.devices.nvidia.library import SLICE, Handle, ResetRequiredError, Session
 from scrubber.devices.nvidia.users import Lives, Usage
 
+Signs = Callable[[Session, Handle], tuple[Sign, ...]]
 
-def of(nvml: Session, uuid: str, lives: Lives, leaked: Callable[[Usage], int] = users.leaked) -> Vitals:
+_REBOOT = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the driver asks for a reboot of the node",
+    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
+}
+
+
+def no_signs(_nvml: Session, _gpu: Handle) -> tuple[Sign, ...]:
+    """Nobody looks for any."""
+    return ()
+
+
+def of(
+    nvml: Session, uuid: str, lives: Lives, leaked: Callable[[Usage], int] = users.leaked, signs: Signs = no_signs
+) -> Vitals:
     """Health of a GPU or a slice; ``leaked`` says how much of its memory nobody answers for who ``lives``.
 
+    ``signs`` are those of the whole GPU, beside the driver's wish for a reboot.
     A GPU that has been sliced is lost as a whole: there is nothing to be handed out under its name.
     """
     try:
@@ -28,17 +43,40 @@ def of(nvml: Session, uuid: str, lives: Lives, leaked: Callable[[Usage], int] = 
         if gpu is handle and boards.sliced(nvml, gpu):
             return Vitals(lost=True)
         pending, failed = _remaps(nvml, gpu)
+        wish = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return Vitals(
             ecc_uncorrectable=_uncorrectable(nvml, gpu),
             remap_pending=pending,
             remap_failed=failed,
-            reset_required=_wants_reset(nvml, gpu),
+            reset_required=wish not in {None, pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *_REBOOT},
             leaked_bytes=leaked(users.look(nvml, handle, lives)),
+            signs=(*_reboots(wish), *signs(nvml, gpu)),
         )
     except DeviceLostError:
         return Vitals(lost=True)
     except ResetRequiredError:
         return Vitals(reset_required=True)
+
+
+def worsened(before: Vitals, after: Vitals) -> str | None:
+    """What was told meanwhile that had not been told before."""
+    if after.lost and not before.lost:
+        return "it fell off its bus"
+    if after.ecc_uncorrectable > before.ecc_uncorrectable:
+        return f"{after.ecc_uncorrectable - before.ecc_uncorrectable} new uncorrectable memory error(s) were counted"
+    if after.remap_failed and not before.remap_failed:
+        return "a memory row could not be remapped"
+    if after.remap_pending and not before.remap_pending:
+        return "a memory row came to wait for its remapping"
+    if after.reset_required and not before.reset_required:
+        return "the driver asked for a reset"
+    if _reboot_wanted(after) and not _reboot_wanted(before):
+        return "the driver asked for a reboot"
+    return None
+
+
+def _reboot_wanted(vitals: Vitals) -> bool:
+    return any(sign.ailment is Ailment.REBOOT_REQUIRED for sign in vitals.signs)
 
 
 def _gpu(nvml: Session, uuid: str, handle: Handle) -> Handle:
@@ -63,7 +101,6 @@ def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
     return bool(pending), bool(failed)
 
 
-def _wants_reset(nvml: Session, gpu: Handle) -> bool:
-    """Any wish of the driver's, also one that a reset may not fulfil: it is told again afterwards."""
-    wish = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
-    return wish not in (None, pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
+def _reboots(wish: int | None) -> tuple[Sign, ...]:
+    """Any other wish is one for a reset, also one that a reset may not fulfil: it is told again afterwards."""
+    return (Sign(Ailment.REBOOT_REQUIRED, _REBOOT[wish]),) if wish in _REBOOT else ()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from scrubber import log
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, Care, DeviceError
 from scrubber.devices.simulated import condition, containers, documents, layout, lease
+from scrubber.devices.simulated.bell import Bell
 from scrubber.devices.simulated.documents import Driver
 from scrubber.devices.simulated.layout import Place
+
+logger = log.get("simulated")
 
 
 class Simulated:
@@ -17,13 +21,17 @@ class Simulated:
     name: str = layout.NAME
     lists_users: bool = False
     one_driver: bool = False
-    clears: bool = True
     pace: float = 1.0
 
     def __init__(self, root: Path) -> None:
         """Look at what is there on the first question."""
         self._root = root
         self._known: dict[str, tuple[Place, DeviceInfo]] = {}
+        self._bell: Bell | None = None
+
+    def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
+        """Nothing: a file needs none."""
+        return None
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """Every device that is there, or was once: a known one that cannot be read any more is still named."""
@@ -58,6 +66,10 @@ class Simulated:
         """Health as the device's files say it now."""
         return condition.vitals(self._present(uuid))
 
+    def heard(self, uuid: str) -> Vitals | None:
+        """Its event log, also while it hangs."""
+        return Vitals(xids=condition.xids(self._present(uuid)), partial=True)
+
     def files(self, uuid: str) -> tuple[str, ...]:
         """The memory file."""
         return (str(self._place(uuid).memory),)
@@ -78,9 +90,33 @@ class Simulated:
         """The simulated containers of which any process still runs."""
         return containers.living()
 
+    def owed(self) -> dict[str, Address]:
+        """A reset takes nothing away."""
+        return {}
+
     def in_reset(self, uuid: str) -> bool:  # noqa: ARG002 - the port's
         """A reset ends with the worker that does it."""
         return False
+
+    def alarm(self) -> int | None:
+        """The GPUs' documents and event logs are watched; not where this user has too many such watches."""
+        try:
+            self._bell = self._bell or Bell(layout.places(self._root))
+        except OSError as error:
+            logger.warning("cannot watch the simulated GPUs: they are looked at once in a while", error=str(error))
+            return None
+        return self._bell.fileno()
+
+    def hush(self) -> None:
+        """Until the next change."""
+        if self._bell is not None:
+            self._bell.hush()
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._bell is not None:
+            self._bell.close()
+        self._bell = None
 
     def let_go(self) -> None:
         """Files need no driver."""

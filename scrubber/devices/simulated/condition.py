@@ -29,24 +29,25 @@ def stall(place: Place, meanwhile: Callable[[], None]) -> None:
 
 
 def vitals(place: Place) -> Vitals:
-    """Health from the counters and the event log."""
-    lost = faults(place).lost
+    """Health from the counters, the faults and the event log."""
+    found = faults(place)
     counters = documents.read(place.counters, Counters)
     return Vitals(
-        lost=lost,
+        lost=found.lost,
         xids=xids(place),
         ecc_uncorrectable=counters.ecc_uncorrectable,
         remap_pending=counters.remap_pending,
         remap_failed=counters.remap_failed,
         leaked_bytes=counters.leaked_bytes,
+        signs=found.signs,
     )
 
 
 def xids(place: Place) -> tuple[Xid, ...]:
-    """The event log, numbered by line; a line that is no number, or not ended yet, makes it unreadable."""
+    """The event log, numbered by line; a line that says anything else, or is not ended yet, makes it unreadable."""
     try:
         return _numbered(place.events.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:  # TypeError: a line with too many words
         raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
 
 
@@ -54,4 +55,12 @@ def _numbered(text: str) -> tuple[Xid, ...]:
     *lines, rest = text.split("\n")
     if rest:
         raise ValueError("the last line is not complete")
-    return tuple(Xid(number, int(line)) for number, line in enumerate(lines, start=1))
+    events: list[Xid] = []
+    for line in lines:
+        events.append(_event(events[-1].number if events else 0, *line.split(" ")))
+    return tuple(events)
+
+
+def _event(before: int, code: str, at: str = "0") -> Xid:
+    """Numbered by its time, as those of a real driver are: a log that was begun anew goes on with greater ones."""
+    return Xid(max(before + 1, int(float(at) * 1e6)), int(code), float(at))

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo
-from scrubber.devices.simulated import documents, layout
+from scrubber.devices.simulated import chip, documents, layout
 from scrubber.devices.simulated.documents import Counters, Driver, Faults, Settings
 from scrubber.devices.simulated.layout import Place
 
@@ -59,6 +59,7 @@ def _make(root: Path, index: int, memory_bytes: int) -> None:
     place.directory.mkdir(mode=0o700)
     place.memory.touch(mode=0o600)
     os.truncate(place.memory, memory_bytes)
+    chip.make(place)
     place.events.touch(mode=0o600)
     info = DeviceInfo(uuid=f"GPU-{uuid.uuid4()}", index=index, model="Simulated GPU", memory_bytes=memory_bytes)
     documents.write(place.device, info)

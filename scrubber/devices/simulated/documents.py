@@ -1,6 +1,7 @@
 """The small files beside a simulated GPU's memory: replaced whole, read strictly.
 
-A file that is missing, half written or not exactly as expected is a ``DeviceError``, never a healthy default.
+A file that is missing, half written or not exactly as expected is a ``DeviceError``, never a healthy default. Only what
+a later version added may be missing, where it is marked so: GPUs that were made before go on working.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum, EnumMeta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from scrubber.core.model import DeviceInfo
+from scrubber.core.model import DeviceInfo, Sign
 from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
+LATER = {"later": True}  # a field that documents of an older version do not have
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,9 @@ class Faults:
     reset: Resetting = Resetting.WORKS
     reset_seconds: float = 0.0
     stuck_bits: tuple[StuckBit, ...] = ()
+    bad_units: tuple[int, ...] = field(default=(), metadata=LATER)  # these compute wrongly
+    skip_scratch: bool = field(default=False, metadata=LATER)  # a scratch that reports success and does nothing
+    signs: tuple[Sign, ...] = field(default=(), metadata=LATER)  # what is told of it until it is healed
 
 
 Document = Driver | Settings | Counters | Faults | DeviceInfo
@@ -130,8 +135,9 @@ def _decode(kind: Any, value: object) -> object:  # noqa: ANN401 -- a kind is wh
 
 
 def _decode_fields(kind: type, value: object) -> object:
-    names = {field.name for field in fields(kind)}
-    if not isinstance(value, dict) or value.keys() != names:
+    names = {it.name for it in fields(kind)}
+    needed = {it.name for it in fields(kind) if not it.metadata.get("later")}
+    if not isinstance(value, dict) or not needed <= value.keys() <= names:
         raise ValueError(f"expected exactly the fields {', '.join(sorted(names))}")
     hints = get_type_hints(kind)
-    return kind(**{name: _decode(hints[name], value[name]) for name in names})
+    return kind(**{name: _decode(hints[name], said) for name, said in value.items()})

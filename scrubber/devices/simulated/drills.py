@@ -5,12 +5,14 @@ A drill changes documents only; processes that use a GPU are started by ``tenant
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from scrubber.core.model import Ailment, Sign
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import documents, layout
+from scrubber.devices.simulated import chip, documents, layout
 from scrubber.devices.simulated.documents import Counters, Faults, Resetting, StuckBit
 
 _BITS = 8
@@ -19,7 +21,7 @@ _BITS = 8
 def xid(root: Path, uuid: str, code: int) -> None:
     """The driver reports an error event."""
     with layout.find(root, uuid).events.open("a") as log:
-        log.write(f"{code}\n")
+        log.write(f"{code} {time.clock_gettime(time.CLOCK_BOOTTIME)}\n")
 
 
 def ecc(root: Path, uuid: str, count: int = 1) -> None:
@@ -69,6 +71,23 @@ def stall_clears(root: Path, uuid: str) -> None:
 def skip_clears(root: Path, uuid: str) -> None:
     """Clears report success and write nothing."""
     _change_faults(root, uuid, lambda old: replace(old, skip_clears=True))
+
+
+def skip_scratch(root: Path, uuid: str) -> None:
+    """Overwriting the memory on the chip reports success and does nothing."""
+    _change_faults(root, uuid, lambda old: replace(old, skip_scratch=True))
+
+
+def bad_compute(root: Path, uuid: str, unit: int = 0) -> None:
+    """One more unit computes wrongly."""
+    if not 0 <= unit < chip.UNITS:
+        raise DeviceError(f"cannot break unit {unit}: there are {chip.UNITS} of them, counted from 0")
+    _change_faults(root, uuid, lambda old: replace(old, bad_units=(*old.bad_units, unit)))
+
+
+def sign(root: Path, uuid: str, ailment: Ailment, detail: str) -> None:
+    """One more thing is told to be wrong with it, for as long as it is not healed."""
+    _change_faults(root, uuid, lambda old: replace(old, signs=(*old.signs, Sign(ailment, detail))))
 
 
 def drift(root: Path, uuid: str, power_limit_watts: int) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from scrubber.core.model import Mismatch, Vitals
+from scrubber.core.measured import Scratched, Tested
+from scrubber.core.model import Mismatch, Uncovered, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
-from scrubber.devices.simulated import condition, documents, layout, memory, patterns
+from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
 from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Settings
 from scrubber.devices.simulated.layout import Place
 from scrubber.devices.simulated.patterns import Pattern
@@ -22,7 +23,7 @@ class SimulatedGpu:
         """Touch nothing yet."""
         self._place = Place(directory)
 
-    def reset(self) -> None:
+    def reset(self) -> str:
         """Forget what is volatile: counters, leaks, pending remaps, settings. The memory keeps its bytes."""
         faults = self._answer()
         if faults.reset is Resetting.REFUSED:
@@ -34,6 +35,7 @@ class SimulatedGpu:
             counters = documents.read(self._place.counters, Counters)
             documents.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
             documents.write(self._place.settings, Settings())
+        return "the simulated driver forgot all that is volatile"
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
         """Count what is there, then write and read back each pattern."""
@@ -49,8 +51,9 @@ class SimulatedGpu:
                 self._answer()
                 cells.fill(pattern, step)
                 mismatch = memory.joined(mismatch, cells.compare(pattern, step))
-            covered = cells.size if wanted else 0
-            return Cleared(covered, self._allocatable(cells.size), residue, mismatch)
+            covered, allocatable = cells.size if wanted else 0, self._allocatable(cells.size)
+            missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
+            return Cleared(covered, allocatable, residue.bytes, mismatch, residue.begins, missing)
 
     def verify(self, progress: Progress) -> Verified:
         """Read all of the memory: every byte must be zero."""
@@ -58,6 +61,20 @@ class SimulatedGpu:
         with memory.opened(self._place, faults.stuck_bits) as cells:
             mismatch = cells.compare(patterns.zero, _counted(progress, cells.size))
             return Verified(cells.size, self._allocatable(cells.size), mismatch)
+
+    def scratch(self, key: bytes) -> Scratched:
+        """Overwrite the memory on the chip, unit by unit, read it back, and leave zeros."""
+        faults = self._answer()
+        if faults.skip_scratch:
+            return Scratched(chip.UNITS, chip.UNITS)
+        return chip.scrub(self._place, key)
+
+    def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
+        """Addresses, inversions, random data and arithmetic; the zeros that are left come on top of the time."""
+        faults = self._answer()
+        box = selftest.Box(time.monotonic() + seconds, self._answer)
+        with memory.opened(self._place, faults.stuck_bits) as cells:
+            return selftest.run(cells, key, faults.bad_units, box, progress)
 
     def restore_settings(self) -> tuple[str, ...]:
         """Bring back the baseline; says what had drifted."""

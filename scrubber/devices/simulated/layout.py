@@ -28,6 +28,11 @@ class Place:
         return self.directory / "memory"
 
     @property
+    def chip(self) -> Path:
+        """The file that is the memory on the chip, unit after unit; GPUs of an older version have none yet."""
+        return self.directory / "scratch"
+
+    @property
     def device(self) -> Path:
         """What the device is."""
         return self.directory / "device.json"
@@ -54,7 +59,7 @@ class Place:
 
     @property
     def events(self) -> Path:
-        """The driver's error events: one XID a line."""
+        """The driver's error events, one a line: the XID, and the uptime at which it was reported."""
         return self.directory / "events.log"
 
     def info(self) -> DeviceInfo:

@@ -17,6 +17,17 @@ from scrubber.devices.simulated.patterns import CHUNK, Pattern
 Step = Callable[[int], None]  # bytes done
 
 
+PLACES = 4  # so many are told, one a chunk: enough to find them, too few to tell what they were
+
+
+@dataclass(frozen=True, slots=True)
+class Residue:
+    """What the last user left: how much, and where."""
+
+    bytes: int
+    begins: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """All of a device's memory, as long as it stays open."""
@@ -25,20 +36,19 @@ class Memory:
     size: int
     stuck_bits: tuple[StuckBit, ...]
 
-    def residue(self, step: Step) -> int:
-        """How many bytes are not zero."""
-        count = 0
+    def residue(self, step: Step) -> Residue:
+        """How many bytes are not zero, and where they begin."""
+        count, begins = 0, list[int]()
         for number, chunk in self._chunks(step):
             if chunk != patterns.zero(number, len(chunk)):
                 count += len(chunk) - chunk.count(0)
-        return count
+                begins.append(number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
+        return Residue(count, tuple(begins[:PLACES]))
 
     def fill(self, pattern: Pattern, step: Step) -> None:
         """Write a pattern everywhere."""
         for number, offset, length in _pieces(self.size):
-            data = self._as_held(offset, pattern(number, length))
-            if os.pwrite(self.handle, data, offset) != length:
-                raise DeviceError(f"cannot write memory at offset {offset}: it took only a part")
+            self._write(offset, pattern(number, length))
             step(length)
 
     def compare(self, pattern: Pattern, step: Step) -> Mismatch | None:
@@ -50,15 +60,35 @@ class Memory:
                 found = joined(found, _difference(number * CHUNK, expected, chunk))
         return found
 
+    def swap(self, old: Pattern, new: Pattern, step: Step, *, downwards: bool) -> Mismatch | None:
+        """Read each chunk back and write another pattern over it at once, from either end: the first difference."""
+        found: Mismatch | None = None
+        pieces = list(_pieces(self.size))
+        for number, offset, length in reversed(pieces) if downwards else pieces:
+            chunk, expected = self._read(offset, bytearray(length)), old(number, length)
+            if chunk != expected:
+                wrong = _difference(offset, expected, chunk)
+                found = joined(wrong, found) if downwards else joined(found, wrong)
+            self._write(offset, new(number, length))
+            step(length)
+        return found
+
     def _chunks(self, step: Step) -> Iterator[tuple[int, bytearray]]:
         buffer = bytearray(CHUNK)
         for number, offset, length in _pieces(self.size):
             if length != len(buffer):
                 buffer = bytearray(length)
-            if os.preadv(self.handle, [buffer], offset) != length:
-                raise DeviceError(f"cannot read memory at offset {offset}: it gave only a part")
-            yield number, buffer
+            yield number, self._read(offset, buffer)
             step(length)
+
+    def _read(self, offset: int, into: bytearray) -> bytearray:
+        if os.preadv(self.handle, [into], offset) != len(into):
+            raise DeviceError(f"cannot read memory at offset {offset}: it gave only a part")
+        return into
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        if os.pwrite(self.handle, self._as_held(offset, data), offset) != len(data):
+            raise DeviceError(f"cannot write memory at offset {offset}: it took only a part")
 
     def _as_held(self, offset: int, data: memoryview) -> memoryview | bytearray:
         """What these cells will hold: the data, but for the bits that are stuck."""

@@ -6,6 +6,7 @@ amount in every chunk: memory that answers with an older clear, another chunk or
 
 from __future__ import annotations
 
+import array
 import hashlib
 from collections.abc import Callable
 
@@ -14,6 +15,9 @@ CHUNK = 2**20
 Pattern = Callable[[int, int], memoryview]  # chunk number, length -> bytes
 
 _ZEROS = memoryview(bytes(CHUNK))
+_EVEN = memoryview(b"\x55" * CHUNK)
+_ODD = memoryview(b"\xaa" * CHUNK)
+_WORDS = array.array("Q", range(0, CHUNK, 8)).tobytes()  # each the offset of itself in its chunk
 _TURN = 0x5BD1  # odd: every chunk number below CHUNK gets a turn of its own, and neighbours lie far apart
 
 
@@ -31,6 +35,24 @@ def keyed(key: bytes) -> Pattern:
         return stream[start : start + length]
 
     return pattern
+
+
+def even(_number: int, length: int) -> memoryview:
+    """Every other bit, the same everywhere."""
+    return _EVEN[:length]
+
+
+def odd(_number: int, length: int) -> memoryview:
+    """The other bits."""
+    return _ODD[:length]
+
+
+def address(number: int, length: int) -> memoryview:
+    """Every word says where it lies: memory whose addresses are crossed shows what lies elsewhere."""
+    words = bytearray(_WORDS)
+    for place, part in enumerate(number.to_bytes(4, "little"), start=4):
+        words[place::8] = bytes((part,)) * (CHUNK // 8)
+    return memoryview(words)[:length]
 
 
 def named(name: str, key: bytes) -> Pattern:

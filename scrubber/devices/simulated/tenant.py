@@ -1,6 +1,8 @@
-"""A process that uses a simulated GPU: ``python -m scrubber.devices.simulated.tenant MEMORY stay|linger OFFSET...``.
+"""A process that uses a simulated GPU.
 
-It writes what it reads from stdin to each offset, says its pid on stdout, and keeps the memory open until it is ended.
+``python -m scrubber.devices.simulated.tenant MEMORY CHIP stay|linger OFFSET...`` writes what it reads from stdin to
+each offset of the memory, and to both ends of the memory on the chip what there is room for; it says its pid on stdout,
+and keeps the memory open until it is ended.
 ``linger`` does not listen to SIGTERM. It imports almost nothing, so that many can be started quickly.
 """
 
@@ -11,7 +13,7 @@ import signal
 import sys
 
 
-def main(memory: str, manner: str, *offsets: str) -> None:
+def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
     """Become nobody's child, write, tell, and wait for a signal."""
     if os.fork():
         os._exit(0)  # whoever started us collects this one at once; init will collect the other
@@ -22,6 +24,7 @@ def main(memory: str, manner: str, *offsets: str) -> None:
     for offset in offsets:
         if os.pwrite(handle, secret, int(offset)) != len(secret):
             raise OSError(f"cannot write {len(secret)} bytes at offset {offset}")
+    _leave_on(chip, secret)
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
     os.write(1, f"{os.getpid()}\n".encode())
@@ -29,6 +32,15 @@ def main(memory: str, manner: str, *offsets: str) -> None:
     os.dup2(nowhere, 2)
     while True:
         signal.pause()
+
+
+def _leave_on(chip: str, secret: bytes) -> None:
+    handle = os.open(chip, os.O_RDWR | os.O_CLOEXEC)
+    size = os.fstat(handle).st_size
+    data = secret[: size // 2]
+    os.pwrite(handle, data, 0)
+    os.pwrite(handle, data, size - len(data))
+    os.close(handle)
 
 
 if __name__ == "__main__":

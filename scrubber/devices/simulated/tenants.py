@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import containers, layout
+from scrubber.devices.simulated import chip, containers, layout
 from scrubber.devices.simulated.layout import Place
 
 _START_SECONDS = 10.0
@@ -20,7 +20,10 @@ _END_SECONDS = 5.0
 
 
 def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0) -> int:
-    """Start a process in a container that holds the secret in memory, here, halfway and at the very end; its pid."""
+    """Start a process in a container that leaves the secret in memory, here, halfway and at the very end; its pid.
+
+    On the chip it leaves it, too.
+    """
     place = layout.find(root, uuid)
     size = place.info().memory_bytes
     if len(secret) > size // 2:
@@ -46,18 +49,27 @@ def release(root: Path, uuid: str) -> tuple[int, ...]:
 
 def scan(root: Path, uuid: str, needle: bytes) -> int:
     """How often the next tenant would find some bytes: reads all of the memory, as any tenant may."""
+    return _count(layout.find(root, uuid).memory, needle)
+
+
+def scan_chip(root: Path, uuid: str, needle: bytes) -> int:
+    """How often the next tenant would find some bytes in the memory on the chip."""
+    return _count(layout.find(root, uuid).chip, needle)
+
+
+def _count(path: Path, needle: bytes) -> int:
     count, at = 0, -1
-    memory = layout.find(root, uuid).memory
-    with memory.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as cells:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as cells:
         while (at := cells.find(needle, at + 1)) >= 0:
             count += 1
     return count
 
 
 def _start(place: Place, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]) -> int:
-    command = (sys.executable, "-P", "-m", "scrubber.devices.simulated.tenant", str(place.memory), manner)
+    chip.make(place)
+    program = (sys.executable, "-P", "-m", "scrubber.devices.simulated.tenant")
     done = subprocess.run(
-        [*command, *map(str, offsets)],
+        [*program, str(place.memory), str(place.chip), manner, *map(str, offsets)],
         input=secret,
         capture_output=True,
         env=environment,

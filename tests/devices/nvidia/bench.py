@@ -73,7 +73,7 @@ def place(rig, number: int, **more: object) -> str:
         "slices": "wait",
         "wanted": {},
         "resets": str(rig.settings.parent / "resets"),
-        "domain": gpu.uuid,
+        "locks": [gpu.uuid],
     }
     return json.dumps(said | more)
 
@@ -83,13 +83,18 @@ def touch(rig, number: int, users=nobody, **more: object) -> NvidiaGpu:
     return NvidiaGpu(place(rig, number, **more), users, rig.library)
 
 
+def lock(rig, number: int = 0) -> Path:
+    """What whoever resets that GPU holds."""
+    return locks.file_of(rig.settings.parent / "resets", rig.gpu(number).uuid)
+
+
 def target(rig, **more):
     """The first GPU, to be reset by somebody who may and has little patience."""
     gpu = rig.gpu(0)
     means = ("nvidia-smi", "function")
-    lock, notes = locks.file_of(rig.settings.parent / "resets", gpu.uuid), Notes(rig.settings, gpu.uuid)
+    notes = Notes(rig.settings, gpu.uuid)
     plain = Target(
-        gpu.uuid, gpu.pci, rig.host, means, nobody, rig.library, lock, notes, privileged=True, patience=SHORT
+        gpu.uuid, gpu.pci, rig.host, means, nobody, rig.library, (lock(rig),), notes, privileged=True, patience=SHORT
     )
     return replace(plain, **more)
 

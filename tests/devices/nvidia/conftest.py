@@ -29,9 +29,10 @@ class Rig:
     host: Host
     library: Library
 
-    def backend(self) -> Nvidia:
+    def backend(self, **more) -> Nvidia:
         """A new one: it has seen nothing yet."""
-        return Nvidia(self.host, lambda pid: f"pod-{pid}", lambda: frozenset({"pod-1"}), self.settings, self.library)
+        living = frozenset({"pod-1"})
+        return Nvidia(self.host, lambda pid: f"pod-{pid}", lambda: living, self.settings, self.library, **more)
 
     @property
     def settings(self) -> Path:
@@ -43,9 +44,7 @@ class Rig:
 
     def cut(self, number: int, *slices) -> tuple[str, ...]:
         """A GPU into slices, as the driver shows it."""
-        uuids = self.gpu(number).cut(slices)
-        self.root.lay_out()
-        return uuids
+        return self.gpu(number).cut(slices)
 
     def reload_driver(self) -> None:
         """The same version of it, loaded anew."""
@@ -62,11 +61,19 @@ def namespace(host: Host, name: str) -> None:
     link.symlink_to(name)
 
 
+def boot(host: Host, name: str) -> None:
+    """Which start of the node this is."""
+    file = host.proc / "sys/kernel/random/boot_id"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{name}\n")
+
+
 @pytest.fixture
 def rig(stage: Stage, nvml: Machine) -> Rig:
     """Eight H200 on switches, seen from the initial process namespace."""
     host = Host(stage.root.path, stage.root.path / "proc")
     namespace(host, INITIAL)
+    boot(host, "boot-1")
     for pid in RUNNING:
         (host.proc / str(pid)).mkdir()
     return Rig(nvml, stage.root, host, Library())

@@ -10,6 +10,7 @@ import sys
 import pynvml
 import pytest
 
+from scrubber.cuda import warmth
 from scrubber.devices.base import Backend, Care, DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.users import IDLE_AT_MOST
@@ -21,6 +22,31 @@ CARE = Care(("nvidia-smi", "function"), "wait", {"compute_mode": "default"})
 def test_the_backend_fits_the_port(rig) -> None:
     port: Backend = rig.backend()
     assert port.name == "nvidia"
+
+
+@pytest.mark.parametrize(
+    ("major", "minor", "lacks"),
+    [
+        (7, 0, "compute capability 7.0 is older than 7.5, which the kernels need"),
+        (7, 5, None),
+        (10, 0, None),
+        (None, None, None),
+    ],
+)
+def test_a_gpu_that_says_that_it_is_too_old_for_the_kernels_is_not_begun_with(
+    rig, monkeypatch, major, minor, lacks
+) -> None:
+    monkeypatch.setattr(warmth, "missing", lambda: None)
+    rig.gpu(0).set({"compute.major": major, "compute.minor": minor})
+    backend = rig.backend()
+    old, other, *_ = backend.inventory()
+    assert (backend.lacks(old), backend.lacks(other)) == (lacks, None)
+
+
+def test_without_cupy_nothing_is_begun_with(rig, monkeypatch) -> None:
+    monkeypatch.setattr(warmth, "missing", lambda: "CuPy is not installed")
+    backend = rig.backend()
+    assert {backend.lacks(device) for device in backend.inventory()} == {"CuPy is not installed"}
 
 
 def test_a_worker_is_told_all_that_it_needs(rig) -> None:
@@ -42,7 +68,8 @@ def test_a_worker_is_told_all_that_it_needs(rig) -> None:
         "reset_seconds": 60.0,
         "wanted": {"compute_mode": "default"},
         "resets": str(rig.settings.parent / "resets"),
-        "domain": gpu.uuid,
+        "locks": [gpu.uuid],
+        "links": [],
         "idle_bytes": 4 * 2**20,
     }
 

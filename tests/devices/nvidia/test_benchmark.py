@@ -68,7 +68,7 @@ def test_it_reads_and_does_nothing_else(rig) -> None:
 def test_whatever_the_service_asks_is_among_the_questions(rig) -> None:
     rig.cut(0, Slice())
     used = {
-        name for file in (ROOT / "scrubber/devices/nvidia").glob("*.py") for name in ASKED.findall(file.read_text())
+        name for file in (ROOT / "scrubber/devices/nvidia").rglob("*.py") for name in ASKED.findall(file.read_text())
     }
     with rig.library.session() as nvml:
         asked = {question.name for question in questions(nvml)}

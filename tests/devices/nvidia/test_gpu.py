@@ -12,14 +12,14 @@ import pynvml
 import pytest
 
 from policies.hardware import Clocks, ComputeMode, Means, Settings, Slices
-from scrubber.core.model import Vitals
+from scrubber.core.model import Ailment, Sign, Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
 from scrubber.devices.nvidia import conditions, reset, smi
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.place import RECREATE, WAIT, placed
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_kernel, by_tool, nobody, place, somebody, touch
-from tests.fakes.nvml.machine import Process
+from tests.fakes.nvml.machine import Process, Slice
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
 gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
@@ -46,18 +46,25 @@ def test_vitals_are_the_drivers(rig) -> None:
     assert touch(rig, 0).vitals() == Vitals(ecc_uncorrectable=2, reset_required=True)
 
 
+def test_a_worker_misses_the_links_that_were_up_before(rig) -> None:
+    rig.gpu(0).set({"nvlink.3": "0 2 4 00000000:05:00.0", "nvlink.5": "0 2 4 00000000:05:00.0"})
+    assert touch(rig, 0, links=[0, 1, 3]).vitals().signs == (
+        Sign(Ailment.LINKS, "1 of 3 NVLinks that were up are down: 3"),
+    )
+    assert touch(rig, 0, links=[0, 1]).vitals() == touch(rig, 0).vitals() == Vitals()
+
+
+def test_a_slice_has_no_links_to_miss(rig) -> None:
+    rig.gpu(0).set({"nvlink.3": "0 2 4 00000000:05:00.0"})
+    [uuid] = rig.cut(0, Slice())
+    assert slice_of(rig, uuid, links=[3]).vitals() == Vitals()
+
+
 def test_what_was_in_use_while_it_was_idle_is_no_leak(rig) -> None:
     rig.gpu(0).set({"memory.used": 100 * 2**20})
     assert touch(rig, 0, idle_bytes=90 * 2**20).vitals() == Vitals()
     assert touch(rig, 0, idle_bytes=10 * 2**20).vitals() == Vitals(leaked_bytes=90 * 2**20)
     assert touch(rig, 0).vitals().leaked_bytes > 0
-
-
-def test_it_cannot_clear_or_verify_yet(rig) -> None:
-    with pytest.raises(DeviceError, match="cannot clear: this version has no CUDA worker yet"):
-        touch(rig, 0).clear(b"k" * 16, ("zero",), lambda _done, _total: None)
-    with pytest.raises(DeviceError, match="cannot verify: this version has no CUDA worker yet"):
-        touch(rig, 0).verify(lambda _done, _total: None)
 
 
 def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
@@ -83,7 +90,7 @@ def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
     whole = json.loads(place(rig, 0))
     said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
     assert (said.means, said.slices, said.baseline, said.wanted) == (("nvidia-smi",), "wait", None, {})
-    assert (said.resets, said.domain, said.reset_seconds) == (None, None, 60)
+    assert (said.resets, said.locks, said.owed_only, said.reset_seconds) == (None, (), False, 60)
 
 
 @pytest.mark.usefixtures("root", "gpu")
@@ -103,7 +110,7 @@ def test_without_a_look_at_the_processes_nothing_is_reset(rig) -> None:
 @pytest.mark.usefixtures("root", "gpu")
 def test_a_reset_is_safe_to_run_twice(rig) -> None:
     one = touch(rig, 0)
-    one.reset()
+    assert one.reset() == "by nvidia-smi"
     one.reset()
     assert len(by_tool(rig)) == 2
 
@@ -253,7 +260,7 @@ def test_the_slices_of_a_gpu_that_tells_nothing_before_its_reset_are_missed_afte
 def test_a_slice_is_made_anew_and_its_neighbours_go_on(rig, cut) -> None:
     rig.gpu(0).run(Process(77, gi=6, ci=0))  # on the second
     before = rig.machine.read()
-    slice_of(rig, cut[0], slices="recreate").reset()
+    assert slice_of(rig, cut[0], slices="recreate").reset() == "the slice was made anew"
     assert there(rig) == set(cut)
     assert {key: value for key, value in rig.machine.read().items() if ".mig." in key or ".gi." in key} == {
         key: value for key, value in before.items() if ".mig." in key or ".gi." in key

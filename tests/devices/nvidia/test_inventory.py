@@ -144,7 +144,6 @@ def test_a_slice_whose_device_nodes_cannot_be_told_is_not_offered(rig) -> None:
 def test_slices_that_share_their_memory_are_not_offered(rig) -> None:
     first, second, third = rig.cut(0, Slice(), Slice(), Slice())
     rig.gpu(0).set({"mig.1.gi": rig.gpu(0)["mig.0.gi"], "mig.1.ci": 1})
-    rig.root.lay_out()
     with capture_logs() as logs:
         found = named(rig.backend())
     assert not {first, second} & {*found}

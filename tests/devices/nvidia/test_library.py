@@ -12,8 +12,10 @@ from scrubber.devices.nvidia import library
 from scrubber.devices.nvidia.library import (
     AbsentError,
     ArgumentError,
+    BusyError,
     CrowdedError,
     DriverGoneError,
+    ForbiddenError,
     ResetRequiredError,
     UntoldError,
     VersionSkewError,
@@ -30,6 +32,8 @@ KINDS: dict[int, type[DeviceError]] = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverGoneError,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UntoldError,
     pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
+    pynvml.NVML_ERROR_NO_PERMISSION: ForbiddenError,
+    pynvml.NVML_ERROR_IN_USE: BusyError,
     pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionSkewError,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: UntoldError,
@@ -89,11 +93,11 @@ def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> 
 def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
     monkeypatch.setattr(library, "LEAVES_WITHIN", 0.01)
     with rig.gpu(0).hanging("nvmlDeviceGetName") as file:
-        asking = threading.Thread(target=name_of, args=[rig], daemon=True)
+        asking = threading.Thread(name="stuck", target=name_of, args=[rig], daemon=True)
         asking.start()
         while "nvmlDeviceGetName" not in [call for _, call, _ in rig.machine.calls()]:
             asking.join(0.001)
-        with pytest.raises(DeviceError, match="has not been answered"):
+        with pytest.raises(DeviceError, match=r"has not been answered \(stuck\)"):
             rig.library.let_go()
         file.unlink()
         asking.join(5)
@@ -189,3 +193,28 @@ def test_fields_of_every_size_are_read(rig) -> None:
     with rig.library.session() as nvml:
         handle = nvml.handle(rig.gpu(0).uuid)
         assert [nvml.field(handle, number) for number in (230, 231, 232)] == [7, 2**40, None]
+
+
+def test_a_set_of_events_is_gone_before_nvml_is_closed_and_is_nobodys_afterwards(rig) -> None:
+    with rig.library.session() as nvml:
+        kept, freed = nvml.events(), nvml.events()
+        nvml.free(freed)
+    rig.library.close()
+    calls = [call for _, call, _ in rig.machine.calls()]
+    assert calls[-3:] == ["nvmlEventSetFree", "nvmlEventSetFree", "nvmlShutdown"]
+    name_of(rig)
+    rig.library.close()
+    assert [call for _, call, _ in rig.machine.calls()].count("nvmlEventSetFree") == 2
+    assert kept is not freed
+
+
+def test_a_set_that_cannot_be_freed_is_no_permission_to_reset_and_keeps_nvml_from_no_close(rig) -> None:
+    with rig.library.session() as nvml:
+        nvml.events()
+    rig.machine.fail("nvmlEventSetFree", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match="cannot close NVML"):
+        rig.library.let_go()
+    assert rig.machine.clients() == ()
+    assert name_of(rig) == "NVIDIA H200"
+    rig.library.let_go()
+    rig.library.take_up()

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from scrubber.devices.base import Care, DeviceError, NotNowError
-from scrubber.devices.nvidia import locks
+from scrubber.devices.nvidia import locks, neighbours
+from scrubber.devices.nvidia.backend import Nvidia
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
 from tests.fakes.nvml.machine import Slice
@@ -92,11 +95,79 @@ def test_what_goes_down_together_has_one_lock(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     place = json.loads(backend.address(cut[0], Care()).place)
-    assert (place["domain"], place["resets"]) == (rig.gpu(0).uuid, str(rig.settings.parent / "resets"))
+    assert (place["locks"], place["resets"]) == ([rig.gpu(0).uuid], str(rig.settings.parent / "resets"))
     assert not backend.in_reset(cut[1])
-    with locks.claimed(locks.file_of(Path(place["resets"]), place["domain"])):
+    with locks.claimed(locks.file_of(Path(place["resets"]), place["locks"][0])):
         assert [backend.in_reset(uuid) for uuid in (*cut, rig.gpu(1).uuid)] == [True, True, False]
     assert not backend.in_reset(cut[1])
+
+
+@pytest.fixture
+def pair(rig, monkeypatch) -> None:
+    """Two GPUs of the generation that goes down along its links, and are joined by one."""
+    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    for gpu in rig.machine.gpus:
+        gpu.set({f"nvlink.{link}": None for link in range(18)}, architecture=pynvml.NVML_DEVICE_ARCH_TURING)
+    rig.gpu(0).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
+    rig.gpu(1).set({"nvlink.0": f"1 0 4 {rig.gpu(0)['pci']}"})
+
+
+@pytest.mark.usefixtures("pair")
+def test_what_goes_down_with_another_is_in_its_reset_though_the_other_is_not_seen(rig) -> None:
+    """After a restart of the service nobody knows to whom it was joined."""
+    before, names = rig.backend(), [rig.gpu(number).uuid for number in (0, 1)]
+    before.inventory()
+    place = json.loads(before.address(names[0], Care()).place)
+    assert place["locks"] == names
+    rig.gpu(0).set(absent=True)
+    after = rig.backend()
+    after.inventory()
+    assert not after.in_reset(names[1])
+    with locks.claimed(*(locks.file_of(Path(place["resets"]), name) for name in place["locks"])):
+        assert [after.in_reset(uuid) for uuid in (*names, rig.gpu(2).uuid)] == [True, True, False]
+
+
+@pytest.mark.usefixtures("pair")
+def test_who_is_seen_later_goes_down_with_those_that_it_is_joined_to(rig) -> None:
+    names = [rig.gpu(number).uuid for number in (0, 1, 2)]
+    rig.gpu(1).set({"nvlink.1": f"1 0 4 {rig.gpu(2)['pci']}"})
+    rig.gpu(2).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
+    rig.gpu(0).set(absent=True)
+    backend = rig.backend()
+    backend.inventory()
+    alone = json.loads(backend.address(names[2], Care()).place)["locks"]
+    rig.gpu(0).set(absent=False)
+    with locks.claimed(*(locks.file_of(rig.settings.parent / "resets", name) for name in alone)):
+        after = rig.backend()  # to which they have the name of the one that was away
+        after.inventory()
+        assert [after.in_reset(name) for name in names[1:]] == [True, True]
+    rig.library.renew()
+    backend.inventory()
+    domains = {info.uuid: info.reset_domain for info in backend.inventory()}
+    assert [domains[name] for name in names] == [names[1]] * 3
+    for name in names:
+        assert json.loads(backend.address(name, Care()).place)["locks"] == names
+
+
+@pytest.mark.usefixtures("root")
+def test_of_a_slice_that_was_never_seen_any_reset_may_be_the_one(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    assert not backend.in_reset("MIG-unknown")
+    with locks.claimed(bench.lock(rig, 3)):
+        assert backend.in_reset("MIG-unknown")
+        assert not backend.in_reset(rig.gpu(4).uuid)
+    with locks.claimed(locks.of_slices(bench.lock(rig, 3))):
+        assert not backend.in_reset("MIG-unknown")
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_a_reset_holds_the_locks_of_all_that_go_down_with_it(rig) -> None:
+    names = [rig.gpu(number).uuid for number in (0, 1)]
+    with locks.claimed(bench.lock(rig, 1)), pytest.raises(NotNowError):
+        touch(rig, 0, locks=names).reset()
+    with locks.claimed(bench.lock(rig, 2)):
+        touch(rig, 0, locks=names).reset()
 
 
 @pytest.mark.usefixtures("root", "gpu")
@@ -106,11 +177,30 @@ def test_a_slice_is_not_made_anew_while_its_gpu_is_reset_and_two_may_be_at_once(
     lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
     with locks.claimed(lock), pytest.raises(NotNowError):
         slices[0].reset()
-    with locks.claimed(lock, shared=True):
+    with locks.claimed(lock, locks.of_slices(lock), shared=True):
         slices[1].reset()
         assert not locks.held(lock)
         with pytest.raises(NotNowError):
             touch(rig, 0).reset()
+
+
+def test_a_start_waits_for_a_reset_that_was_left_behind_and_not_for_ever(rig) -> None:
+    lock = bench.lock(rig)
+    assert Nvidia.quiet(rig.settings, 0.0)  # nobody ever reset anything
+    with locks.claimed(lock):
+        assert not Nvidia.quiet(rig.settings, 0.3)
+    lock.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tool:
+        assert tool.stdout is not None
+        tool.stdout.readline()
+        threading.Timer(0.3, tool.kill).start()
+        assert Nvidia.quiet(rig.settings, 10.0)
+        assert tool.wait() != 0
+    lock.unlink()
+    lock.symlink_to(lock)
+    assert not Nvidia.quiet(rig.settings, 0.0)  # nobody can tell
 
 
 def test_a_look_keeps_nobody_out(tmp_path) -> None:
@@ -131,8 +221,8 @@ def test_a_look_keeps_nobody_out(tmp_path) -> None:
 
 def test_who_inherited_it_goes_on_holding_it(tmp_path) -> None:
     lock = tmp_path / "lock"
-    with locks.claimed(lock) as descriptor:
-        heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[descriptor])
+    with locks.claimed(lock) as held:
+        heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=held)
     assert locks.held(lock)
     heir.communicate(b"\n")
     assert not locks.held(lock)

@@ -89,7 +89,7 @@ def test_the_kernel_follows_a_tool_that_cannot_reset_this_device_or_is_not_there
 
 @pytest.mark.usefixtures("gpu")
 def test_the_tool_may_follow_the_kernel_whatever_that_did(rig, monkeypatch) -> None:
-    monkeypatch.setitem(reset.MEANS, KERNEL, lambda _target, _lock: Failed("the kernel's reset failed"))
+    monkeypatch.setitem(reset.MEANS, KERNEL, lambda _target, _held: Failed("the kernel's reset failed"))
     reset.reset(target(rig, means=(KERNEL, TOOL)))
     assert by_tool(rig)
 
@@ -215,12 +215,12 @@ def test_the_kernels_refusals_are_understood(rig, monkeypatch, number: int, mean
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("scrubber.devices.nvidia.sysfs.Path.write_text", refuse)
-    assert reset.MEANS[KERNEL](target(rig), -1) == meant
+    assert reset.MEANS[KERNEL](target(rig), ()) == meant
 
 
 @pytest.mark.usefixtures("gpu")
 def test_the_kernel_says_when_it_is_done(rig) -> None:
-    assert reset.MEANS[KERNEL](target(rig), -1) == Done()
+    assert reset.MEANS[KERNEL](target(rig), ()) == Done()
 
 
 # --- persistence mode ---

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
+import pynvml
 import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
-from scrubber.devices.nvidia import comeback, locks, reset, slices
+from scrubber.devices.nvidia import comeback, locks, reset, slices, unfinished
+from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.unfinished import Notes, Owed
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import nobody, target, touch
+from tests.fakes.nvml.machine import Slice
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
@@ -116,6 +120,51 @@ def test_it_is_owed_until_it_is_back_however_often_that_is_cut_off(rig, cut_off,
 
 
 @pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize("deed", ["reset", "restore_settings"])
+def test_what_an_operator_has_laid_out_since_is_not_taken_for_what_was_there_before(rig, deed: str) -> None:
+    """Of what is owed only that comes back for which there is room."""
+    new = rig.cut(0, Slice("3g.71gb", start=4))
+    getattr(whole(rig), deed)()
+    assert set(new) < there(rig)
+    assert (len(there(rig)), files(rig)) == (2, [])
+    assert rig.gpu(0)["gi.1.profile"] == "2"  # of the three: one had no place left, and one began where another is
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_layout_that_leaves_no_room_ends_the_debt(rig) -> None:
+    new = rig.cut(0, Slice("7g.141gb"))
+    whole(rig).restore_settings()
+    assert (there(rig), files(rig)) == (set(new), [])
+
+
+def test_two_slices_of_one_instance_are_owed_though_one_of_them_is_there() -> None:
+    first, second = slices.Part("MIG-1", 1, 0, 1), slices.Part("MIG-2", 1, 1, 1)
+    other = slices.Part("MIG-3", 2, 0, 2)
+    both = unfinished.together(Owed(False, (slices.Instance(9, 0, 4, (part,)),)) for part in (first, second, other))
+    assert both.layout == (slices.Instance(9, 0, 4, (first, second)),)
+
+
+def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, monkeypatch) -> None:
+    """Else their work on other slices would be cut off: they could not prove that nobody is on them."""
+    backend, seen = rig.backend(), []
+    backend.inventory()
+    finish = unfinished.finish
+
+    def looked_at(*about: Any) -> None:  # noqa: ANN401 - whatever it is, it is passed on
+        seen.append(backend.in_reset(rig.gpu(0).uuid))
+        with pytest.raises(NotNowError), locks.claimed(bench.lock(rig)):  # no reset begins meanwhile
+            pass
+        with pytest.raises(NotNowError), locks.claimed(locks.of_slices(bench.lock(rig)), shared=True):  # and no slice
+            pass
+        finish(*about)
+
+    monkeypatch.setattr(unfinished, "finish", looked_at)
+    whole(rig).restore_settings()
+    assert seen == [False]
+    whole_again(rig, cut_off)
+
+
+@pytest.mark.usefixtures("cut_off")
 def test_it_is_owed_until_it_is_back_however_often_that_fails(rig) -> None:
     rig.gpu(0).fail(CREATE, 999)
     with pytest.raises(DeviceError, match=r"its slices did not come back.*set it right and remove .*resetting.json"):
@@ -126,8 +175,7 @@ def test_it_is_owed_until_it_is_back_however_often_that_fails(rig) -> None:
 
 
 def test_nothing_is_brought_back_while_the_reset_is_still_under_way(rig, cut_off) -> None:
-    lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
-    with locks.claimed(lock), pytest.raises(NotNowError):
+    with locks.claimed(bench.lock(rig)), pytest.raises(NotNowError):
         slice_of(rig, cut_off[0]).restore_settings()
     assert there(rig) == set()
 
@@ -203,10 +251,71 @@ def test_its_neighbour_brings_it_back_unless_somebody_is_at_it(rig, cut, monkeyp
         patch.setattr(slices, "_fill", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0], slices="recreate").reset()
-    with locks.claimed(locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid), shared=True):
+    lock = bench.lock(rig)
+    with locks.claimed(lock, locks.of_slices(lock), shared=True):  # as whoever makes a slice anew
         slice_of(rig, cut[1]).restore_settings()
         assert there(rig) == set(cut[1:])
     slice_of(rig, cut[1]).restore_settings()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+@pytest.mark.parametrize("call", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"])
+def test_a_slice_that_the_driver_does_not_give_is_owed_nothing_and_not_at_fault(rig, cut, call: str) -> None:
+    rig.gpu(0).fail(call, pynvml.NVML_ERROR_IN_USE)
+    with pytest.raises(NotNowError, match=r"cannot make MIG-.* anew: .*in use.*; end who uses it"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+def test_a_slice_that_was_taken_and_is_not_given_back_is_owed(rig, cut) -> None:
+    rig.gpu(0).fail(CREATE, pynvml.NVML_ERROR_IN_USE)
+    with pytest.raises(DeviceError) as caught:
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert not isinstance(caught.value, NotNowError)
+    assert files(rig) == [f"{rig.gpu(0).uuid}.{cut[0]}.resetting.json"]
+
+
+# --- a GPU that is in no inventory ---
+
+
+def mend(rig, backend) -> None:
+    """As the service has a worker do it."""
+    [(gpu, address)] = backend.owed().items()
+    assert gpu == rig.gpu(0).uuid
+    assert NvidiaGpu(address.place, library=rig.library).restore_settings() == ()
+
+
+def test_a_gpu_that_has_lost_all_its_slices_is_known_for_what_it_is_owed(rig, cut_off) -> None:
+    backend = rig.backend()
+    assert backend.owed() == {}  # nobody has seen where it is
+    assert not {info.uuid for info in backend.inventory()} & {rig.gpu(0).uuid, *cut_off}
+    with locks.claimed(bench.lock(rig)):
+        assert backend.owed() == {}
+    backend.let_go()
+    assert list(backend.owed()) == [rig.gpu(0).uuid]
+    backend.take_up()
+    mend(rig, backend)
+    whole_again(rig, cut_off)
+    assert backend.owed() == {}
+
+
+def test_what_is_brought_back_alone_changes_no_setting(rig, cut_off) -> None:
+    rig.gpu(0).set(compute_mode=3)
+    backend = rig.backend()
+    backend.inventory()
+    mend(rig, backend)
+    whole_again(rig, cut_off)
+    assert rig.gpu(0)["compute_mode"] == "3"
+
+
+def test_one_slice_is_owed_as_well(rig, cut, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_fill", die)
+        with pytest.raises(Killed):
+            slice_of(rig, cut[0], slices="recreate").reset()
+    backend = rig.backend()
+    backend.inventory()
+    mend(rig, backend)
     assert (there(rig), files(rig)) == (set(cut), [])
 
 
@@ -238,6 +347,16 @@ def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -
     kept.write(kept.file(), owed())
     assert synced[0].name.startswith(f".{kept.file().name}.")
     assert synced[1:] == [tmp_path]
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    def refuse(_file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(DeviceError, match="cannot write down"):
+        Notes(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from scrubber.core.model import Vitals
+from scrubber.core.model import Ailment, Sign, Vitals
 from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia.vitals import worsened
 from tests.fakes.nvml.machine import Slice
 
 ACTION = "field.230"
@@ -45,10 +46,26 @@ def test_corrected_errors_and_those_of_an_earlier_life_are_none(rig) -> None:
     assert vitals(rig) == Vitals()
 
 
+REBOOTS = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "the driver asks for a reboot of the node",
+    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: "the driver asks for a reboot of the whole system",
+}
+
+
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-def test_whatever_the_driver_asks_for_is_a_reset_wanted(rig, action: int) -> None:
+def test_whatever_the_driver_asks_for_is_a_reset_wanted_or_a_reboot(rig, action: int) -> None:
     rig.gpu(0).set({ACTION: action})
-    assert vitals(rig).reset_required is (action != pynvml.NVML_GPU_RECOVERY_ACTION_NONE)
+    told = tuple(Sign(Ailment.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
+    wanted = action not in {pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *REBOOTS}
+    assert vitals(rig) == Vitals(reset_required=wanted, signs=told)
+
+
+def test_a_reboot_that_is_asked_for_meanwhile_is_news_of_a_test(rig) -> None:
+    well = vitals(rig)
+    rig.gpu(0).set({ACTION: pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT})
+    asked = vitals(rig)
+    assert worsened(well, asked) == "the driver asked for a reboot"
+    assert worsened(asked, asked) is None
 
 
 def test_an_action_that_nobody_knows_yet_is_one(rig) -> None:

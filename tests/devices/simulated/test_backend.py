@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 
 import pytest
 
@@ -77,17 +78,30 @@ def test_a_broken_document_is_never_read_as_healthy(bank, name: str) -> None:
         bank.backend.vitals(uuid)
 
 
-@pytest.mark.parametrize("log", ["79", "79\nseventy\n", "\n"], ids=["half a line", "a word", "an empty line"])
+@pytest.mark.parametrize(
+    "log",
+    ["79", "79\nseventy\n", "\n", "79 soon\n", "79 1.5 x\n"],
+    ids=["half a line", "a word", "an empty line", "no time", "more"],
+)
 def test_a_broken_event_log_is_never_read_as_quiet(bank, log: str) -> None:
     bank.place(bank.first).events.write_text(log)
     with pytest.raises(DeviceError, match=r"events\.log"):
         bank.backend.vitals(bank.first)
 
 
-def test_events_are_numbered_in_their_order(bank) -> None:
+def test_events_are_numbered_in_their_order_and_know_when_they_were_reported(bank) -> None:
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
     drills.xid(bank.root, bank.first, 79)
     drills.xid(bank.root, bank.first, 13)
-    assert bank.backend.vitals(bank.first).xids == (Xid(1, 79), Xid(2, 13))
+    first, second = bank.backend.vitals(bank.first).xids
+    assert (first.code, second.code, first.number < second.number) == (79, 13, True)
+    assert [int(it.at * 1e6) <= it.number for it in (first, second)] == [True, True]
+    assert began <= first.at <= second.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def test_an_event_of_which_nobody_wrote_down_when_was_reported_at_boot(bank) -> None:
+    bank.place(bank.first).events.write_text("79\n13 4.5\n")
+    assert bank.backend.vitals(bank.first).xids == (Xid(1, 79), Xid(4_500_000, 13, 4.5))
 
 
 def test_a_hanging_gpu_answers_nobody_until_it_is_healed(bank) -> None:

@@ -21,6 +21,15 @@ def test_a_gpu_keeps_its_name_and_its_memory_over_restarts(tmp_path: Path) -> No
     assert [info.memory_bytes for info in after] == [4096, 8192]
 
 
+def test_a_gpu_has_a_chip_that_is_all_zero_takes_no_space_and_is_kept_over_restarts(tmp_path: Path) -> None:
+    creation.create(tmp_path, 1, 4096)
+    file = tmp_path / "gpu0/scratch"
+    assert (file.stat().st_size, file.stat().st_blocks, stat.S_IMODE(file.stat().st_mode)) == (2**20, 0, 0o600)
+    file.write_bytes(b"secret")
+    creation.create(tmp_path, 1, 4096)
+    assert file.read_bytes() == b"secret"
+
+
 def test_only_the_owner_may_look_into_the_memory(tmp_path: Path) -> None:
     creation.create(tmp_path / "gpus", 1, 4096)
     assert stat.S_IMODE((tmp_path / "gpus").stat().st_mode) == 0o700

@@ -20,6 +20,7 @@ from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Se
         Counters(ecc_uncorrectable=3, remap_pending=True),
         Settings(),
         Faults(reset=Resetting.SLOW, reset_seconds=2.5, stuck_bits=(StuckBit(7, 1), StuckBit(9, 0))),
+        Faults(bad_units=(1, 7), skip_scratch=True),
         DeviceInfo("GPU-1", 0, "Simulated GPU", 4096, numa_node=1),
     ],
 )
@@ -45,6 +46,27 @@ def test_a_document_that_is_not_exactly_right_is_an_error_and_never_a_default(tm
     (tmp_path / "counters.json").write_text(text)
     with pytest.raises(DeviceError, match=r"cannot read counters\.json"):
         documents.read(tmp_path / "counters.json", Counters)
+
+
+def without(name: str) -> dict[str, object]:
+    said = asdict(Faults()) | {"reset": "works"}
+    del said[name]
+    return said
+
+
+@pytest.mark.parametrize("name", ["bad_units", "skip_scratch"])
+def test_what_a_later_version_added_may_be_missing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps(without(name)))
+    assert documents.read(tmp_path / "faults.json", Faults) == Faults()
+
+
+@pytest.mark.parametrize(
+    "name", ["lost", "hang", "stall_clears", "skip_clears", "reset", "reset_seconds", "stuck_bits"]
+)
+def test_what_was_always_there_may_not(tmp_path: Path, name: str) -> None:
+    (tmp_path / "faults.json").write_text(json.dumps(without(name)))
+    with pytest.raises(DeviceError, match="expected exactly the fields"):
+        documents.read(tmp_path / "faults.json", Faults)
 
 
 def test_a_missing_document_is_an_error(tmp_path: Path) -> None:

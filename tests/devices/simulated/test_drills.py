@@ -6,16 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core.model import Vitals
+from scrubber.core.model import Ailment, Sign, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import drills
+from scrubber.devices.simulated import documents, drills
 
+HOT = Ailment.HEAT, "so it is"
 SICK = {
     "ecc": (lambda root, uuid: drills.ecc(root, uuid, 2), Vitals(ecc_uncorrectable=2)),
     "remap pending": (drills.remap, Vitals(remap_pending=True)),
     "remap failed": (lambda root, uuid: drills.remap(root, uuid, failed=True), Vitals(remap_failed=True)),
     "leak": (lambda root, uuid: drills.leak(root, uuid, 4096), Vitals(leaked_bytes=4096)),
     "lost": (drills.lose, Vitals(lost=True)),
+    "sign": (lambda root, uuid: drills.sign(root, uuid, *HOT), Vitals(signs=(Sign(*HOT),))),
 }
 
 
@@ -36,6 +38,29 @@ def test_faults_add_up(bank) -> None:
     drills.lose(bank.root, bank.first)
     sick = Vitals(ecc_uncorrectable=2, remap_pending=True)
     assert bank.backend.vitals(bank.first) == replace(sick, lost=True)
+
+
+def test_signs_add_up(bank) -> None:
+    for ailment in (Ailment.HEAT, Ailment.LINKS):
+        drills.sign(bank.root, bank.first, ailment, "so it is")
+    assert [sign.ailment for sign in bank.backend.vitals(bank.first).signs] == [Ailment.HEAT, Ailment.LINKS]
+    assert bank.gpu(bank.first).vitals() == bank.backend.vitals(bank.first)
+
+
+def test_bad_units_add_up_and_are_healed(bank) -> None:
+    for unit in (0, 7):
+        drills.bad_compute(bank.root, bank.first, unit)
+    drills.skip_scratch(bank.root, bank.first)
+    faults = documents.read(bank.place(bank.first).faults, documents.Faults)
+    assert (faults.bad_units, faults.skip_scratch) == ((0, 7), True)
+    drills.heal(bank.root, bank.first)
+    assert documents.read(bank.place(bank.first).faults, documents.Faults) == documents.Faults()
+
+
+@pytest.mark.parametrize("unit", [-1, 8])
+def test_a_unit_that_is_not_there_cannot_be_broken(bank, unit: int) -> None:
+    with pytest.raises(DeviceError, match=f"cannot break unit {unit}: there are 8"):
+        drills.bad_compute(bank.root, bank.first, unit)
 
 
 @pytest.mark.parametrize(("offset", "bit"), [(-1, 0), (2**40, 0), (0, 8), (0, -1)])

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from scrubber.core.model import Mismatch, Vitals
+from scrubber.core.model import Mismatch, Uncovered, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Gpu, Verified
 from scrubber.devices.simulated import creation, documents, drills
 from scrubber.devices.simulated.documents import Resetting, Settings
@@ -34,7 +34,7 @@ def test_every_byte_is_zero_after_a_clear_and_the_residue_was_counted(bank, patt
     memory = bank.place(bank.first).memory
     memory.write_bytes(bytes(100) + os.urandom(5000).replace(b"\0", b"\1") + bytes(size_of(bank) - 5100))
     size = size_of(bank)
-    assert bank.gpu(bank.first).clear(KEY, patterns, nowhere) == Cleared(size, size, 5000)
+    assert bank.gpu(bank.first).clear(KEY, patterns, nowhere) == Cleared(size, size, 5000, residue_at=(100,))
     assert memory.read_bytes() == bytes(size)
     assert bank.gpu(bank.first).verify(nowhere) == Verified(size, size)
 
@@ -107,7 +107,8 @@ def test_a_clear_that_lies_is_caught_by_verify(bank) -> None:
 def test_memory_that_shrank_is_not_covered(bank) -> None:
     size = size_of(bank)
     os.truncate(bank.place(bank.first).memory, size // 2)
-    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere) == Cleared(size // 2, size, 0)
+    cut = (Uncovered("cut off", size - size // 2),)
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere) == Cleared(size // 2, size, 0, uncovered=cut)
     assert bank.gpu(bank.first).verify(nowhere) == Verified(size // 2, size)
 
 
@@ -183,10 +184,19 @@ def test_nothing_works_on_a_lost_gpu(bank) -> None:
         gpu.restore_settings,
         lambda: gpu.verify(nowhere),
         lambda: gpu.clear(KEY, BOTH, nowhere),
+        lambda: gpu.scratch(KEY),
+        lambda: gpu.selftest(KEY, 60, nowhere),
     )
     for deed in deeds:
         with pytest.raises(DeviceLostError):
             deed()
+
+
+def test_residue_is_told_by_the_first_few_places_a_chunk_each_and_never_by_its_bytes(bank) -> None:
+    memory = bank.place(bank.first).memory
+    memory.write_bytes(bytes(7) + b"secret" + bytes(9) + b"more" + bytes(2**20 - 26) + b"x" * (size_of(bank) - 2**20))
+    cleared = bank.gpu(bank.first).clear(KEY, ("zero",), nowhere)
+    assert cleared.residue_at == (7, 2**20, 2 * 2**20, 3 * 2**20)
 
 
 def test_a_stalled_clear_goes_on_when_it_is_healed(bank) -> None:

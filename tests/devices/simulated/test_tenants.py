@@ -31,6 +31,26 @@ def test_a_tenant_s_secret_is_in_memory_in_three_places_once_its_pid_is_told(ban
     assert data.endswith(SECRET)
 
 
+def test_a_tenant_leaves_its_secret_on_the_chip_too(bank) -> None:
+    tenants.occupy(bank.root, bank.first, SECRET, POD)
+    tenants.release(bank.root, bank.first)
+    data = bank.place(bank.first).chip.read_bytes()
+    assert data.startswith(SECRET)
+    assert data.endswith(SECRET)
+    assert [tenants.scan_chip(bank.root, uuid, SECRET) for uuid in (bank.first, bank.second)] == [2, 0]
+
+
+def test_of_a_secret_that_is_larger_than_the_chip_there_is_what_has_room(bank) -> None:
+    tenants.occupy(bank.root, bank.first, SECRET * 50_000, POD)
+    assert bank.place(bank.first).chip.stat().st_size == 2**20
+
+
+def test_a_tenant_finds_its_way_onto_a_gpu_of_an_older_version(bank) -> None:
+    bank.place(bank.first).chip.unlink()
+    tenants.zombie(bank.root, bank.first, SECRET)
+    assert tenants.scan_chip(bank.root, bank.first, SECRET) == 2
+
+
 def test_the_next_tenant_can_read_what_the_last_one_left(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET, POD)
     tenants.release(bank.root, bank.first)

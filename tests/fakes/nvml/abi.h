@@ -45,6 +45,7 @@ typedef struct {
 } FieldValue;
 typedef struct { u32 version, sensor; int degrees; } TemperatureV1;
 typedef struct { u32 version, channel, tpc; } RepairStatus;
+typedef struct { u32 version; u64 counts[11]; u32 exceeded; } SramStatus;
 typedef struct { u32 max, high, partial, low, none; } RowHistogram;
 typedef struct { unsigned char cluster[16]; u32 status, clique, state; } Fabric;
 typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique, state, health; } FabricV2;

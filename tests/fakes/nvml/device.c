@@ -172,6 +172,7 @@ NUMBER(nvmlDeviceGetPowerManagementLimit, "power.limit")
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power.default")
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power.limit")
 NUMBER(nvmlDeviceGetPowerUsage, "power.usage")
+NUMBER(nvmlDeviceGetPerformanceState, "pstate")
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_gen")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
@@ -265,7 +266,7 @@ static int memory(const At *at, MemoryV2 *out)
 {
     int code = get_u64(at, &out->total, "memory.total");
     out->reserved = number(at, "memory.reserved");
-    out->used = number(at, "memory.used");
+    out->used = number(at, "memory.used") + claimed(told(at, "memory.claims"));
     out->free = out->total - out->reserved - out->used;
     return code;
 }
@@ -431,6 +432,15 @@ API int nvmlDeviceGetRepairStatus(const Handle *device, RepairStatus *out)
         return VERSION_MISMATCH;
     int code = get_u32(&at, &out->channel, "repair.channel");
     return code ? code : get_u32(&at, &out->tpc, "repair.tpc");
+}
+
+API int nvmlDeviceGetSramEccErrorStatus(const Handle *device, SramStatus *out)
+{
+    ABOUT(device);
+    NEEDS(out);
+    if (out->version != VERSION(SramStatus, 1))
+        return VERSION_MISMATCH;
+    return ecc_off(&at) ? NOT_SUPPORTED : get_u32(&at, &out->exceeded, "sram.exceeded");
 }
 
 /* --- field values ------------------------------------------------------------------------------------------------ */

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fakes.nvml import capabilities
 from tests.fakes.nvml.machine import Gpu, Machine
 
 SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-FIRST_CAPABILITY, CAPABILITIES_A_GPU, CAPABILITIES_AN_INSTANCE = 3, 135, 9
 
 _PARAMS = """\
 EnableMSI: 1
@@ -32,7 +31,9 @@ class Root:
         root = cls(machine, path)
         root._driver()
         root._gpus()
-        root.lay_out()
+        for minor, gi, ci in capabilities.opened(machine.read()):
+            capabilities.show(path, minor, gi, ci)
+        machine.set(root=path)  # from now on they follow
         return root
 
     def node(self, gpu: Gpu) -> Path:
@@ -45,24 +46,7 @@ class Root:
 
     def capability(self, gpu: Gpu, gi: int, ci: int | None = None) -> Path:
         """The file under /proc that tells which node opens an instance."""
-        instance = self.path / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{gi}"
-        return (instance if ci is None else instance / f"ci{ci}") / "access"
-
-    def lay_out(self) -> None:
-        """The capabilities of the slices that there are now: to be called after the layout of a GPU has changed."""
-        state = self.machine.read()
-        for gpu in self.machine.gpus:
-            shutil.rmtree(self.path / f"proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig", ignore_errors=True)
-            prefix = f"{gpu.prefix}mig."
-            for key in [key for key in state if key.startswith(prefix) and key.endswith(".gi")]:
-                gi, ci = int(state[key]), int(state[key.removesuffix("gi") + "ci"])
-                number = FIRST_CAPABILITY + gpu.minor * CAPABILITIES_A_GPU + gi * CAPABILITIES_AN_INSTANCE
-                self._capability(self.capability(gpu, gi), number)
-                self._capability(self.capability(gpu, gi, ci), number + 1 + ci)
-
-    def _capability(self, access: Path, number: int) -> None:
-        _write(access, f"DeviceFileMinor: {number}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-        _write(self.path / f"dev/nvidia-caps/nvidia-cap{number}", "")
+        return capabilities.access(self.path, gpu.minor, gi, ci)
 
     def _driver(self) -> None:
         version = self.machine.get("driver_version")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fakes.nvml import presets
+from tests.fakes.nvml import capabilities, presets
 
 State = dict[str, str]
 UNKNOWN = "-"
@@ -85,8 +85,10 @@ class Machine:
         with Path(f"{self.path}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             state = self.read()
+            before = dict(state)
             yield state
             self._write(state)
+            capabilities.follow(before, state)
 
     def _write(self, state: Mapping[str, str]) -> None:
         fresh = Path(f"{self.path}.new")
@@ -141,11 +143,11 @@ class Machine:
             file.unlink(missing_ok=True)
             self.set({f"{prefix}hang.{call}": None})
 
-    def event(self, uuid: str, kind: int, data: int = 0) -> None:
-        """Something happens to a GPU: whoever waits for such events is told."""
+    def event(self, uuid: str, kind: int, data: int = 0, gi: int = 2**32 - 1) -> None:
+        """Something happens to a GPU, or to a GPU instance of it: whoever waits for such events is told."""
         with self.edit() as state:
             number = next(number for number in itertools.count() if f"event.{number}" not in state)
-            state[f"event.{number}"] = f"{uuid} {kind} {data} {2**32 - 1} {2**32 - 1}"
+            state[f"event.{number}"] = f"{uuid} {kind} {data} {gi} {2**32 - 1}"
 
     # --- who asked ---
 
@@ -225,8 +227,8 @@ class Gpu:
         """These processes are on it now, and no other ones of that kind."""
         self.set({f"processes.{kind}": ", ".join(map(str, processes))})
 
-    def event(self, kind: int, data: int = 0) -> None:
-        self.machine.event(self.uuid, kind, data)
+    def event(self, kind: int, data: int = 0, gi: int = 2**32 - 1) -> None:
+        self.machine.event(self.uuid, kind, data, gi)
 
     def cut(self, slices: Iterable[Slice]) -> tuple[str, ...]:
         """Into slices, instead of those that there are; their UUIDs. Without any, MIG mode with nothing in it."""

@@ -330,6 +330,7 @@ static int create(const At *at, u32 profile, u32 start, Handle **out)
     put("0", "gpu.%d.gi.%d.memory.used", at->gpu, gi);
     int code = edit_end();
     state_refresh();
+    capability_shown(&(At){.gpu = at->gpu, .gi = gi}, -1);
     *out = handle_of(GPU_INSTANCE, at->gpu, -1, gi, -1);
     return code;
 }
@@ -390,6 +391,7 @@ API int nvmlGpuInstanceDestroy(const Handle *instance)
         return NO_PERMISSION;
     if (slot_of(&at, -1) >= 0 || used(&at, at.gi, -1))
         return IN_USE;
+    capability_gone(&at, -1);
     return drop_all("gpu.%d.gi.%d.", at.gpu, at.gi);
 }
 
@@ -556,6 +558,7 @@ static int create_ci(const At *at, u32 profile, u32 first, u32 last, Handle **ou
         return refused ? refused : INSUFFICIENT_RESOURCES;
     refused = write_ci(at, profile, start, ci, slot);
     state_refresh();
+    capability_shown(at, ci);
     *out = handle_of(COMPUTE_INSTANCE, at->gpu, -1, at->gi, ci);
     return refused;
 }
@@ -581,5 +584,6 @@ API int nvmlComputeInstanceDestroy(const Handle *instance)
         return NO_PERMISSION;
     if (used(&at, at.gi, at.ci))
         return IN_USE;
+    capability_gone(&at, at.ci);
     return drop_all("gpu.%d.mig.%d.", at.gpu, slot_of(&at, at.ci));
 }

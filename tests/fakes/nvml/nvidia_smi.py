@@ -3,6 +3,7 @@
 ``smi.reset`` in the state: ok, in-use, unsupported, no-permission, fails, fails-and-lost, hang. With ok it looks for
 itself who is there: a process with the device's file open, one that the GPU lists, one that has NVML open.
 ``smi.then.KEY`` is how the GPU is afterwards, such as ``smi.then.uuid`` for one that came back as another.
+``hang.nvidia-smi`` names a file: as long as it is there, the tool goes on after it took the slices away.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from tests.fakes.nvml.machine import Gpu, Machine, State
@@ -127,6 +129,8 @@ def _attempt(machine: Machine, gpu: Gpu, order: str) -> int:
         return _say("1 device is currently being used by one or more other processes.", REFUSED)
     with machine.edit() as changing:
         _afterwards(changing, gpu.prefix)
+    while Path(state.get("hang.nvidia-smi", "")).is_file():  # what it has taken is gone, and it is still at it
+        time.sleep(0.01)
     return _say(f"GPU {where} was successfully reset.", OK)
 
 

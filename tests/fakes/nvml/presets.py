@@ -102,9 +102,10 @@ def _errors() -> dict[str, object]:
     totals = {f"ecc.total.{error}.{counter}": 0 for error in (0, 1) for counter in (0, 1)}
     places = {f"ecc.at.{error}.{counter}.{place}": 0 for error in (0, 1) for counter in (0, 1) for place in (2, 7)}
     rows = {f"remap.{what}": 0 for what in ("corrected", "uncorrected", "pending", "failure")}
+    sram = {"sram.exceeded": 0}
     repair = {"repair.channel": 0, "repair.tpc": 0}
     action = {"field.230": 0}
-    return {"ecc.current": 1, "ecc.pending": 1} | totals | places | rows | repair | action | _HISTOGRAM
+    return {"ecc.current": 1, "ecc.pending": 1} | totals | places | rows | sram | repair | action | _HISTOGRAM
 
 
 _HISTOGRAM: dict[str, object] = {"remap.histogram": "3072 0 0 0 0"}
@@ -134,6 +135,7 @@ def _motion() -> dict[str, object]:
         "clock.1": 345,
         "clock.2": 3201,
         "clock.reasons": 1,
+        "pstate": 0,
         "temperature.0": 31,
         "power.usage": 76000,
         "pcie.gen": 5,

@@ -44,6 +44,8 @@ void leave(At *at);
 Handle *handle_of(Kind kind, int gpu, int slice, int gi, int ci);
 void pause_turn(void); /* let others call, and wait a moment */
 void open_nodes(void); /* of all GPUs, until the end of the session */
+void capability_shown(const At *at, int ci); /* at->gi is there now, or that part of it; ci -1: none */
+void capability_gone(const At *at, int ci);
 int gpus(void);        /* how many numbers the state has, the absent ones included */
 bool present(int gpu);
 int find_gpu(const Handle *device);       /* -1: not there any more */
@@ -58,5 +60,6 @@ int get_u64(const At *at, u64 *out, const char *format, ...) __attribute__((form
 int get_text(const At *at, char *out, size_t size, const char *key);
 const char *next_process(const char *list, Process *out); /* where the list goes on; NULL: it has none */
 u64 number(const At *at, const char *key); /* 0 where nothing is told */
+u64 claimed(const char *folder); /* by living processes: see claims.c; NULL: none */
 
 #endif

@@ -10,6 +10,7 @@
  * gpu.G.stubborn.KEY      1: a setting that says yes and stays
  * gpu.G.field.ID[.SCOPE]  a field value; gpu.G.field_fail.ID the code of that field alone
  * event.N                 see events.c
+ * root                    the host's files, whose capabilities of slices follow them: see capabilities.c
  * privileged              1: setters are allowed, 0: they are not; not there: root may
  */
 #ifndef STATE_H

@@ -1,0 +1,194 @@
+"""The worker's own card in the hands of a measurement: it also tells how long the device itself took.
+
+Only children that may call CUDA open it; see ``parts``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from scrubber.cuda import memory, warmth
+from scrubber.cuda.card import Deed, Found, Program, Span, Step, Unit
+from scrubber.cuda.coverage import Account
+from scrubber.cuda.device import ENVIRONMENT, CupyCard
+from scrubber.cuda.memory import Memory
+from scrubber.cuda.patterns import ZERO, Pattern, keyed
+from scrubber.devices.nvidia.holding import Holding, OpenCard
+from scrubber.devices.nvidia.library import Library
+from scrubber.devices.nvidia.place import Place
+
+WARMED_UP_WITH = 2**21  # bytes
+
+
+@dataclass(frozen=True)
+class Where:
+    """The GPU that is measured, and how much of it how often."""
+
+    uuid: str
+    pci_address: str
+    minor: int  # of its node below /dev
+    rounds: int
+    limit: int | None  # bytes that are taken at most; None: all that can be had
+    seconds: float  # of the self-test
+    root: str  # where the host's files are seen
+    pid_namespace: int
+
+
+class MeasuredCard(CupyCard):
+    """Launches what the worker launches, between two events that tell the time."""
+
+    def __init__(self, cupy: Any, uuid: str, limit: int | None) -> None:  # noqa: ANN401 - a module without types
+        """Nothing is asked yet."""
+        super().__init__(cupy, uuid)
+        self._left = limit
+        self._times: tuple[int, int] | None = None
+        self._launched = False
+        self.runs = 0  # of programs, however often each was tried
+
+    @property
+    def runtime(self) -> Any:  # noqa: ANN401 - a module without types
+        """CUDA's, as CuPy has it."""
+        return self._runtime
+
+    def allocate(self, size: int) -> int | None:
+        """None as well where it would be more than was allowed."""
+        if self._left is None:
+            return super().allocate(size)
+        address = super().allocate(size) if size <= self._left else None
+        self._left -= size if address is not None else 0
+        return address
+
+    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        """As the worker does it."""
+        self._launched = False
+        return super().sweep(deed, pattern, spans, step)
+
+    def timed(self, launch: Callable[[], None]) -> float:
+        """Seconds that the device takes for what is launched there."""
+        first, last = self._clock()
+        self._runtime.eventRecord(first, 0)
+        launch()
+        self._runtime.eventRecord(last, 0)
+        return self._told_seconds()
+
+    def device_seconds(self) -> float:
+        """From the first launch of the last sweep to the end of its last one."""
+        if not self._launched:
+            raise RuntimeError("cannot tell how long the device took: no launch was seen")
+        return self._told_seconds()
+
+    def warm_up(self) -> None:
+        """Load what is loaded at its first launch, which takes memory; then nothing is held."""
+        address = self._runtime.malloc(WARMED_UP_WITH)
+        spans = (Span(address, WARMED_UP_WITH, 0),)
+        self.sweep(Deed.WRITE, ZERO, spans, unheard)
+        self.sweep(Deed.CHECK, ZERO, spans, unheard)
+        self._runtime.free(address)
+
+    def _begin(self, deed: Deed, pattern: Pattern, span: Span, place: int) -> None:
+        first, last = self._clock()
+        if not self._launched:
+            self._runtime.eventRecord(first, 0)
+            self._launched = True
+        super()._begin(deed, pattern, span, place)
+        self._runtime.eventRecord(last, 0)  # again and again: the last one counts
+
+    def _ran(self, program: Program, number: int) -> list[Unit]:
+        self.runs += 1
+        return super()._ran(program, number)
+
+    def _clock(self) -> tuple[int, int]:
+        if self._times is None:
+            self._times = (self._runtime.eventCreate(), self._runtime.eventCreate())
+        return self._times
+
+    def _told_seconds(self) -> float:
+        first, last = self._clock()
+        self._runtime.eventSynchronize(last)
+        return float(self._runtime.eventElapsedTime(first, last)) / 1000
+
+
+def unheard(_size: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
+def unwatched(_done: int, _total: int) -> None:
+    """Nobody wants to know how far it is, of how much."""
+
+
+def only(uuid: str) -> None:
+    """What a worker sets before it calls CUDA: this process will never see another device."""
+    os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
+
+
+def opened(where: Where) -> MeasuredCard:
+    """The device, opened as a worker does it."""
+    return _begun(MeasuredCard(_cupy(where), where.uuid, where.limit), where)
+
+
+def listening(where: Where) -> MeasuredCard:
+    """The same, but for the programs that a worker runs at once: they would overwrite what is to be heard."""
+    card = MeasuredCard(_cupy(where), where.uuid, where.limit)
+    card.loaded = ()
+    return _begun(card, where)
+
+
+def _cupy(where: Where) -> Any:  # noqa: ANN401 - a module without types
+    only(where.uuid)
+    return warmth.load()
+
+
+def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
+    card.begin(where.pci_address)
+    card.runs = 0  # but for those that have loaded the programs
+    return card
+
+
+def taken(where: Where) -> tuple[MeasuredCard, Memory]:
+    """All of its memory, or as much as is allowed."""
+    card = opened(where)
+    card.warm_up()
+    return card, memory.take(card)
+
+
+class MeasuredHolding(Holding):
+    """Tells the books that a worker keeps, whatever it would conclude from them."""
+
+    def books(self) -> Account:
+        """At their four times; the last is now."""
+        return self._books_until_now()
+
+
+def held(where: Where, library: Library) -> MeasuredHolding:
+    """The same, with the books that a worker keeps."""
+    open_card: OpenCard = lambda _uuid, _address: opened(where)  # noqa: E731 - a port with one method
+    return MeasuredHolding(Place(where.uuid, where.root, where.pci_address, where.minor, None), library, open_card)
+
+
+def part_of(whole: Memory, size: int) -> Memory:
+    """So much of it, from its beginning."""
+    spans = tuple(
+        replace(span, size=min(span.size, size - span.start)) for span in whole.spans if span.start < size
+    )  # fmt: skip
+    return Memory(whole.card, spans)
+
+
+def fresh(label: str) -> Pattern:
+    """A pattern that was never used before."""
+    return keyed(secrets.token_bytes(16), label)
+
+
+def zeroed(whole: Memory) -> None:
+    """Leave nothing behind; an error where the memory does not hold even that."""
+    whole.write(ZERO, unheard)
+    expect_nothing(whole.check(ZERO, unheard), "zeros")
+
+
+def expect_nothing(mismatch: object, what: str) -> None:
+    """A figure of memory that does not hold what is written to it is no figure."""
+    if mismatch is not None:
+        raise RuntimeError(f"cannot measure: memory does not hold {what}: {mismatch}")

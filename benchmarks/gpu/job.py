@@ -1,0 +1,125 @@
+"""The steps of one worker, as the service has them done: zygote, worker, frames; those that need no setting.
+
+Of a whole job this is a part: no reset, no verdict, no record and no receipt is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import processes
+from benchmarks.gpu.card import Where
+from benchmarks.gpu.figures import Measured, one
+from scrubber.core import model
+from scrubber.core.model import Outcome, Step, StepResult
+from scrubber.devices.base import Address
+from scrubber.devices.nvidia.host import NAME
+from scrubber.devices.nvidia.place import Place
+from scrubber.node import proc
+from scrubber.steps.base import Order
+from scrubber.steps.frames import Assignment
+from scrubber.steps.nursery import Nursery
+from scrubber.steps.worker import Worker
+
+WORKERS = 4  # the first meets a cold zygote
+DEADLINE = 60.0  # seconds of a step
+STEPS = (Step.HEALTH, Step.CLEAR, Step.VERIFY, Step.SCRATCH)
+PASSES = ("random", "zero")
+
+
+def measure(where: Where) -> list[Measured]:
+    """Worker after worker from one zygote."""
+    if where.limit is not None:
+        return [one("the steps of one worker", None, "", "a worker takes all memory: not done where there is a limit")]
+    return asyncio.run(_workers(_assignment(where)))
+
+
+def _assignment(where: Where) -> Assignment:
+    """As the service gives it, with nothing to be set."""
+    place = Place(
+        where.uuid, where.root, where.pci_address, where.minor, parent=None, pid_namespace=where.pid_namespace
+    )  # fmt: skip
+    return Assignment(
+        Address(NAME, json.dumps(asdict(place))),
+        (str(Path(where.root) / f"dev/nvidia{where.minor}"),),
+        full_sight=True,
+        service=os.getpid(),
+        root=where.root,
+        pid_namespace=where.pid_namespace,
+    )
+
+
+async def _workers(assignment: Assignment) -> list[Measured]:
+    nursery = Nursery(warm_cuda=True)
+    began = time.perf_counter()
+    try:
+        await nursery.start()
+        workers = [await _worker(nursery, assignment) for _ in range(WORKERS)]
+    finally:
+        await nursery.close()
+    for taking in ("spawn", "whole"):
+        workers[0][taking] += workers[0]["begun"] - began
+    return _figures("cold zygote", workers[:1]) + _figures("warm zygote", workers[1:])
+
+
+async def _worker(nursery: Nursery, assignment: Assignment) -> dict[str, float]:
+    found = {"begun": time.perf_counter()}
+    worker = await Worker.spawn(assignment, nursery)
+    found["spawn"] = time.perf_counter() - found["begun"]
+    results = []
+    try:
+        for step in STEPS:
+            began = time.perf_counter()
+            results.append(_passed(await worker.do(step, model.Path.SLOW, _order(), DEADLINE, _unwatched)))
+            found[step.value] = time.perf_counter() - began
+        found |= _sizes(worker.pid)
+    except BaseException:
+        await worker.kill()
+        raise
+    began = time.perf_counter()
+    _passed(await worker.finish(results[-1]))
+    found["exit"] = time.perf_counter() - began
+    found["whole"] = time.perf_counter() - found["begun"]
+    return found
+
+
+def _passed(result: StepResult) -> StepResult:
+    if result.outcome is not Outcome.PASSED:
+        raise RuntimeError(f"cannot measure: {result.step.value} {result.outcome.value}: {result.detail}")
+    return result
+
+
+def _order() -> Order:
+    return Order(patterns=PASSES, key=secrets.token_hex(16))
+
+
+def _unwatched(_done: int, _total: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
+def _sizes(pid: int) -> dict[str, float]:
+    zygote = proc.status(f"/proc/{pid}").parent
+    return {"rss worker": float(processes.rss(pid)), "rss zygote": float(processes.rss(zygote))}
+
+
+def _figures(zygote: str, workers: list[dict[str, float]]) -> list[Measured]:
+    def of(what: str, key: str, unit: str = "ms", scale: float = 1000.0, note: str = "") -> Measured:
+        return Measured(f"{zygote}: {what}", tuple(scale * life[key] for life in workers), unit, note)
+
+    return [
+        of("until there is a worker", "spawn"),
+        of("its first answer", Step.HEALTH.value, note="the step health: the driver is asked, CUDA is not"),
+        of("the step clear", Step.CLEAR.value, note=f"{'+'.join(PASSES)}, with context and allocations"),
+        of("the step verify", Step.VERIFY.value),
+        of("the step scratch", Step.SCRATCH.value),
+        of("until the worker is gone", "exit", note="free all and exit"),
+        of("from its request to its end", "whole", note=f"steps: {', '.join(it.value for it in STEPS)}"),
+        of("resident memory of the worker", "rss worker", "MiB", 1 / 2**20),
+        of("resident memory of the zygote", "rss zygote", "MiB", 1 / 2**20),
+    ]

@@ -1,0 +1,153 @@
+"""How fast each pass over the memory is, held against the driver's own ways to fill and to copy."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pynvml
+
+from benchmarks.gpu.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
+from benchmarks.gpu.figures import Measured, one
+from benchmarks.nvml_questions import reads_only
+from scrubber.core.model import Mismatch
+from scrubber.cuda.memory import Memory
+from scrubber.cuda.patterns import ZERO, repeated
+from scrubber.devices.nvidia.library import Library
+
+SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all there is
+BASELINE = "cudaMemset"
+COPY = "cudaMemcpy, device to device"
+_ON_DEVICE = 3
+_STEADY = 0x55
+
+NOTES = {
+    COPY: "one half read, the other written: together all memory",
+    "invert up": "each byte read and written",
+    "invert down": "each byte read and written",
+}
+
+
+@dataclass
+class Watch:
+    """Seconds of each pass, by the device's events and by the clock on the wall."""
+
+    device: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    wall: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def launched(self, card: MeasuredCard, name: str, launch: Callable[[], None]) -> None:
+        """What is not the worker's."""
+        began = time.perf_counter()
+        self.device[name].append(card.timed(launch))
+        self.wall[name].append(time.perf_counter() - began)
+
+    def swept(self, card: MeasuredCard, name: str, deed: Callable[[], Mismatch | None]) -> None:
+        """A pass of the worker's; it must find nothing."""
+        began = time.perf_counter()
+        wrong = deed()
+        self.wall[name].append(time.perf_counter() - began)
+        self.device[name].append(card.device_seconds())
+        expect_nothing(wrong, f"what was written to it ({name})")
+
+
+def measure(where: Where) -> list[Measured]:
+    """All passes in turn, round after round, so that none is measured on a cooler device than the others."""
+    card, whole = taken(where)
+    watch = Watch()
+    for _ in range(where.rounds):
+        _round(card, whole, watch)
+    now = _state(where)
+    zeroed(whole)
+    names = list(watch.wall)
+    found = [one("memory that each pass goes over", whole.size, "bytes"), *now]
+    for clock, seconds in (("device", watch.device), ("wall", watch.wall)):
+        found += [_rate(f"{name}, by the {clock}", seconds[name], whole.size, NOTES.get(name, "")) for name in names]
+    return found + [_ratio(name, watch) for name in names if name != BASELINE]
+
+
+def _round(card: MeasuredCard, whole: Memory, watch: Watch) -> None:
+    key, flipped = fresh("a pass"), repeated(_STEADY).flipped()
+    watch.swept(card, "write zero", lambda: whole.write(ZERO, unheard))
+    watch.swept(card, "check zero", lambda: whole.check(ZERO, unheard))
+    watch.swept(card, "write keyed", lambda: whole.write(key, unheard))
+    watch.swept(card, "check keyed", lambda: whole.check(key, unheard))
+    watch.launched(card, COPY, lambda: _copied(card, whole))
+    watch.launched(card, BASELINE, lambda: _set(card, whole))
+    whole.write(repeated(_STEADY), unheard)
+    watch.swept(card, "invert up", lambda: whole.invert(repeated(_STEADY), unheard))
+    watch.swept(card, "invert down", lambda: whole.invert(flipped, unheard, down=True))
+    expect_nothing(whole.check(repeated(_STEADY), unheard), "what was inverted")
+
+
+def _state(where: Where) -> list[Measured]:
+    """Of the device, while it is still warm: a slow clock explains a slow pass."""
+    library = Library()
+    with reads_only(), library.session() as nvml:
+        gpu = nvml.handle(where.uuid)
+        found = [
+            one(f"{name}, after the last pass", nvml.told(ask, gpu, *about), unit)
+            for name, ask, about, unit in (
+                ("memory clock", pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_MEM,), "MHz"),
+                ("clock of the multiprocessors", pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_SM,), "MHz"),
+                ("temperature", pynvml.nvmlDeviceGetTemperature, (pynvml.NVML_TEMPERATURE_GPU,), "C"),
+                ("reasons for slower clocks", pynvml.nvmlDeviceGetCurrentClocksEventReasons, (), "as bits"),
+            )
+        ]
+    library.close()
+    return found
+
+
+def _set(card: MeasuredCard, whole: Memory) -> None:
+    for span in whole.spans:
+        card.runtime.memset(span.address, 0, span.size)
+
+
+def _copied(card: MeasuredCard, whole: Memory) -> None:
+    for span in whole.spans:
+        half = span.size // 2
+        card.runtime.memcpyAsync(span.address + half, span.address, half, _ON_DEVICE, 0)
+
+
+def _rate(name: str, seconds: list[float], size: int, note: str) -> Measured:
+    return Measured(name, tuple(size / each / 1e9 for each in seconds), "GB/s", note)
+
+
+def _ratio(name: str, watch: Watch) -> Measured:
+    pairs = zip(watch.device[BASELINE], watch.device[name], strict=True)
+    note = "by the device, round by round"
+    return Measured(f"{name}: speed as a part of that of {BASELINE}", tuple(base / it for base, it in pairs), "", note)
+
+
+def sizes(where: Where) -> list[Measured]:
+    """Write and read back, over more and more of the memory."""
+    card, whole = taken(where)
+    found = []
+    for size in (*(size for size in SIZES if size < whole.size), whole.size):
+        watch = Watch()
+        for _ in range(where.rounds):
+            _write_and_check(card, part_of(whole, size), watch)
+        found += _grown(size, watch)
+    zeroed(whole)
+    return found
+
+
+def _write_and_check(card: MeasuredCard, some: Memory, watch: Watch) -> None:
+    key = fresh("a size")
+    began = time.perf_counter()
+    watch.swept(card, "write", lambda: some.write(key, unheard))
+    watch.swept(card, "check", lambda: some.check(key, unheard))
+    watch.wall["both"].append(time.perf_counter() - began)
+
+
+def _grown(size: int, watch: Watch) -> list[Measured]:
+    device = [write + check for write, check in zip(watch.device["write"], watch.device["check"], strict=True)]
+    wall = watch.wall["both"]
+    unit, name = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+    about = f"write and check {size / unit:g} {name}"
+    return [
+        Measured(f"{about}, by the wall", tuple(1000 * each for each in wall), "ms"),
+        Measured(f"{about}, by the device", tuple(1000 * each for each in device), "ms"),
+        Measured(f"{about}, by the wall: for each GB", tuple(1e12 * each / size for each in wall), "ms"),
+    ]

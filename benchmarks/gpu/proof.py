@@ -1,0 +1,170 @@
+"""A clear with its proof, as the worker does it; and what one process's memory holds when the next one gets it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+import pynvml
+
+from benchmarks.gpu.card import Where, expect_nothing, held, opened, taken, unheard, unwatched, zeroed
+from benchmarks.gpu.figures import Measured, Unproven, one
+from benchmarks.gpu.forks import Fork, say
+from benchmarks.nvml_questions import reads_only
+from scrubber.cuda import clearing, coverage, memory
+from scrubber.cuda.coverage import Account
+from scrubber.cuda.patterns import ZERO, Kind, Pattern
+from scrubber.devices.nvidia.library import Library
+
+PASSES = (("zero",), ("random", "zero"))  # as policies name them
+
+Scrubbed = tuple[list[Measured], str | None]  # figures, and what speaks against them
+T = TypeVar("T")
+
+
+def measure(where: Where) -> list[Measured]:
+    """Each list of passes in a process of its own, as each scrub has one."""
+    before = _books(where, "before")
+    scrubs = [_in_a_fork(where, names) for names in PASSES]
+    found = [*before, *(it for figures, _ in scrubs for it in figures), *_books(where, "afterwards")]
+    if faults := [fault for _, fault in scrubs if fault]:
+        raise Unproven(f"cannot prove what its memory holds: {'; '.join(faults)}", tuple(found))
+    return found
+
+
+def _in_a_fork(where: Where, names: Sequence[str]) -> Scrubbed:
+    def scrub(line: Connection) -> None:
+        with reads_only():
+            say(line, _scrub(where, names))
+
+    fork = Fork(scrub)
+    found: Scrubbed = fork.hear()
+    fork.end()
+    return found
+
+
+def _scrub(where: Where, names: Sequence[str]) -> Scrubbed:
+    library, about = Library(), "+".join(names)
+    holding = held(where, library)
+    whole, took = _timed(holding.memory)
+    done, cleared = _timed(lambda: clearing.clear(whole, secrets.token_bytes(16), names, unwatched))
+    expect_nothing(done.mismatch, "what was written to it")
+    read, verified = _timed(lambda: clearing.verify(whole, unwatched))
+    expect_nothing(read.mismatch, "zeros")
+    account = holding.books()
+    fault = coverage.disturbance(account, whole.size)
+    allocatable, uncovered = holding.account()
+    found = [
+        one(f"{about}: driver, context and all memory", 1000 * took, "ms"),
+        one(f"{about}: clear, with the census before it", 1000 * cleared, "ms", f"{1 + 2 * len(names)} passes"),
+        one(f"{about}: verify", 1000 * verified, "ms", "1 pass"),
+        one(f"{about}: bytes that were not zero before it", done.residue_bytes, "bytes"),
+        one(f"{about}: covered", read.covered, "bytes", f"{len(whole.spans)} allocations"),
+        one(f"{about}: allocatable", allocatable, "bytes"),
+        one(f"{about}: covered, of what is allocatable", 100 * read.covered / allocatable, "%"),
+        *(one(f"{about}: not covered: {part.cause}", part.bytes, "bytes") for part in uncovered),
+        *_four_books(about, account),
+        one(f"{about}: others' memory came or went", float(fault is not None), "", fault or "0: all four books agree"),
+        *_books(where, f"with all of it taken ({about})", library),
+    ]
+    library.close()
+    return found, fault
+
+
+def _four_books(about: str, account: Account) -> list[Measured]:
+    """What a worker's verdict rests on, whatever it is."""
+    return [
+        one(f"{about}: books, {when}: {name}", size, "bytes")
+        for when, books in asdict(account).items()
+        for name, size in books.items()
+    ]
+
+
+def _books(where: Where, when: str, library: Library | None = None) -> list[Measured]:
+    opened_here = library or Library()
+    with reads_only(), opened_here.session() as nvml:
+        told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, nvml.handle(where.uuid), pynvml.nvmlMemory_v2)
+        rows = [
+            one(f"NVML, {when}: {name}", float(getattr(told, name)), "bytes")
+            for name in ("total", "reserved", "used", "free")
+        ]
+    if library is None:
+        opened_here.close()  # nothing of the driver's may be open when this process is forked
+    return rows
+
+
+def residue(where: Where) -> list[Measured]:
+    """What the driver leaves to the next process, of one that ended by itself and of one that was killed."""
+    found = []
+    for how, by_force in (("ended", False), ("was killed", True)):
+        found += _left_behind(where, f"after a process that {how}, at once", by_force=by_force)
+    return found
+
+
+def _left_behind(where: Where, about: str, *, by_force: bool) -> list[Measured]:
+    canary = _canary()
+    next_one = Fork(lambda line: _count(where, canary, line))
+    next_one.hear()
+    last_one = Fork(lambda line: _fill(where, canary, line))
+    written = last_one.hear()
+    if by_force:
+        last_one.end(by_force=True)
+    else:
+        last_one.tell()
+        last_one.end()
+    next_one.tell()
+    size, dirty, foreign = next_one.hear()
+    next_one.end()
+    return [
+        one(f"{about}: bytes that it had written", written, "bytes"),
+        one(f"{about}: bytes that the next one got", size, "bytes"),
+        one(f"{about}: of those, not zero", dirty, "bytes"),
+        one(f"{about}: of those, as it had written them", size - foreign, "bytes", "16 random bytes, none zero"),
+    ]
+
+
+def _canary() -> Pattern:
+    """The same everywhere, so that it is known again wherever a page of it comes to lie."""
+    first, second = (int.from_bytes(bytes(1 + secrets.randbelow(255) for _ in range(8))) for _ in range(2))
+    return Pattern(Kind.CONSTANT, first, second)
+
+
+def _fill(where: Where, canary: Pattern, line: Connection) -> None:
+    _, whole = taken(where)
+    whole.write(canary, unheard)
+    expect_nothing(whole.check(canary, unheard), "a canary")
+    say(line, whole.size)
+    line.recv()  # or it is killed here, with all of it in its hands
+
+
+def _count(where: Where, canary: Pattern, line: Connection) -> None:
+    card = opened(where)
+    card.warm_up()
+    say(line)
+    line.recv()
+    whole = memory.take(card)
+    dirty = sum(found.count for found in whole.compare(ZERO, unheard))
+    foreign = sum(found.count for found in whole.compare(canary, unheard))
+    zeroed(whole)
+    say(line, (whole.size, dirty, foreign))
+
+
+def leave_zeros(where: Where) -> list[Measured]:
+    """The last deed on the memory, whatever became of the others."""
+    _, whole = taken(where)
+    dirty = sum(found.count for found in whole.compare(ZERO, unheard))
+    zeroed(whole)
+    return [
+        one("memory that was made zero and read back", whole.size, "bytes"),
+        one("of it, not zero before", dirty, "bytes"),
+    ]
+
+
+def _timed(deed: Callable[[], T]) -> tuple[T, float]:
+    began = time.perf_counter()
+    done = deed()
+    return done, time.perf_counter() - began

@@ -1,0 +1,142 @@
+"""How long a worker takes from its start to its memory, and how soon the next one has it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import pairwise
+from multiprocessing.connection import Connection
+
+from benchmarks.gpu.card import Where, fresh, only, opened, unheard, zeroed
+from benchmarks.gpu.figures import Measured
+from benchmarks.gpu.forks import Fork, say
+from scrubber.cuda import memory, warmth
+from scrubber.cuda.patterns import ZERO
+
+COLD, WARM = 3, 5
+LATER = 1.0  # seconds
+COMMAND = (sys.executable, "-m", "benchmarks.gpu.start")
+
+BEGUN = "until our first line"
+
+Moments = dict[str, float]
+
+
+def measure(where: Where) -> list[Measured]:
+    """Processes from nothing, then forks of this one, which has loaded CuPy and called nothing of CUDA."""
+    cold = [_cold(where) for _ in range(COLD)]
+    warm = [_warm(where) for _ in range(WARM)]
+    found = _figures("a new process, the first time", cold[:1]) + _figures("a new process", cold[1:])
+    found += _figures("a fork of a process that has loaded CuPy", warm)
+    return found + _next_ones(where)
+
+
+def life(where: Where, mark: Callable[[str], None]) -> None:
+    """A worker, up to its first pass over all memory."""
+    mark(BEGUN)
+    only(where.uuid)
+    runtime = warmth.load().cuda.runtime
+    mark("import of CuPy")
+    runtime.getDeviceCount()
+    mark("the driver")
+    runtime.free(0)
+    mark("context")
+    card = opened(where)
+    mark("limits, kernels and their first launches")
+    card.warm_up()
+    mark("a small write and check")
+    whole = memory.take(card)
+    mark("all memory")
+    whole.write(ZERO, unheard)
+    mark("zeros everywhere, once")
+
+
+def _cold(where: Where) -> Moments:
+    began = time.perf_counter()
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    said, _ = process.communicate(json.dumps(asdict(where)))
+    ended = time.perf_counter()
+    if process.returncode:
+        raise RuntimeError(f"cannot measure: a worker ended with status {process.returncode}")
+    return {"": began, **json.loads(said), "free all and exit": ended}
+
+
+def _warm(where: Where) -> Moments:
+    def forked(line: Connection) -> None:
+        moments: Moments = {}
+        life(where, lambda name: moments.update({name: time.perf_counter()}))
+        say(line, moments)
+
+    fork = Fork(forked)
+    moments = fork.hear()
+    return {"": fork.began, **moments, "free all and exit": fork.end()}
+
+
+def _figures(who: str, lives: list[Moments]) -> list[Measured]:
+    names = list(lives[0])
+    steps = [
+        Measured(f"{who}: {name}", tuple(1000 * (moments[name] - moments[before]) for moments in lives), "ms")
+        for before, name in pairwise(names)
+    ]
+    whole = tuple(1000 * (moments[names[-2]] - moments[names[0]]) for moments in lives)
+    return [*steps, Measured(f"{who}: from its start to the end of the pass", whole, "ms")]
+
+
+def _next_ones(where: Where) -> list[Measured]:
+    """What the driver does with memory that was given back may keep the next process waiting."""
+    found = []
+    for name, pause in (("immediately", 0.0), (f"after {LATER:g} s", LATER)):
+        took, size, first = _handed_over(where, pause)
+        about = f"memory that another process had written and given back, {name}"
+        found += [
+            Measured(f"{about}: all of it allocated", (1000 * took,), "ms", "by a process that was ready and waited"),
+            Measured(f"{about}: allocated", (float(size),), "bytes"),
+            Measured(f"{about}: the first write", (1000 * first,), "ms"),
+        ]
+    return found
+
+
+def _handed_over(where: Where, pause: float) -> tuple[float, int, float]:
+    def heir(line: Connection) -> None:
+        card = opened(where)
+        card.warm_up()
+        say(line)
+        line.recv()
+        moments = [time.perf_counter()]
+        whole = memory.take(card)
+        moments.append(time.perf_counter())
+        whole.write(ZERO, unheard)
+        moments.append(time.perf_counter())
+        zeroed(whole)
+        say(line, (moments[1] - moments[0], whole.size, moments[2] - moments[1]))
+
+    def owner(line: Connection) -> None:
+        memory.take(opened(where)).write(fresh("owner"), unheard)
+        say(line)
+
+    next_one = Fork(heir)
+    next_one.hear()
+    last_one = Fork(owner)
+    last_one.hear()
+    last_one.end()
+    time.sleep(pause)
+    next_one.tell()
+    took, size, first = next_one.hear()
+    next_one.end()
+    return took, size, first
+
+
+def main() -> None:
+    """One new process's life; the moments go to stdout."""
+    where = Where(**json.load(sys.stdin))
+    moments: Moments = {}
+    life(where, lambda name: moments.update({name: time.perf_counter()}))
+    print(json.dumps(moments))
+
+
+if __name__ == "__main__":
+    main()

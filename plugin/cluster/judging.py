@@ -1,0 +1,205 @@
+"""What is to be told of the devices. Pure: values in, values out.
+
+A device is out when the scrub service names an ailment of it, or names it no more. One that is merely not offered, as
+it is being scrubbed or waits for that, is not out unless it lasts: a node must not look sick between two pods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from plugin.devices import GONE, Device
+
+NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy for no told reason: the slow path takes about a minute
+MOST_NAMED = 16  # devices in one message
+LONGEST_MESSAGE = 1000  # characters: the API server takes 1024 of an Event
+
+
+class Code(Enum):
+    """What becomes of a device: the reason of its Event."""
+
+    SICK = "DeviceSick"
+    QUARANTINED = "DeviceQuarantined"
+    NOT_READY = "DeviceNotReady"
+    GONE = "DeviceGone"
+    RECOVERED = "DeviceRecovered"
+
+
+class Status(Enum):
+    """Of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Where a device stands: in, or out with a code and the word for what ails it."""
+
+    uuid: str
+    index: int
+    mig: bool
+    out: Code | None = None
+    ailment: str = ""
+    idle_since: float | None = None  # not offered since then, and nobody says why
+    proven: bool = False  # it was offered as healthy, and nothing ailed it since
+
+    @property
+    def name(self) -> str:
+        """How people call it."""
+        return f"{self.uuid} of GPU {self.index}" if self.mig else f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a condition says, without its times."""
+
+    status: Status
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """An outlook with its times, on the clock of the wall."""
+
+    outlook: Outlook
+    heartbeat: float
+    transition: float
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that became of a device."""
+
+    device: str
+    code: Code
+    ailment: str
+    note: str
+
+
+Verdicts = Mapping[str, Verdict]
+
+SILENT = Outlook(
+    Status.UNKNOWN,
+    "ScrubServiceSilent",
+    "the scrub service of this node does not answer: nothing is known of its devices",
+)
+STOPPED = Outlook(Status.UNKNOWN, "PluginStopped", "the device plugin of this node was stopped: nobody looks")
+NONE_KNOWN = Outlook(Status.UNKNOWN, "NoDevices", "the scrub service of this node knows no device")
+
+_WORDS = {Code.SICK: "sick", Code.QUARANTINED: "quarantined", Code.NOT_READY: "not ready", Code.GONE: "gone"}
+
+
+def judge(before: Verdicts, devices: Iterable[Device], now: float) -> dict[str, Verdict]:
+    """A verdict for each device, by its UUID; ``now`` is on a clock that never jumps."""
+    # A device that changed its resource is there twice: what it is now wins over what it was.
+    present = {device.uuid: device for device in sorted(devices, key=lambda device: device.reason != GONE)}
+    found = [_judge(before.get(uuid), device, now) for uuid, device in present.items()]
+    return {verdict.uuid: verdict for verdict in sorted(found, key=lambda verdict: (verdict.index, verdict.uuid))}
+
+
+def _judge(before: Verdict | None, device: Device, now: float) -> Verdict:
+    about = (device.uuid, device.index, device.mig)
+    if device.reason == GONE:
+        return Verdict(*about, Code.GONE)
+    if device.quarantined:
+        return Verdict(*about, Code.QUARANTINED, device.reason)
+    if device.reason:
+        return Verdict(*about, Code.SICK, device.reason)
+    if device.healthy:
+        return Verdict(*about, proven=True)
+    since = now if before is None or before.idle_since is None else before.idle_since
+    if before is not None and before.out is not None:  # only a device that is offered again is back
+        return Verdict(*about, before.out, before.ailment, since)
+    if now - since >= NOT_READY_AFTER:
+        return Verdict(*about, Code.NOT_READY, "", since)
+    return Verdict(*about, idle_since=since, proven=before is not None and before.proven)
+
+
+def next_look(verdicts: Verdicts, now: float) -> float | None:
+    """Seconds until a verdict may change by time alone."""
+    idle = (verdict.idle_since for verdict in verdicts.values() if verdict.out is None)
+    return min((max(0.0, since + NOT_READY_AFTER - now) for since in idle if since is not None), default=None)
+
+
+def happenings(before: Verdicts, after: Verdicts) -> tuple[Happening, ...]:
+    """What became of each device between two looks; at the first look, those that are out."""
+    told = (_happening(before.get(uuid), verdict) for uuid, verdict in after.items())
+    return tuple(happening for happening in told if happening is not None)
+
+
+def _happening(before: Verdict | None, after: Verdict) -> Happening | None:
+    then = (before.out, before.ailment) if before is not None else (None, "")
+    if then == (after.out, after.ailment):
+        return None
+    if after.out is not None:
+        hint = f"; `autoclave explain {after.uuid}` on the node says more"
+        return Happening(after.uuid, after.out, after.ailment, f"{_full(after)} is {_state(after)}{hint}")
+    if before is None or before.out is None:
+        return None
+    note = f"{_full(after)} is healthy again; it was {_state(before)}"
+    return Happening(after.uuid, Code.RECOVERED, before.ailment, note)
+
+
+def outlook(verdicts: Verdicts | None) -> Outlook:
+    """What the condition says; None: the scrub service is silent."""
+    if verdicts is None:
+        return SILENT
+    if not verdicts:
+        return NONE_KNOWN
+    out = [verdict for verdict in verdicts.values() if verdict.out is not None]
+    if out:
+        reason = "AllDevicesOut" if len(out) == len(verdicts) else "SomeDevicesOut"
+        named = _named([f"{verdict.name} ({_state(verdict)})" for verdict in out])
+        return Outlook(Status.FALSE, reason, bounded(f"{len(out)} of {len(verdicts)} devices are out: {named}"))
+    unproven = [verdict.name for verdict in verdicts.values() if not verdict.proven]
+    if unproven:
+        told = f"{len(unproven)} of {len(verdicts)} devices were not found healthy yet: {_named(unproven)}"
+        return Outlook(Status.UNKNOWN, "DevicesNotReady", bounded(told))
+    return Outlook(Status.TRUE, "AllDevicesHealthy", f"no device of {len(verdicts)} is out")
+
+
+def condition(present: Condition | None, outlook: Outlook, since: float, now: float) -> Condition:
+    """The condition to write: it keeps the time of the last change of status, whoever wrote that."""
+    same = present is not None and present.outlook.status is outlook.status
+    return Condition(outlook, now, present.transition if present is not None and same else since)
+
+
+def due(present: Condition | None, outlook: Outlook, now: float, every: float) -> float:
+    """Seconds until the condition has to be written again: at once when it says something else."""
+    if present is None or present.outlook != outlook:
+        return 0.0
+    age = now - present.heartbeat
+    return every - age if 0 <= age < every else 0.0  # a heartbeat from the future says that a clock was set
+
+
+def tainted(verdicts: Verdicts | None, present: bool) -> bool:  # noqa: FBT001 - how it is now, as a value
+    """Whether the node bears the taint; it stays as it is until all are out, or one is found healthy."""
+    if not verdicts:
+        return present
+    if all(verdict.out is not None for verdict in verdicts.values()):
+        return True
+    return present and not any(verdict.proven for verdict in verdicts.values())
+
+
+def bounded(text: str) -> str:
+    """No longer than the API server takes."""
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 4]} ..."
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+def _state(verdict: Verdict) -> str:
+    word = _WORDS[verdict.out] if verdict.out is not None else "healthy"
+    return f"{word}: {verdict.ailment}" if verdict.ailment else word
+
+
+def _full(verdict: Verdict) -> str:
+    return verdict.name if verdict.mig else f"{verdict.name} ({verdict.uuid})"

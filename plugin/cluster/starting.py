@@ -1,0 +1,46 @@
+"""Whether there will be reports to the cluster, decided before anything runs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+import structlog
+
+from plugin.cluster import base, credentials
+from plugin.cluster.credentials import Asked, Reports
+from plugin.cluster.reporter import Reporter
+from plugin.cluster.strand import Pace
+from scrubber.errors import FatalError
+
+logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="cluster")
+
+CALL_WITHIN = 5.0  # seconds for a call as a whole
+_CLIENT = "plugin.cluster.apiserver"
+
+
+def reporter(asked: Asked) -> Reporter | None:
+    """One that is ready to run; None where nothing is to be told, or nobody is there to tell."""
+    found = credentials.find(asked, os.environ)
+    if asked.reports is Reports.OFF or found is None or not asked.node:
+        return None
+    try:
+        server = _connect(found, asked.node)
+    except base.Unusable as error:
+        if asked.reports is Reports.ON:
+            raise FatalError(f"cannot report to the cluster: {error}") from error
+        logger.warning("nothing is reported to the cluster", why=str(error))
+        return None
+    logger.info("reporting to the cluster", node=asked.node, taint=asked.taint)
+    return Reporter(server, asked.node, taint=asked.taint, pace=Pace())
+
+
+def _connect(found: credentials.Credentials, node: str) -> base.Server:
+    # By name: the client is an extra that need not be installed, and a plugin that does not report stays small
+    # without it. It is loaded before anything is served, as it takes longer than a hook should wait.
+    try:
+        module = importlib.import_module(_CLIENT)
+    except ImportError as error:
+        raise base.Unusable(f"its client cannot be loaded ({error}): install autoclave[cluster]") from error
+    server: base.Server = module.connect(found, node, CALL_WITHIN)
+    return server

@@ -1,0 +1,78 @@
+"""What makes a device sick, how it comes back, and how the idle ones are tested: a part of a policy.
+
+The text under a field is what an operator reads, as in ``model``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from policies.base import Model, Word, impossible
+from policies.units import Duration, format_duration
+from policies.xids import Xids
+
+
+class Symptom(Word):
+    """What may be wrong with a device for as long as it is told, beside what always takes it out."""
+
+    SRAM = "sram"
+    LINKS = "links"
+    FABRIC = "fabric"
+    SWITCH = "switch"
+    REBOOT_REQUIRED = "reboot-required"
+    PCIE = "pcie"
+    HEAT = "heat"
+
+
+class Probation(Model):
+    """How a quarantined device is tried again."""
+
+    first: Annotated[Duration, Field(gt=0)] = 60.0
+    """The pause before the first try."""
+
+    longest: Annotated[Duration, Field(gt=0)] = 3600.0
+    """The pause that is never exceeded, however often a try failed."""
+
+    factor: Annotated[float, Field(ge=1)] = 2.0
+    """By how much each pause is longer than the one before."""
+
+    flap_limit: Annotated[int, Field(ge=1, le=10)] = 3
+    """After this many returns from quarantine within flap_window, the next quarantine waits for a person."""
+
+    flap_window: Annotated[Duration, Field(gt=0)] = 86400.0
+    """The time over which returns from quarantine are counted."""
+
+    @model_validator(mode="after")
+    def pauses_grow(self) -> Self:
+        """The first pause is the shortest."""
+        if self.first > self.longest:
+            raise impossible(
+                f"first {format_duration(self.first)} with longest {format_duration(self.longest)}",
+                "first to be at most longest, as pauses only grow",
+                "first",
+                "longest",
+            )
+        return self
+
+
+class Quarantine(Model):
+    """What makes a device sick, and how it comes back."""
+
+    xids: Xids = Xids()
+
+    signs: tuple[Symptom, ...] = (Symptom.SRAM, Symptom.LINKS, Symptom.FABRIC, Symptom.SWITCH, Symptom.REBOOT_REQUIRED)
+    """Which of these put a device into quarantine: sram, links, fabric, switch, reboot-required, pcie, heat."""
+
+    probation: Probation = Probation()
+
+
+class Periodic(Model):
+    """Tests of devices that nobody uses."""
+
+    every: Annotated[Duration, Field(ge=0)] = 0.0
+    """How long after its last slow path an idle device takes it again, a node's devices one by one; 0s is never."""
+
+    keep_free: Annotated[int, Field(ge=0)] = 1
+    """So many clean devices of the node are left alone; and whoever asks for one that is tested gets it at once."""

@@ -1,0 +1,70 @@
+"""What is newly wrong with a device, by what it says of itself and what was known before. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from policies import xids
+from policies.model import Policy
+from scrubber.core import remedy
+from scrubber.core.model import Ailment, Baseline, Sickness, Vitals, Xid
+
+WORST = (
+    Ailment.SRAM, Ailment.REBOOT_REQUIRED, Ailment.LINKS, Ailment.SWITCH, Ailment.FABRIC, Ailment.PCIE, Ailment.HEAT,
+)  # fmt: skip
+
+
+def news(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
+    """The errors that nobody has judged yet."""
+    return tuple(xid for xid in vitals.xids if xid.number > baseline.last_xid)
+
+
+def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Sickness | None:
+    """What is newly wrong with a device, worst first."""
+    return worst(_found(vitals, baseline, policy))
+
+
+def worst(found: Iterable[Sickness]) -> Sickness | None:
+    """The one that asks for most, and of several the first: what asks for less is met by that as well."""
+    return max(found, key=remedy.rank, default=None)
+
+
+def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Sickness]:
+    counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
+    reported = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
+    if vitals.lost:  # then it says nothing else
+        yield Sickness(Ailment.LOST, "the device has fallen off its bus")
+        return
+    if vitals.unresponsive:
+        told = f": {vitals.why}" if vitals.why else ""
+        yield Sickness(Ailment.UNRESPONSIVE, f"the driver does not answer for this device{told}")
+        return
+    if vitals.remap_failed:
+        yield Sickness(Ailment.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
+    if vitals.ecc_uncorrectable > counted:
+        new = vitals.ecc_uncorrectable - counted
+        yield Sickness(Ailment.ECC, f"{new} new uncorrectable memory error(s)")
+    if reported:
+        yield Sickness(Ailment.XID, reported.why, xid=reported.code)
+    if vitals.reset_required:
+        yield Sickness(Ailment.RESET_REQUIRED, "the driver asks for a reset")
+    if vitals.remap_pending:
+        yield Sickness(Ailment.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
+    yield from _told(vitals, policy)
+
+
+def _told(vitals: Vitals, policy: Policy) -> Iterator[Sickness]:
+    """The signs that the policy takes seriously, worst first."""
+    serious = {Ailment(symptom.value) for symptom in policy.quarantine.signs}
+    for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.ailment)):
+        if sign.ailment in serious:
+            yield Sickness(sign.ailment, sign.detail)
+
+
+def known(vitals: Vitals | None, before: Baseline) -> Baseline:
+    """The baseline after these vitals were judged: what they show is no news next time."""
+    if vitals is None:
+        return before
+    last = max((before.last_xid, *(xid.number for xid in vitals.xids)))  # after a restart of ours some may be forgotten
+    silent = vitals.lost or vitals.unresponsive or vitals.partial  # it said nothing: what it has told stays known
+    return Baseline(last, before.ecc_uncorrectable if silent else vitals.ecc_uncorrectable)

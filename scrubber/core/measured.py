@@ -1,0 +1,33 @@
+"""What is measured of a device, by whatever means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scrubber.core.model import Mismatch
+
+OWN_IDLE = "in use by the driver itself on an idle device"
+OWN_CONTEXT = "the context of the scrub itself"
+OWN_BOOKS = "the driver's own books of what was taken"
+OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # what any scrub of ours leaves out, on whatever device: no fault
+
+
+@dataclass(frozen=True, slots=True)
+class Scratched:
+    """The memory on the chip: where it was overwritten and read back."""
+
+    units: int  # multiprocessors that the device has
+    reached: int  # ... and those that were overwritten
+    faulty: int = 0  # ... of these, those that did not hold what was written
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """What a self-test ran, and what it found."""
+
+    tests: tuple[str, ...]  # those that came to their end, in order
+    skipped: tuple[str, ...] = ()  # those that there was no time left for
+    covered_bytes: int = 0  # of memory
+    mismatch: Mismatch | None = None
+    units: int = 0  # multiprocessors that computed
+    deviating: tuple[int, ...] = ()  # those whose results differ from what most of them computed, or from their own

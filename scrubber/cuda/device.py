@@ -1,0 +1,252 @@
+"""The port on a real GPU, with CuPy: the plain runtime and kernels of our own, no pool and no compiler.
+
+Nothing of CUDA was called in this process before ``opened``, and nothing is undone afterwards but by its end: that is
+the only sure release of what it holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from scrubber.cuda import warmth
+from scrubber.cuda.card import NOWHERE, BusyError, CudaError, Deed, Found, Program, Span, Step, Unit
+from scrubber.cuda.images import image_for
+from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
+
+ENVIRONMENT = {
+    "CUDA_MODULE_LOADING": "LAZY",
+    "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",  # what runs behind a shared server is not ours alone
+}
+LIMITS = {0: 256, 1: 4096, 2: 4096}  # bytes of stack a thread, print buffer, device heap: the rest is for the scrub
+OUT_OF_MEMORY = 2
+# Sure signs that it is not the device. Not among them, since a broken one is told of in these words, too: 3 (CUDA could
+# not begin), 100 (no device: the one that is visible may have fallen off the bus) and 999 (unknown).
+NOT_NOW = frozenset(
+    {
+        46,  # taken by somebody
+        *(34, 35, 36, 803, 804),  # the driver's library: a stub, too old, of another release, or not for this device
+        *(200, 209, 218, 222),  # our kernels: broken files, or none that this driver or this device takes
+        *(221, 223),  # the driver's compiler: missing, or forbidden by the environment
+        *(301, 302, 303, 304),  # the host: a file or a library is missing, or a system call failed
+        802,  # the node is not ready for CUDA yet
+        *range(805, 810),  # a server that shares the device cannot be reached, is not ready or has no room
+    }
+)
+THREADS = 256
+BLOCKS = {Deed.WRITE: 8, Deed.CHECK: 4, Deed.INVERT: 4, Deed.INVERT_DOWN: 4}  # that fit a multiprocessor at once
+ROUNDS = 64  # of what is computed in one go
+TRIES = 20  # where blocks run is the device's choice
+
+_FOUND, _UNIT = struct.Struct("<QQQ"), struct.Struct("<IIQQ")
+_MOST_SPANS, _MOST_UNITS = 256, 1024
+_NOTHING = _FOUND.pack(0, NOWHERE, 0)
+_TO_DEVICE, _TO_HOST = 1, 2
+_QUIETLY = 1 | 2  # an event that is waited for without spinning, and takes no time
+_MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes of a device
+_KERNELS = {Deed.WRITE: "write", Deed.CHECK: "check", Deed.INVERT: "invert", Deed.INVERT_DOWN: "invert"}
+_NAMES = {*_KERNELS.values(), *(program.value for program in Program)}
+_WORD, _TWICE = 4, 2  # bytes; what was keyed, and the zeros after it
+_KEPT = 240  # registers of a thread that are overwritten
+_IN_A_SCRUB = (Program.SCRATCH, Program.REGISTERS, Program.EXACT)
+_IN_REGISTERS = (Program.REGISTERS, Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS)
+
+
+class _Kernel(Protocol):
+    """As CuPy has it."""
+
+    local_size_bytes: int
+    shared_size_bytes: int
+    max_dynamic_shared_size_bytes: int
+
+    def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[object, ...], *, shared_mem: int = 0) -> None:
+        """Launch it."""
+        ...
+
+
+def opened(uuid: str, pci_address: str) -> CupyCard:
+    """The one device that this process may ever see; it must be the one that was meant."""
+    os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
+    try:
+        cupy = warmth.load()
+    except warmth.UnusableError as error:
+        raise BusyError(f"cannot open {uuid}: {error}") from error
+    card = CupyCard(cupy, uuid)
+    card.begin(pci_address)
+    return card
+
+
+class CupyCard:
+    """One GPU or one slice of it."""
+
+    loaded: Sequence[Program] = _IN_A_SCRUB  # when it is opened; others at their first launch, if there is memory then
+
+    def __init__(self, cupy: ModuleType, uuid: str) -> None:
+        """Nothing is asked yet."""
+        self._cupy = cupy
+        self._runtime = cupy.cuda.runtime
+        self.name = uuid
+        self._kernels: dict[str, _Kernel] = {}
+        self._events: list[int] = []
+        self.units = 0
+        self._shared = 0  # bytes, of a block at most
+
+    def begin(self, pci_address: str) -> None:
+        """Make sure that it is the right one, and get ready."""
+        with self._told("open"):
+            count = self._runtime.getDeviceCount()
+            found = self._runtime.deviceGetPCIBusId(0) if count == 1 else ""
+        if count != 1:
+            raise CudaError(f"cannot open {self.name}: CUDA shows {count} devices where one was asked for")
+        if _plain(found) != _plain(pci_address):
+            raise CudaError(f"cannot open {self.name}: CUDA shows the device at {found}, which is another one")
+        with self._told("open"):
+            self._get_ready()
+
+    def allocate(self, size: int) -> int | None:
+        """An address; None when not that much is left in one piece."""
+        try:
+            return int(self._runtime.malloc(size))
+        except self._runtime.CUDARuntimeError as error:
+            if error.status == OUT_OF_MEMORY:
+                return None
+            raise self._error("take memory of", error, error.status) from error
+
+    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        """Everything is given to the device at once, then waited for span by span."""
+        with self._told(f"{deed.value} memory of"):
+            parts = (spans[at : at + _MOST_SPANS] for at in range(0, len(spans), _MOST_SPANS))
+            return tuple(it for part in parts for it in self._swept(deed, pattern, part, step))
+
+    def everywhere(self, program: Program, number: int) -> tuple[Unit, ...]:
+        """Blocks that fill a multiprocessor each, until all had one."""
+        seen: dict[int, Unit] = {}
+        with self._told(f"run {program.value} on"):
+            for _ in range(TRIES):
+                for unit in self._ran(program, number):
+                    seen[unit.number] = _merged(seen.get(unit.number), unit)
+                if len(seen) >= self.units:
+                    break
+        return tuple(seen[number] for number in sorted(seen))
+
+    def _get_ready(self) -> None:
+        """All that needs memory needs it now: nothing of it will be left."""
+        for limit, size in LIMITS.items():
+            self._runtime.deviceSetLimit(limit, size)
+        self.units = self._runtime.deviceGetAttribute(_MULTIPROCESSORS, 0)
+        self._shared = self._runtime.deviceGetAttribute(_SHARED_MEMORY, 0)
+        module = self._cupy.RawModule(path=str(self._image()))
+        self._kernels = {name: module.get_function(name) for name in _NAMES}  # the driver loads one when it is named
+        self._demand_registers()
+        self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
+        self._found = self._runtime.malloc(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
+        self._units = self._found + _FOUND.size * _MOST_SPANS
+        for deed in Deed:  # and what it takes at the first launch, too
+            self._swept(deed, ZERO, (Span(self._found, 0, 0),), lambda _size: None)
+        for program in self.loaded:
+            self._ran(program, 0)
+
+    def _swept(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> list[Found]:
+        self._put(self._found, _NOTHING * len(spans))
+        for number, (span, event) in enumerate(zip(spans, self._events, strict=False)):  # the rest is for longer parts
+            self._begin(deed, pattern, span, self._found + _FOUND.size * number)
+            self._runtime.eventRecord(event, 0)
+        for span, event in zip(spans, self._events, strict=False):
+            self._runtime.eventSynchronize(event)
+            step(span.size)
+        raw = self._got(self._found, _FOUND.size * len(spans))
+        try:
+            return [Found.told(*words) for words in _FOUND.iter_unpack(raw)]
+        except CudaError as error:
+            raise CudaError(f"cannot {deed.value} memory of {self.name}: {error}") from error
+
+    def _begin(self, deed: Deed, pattern: Pattern, span: Span, place: int) -> None:
+        long, short = self._cupy.uint64, self._cupy.uint32
+        words = [long(span.address), long(span.size // VECTOR), long(span.start // VECTOR)]
+        words += [short(pattern.kind), long(pattern.first), long(pattern.second)]
+        if deed in (Deed.INVERT, Deed.INVERT_DOWN):
+            words.append(short(deed is Deed.INVERT_DOWN))
+        if deed is not Deed.WRITE:
+            words.append(long(place))
+        self._kernels[_KERNELS[deed]]((self.units * BLOCKS[deed],), (THREADS,), tuple(words))
+
+    def _ran(self, program: Program, number: int) -> list[Unit]:
+        long, short = self._cupy.uint64, self._cupy.uint32
+        kernel = self._kernels[program.value]
+        shared = self._shared - kernel.shared_size_bytes
+        kernel.max_dynamic_shared_size_bytes = shared  # so that no two blocks fit on a multiprocessor
+        first = long(number) if program in _IN_A_SCRUB else short(number)
+        words = (first, short(ROUNDS)) if program is Program.EXACT else (first,)
+        self._put(self._units, bytes(_UNIT.size * _MOST_UNITS))
+        kernel((self.units,), (THREADS,), (*words, long(self._units)), shared_mem=shared)
+        raw = self._got(self._units, _UNIT.size * _MOST_UNITS)
+        told = [(place, *words) for place, words in enumerate(_UNIT.iter_unpack(raw))]
+        if (ran := sum(visits for _, visits, _, _, _ in told)) != self.units:
+            ended = f"{ran} of {self.units} blocks came to their end"
+            raise CudaError(f"cannot run {program.value} on {self.name}: {ended}")
+        due = self._due(program)
+        for place, visits, _, _, compared in told:
+            if due is not None and compared != visits * due:
+                counted = f"{compared} of {visits * due} words were read back from multiprocessor {place}"
+                raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
+        return [Unit(place, wrong, digest) for place, visits, wrong, digest, _ in told if visits]
+
+    def _due(self, program: Program) -> int | None:
+        """Words that a block must have read back: of all that a device has for one, whatever was asked for."""
+        if program is Program.SCRATCH:
+            return _TWICE * (self._shared - self._kernels[program.value].shared_size_bytes) // _WORD
+        return _TWICE * _KEPT * THREADS if program is Program.REGISTERS else None
+
+    def _demand_registers(self) -> None:
+        """Of kernels that the driver has compiled itself, nobody knows before what it keeps in memory instead."""
+        if spilled := [it.value for it in _IN_REGISTERS if self._kernels[it.value].local_size_bytes]:
+            raise BusyError(
+                f"cannot open {self.name}: as its driver has compiled them, {', '.join(spilled)} would keep in memory "
+                "what is to overwrite registers"
+            )
+
+    def _put(self, address: int, data: bytes) -> None:
+        source = ctypes.create_string_buffer(data, len(data))
+        self._runtime.memcpy(address, ctypes.addressof(source), len(data), _TO_DEVICE)
+
+    def _got(self, address: int, size: int) -> bytes:
+        target = ctypes.create_string_buffer(size)
+        self._runtime.memcpy(ctypes.addressof(target), address, size, _TO_HOST)  # waits for all that was begun
+        return target.raw
+
+    def _image(self) -> Path:
+        major, minor = (self._runtime.deviceGetAttribute(part, 0) for part in _CAPABILITY)
+        try:
+            return image_for((major, minor))
+        except ValueError as error:
+            raise BusyError(f"cannot open {self.name}: {error}") from error
+
+    @contextmanager
+    def _told(self, deed: str) -> Iterator[None]:
+        """CUDA's errors in our words."""
+        try:
+            yield
+        except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
+            raise self._error(deed, error, error.status) from error
+
+    def _error(self, deed: str, error: Exception, status: int) -> CudaError:
+        kind = BusyError if status in NOT_NOW else CudaError
+        return kind(f"cannot {deed} {self.name}: CUDA says {error}")
+
+
+def _plain(pci_address: str) -> str:
+    """Without the leading zeros that some put before the domain, in small letters."""
+    return pci_address.lower().lstrip("0")
+
+
+def _merged(before: Unit | None, now: Unit) -> Unit:
+    """What a multiprocessor did in several tries; whoever computes two things from the same is wrong."""
+    if before is None:
+        return now
+    return Unit(now.number, before.wrong + now.wrong + (before.digest != now.digest), now.digest)

@@ -1,0 +1,36 @@
+"""Which of the compiled kernels a device gets: those for its architecture, or what its driver compiles by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "kernels"
+OLDEST = (7, 5)  # Turing: what is older has neither the tensor instructions nor a driver of today
+
+
+def image_for(capability: tuple[int, int]) -> Path:
+    """The file to load on a device of that compute capability."""
+    return FOLDER / chosen(capability, (path.name for path in FOLDER.glob("scrub.*")))
+
+
+def chosen(capability: tuple[int, int], names: Iterable[str]) -> str:
+    """Within a major version, code runs on devices of its own and of higher minor versions: the highest is taken."""
+    major, minor = capability
+    if capability < OLDEST:
+        raise ValueError(f"no kernels for compute capability {major}.{minor}: Turing (7.5) or newer is needed")
+    present = set(names)
+    fitting = [name for lower in range(minor, -1, -1) if (name := binary(major, lower)) in present]
+    if fitting:
+        return fitting[0]
+    if PORTABLE in present:
+        return PORTABLE
+    raise ValueError(f"no kernels for compute capability {major}.{minor}: this installation lacks {PORTABLE}")
+
+
+def binary(major: int, minor: int) -> str:
+    """The name of the machine code for an architecture."""
+    return f"scrub.sm_{major}{minor}.cubin"
+
+
+PORTABLE = "scrub.ptx"  # for architectures newer than this release: their driver compiles it once

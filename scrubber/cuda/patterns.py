@@ -1,0 +1,85 @@
+"""What is written over a GPU's memory, as values: the kernels, and whoever stands in for them, compute the same.
+
+Memory is seen as vectors of two 64-bit words. ``CONSTANT`` repeats its words, ``ADDRESS`` mixes them with the number of
+the vector, and ``KEYED`` is a stream that nobody can foresee who does not know its words: memory that answers with an
+older pass, or with what stands at another address, differs from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import IntEnum
+
+VECTOR = 16  # bytes
+_WORD = 2**64 - 1
+
+
+class Kind(IntEnum):
+    """How the words of a vector follow from its number; the kernels know them by these numbers."""
+
+    CONSTANT = 0
+    ADDRESS = 1
+    KEYED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What the whole of a memory is to hold."""
+
+    kind: Kind
+    first: int = 0
+    second: int = 0
+
+    def flipped(self) -> Pattern:
+        """The same with every bit the other way round."""
+        if self.kind is Kind.KEYED:
+            raise ValueError("cannot flip a keyed pattern: its bits do not follow from those of its words")
+        return Pattern(self.kind, self.first ^ _WORD, self.second ^ _WORD)
+
+    def byte(self, offset: int) -> int:
+        """What stands at that place of the memory."""
+        number, place = divmod(offset, VECTOR)
+        vector = b"".join(word.to_bytes(8, "little") for word in self._words(number))
+        return vector[place]
+
+    def _words(self, number: int) -> tuple[int, int]:
+        match self.kind:
+            case Kind.CONSTANT:
+                return self.first, self.second
+            case Kind.ADDRESS:
+                return number ^ self.first, number ^ _WORD ^ self.second
+            case Kind.KEYED:
+                mixed = self.first + (number + 1) * 0x9E3779B97F4A7C15 & _WORD
+                mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+                mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
+                mixed ^= mixed >> 31
+                other = (mixed ^ self.second) * 0xD6E8FEB86659FD93 & _WORD
+                return mixed, other ^ other >> 32
+
+
+ZERO = Pattern(Kind.CONSTANT)
+
+
+def repeated(byte: int) -> Pattern:
+    """The same byte everywhere."""
+    word = int.from_bytes(bytes([byte]) * 8)
+    return Pattern(Kind.CONSTANT, word, word)
+
+
+def keyed(key: bytes, label: str) -> Pattern:
+    """A stream of its own for each purpose of a job's key."""
+    if not key:
+        raise ValueError(f"cannot make the pattern {label!r}: its key is missing")
+    words = hashlib.sha256(label.encode() + b"\0" + key).digest()
+    return Pattern(Kind.KEYED, int.from_bytes(words[:8]), int.from_bytes(words[8:16]))
+
+
+def named(name: str, key: bytes) -> Pattern:
+    """The pattern that an order names."""
+    match name:
+        case "zero":
+            return ZERO
+        case "random":
+            return keyed(key, "clear")
+    raise ValueError(f"cannot write pattern {name!r}: it is not known here")

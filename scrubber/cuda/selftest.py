@@ -1,0 +1,135 @@
+"""Test a GPU's memory and its arithmetic: a list of tests in order, each as long as there is time for it.
+
+Patterns find cells that do not hold a bit, that answer at another's address, or that forget. The arithmetic is compared
+bit by bit between multiprocessors, and with itself after the memory was worked on: a minority that computes something
+else is broken. Afterwards the memory is zero, and read back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scrubber.core.measured import Tested
+from scrubber.core.model import Mismatch
+from scrubber.cuda import patterns
+from scrubber.cuda.card import Card, CudaError, Program, Progress, Step, Unit
+from scrubber.cuda.memory import Memory, counted, joined
+from scrubber.cuda.patterns import Kind, Pattern
+
+INVERTED = (0x00, 0x55, 0x33, 0x0F)  # bytes whose bits are turned round, and back
+ROUNDS = 3  # of random patterns
+RETENTION = 1 / 6  # of the time: how long memory is left alone ...
+LONGEST_RETENTION = 10.0  # ... at most, in seconds
+RESERVED = 3  # the time of so many passes is kept back for the zeros at the end
+
+ARITHMETIC = "arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time, as far as a test needs it."""
+
+    now: Callable[[], float]
+    pause: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """One way to find bad memory, and how long it takes: so many passes, and a pause."""
+
+    name: str
+    passes: int
+    run: Callable[[Memory, Step], Mismatch | None]
+    pause: float = 0.0
+
+
+def run(memory: Memory, key: bytes, seconds: float, progress: Progress, clock: Clock) -> Tested:
+    """All tests that there is time for. What is found ends it early: it is enough."""
+    number = patterns.keyed(key, ARITHMETIC).first
+    before = _computed(memory.card, number)
+    tests = _tests(key, min(LONGEST_RETENTION, seconds * RETENTION), clock.pause)
+    step = counted(progress, memory.size * (sum(test.passes for test in tests) + 2))
+    ended, wrong = _on_memory(memory, tests, step, clock.now, clock.now() + seconds)
+    memory.write(patterns.ZERO, step)
+    wrong = joined(wrong, memory.check(patterns.ZERO, step))
+    after = _computed(memory.card, number)
+    computed = {unit.number for unit in before} & {unit.number for unit in after}
+    if len(computed) == memory.card.units:
+        ended = (*ended, ARITHMETIC)
+    names = (*(test.name for test in tests), ARITHMETIC)
+    skipped = tuple(name for name in names if name not in ended)
+    return Tested(ended, skipped, memory.size, wrong, len(computed), deviating((*before, *after)))
+
+
+def deviating(runs: tuple[Unit, ...]) -> tuple[int, ...]:
+    """Multiprocessors that disagree with most of the others, or with themselves; all of them without a majority."""
+    digests = Counter(unit.digest for unit in runs)
+    right = next((digest for digest, votes in digests.items() if votes * 2 > len(runs)), None)
+    return tuple(sorted({unit.number for unit in runs if unit.wrong or unit.digest != right}))
+
+
+def _computed(card: Card, number: int) -> tuple[Unit, ...]:
+    """What every multiprocessor makes of it. No computation ends in 0: that is the answer of one that was not done."""
+    units = card.everywhere(Program.EXACT, number)
+    if idle := [unit.number for unit in units if unit.digest == 0]:
+        raise CudaError(f"cannot test {card.name}: multiprocessors {idle} came to their turn and computed nothing")
+    return units
+
+
+def _on_memory(
+    memory: Memory, tests: tuple[_Test, ...], step: Step, now: Callable[[], float], ends: float
+) -> tuple[tuple[str, ...], Mismatch | None]:
+    """Which came to their end, until the first finding."""
+    ended: list[str] = []
+    a_pass = 0.0  # seconds; the slowest so far
+    for test in tests:
+        began = now()
+        if began + (test.passes + RESERVED) * a_pass + test.pause > ends:
+            step(memory.size * test.passes)
+            continue
+        wrong = test.run(memory, step)
+        ended.append(test.name)
+        if wrong is not None:
+            return tuple(ended), wrong
+        a_pass = max(a_pass, (now() - began - test.pause) / test.passes)
+    return tuple(ended), None
+
+
+def _tests(key: bytes, rest: float, pause: Callable[[float], None]) -> tuple[_Test, ...]:
+    def address(memory: Memory, step: Step) -> Mismatch | None:
+        return _held(memory, Pattern(Kind.ADDRESS), step)
+
+    def inversions(memory: Memory, step: Step) -> Mismatch | None:
+        wrong: Mismatch | None = None
+        for pattern in map(patterns.repeated, INVERTED):
+            memory.write(pattern, step)
+            wrong = joined(wrong, memory.invert(pattern, step))
+            wrong = joined(wrong, memory.invert(pattern.flipped(), step, down=True))
+            wrong = joined(wrong, memory.check(pattern, step))
+        return wrong
+
+    def random(memory: Memory, step: Step) -> Mismatch | None:
+        wrong: Mismatch | None = None
+        for number in range(ROUNDS):
+            wrong = joined(wrong, _held(memory, patterns.keyed(key, f"test {number}"), step))
+        return wrong
+
+    def retention(memory: Memory, step: Step) -> Mismatch | None:
+        pattern = patterns.keyed(key, "retention")
+        wrong = _held(memory, pattern, step)  # and what was written last has left the caches
+        pause(rest)
+        return joined(wrong, memory.check(pattern, step))
+
+    return (
+        _Test("address", 2, address),
+        _Test("inversions", 4 * len(INVERTED), inversions),
+        _Test("random", 2 * ROUNDS, random),
+        _Test("retention", 3, retention, rest),
+    )
+
+
+def _held(memory: Memory, pattern: Pattern, step: Step) -> Mismatch | None:
+    memory.write(pattern, step)
+    return memory.check(pattern, step)

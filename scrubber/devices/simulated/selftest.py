@@ -1,0 +1,80 @@
+"""The self-test of a simulated GPU: the tests of a real one, over a file, within a time box."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from scrubber.core.measured import Tested
+from scrubber.core.model import Mismatch
+from scrubber.devices.base import Progress
+from scrubber.devices.simulated import chip, memory, patterns
+from scrubber.devices.simulated.memory import Memory, Step
+from scrubber.devices.simulated.patterns import Pattern
+
+Pass = Callable[[], Mismatch | None]  # once over all of the memory
+
+ARITHMETIC = "arithmetic"
+_PASSES = 9  # two for each pattern that is written and read back, three for the inversions
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """How long there is, and whether the device still answers."""
+
+    ends: float  # on the monotonic clock
+    answers: Callable[[], object]  # raises when it does not
+
+    def over(self) -> bool:
+        """Whether there is no time for more."""
+        self.answers()
+        return time.monotonic() >= self.ends
+
+
+def run(cells: Memory, key: bytes, bad_units: Collection[int], box: Box, progress: Progress) -> Tested:
+    """Every test that there is time for; then zeros, read back, whatever was found."""
+    done, ended = 0, list[str]()
+    found: Mismatch | None = None
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, _PASSES * cells.size)
+
+    tests = _tests(cells, key, step)
+    for name, passes in tests.items():
+        left = list(passes)
+        while left and not box.over():  # looked at between passes, so that nothing that was found is lost
+            found = memory.joined(found, left.pop(0)())
+        ended += [] if left else [name]
+    units, deviating = 0, tuple[int, ...]()
+    if not box.over():
+        units, deviating = chip.UNITS, chip.deviating(key, bad_units)
+        ended.append(ARITHMETIC)
+    for clearing in _held(cells, patterns.zero, step):
+        found = memory.joined(found, clearing())
+    skipped = tuple(name for name in (*tests, ARITHMETIC) if name not in ended)
+    return Tested(tuple(ended), skipped, cells.size, found, units, deviating)
+
+
+def _tests(cells: Memory, key: bytes, step: Step) -> Mapping[str, tuple[Pass, ...]]:
+    return {
+        "address": _held(cells, patterns.address, step),
+        "inversions": _inverted(cells, step),
+        "random": _held(cells, patterns.keyed(key), step),
+    }
+
+
+def _held(cells: Memory, pattern: Pattern, step: Step) -> tuple[Pass, Pass]:
+    return partial(cells.fill, pattern, step), partial(cells.compare, pattern, step)
+
+
+def _inverted(cells: Memory, step: Step) -> tuple[Pass, Pass, Pass]:
+    """Each chunk is turned over after its lower neighbour, then back after its upper one."""
+    return (
+        partial(cells.fill, patterns.even, step),
+        partial(cells.swap, patterns.even, patterns.odd, step, downwards=False),
+        partial(cells.swap, patterns.odd, patterns.even, step, downwards=True),
+    )

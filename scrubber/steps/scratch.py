@@ -1,0 +1,18 @@
+"""Overwrite the memory on the chip, which no allocation reaches, and read it back."""
+
+from __future__ import annotations
+
+from scrubber.core.model import Findings, Outcome
+from scrubber.steps.base import Bench, Order, Report
+
+
+def run(order: Order, bench: Bench) -> Report:
+    """Passes when every unit was reached, there is one, and each held what was written."""
+    found = bench.gpu.scratch(order.key_for("scratch"))
+    findings = Findings(units=found.units, units_reached=found.reached, units_faulty=found.faulty)
+    if found.faulty:
+        wrong = f"memory on the chip does not hold what is written to it, on {found.faulty} unit(s)"
+        return Report(Outcome.FAILED, wrong, findings=findings)
+    if found.reached != found.units or found.reached <= 0:
+        return Report(Outcome.FAILED, "memory on the chip was not overwritten everywhere", findings=findings)
+    return Report(Outcome.PASSED, findings=findings)

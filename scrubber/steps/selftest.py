@@ -1,0 +1,38 @@
+"""Test the device: does its memory hold, and do its units compute, what they should? Leaves zeros behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core.measured import Tested
+from scrubber.core.model import Findings, Outcome
+from scrubber.steps.base import Bench, Order, Report
+
+
+def run(order: Order, bench: Bench) -> Report:
+    """Passes when a test came to its end on something, and none found anything wrong."""
+    tested = bench.gpu.selftest(order.key_for("selftest"), order.seconds, bench.progress)
+    findings = Findings(
+        covered_bytes=tested.covered_bytes,
+        mismatch=tested.mismatch,
+        units=tested.units,
+        deviating=tested.deviating,
+    )
+    wrong = _wrong(tested)
+    if wrong:
+        return Report(Outcome.FAILED, wrong, findings=findings)
+    detail = f"no time was left for {', '.join(tested.skipped)}" if tested.skipped else ""
+    return Report(Outcome.PASSED, detail, findings=replace(findings, tests=tested.tests))
+
+
+def _wrong(tested: Tested) -> str:
+    # Where and how much, not what: the last thing it reads are zeros, and a byte that is not one may be a tenant's.
+    if (at := tested.mismatch) is not None:
+        return f"memory failed its test: {at.count} bytes, the first at offset {at.offset:#x}"
+    if tested.deviating:
+        return f"these units compute something else than the others: {', '.join(map(str, tested.deviating))}"
+    if not tested.tests:
+        return "no test came to its end"
+    if not tested.covered_bytes and not tested.units:
+        return "nothing was tested: no memory, and no unit"
+    return ""

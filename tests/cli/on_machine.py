@@ -1,0 +1,75 @@
+"""The whole service on NVIDIA GPUs: the real pynvml, real processes and a real tool, over stand-ins of our own.
+
+It runs in a pid namespace, as this machine may hide processes from it that are none of its business.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from scrubber.cli import asking
+from tests.fakes.nvml.fixtures import Stage
+from tests.live import Service
+
+TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
+ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
+needs_namespace = pytest.mark.skipif(not ENTERS, reason="no pid namespace may be made here")
+
+HOLD = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+class OnMachine(Service):
+    """The service in a pid namespace of its own, with the machine that the libraries pretend."""
+
+    def __init__(self, root: Path, stage: Stage, policy: str, more: Mapping[str, str] | None = None) -> None:
+        """``more``: what its environment holds beside what the stage wants."""
+        self.stage = stage
+        self.more = more or {}
+        (root / "policy.yaml").write_text(policy)
+        super().__init__(
+            root, 1, "--host-root", stage.root.path, "--sight", "namespace", "--policy", root / "policy.yaml"
+        )
+
+    def start(self, until="serving"):
+        self.command = [it for it in self.command if it not in ("unshare", *FLAGS)]
+        self.command[self.command.index("--backend") + 1] = "auto"
+        self.command[:0] = ["unshare", *FLAGS]
+        env = os.environ | self.stage.environment(os.environ["PATH"]) | {**self.more}
+        self.process = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True, env=env)
+        assert self.process.stderr is not None
+        self.log, self.heard = self.process.stderr, []
+        self.hear(until)
+
+    @property
+    def inner(self) -> int:
+        """The service itself."""
+        return int(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text())
+
+    def stop(self):
+        os.kill(self.inner, signal.SIGTERM)
+        self.heard += self.log.readlines()
+        assert self.process.wait(20) == 0
+        self.log.close()
+
+    def hold(self, number: int) -> subprocess.Popen[str]:
+        """A process that has a GPU open, where the service can see it."""
+        node = self.stage.root.node(self.stage.machine.gpu(number))
+        command = ["nsenter", "--target", str(self.inner), "--pid", sys.executable, "-c", HOLD, str(node)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "\n"
+        return process
+
+    def texts(self, gpu: object) -> list[str]:
+        return [entry.text for entry in asking.ask(self.run_dir, lambda admin: admin.history(str(gpu)))]
+
+
+FLAGS = ("--pid", "--fork", "--mount-proc", "--kill-child")

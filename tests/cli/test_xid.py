@@ -1,0 +1,192 @@
+"""``autoclave xid``: what a code is, who does what on it, and whose policy was asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from policies.xids import ROWS
+from tests.live import Service
+
+RULES = """\
+name: mine
+defaults: {quarantine: {xids: {codes: {63: quarantine}}}}
+rules:
+  - name: slices
+    match: {mig: true}
+    policy: {quarantine: {xids: {preset: gke, unknown: count, codes: {94: quarantine}}}}
+"""
+
+
+@pytest.fixture
+def offline(autoclave, tmp_path):
+    """The verb where no service runs."""
+    return lambda *args: autoclave("xid", *args, AUTOCLAVE_RUN_DIR=str(tmp_path))
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A policy of one's own, with a rule."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(RULES)
+    return path
+
+
+def said(run):
+    """The pairs of the story, by name."""
+    assert run.exit_code == 0, run.output
+    assert run.stderr == ""
+    _, body = run.stdout.split("\n\n")
+    return dict(line.split(maxsplit=1) for line in body.splitlines() if not line.startswith(" "))
+
+
+def test_a_code_is_explained(offline, tmp_path):
+    assert offline(63).stdout == (
+        "xid 63  INFOROM_DRAM_RETIREMENT_EVENT\n"
+        "Faulty memory row or page recorded for replacement\n"
+        "\n"
+        "concerns          one GPU\n"
+        "asks for          ignore (NVIDIA's catalogue of 2025-09-30)\n"
+        "catalog           count\n"
+        "nvidia-plugin     quarantine\n"
+        "gke               count\n"
+        "default/defaults  count, and quarantine at 5 within 10m\n"
+        f"policy            default, the shipped default, as no service answers in {tmp_path}\n"
+        "to do             nothing\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (999, "NVIDIA's catalogue of 2025-09-30 does not know it: under each preset the policy's `unknown` decides"),
+        (94, "an application error: counted under each preset; the policy's `codes` may say otherwise"),
+        (154, "catalog: its message decides; shown is what is done when that cannot be read"),
+        (171, "catalog: no action is published, so the policy's `unknown` decides"),
+    ],
+)
+def test_what_is_not_plain_is_noted(offline, code, told):
+    assert f" {told}\n" in offline(code).stdout
+
+
+def test_a_code_that_nobody_knows_is_said_to_be_one(offline):
+    run = offline(999)
+    assert run.stdout.startswith("xid 999  unknown\n\n")
+    assert said(run)["default/defaults"] == "quarantine"
+
+
+def test_a_named_policy_is_asked_rule_by_rule(offline, mine):
+    told = said(offline(63, "--policy", mine))
+    assert told["mine/defaults"] == "quarantine"
+    assert told["mine/slices"] == "quarantine"
+    assert told["policy"] == f"mine, as named: {mine}"
+    told = said(offline(999, "--policy", mine))
+    assert (told["mine/defaults"], told["mine/slices"]) == (
+        "quarantine",
+        "count, and quarantine at 5 within 10m",
+    )
+    assert said(offline(94, "--policy", mine))["mine/defaults"] == "count"
+
+
+def test_the_policy_may_come_from_the_environment(autoclave):
+    assert said(autoclave("xid", 79, AUTOCLAVE_POLICY="strict"))["policy"] == "strict, as named: strict"
+
+
+def test_a_document_holds_everything(offline, mine):
+    document = json.loads(offline(63, "--policy", mine, "-o", "json").stdout)
+    assert document == {
+        "apiVersion": "autoclave/v1",
+        "kind": "Xid",
+        "code": 63,
+        "known": True,
+        "mnemonic": "INFOROM_DRAM_RETIREMENT_EVENT",
+        "description": "Faulty memory row or page recorded for replacement",
+        "scope": "gpu",
+        "action": "ignore",
+        "application": False,
+        "remedy": "nothing",
+        "presets": {"catalog": "count", "nvidia-plugin": "quarantine", "gke": "count"},
+        "policy": {
+            "name": "mine",
+            "origin": f"as named: {mine}",
+            "rules": [
+                {"rule": "defaults", "treatment": "quarantine", "repeats": None},
+                {"rule": "slices", "treatment": "quarantine", "repeats": None},
+            ],
+        },
+    }
+    assert YAML(typ="safe", pure=True).load(offline(63, "--policy", mine, "-o", "yaml").stdout) == document
+
+
+def test_a_document_about_a_code_that_nobody_knows_has_the_same_fields(offline):
+    unknown, known = (json.loads(offline(code, "-o", "json").stdout) for code in (999, 63))
+    assert set(unknown) == set(known)
+    assert (unknown["known"], unknown["mnemonic"], unknown["action"]) == (False, "", "")
+    assert unknown["policy"]["rules"][0]["repeats"] == {"count": 5, "within": 600.0}
+
+
+def test_without_a_code_all_are_listed(offline, mine):
+    head, *lines = offline("--policy", mine).stdout.splitlines()
+    assert head.split() == ["CODE", "NAME", "ASKS", "CATALOG", "NVIDIA-PLUGIN", "GKE", "POLICY"]
+    assert [int(line.split()[0]) for line in lines] == list(ROWS)
+    assert lines[78].split()[2:] == ["restart_vm_or_node", "quarantine", "quarantine", "count", "by", "rule"]
+    assert lines[47].split()[2:] == ["reset_gpu", "quarantine", "quarantine", "quarantine", "quarantine"]
+
+
+def test_the_list_is_a_document_too(offline):
+    document = json.loads(offline("-o", "json").stdout)
+    assert document["kind"] == "XidList"
+    assert [item["code"] for item in document["items"]] == list(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["many"], "'many' is not a valid integer"),
+        (["7.5"], "'7.5' is not a valid integer"),
+        (["0"], "0 is not in the range x>=1"),
+        (["-5"], "no such option '-5'"),
+        (["79", "13"], "unexpected extra argument"),
+        (["79", "--policy", "lax"], "lax:1:1: found no such file, expected a policy file or one of default, fast"),
+    ],
+)
+def test_wrong_input_is_wrong_usage(offline, args, why):
+    run = offline(*args)
+    assert (run.exit_code, run.stdout) == (2, "")
+    assert why in run.stderr
+
+
+def test_codes_are_completed(autoclave):
+    run = autoclave(_AUTOCLAVE_COMPLETE="bash_complete", COMP_WORDS="autoclave xid 17", COMP_CWORD="2")
+    assert run.stdout.split() == ["plain,17", "plain,170", "plain,171", "plain,172"]
+
+
+@pytest.fixture
+def running(short_tmp):
+    """Starts a service under a policy, ended after the test."""
+    services = []
+
+    def start(policy: object) -> Path:
+        services.append(Service(short_tmp, 1, "--policy", policy))
+        return services[-1].run_dir
+
+    yield start
+    for service in services:
+        service.stop()
+
+
+def test_the_running_service_is_asked_which_policy_is_in_force(autoclave, running):
+    told = said(autoclave("xid", 79, "--run-dir", running("strict")))
+    assert told["policy"] == "strict, in force here, read from strict"
+    assert told["strict/defaults"] == "quarantine"
+
+
+def test_a_policy_of_ones_own_in_force_is_read_where_the_service_has_read_it(autoclave, mine, running):
+    """Whatever it calls itself: a copy of a shipped one keeps its name."""
+    run_dir = running(mine)
+    told = said(autoclave("xid", 79, "--run-dir", run_dir))
+    assert told["policy"] == f"mine, in force here, read from {mine}"
+    assert told["mine/defaults"] == said(autoclave("xid", 79, "--policy", mine))["mine/defaults"]
+    mine.unlink()
+    assert "cannot be read now: see --policy" in said(autoclave("xid", 79, "--run-dir", run_dir))["policy"]

@@ -1,0 +1,282 @@
+"""What is tried of a quarantined device follows from the reason, and what makes nobody sick is written down."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.health import Periodic
+from policies.model import Paths, Route
+from policies.xids import Action, asked
+from scrubber.core import decide, grounds, remedy, starting, upkeep
+from scrubber.core import events as ev
+from scrubber.core.answers import Cut, Note, Probe, Proceed, Refuse, Wait
+from scrubber.core.model import Ailment, Mismatch, Outcome, Path, Sickness, Sign, Step, Trigger, Vitals, Xid
+from scrubber.core.remedy import Course
+from tests.core import lives
+from tests.core.lives import ENFORCE, facts, later, live, rows
+
+LATE = later(10_000)
+COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
+
+
+def out(ailment, **more):
+    """A device in quarantine for this, as the service takes it out."""
+    taken = upkeep.confine(lives.DIRTY, Sickness(ailment, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+    return replace(live(lives.DIRTY, taken), **more)
+
+
+def tend(record, vitals=lives.WELL, at=LATE):
+    return upkeep.tend(record, facts(vitals=vitals), ENFORCE, at, 0.0)
+
+
+TRIED = {Course.WAIT: Probe(Path.FAST), Course.RESET: Probe(Path.SLOW)}
+
+
+@pytest.mark.parametrize("ailment", Ailment)
+def test_what_is_tried_follows_from_the_reason_and_some_wait_for_a_person(ailment):
+    course = remedy.REMEDIES[ailment].course
+    assert tend(out(ailment)) == TRIED.get(course, Proceed())
+    assert (out(ailment).quarantine.next_probe is None) == (course is Course.PERSON)
+
+
+@pytest.mark.parametrize(
+    "ailment", [Ailment.MEMORY_FAULT, Ailment.COMPUTE_FAULT, Ailment.REMAP_FAILED, Ailment.SRAM, Ailment.FLAPPING]
+)
+def test_what_was_proven_bad_is_not_tried_until_it_happens_to_pass(ailment):
+    assert out(ailment).quarantine.next_probe is None
+
+
+def test_a_slow_path_that_is_owed_is_not_forgotten_over_a_lesser_trial():
+    assert tend(out(Ailment.HEAT, owed=Path.SLOW)) == Probe(Path.SLOW)
+
+
+STILL = rows(
+    ("it is not there", Ailment.LOST, Vitals(lost=True)),
+    ("it does not answer", Ailment.UNRESPONSIVE, Vitals(unresponsive=True)),
+    ("it is hot", Ailment.HEAT, Vitals(signs=(Sign(Ailment.HEAT, "it is slowed down"),))),
+    ("its slot is too narrow", Ailment.PCIE, Vitals(signs=(Sign(Ailment.PCIE, "x8 of x16"),))),
+    ("its fabric is not ready", Ailment.FABRIC, Vitals(signs=(Sign(Ailment.FABRIC, "not ready"),))),
+    ("the node was not started anew", Ailment.REBOOT_REQUIRED, Vitals(signs=(Sign(Ailment.REBOOT_REQUIRED, "so"),))),
+)
+
+
+@pytest.mark.parametrize(("ailment", "vitals"), STILL)
+def test_as_long_as_it_is_told_still_nothing_is_tried_and_then_it_is(ailment, vitals):
+    assert tend(out(ailment), vitals) == Proceed()
+    assert isinstance(tend(out(ailment)), Probe)
+
+
+def test_another_sign_than_the_reason_is_no_reason_to_wait():
+    assert tend(out(Ailment.HEAT), Vitals(signs=(Sign(Ailment.PCIE, "x8 of x16"),))) == Probe(Path.FAST)
+
+
+def there(uuid, place="0000:3b:00.0", record=lives.CLEAN, **more):
+    return replace(record, device=replace(record.device, uuid=uuid, pci_address=place, **more))
+
+
+LOST_THERE = there("GPU-1", record=out(Ailment.LOST))
+SUCCESSORS = rows(
+    ("another GPU in its slot", LOST_THERE, [there("GPU-2")], "GPU-2"),
+    ("one in another slot", LOST_THERE, [there("GPU-2", "0000:5e:00.0")], None),
+    ("one that is out itself", LOST_THERE, [there("GPU-2", record=out(Ailment.LOST))], None),
+    ("a slice of what sits there", LOST_THERE, [there("MIG-2", parent="GPU-2")], None),
+    ("it was out for something else", there("GPU-1", record=out(Ailment.ECC)), [there("GPU-2")], "GPU-2"),
+    ("a lost slice has no slot", there("MIG-1", record=out(Ailment.LOST), parent="GPU-2"), [there("GPU-2")], None),
+    ("nobody knows where it sat", there("GPU-1", None, out(Ailment.LOST)), [there("GPU-2", None)], None),
+    ("it is well", there("GPU-1"), [there("GPU-2")], None),
+)
+
+
+@pytest.mark.parametrize(("record", "others", "wanted"), SUCCESSORS)
+def test_a_gpu_that_was_pulled_has_the_one_in_its_slot_for_a_successor(record, others, wanted):
+    assert grounds.successor(record, [record, *others]) == wanted
+
+
+def test_a_gpu_that_was_pulled_is_remembered_as_such_and_comes_back_by_evidence_if_it_is_put_back():
+    found = upkeep.tend(LOST_THERE, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
+    assert isinstance(found, Note)
+    gone = live(LOST_THERE, found.event)
+    assert gone.quarantine is not None
+    assert gone.quarantine.sickness == Sickness(Ailment.REPLACED, "GPU-2 sits in its place")
+    assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
+    assert tend(gone, at=later(100_000)) == Probe(Path.SLOW)
+
+
+def test_what_became_of_a_trial_is_kept():
+    trial = live(out(Ailment.HEAT), ev.ProbationStarted(lives.job(Path.FAST), "autoclave"))
+    failed = upkeep.confine(
+        trial, Sickness(Ailment.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
+    )
+    assert (failed.quarantine.last_try, failed.quarantine.probes) == ("clear failed", 1)
+    assert out(Ailment.HEAT).quarantine.last_try == ""
+
+
+@pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.EXPOSED, lives.GRANTED])
+def test_errors_that_make_nobody_sick_are_written_down_once_by_code_and_count(record):
+    heard = ev.Heard(((13, 2), (43, 1)), 3)
+    assert tend(record, COUNTED, lives.NOW) == Note(heard)
+    assert not isinstance(tend(live(record, heard), COUNTED, later(100)), Note)
+
+
+def test_whoever_causes_errors_without_end_fills_no_disk():
+    record = live(lives.CLEAN, ev.Heard(((13, 1),), 1), at=lives.NOW)
+    soon, late = later(upkeep.HEARD_EVERY - 1), later(upkeep.HEARD_EVERY)
+    assert tend(record, COUNTED, soon) == Proceed()
+    assert tend(record, COUNTED, late) == Note(ev.Heard(((13, 1), (43, 1)), 3))
+
+
+def test_where_a_verdict_is_due_it_judges_them():
+    assert tend(lives.SCRUBBING, COUNTED, lives.NOW) == Proceed()
+
+
+def test_a_trial_has_to_do_with_what_is_reported_after_its_beginning():
+    """Errors come in bursts: what came after the quarantine and before the trial is what the trial is for."""
+    burst = Vitals(xids=(Xid(1, 48), Xid(2, 95)))
+    record = out(Ailment.XID)
+    assert tend(record, burst, lives.NOW) == Proceed()
+    heard = tend(record, burst)
+    assert heard == Note(ev.Heard(((48, 1), (95, 1)), 2))
+    assert tend(live(record, heard.event), burst) == Probe(Path.SLOW)
+
+
+def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
+    support = 123
+    assert asked(support) is Action.CONTACT_SUPPORT
+    found = tend(out(Ailment.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
+    assert isinstance(found, Note)
+    after = live(out(Ailment.HEAT), found.event).quarantine
+    assert after is not None
+    assert (after.sickness.ailment, after.next_probe) == (Ailment.XID, None)
+
+
+@pytest.mark.parametrize("ailment", set(Ailment) - {Ailment.REPLACED})
+def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out_for(ailment):
+    record = out(ailment)
+    assert tend(record, Vitals(lost=True)) == Proceed(), "slices are away for a moment while others are made"
+    found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
+    assert isinstance(found, Note)
+    after = live(record, found.event).quarantine
+    assert after is not None
+    assert after.sickness.ailment is Ailment.REPLACED
+    assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
+
+
+@pytest.mark.parametrize("ailment", sorted(grounds.GONE, key=str))
+def test_nobody_is_on_what_is_not_there(ailment):
+    gone = replace(there("GPU-1", record=out(ailment)))
+    gone = replace(gone, device=replace(gone.device, reset_domain="d"))
+    here = there("GPU-2", reset_domain="d")
+    assert grounds.siblings(here, [gone, here]) == []
+
+
+STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)})
+
+
+def test_a_sick_device_comes_back_by_no_less_than_a_well_one_has_to_pass():
+    assert upkeep.trial(out(Ailment.HEAT), ENFORCE) is Path.FAST
+    assert upkeep.trial(out(Ailment.HEAT), STRICT) is Path.SLOW
+    rebooted = live(out(Ailment.HEAT), ev.Distrusted("x", lives.REBOOTED))
+    assert upkeep.trial(rebooted, ENFORCE) is Path.SLOW
+
+
+CUT = [
+    ("memory", lives.result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=Mismatch(0, 0, 1, 1)), Ailment.MEMORY_FAULT),
+    ("arithmetic", lives.result(Step.SELFTEST, outcome=Outcome.FAILED, deviating=(7,)), Ailment.COMPUTE_FAULT),
+]
+
+
+@pytest.mark.parametrize(("what", "result", "ailment"), CUT, ids=[it[0] for it in CUT])
+@pytest.mark.parametrize("before", [lives.CLEAN, lives.DIRTY])
+def test_what_a_job_has_proven_of_the_hardware_outlives_its_being_cut_off(before, what, result, ailment):
+    del what
+    record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
+    after = live(record, upkeep.interruption(record, "killed", LATE))
+    assert after.quarantine is not None
+    assert (after.quarantine.sickness.ailment, after.quarantine.next_probe) == (ailment, None)
+
+
+def test_a_reason_that_waits_for_a_person_is_not_forgotten_over_a_failed_trial_or_a_persons_word():
+    proven = out(Ailment.MEMORY_FAULT)
+    trial = live(proven, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.REINSTATE), "ann"))
+    for sickness in (Sickness(Ailment.RESET_FAILED, "refused"), Sickness(Ailment.OPERATOR, "suspect", sticky=True)):
+        after = upkeep.confine(trial, sickness, "ann", None, ENFORCE, LATE, 0.0).quarantine
+        assert (after.sickness, after.last_try) == (proven.quarantine.sickness, sickness.detail)
+
+
+def test_a_persons_word_is_no_judgement_of_what_was_reported():
+    told = Vitals(xids=(Xid(9, 79),))
+    word = upkeep.confine(lives.CLEAN, Sickness(Ailment.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0)
+    assert word.quarantine.baseline == lives.CLEAN.baseline
+
+
+def test_in_use_what_asks_for_more_is_recorded_and_decides_about_a_restart():
+    hot = live(lives.EXPOSED, ev.Sickened(Sickness(Ailment.HEAT, "it is slowed down")))
+    seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
+    found = upkeep.tend(hot, seen, ENFORCE, LATE, 0.0)
+    assert isinstance(found, Note)
+    assert isinstance(found.event, ev.Sickened)
+    assert found.event.sickness.ailment is Ailment.XID
+    assert upkeep.tend(live(hot, found.event), seen, ENFORCE, LATE, 0.0) == Proceed()
+
+
+@pytest.mark.parametrize("offset", [-1e9, 1e9])
+def test_a_clock_that_was_wrong_makes_no_device_flap(offset):
+    record = replace(lives.DIRTY, returns=(LATE.wall + abs(offset),) * 5)
+    taken = upkeep.confine(record, Sickness(Ailment.HEAT, "hot"), "autoclave", None, ENFORCE, LATE, 0.0)
+    assert taken.quarantine.sickness.ailment is Ailment.HEAT
+
+
+def burning(step=None):
+    begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
+    return live(begun, ev.StepStarted("job-1", step, Path.SLOW)) if step else begun
+
+
+def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
+    for step in (None, Step.EVICT, Step.CLEAR, Step.SELFTEST):
+        record = burning(step)
+        assert decide.acquire(record, facts(), ENFORCE, LATE) == Cut()
+        assert starting.start(record, facts(), ENFORCE, "pod-a", LATE) == Cut()
+        assert upkeep.advertise(record, ENFORCE, LATE).healthy
+    resetting = burning(Step.RESET)
+    assert isinstance(decide.acquire(resetting, facts(), ENFORCE, LATE), Wait)
+    assert isinstance(starting.start(resetting, facts(), ENFORCE, "pod-a", LATE), Refuse)
+    assert not upkeep.advertise(resetting, ENFORCE, LATE).healthy
+
+
+def test_a_device_that_falls_sick_while_it_is_tested_and_offered_is_cut_off_at_once():
+    assert tend(burning(Step.SELFTEST), Vitals(xids=(Xid(9, 79),))) == Cut()
+    assert tend(burning(Step.RESET), Vitals(xids=(Xid(9, 79),))) == Proceed(), "judged at its end"
+    assert tend(burning(Step.SELFTEST)) == Proceed()
+
+
+HOURLY = ENFORCE.model_copy(update={"periodic": Periodic.model_validate({"every": "1h", "keep_free": 0})})
+
+
+def due(record, at, policy=HOURLY):
+    return grounds.burn_in_due(record, [record], policy, at)
+
+
+def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_was_put_back_tells_nothing():
+    tried = replace(lives.CLEAN, tested=lives.NOW.wall, test_begun=lives.NOW.wall)
+    assert not due(tried, later(3599))
+    assert due(tried, later(4501))
+    assert not due(replace(tried, test_begun=later(4500).wall), later(4501))
+    assert due(replace(tried, tested=later(9e9).wall), later(1))
+    assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)}))
+    assert (
+        live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).test_begun
+        == LATE.wall
+    )
+
+
+def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_proven():
+    record = live(out(Ailment.ECC), ev.Reinstated("ann"))
+    record = live(record, ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE)))
+    assert not upkeep.advertise(record, ENFORCE, lives.NOW).healthy
+
+
+def test_what_was_reported_before_a_device_was_first_seen_is_no_verdict_and_owes_it_the_slow_path():
+    assert upkeep.history(None, ENFORCE) is None
+    assert upkeep.history(lives.WELL, ENFORCE) is None
+    assert upkeep.history(COUNTED, ENFORCE) == ev.Heard(((13, 2), (43, 1)), 3)
+    assert upkeep.history(Vitals(xids=(Xid(7, 79),)), ENFORCE) == ev.Heard(((79, 1),), 7, grave=True)

@@ -1,0 +1,239 @@
+"""What was not reached is not proven: bytes of the memory, units of the chip, tests that did not run."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.model import Clear, Passes
+from scrubber.core import verdict
+from scrubber.core.measured import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
+from scrubber.core.model import (
+    Ailment,
+    Baseline,
+    Blame,
+    Findings,
+    Path,
+    Step,
+    Uncovered,
+    Vitals,
+)
+from scrubber.core.verdict import Failed, LeaveDirty, Passed
+from tests.core.lives import ENFORCE, finished
+
+HALF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
+FULL = ENFORCE.model_copy(update={"clear": Clear(min_coverage=1.0)})
+
+
+def judge(job, policy=ENFORCE):
+    return verdict.judge(job, Baseline(), policy)
+
+
+def measured(clear, verify, **more):
+    """A job with these (covered, allocatable) bytes."""
+    return finished(
+        clear={"covered_bytes": clear[0], "allocatable_bytes": clear[1], **more},
+        verify={"covered_bytes": verify[0], "allocatable_bytes": verify[1]},
+    )
+
+
+ALL = (1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("covered", "policy", "enough"),
+    [(994, ENFORCE, False), (995, ENFORCE, True), (1000, ENFORCE, True), (499, HALF, False), (500, HALF, True),
+     (999, FULL, False), (1000, FULL, True)],
+)  # fmt: skip
+@pytest.mark.parametrize("step", verdict.MEASURED)
+def test_s15_coverage_below_what_policy_wants_is_no_proof(step, covered, policy, enough):
+    part = (covered, 1000)
+    job = measured(part, ALL) if step is Step.CLEAR else measured(ALL, part)
+    judged = judge(job, policy=policy)
+    if enough:
+        assert isinstance(judged, Passed)
+    else:
+        assert isinstance(judged, Failed)
+        assert (judged.step, judged.blame) == (step, Blame.DEVICE)
+        assert judged.detail.startswith(f"{step.value} covered {covered / 1000:.2%}, the policy wants ")
+
+
+@pytest.mark.parametrize("figures", [(None, 1000), (0, 1000), (1000, None), (0, 0), (1000, 0), (None, None)])
+@pytest.mark.parametrize("step", verdict.MEASURED)
+def test_coverage_that_was_not_measured_is_none(step, figures):
+    judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures))
+    assert judged == verdict.failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
+
+
+@pytest.mark.parametrize("figures", [(2000, 1000), (1001, 1000), (1, -1)])
+@pytest.mark.parametrize("step", verdict.MEASURED)
+def test_covering_more_than_there_is_is_counting_wrongly(step, figures):
+    judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures), policy=HALF)
+    said = f"{step.value} says it covered {figures[0]} of {figures[1]} bytes: it counts wrongly"
+    assert judged == verdict.failed(step, Blame.DEVICE, said)
+
+
+def test_memory_that_the_clear_could_reach_and_the_verify_could_not_was_not_verified():
+    judged = judge(measured(ALL, (600, 600)))
+    assert judged.detail == "verify covered 60.00%, the policy wants 99.50%"
+
+
+def test_memory_that_the_verify_could_reach_and_the_clear_could_not_was_not_cleared():
+    judged = judge(measured((600, 600), ALL))
+    assert judged.detail == "clear covered 60.00%, the policy wants 99.50%"
+
+
+def without(own, others=0, least=995, verified=None):
+    """What is judged of a clear that left so much out of 1000 bytes, its own part and that of others."""
+    part = {"covered_bytes": 1000 - own - others, "allocatable_bytes": 1000}
+    causes = (Uncovered(OWN_CONTEXT, own), Uncovered("in use before the scrub", others))
+    policy = ENFORCE.model_copy(update={"clear": Clear(min_coverage=least / 1000)})
+    return judge(finished(clear={**part, "uncovered": causes}, verify={**part, **(verified or {})}), policy)
+
+
+def test_what_the_scrub_itself_takes_is_no_fault_of_the_device_and_says_what_to_do():
+    judged = without(own=32)
+    assert judged == verdict.failed(
+        Step.CLEAR,
+        Blame.SERVICE,
+        "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
+        "before the scrub; no fault of the device: give it a rule with clear.min_coverage 0.968",
+    )
+    assert verdict.consequence(judged, Path.SLOW, escalate=True, confined=False) == LeaveDirty()
+    assert isinstance(without(own=32, least=968), Passed), "what it says is enough"
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "blame"),
+    [(6, 0, Blame.SERVICE), (6, 5, Blame.SERVICE), (1, 5, Blame.SERVICE), (6, 6, Blame.DEVICE), (0, 6, Blame.DEVICE)],
+)
+def test_what_is_in_use_counts_against_the_device_where_it_is_too_much_by_itself(own, others, blame):
+    judged = without(own, others)
+    assert (judged.step, judged.blame) == (Step.CLEAR, blame)
+
+
+def test_a_verify_that_reads_less_than_was_cleared_cannot_say_that_it_was_our_context():
+    judged = without(own=5, verified={"covered_bytes": 994})
+    assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
+
+
+def test_only_what_is_known_to_be_ours_is():
+    assert {OWN_IDLE, OWN_CONTEXT, OWN_BOOKS} == OURS
+
+
+def test_a_share_that_is_too_small_does_not_read_like_enough():
+    judged = judge(measured((994_999, 1_000_000), (1_000_000, 1_000_000)))
+    assert judged.detail == "clear covered 99.49%, the policy wants 99.50%"
+
+
+# -- what the policy orders
+
+
+@pytest.mark.parametrize("passes", Passes)
+@pytest.mark.parametrize("said", [(), ("zero",), ("random",), ("zero", "random"), ("random", "zero", "zero")])
+def test_a_clear_that_wrote_anything_but_what_the_policy_orders_is_no_proof_and_our_fault(passes, said):
+    policy = ENFORCE.model_copy(update={"clear": Clear(passes=passes)})
+    judged = judge(finished(clear={"patterns": said}), policy)
+    if said == passes.patterns:
+        assert isinstance(judged, Passed)
+        return
+    assert isinstance(judged, Failed)
+    assert (judged.step, judged.blame) == (Step.CLEAR, Blame.SERVICE)
+    words = ", ".join(said) or "nothing"
+    assert judged.detail == f"clear wrote and read back {words}; the policy orders {', '.join(passes.patterns)}"
+
+
+def test_the_last_thing_that_any_policy_orders_is_zeros():
+    assert {passes.patterns for passes in Passes} == {("zero",), ("random", "zero")}
+
+
+@pytest.mark.parametrize("health", [Vitals(lost=True), Vitals(leaked_bytes=7), None])
+def test_a_fault_of_ours_does_not_hide_that_the_device_is_sick(health):
+    judged = judge(finished(clear={"patterns": ()}, health={"vitals": health}))
+    assert (judged.step, judged.blame) == (Step.HEALTH, Blame.DEVICE)
+    lost = judge(finished(clear={"patterns": ()}, health={"vitals": Vitals(lost=True)}))
+    assert lost.sickness.ailment is Ailment.LOST
+
+
+def uncovered(*parts, rest=100):
+    """A job whose clear left so much out, and gave these causes."""
+    part = {"covered_bytes": 1000 - rest, "allocatable_bytes": 1000}
+    causes = tuple(Uncovered(f"cause {number}", size) for number, size in enumerate(parts))
+    return finished(clear={**part, "uncovered": causes}, verify=part)
+
+
+@pytest.mark.parametrize("parts", [(101,), (60, 41), (-1,), (101, -1), (1000, 1000)])
+def test_a_remainder_that_contradicts_the_coverage_is_counting_wrongly(parts):
+    judged = judge(uncovered(*parts), policy=HALF)
+    assert isinstance(judged, Failed)
+    assert (judged.step, judged.blame) == (Step.CLEAR, Blame.DEVICE)
+    told = ", ".join(f"{size} for cause {number}" for number, size in enumerate(parts))
+    assert judged.detail == f"clear says of 100 uncovered bytes that they are {told}: it counts wrongly"
+
+
+@pytest.mark.parametrize("parts", [(), (100,), (60, 40), (60,), (0,)])
+def test_a_remainder_without_a_cause_is_no_failure_and_is_told_as_unexplained(parts):
+    judged = judge(uncovered(*parts), policy=HALF)
+    assert isinstance(judged, Passed)
+    left = 100 - sum(parts)
+    assert [part.bytes for part in judged.uncovered if part.cause == verdict.UNEXPLAINED] == ([left] if left else [])
+
+
+@given(st.lists(st.integers(0, 400), max_size=4), st.integers(0, 400), st.integers(0, 400))
+def test_covered_and_uncovered_bytes_of_a_receipt_are_all_there_is(parts, rest, unread):
+    job = uncovered(*parts, rest=rest)
+    read = {"covered_bytes": 1000 - unread, "allocatable_bytes": 1000}
+    job = replace(job, results=tuple(replace(it, findings=Findings(**read)) if it.step is Step.VERIFY else it
+                                     for it in job.results))  # fmt: skip
+    judged = judge(job, policy=HALF)
+    assert isinstance(judged, Passed) is (sum(parts) <= rest)
+    if isinstance(judged, Passed):
+        assert judged.covered_bytes + sum(part.bytes for part in judged.uncovered) == judged.allocatable_bytes
+        assert all(part.bytes > 0 for part in judged.uncovered)
+
+
+# -- the chip
+
+
+@pytest.mark.parametrize(("reached", "units"), [(None, 132), (132, None), (None, None), (0, 0), (132, 0)])
+def test_a_scratch_that_does_not_say_what_it_reached_has_reached_nothing(reached, units):
+    judged = judge(finished(Path.SLOW, scratch={"units_reached": reached, "units": units}))
+    assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
+
+
+@pytest.mark.parametrize(("reached", "units"), [(131, 132), (0, 132), (133, 132), (-1, 132), (1, -1)])
+def test_one_unit_that_was_not_overwritten_is_no_proof_whatever_the_step_says(reached, units):
+    judged = judge(finished(Path.SLOW, scratch={"units_reached": reached, "units": units}))
+    assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {units} units")
+
+
+def test_a_self_test_that_ran_no_test_is_none_whatever_the_step_says():
+    judged = judge(finished(Path.SLOW, selftest={"tests": ()}))
+    assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, "selftest did not say which tests it ran")
+
+
+UNTESTED = [
+    ({"tests": ("address", "random")},
+     "ran address, random, but not arithmetic: selftest.time in the policy may be too short"),
+    ({"covered_bytes": None}, "says it covered 0 bytes; 1000 of 1000 were read back before"),
+    ({"covered_bytes": 999}, "says it covered 999 bytes; 1000 of 1000 were read back before"),
+    ({"covered_bytes": 1001}, "says it covered 1001 bytes; 1000 of 1000 were read back before"),
+    ({"units": 131}, "says that 131 units computed; scratch overwrote 132"),
+    ({"units": 133}, "says that 133 units computed; scratch overwrote 132"),
+    ({"units": None}, "says that no units computed; scratch overwrote 132"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "why"), UNTESTED)
+def test_a_self_test_that_tested_less_than_was_proven_is_no_proof_and_our_fault(said, why):
+    judged = judge(finished(Path.SLOW, selftest=said))
+    assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}")
+
+
+@pytest.mark.parametrize(("tested", "enough"), [(989, False), (990, True), (995, True), (1000, True)])
+def test_a_self_test_covers_what_the_receipt_calls_covered(tested, enough):
+    clear: dict[str, object] = {"covered_bytes": 995, "allocatable_bytes": 1000}
+    verify = {**clear, "covered_bytes": 990}
+    job = finished(Path.SLOW, clear=clear, verify=verify, selftest={"covered_bytes": tested})
+    assert isinstance(judge(job, HALF), Passed) is enough

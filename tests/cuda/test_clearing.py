@@ -1,0 +1,158 @@
+"""All memory that can be had is overwritten with what nobody can foresee, read back, and left as zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.core.model import Mismatch
+from scrubber.cuda import clearing, memory, patterns
+from scrubber.cuda.card import CudaError, Deed, Found, Span, Step
+from scrubber.cuda.patterns import Kind, Pattern
+from tests.fakes.cuda.card import HostCard
+from tests.fakes.cuda.gpu import PAGE, HostGpu
+from tests.fakes.cuda.patterns import pattern_bytes
+
+KEY = bytes(range(16))
+SIZE = 8 * PAGE
+PASSES = ("random", "zero")
+
+
+def nothing(_done: int, _total: int) -> None:
+    """Nobody wants to know."""
+
+
+@pytest.fixture
+def gpu(monkeypatch) -> HostGpu:
+    monkeypatch.setattr(memory, "RUNGS", (4 * PAGE, 2 * PAGE, PAGE))
+    return HostGpu(np.zeros(SIZE, np.uint8))
+
+
+def taken(gpu: HostGpu) -> memory.Memory:
+    return memory.take(HostCard(gpu))
+
+
+@given(kind=st.sampled_from(Kind), words=st.tuples(*[st.integers(0, 2**64 - 1)] * 2), base=st.integers(0, 2**45))
+def test_what_stands_at_a_place_is_what_was_written_there(kind, words, base):
+    held = pattern_bytes(kind, words[0], words[1], base, 3).tobytes()
+    assert bytes(Pattern(kind, *words).byte(base * 16 + place) for place in range(48)) == held
+
+
+def test_streams_of_one_key_differ_by_purpose_and_streams_of_two_keys_differ():
+    assert len({patterns.keyed(key, label) for key in (KEY, KEY[::-1]) for label in ("clear", "retention")}) == 4
+
+
+def test_nothing_is_written_without_a_key():
+    with pytest.raises(ValueError, match="its key is missing"):
+        patterns.named("random", b"")
+
+
+def test_a_pattern_of_unknown_name_is_not_written():
+    with pytest.raises(ValueError, match="'noise'"):
+        patterns.named("noise", KEY)
+
+
+def test_all_memory_is_taken_in_ever_smaller_pieces(gpu):
+    gpu.taken[PAGE] = PAGE  # somebody is in the way
+    spans = taken(gpu).spans
+    assert [span.size // PAGE for span in spans] == [4, 2, 1]
+    assert [span.start // PAGE for span in spans] == [0, 4, 6]
+    assert gpu.used == SIZE
+
+
+def test_a_driver_that_fails_midway_is_no_end_of_the_memory(gpu):
+    gpu.faults.fails_after = 1
+    with pytest.raises(CudaError, match="cannot take memory"):
+        taken(gpu)
+
+
+def test_what_was_there_is_counted_and_placed_and_gone(gpu):
+    held = taken(gpu)
+    gpu.cells[5000:5006] = list(b"secret")
+    gpu.cells[5 * PAGE + 3] = 7
+    cleared = clearing.clear(held, KEY, PASSES, nothing)
+    assert cleared == clearing.Cleared(7, (5000, 5 * PAGE + 3), None, SIZE)
+    assert not gpu.cells.any()
+
+
+def test_only_the_first_places_of_a_full_memory_are_told(monkeypatch):
+    monkeypatch.setattr(memory, "RUNGS", (PAGE,))
+    cleared = clearing.clear(taken(HostGpu(np.ones(12 * PAGE, np.uint8))), KEY, ("zero",), nothing)
+    assert cleared.residue_bytes == 12 * PAGE
+    assert cleared.residue_at == tuple(number * PAGE for number in range(clearing.PLACES))
+
+
+@pytest.mark.parametrize("passes", [("zero",), PASSES])
+def test_a_bit_that_is_stuck_is_found_wherever_it_is(gpu, passes):
+    place = 6 * PAGE + 77
+    gpu.faults.stuck[place] = 0x10
+    found = clearing.clear(taken(gpu), KEY, passes, nothing).mismatch
+    assert found is not None
+    assert found.offset == place
+    assert found.got == found.expected | 0x10
+
+
+def test_a_bit_that_flips_between_the_passes_is_found_by_the_verify(gpu):
+    held = taken(gpu)
+    clearing.clear(held, KEY, PASSES, nothing)
+    gpu.cells[3 * PAGE + 9] ^= 0x04
+    assert clearing.verify(held, nothing) == clearing.Verified(Mismatch(3 * PAGE + 9, 0, 4, 1), SIZE)
+
+
+def test_a_device_that_writes_nothing_is_found_by_the_random_pattern_alone(gpu):
+    gpu.faults.lazy = True
+    assert clearing.clear(taken(gpu), KEY, ("zero",), nothing).mismatch is None
+    assert clearing.clear(taken(HostGpu(gpu.cells)), KEY, ("zero",), nothing).mismatch is None
+    wrong = clearing.clear(_lazy(), KEY, PASSES, nothing).mismatch
+    assert wrong is not None
+    assert wrong.count > SIZE * 0.9
+
+
+def _lazy() -> memory.Memory:
+    gpu = HostGpu(np.zeros(SIZE, np.uint8))
+    gpu.faults.lazy = True
+    return taken(gpu)
+
+
+def test_every_pass_goes_over_all_of_the_memory_in_the_same_order(gpu):
+    seen: list[str] = []
+    gpu.faults.before = lambda kernel, _number: seen.append(kernel)
+    held = taken(gpu)
+    clearing.clear(held, KEY, PASSES, nothing)
+    assert seen == [kernel for kernel in ("check", "write", "check", "write", "check") for _ in held.spans]
+
+
+def test_what_is_turned_round_downwards_begins_at_the_top_of_the_whole(gpu, monkeypatch):
+    held = taken(gpu)
+    order: list[tuple[Deed, int]] = []
+    gpu.cells[PAGE + 3], gpu.cells[6 * PAGE + 5] = 7, 9
+    sweep = held.card.sweep
+
+    def watched(deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        order.extend((deed, span.start // PAGE) for span in spans)
+        return sweep(deed, pattern, spans, step)
+
+    monkeypatch.setattr(held.card, "sweep", watched)
+    assert held.invert(patterns.ZERO, lambda _size: None, down=True) == Mismatch(PAGE + 3, 0, 7, 2)
+    assert order == [(Deed.INVERT_DOWN, place) for place in (4, 0)]
+    assert (gpu.cells == 0xFF).all()
+
+
+def test_progress_goes_up_to_the_end_and_no_further(gpu):
+    told: list[tuple[int, int]] = []
+    clearing.clear(taken(gpu), KEY, PASSES, lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1] == (5 * SIZE, 5 * SIZE)
+
+
+def test_two_jobs_write_two_patterns():
+    written = []
+    for key in (KEY, KEY[::-1]):
+        gpu = HostGpu(np.zeros(PAGE, np.uint8))
+        taken(gpu).write(patterns.named("random", key), lambda _size: None)
+        written.append(gpu.cells.tobytes())
+    assert written[0] != written[1]

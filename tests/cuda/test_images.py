@@ -1,0 +1,239 @@
+"""The compiled kernels that are shipped: whole, made from the source beside them, and the right one for each GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.cuda import compiling, images
+from scrubber.cuda.compiling import ARCHITECTURES, CompilingError
+from scrubber.cuda.images import FOLDER, PORTABLE, binary, chosen, image_for
+
+ROOT = Path(__file__).parents[2]
+MANIFEST = json.loads((FOLDER / compiling.MANIFEST).read_text())
+CUBINS = [binary(*version) for version in ARCHITECTURES]
+OVER_MEMORY = {"write", "check", "invert"}
+IN_SHARED = {"scratch", "plant", "listen"}
+IN_REGISTERS = {"registers", "plant_registers", "listen_registers"}
+KERNELS = OVER_MEMORY | IN_SHARED | IN_REGISTERS | {"exact"}
+
+CUDA_MACHINE = 190  # in the header of an ELF file
+REGISTERS, FRAME, LEAST_STACK = 0x2F, 0x11, 0x12  # attributes of a kernel in section .nv.info
+RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for themselves, and show as the kernel's
+
+
+def nvrtc() -> Path | None:
+    try:
+        return compiling.library([*map(Path, sys.path), ROOT / "build" / "kernels"])
+    except CompilingError:
+        return None
+
+
+NVRTC = nvrtc()
+needs_nvrtc = pytest.mark.skipif(NVRTC is None, reason="NVRTC is not here: make kernels installs it")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not here")
+
+
+class Elf:
+    """As much of the file format as tells kernels apart."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.machine: int = struct.unpack_from("<H", data, 18)[0]
+        self.flags: int = struct.unpack_from("<I", data, 48)[0]
+        (table,) = struct.unpack_from("<Q", data, 40)
+        size, count, names = struct.unpack_from("<HHH", data, 58)
+        headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + size * n) for n in range(count)]
+        self.headers = {self._text(headers[names][4] + header[0]): header for header in headers}
+
+    def section(self, name: str) -> bytes:
+        _, _, _, _, offset, size, *_ = self.headers[name]
+        return self.data[offset : offset + size]
+
+    def symbols(self) -> list[str]:
+        start = self.headers[".strtab"][4]
+        entries = struct.iter_unpack("<IBBHQQ", self.section(".symtab"))
+        return [self._text(start + name) for name, *_ in entries]
+
+    def told(self, attribute: int) -> Mapping[str, int]:
+        """What the assembler says of each kernel."""
+        symbols = self.symbols()
+        return {symbols[symbol]: value for kind, symbol, value in self._attributes() if kind == attribute}
+
+    def _attributes(self) -> Iterator[tuple[int, int, int]]:
+        info, at = self.section(".nv.info"), 0
+        while at < len(info):
+            form, kind, size = struct.unpack_from("<BBH", info, at)
+            at += 4
+            if form == 4:  # others hold their value in place of a size
+                yield kind, *struct.unpack_from("<II", info, at)
+                at += size
+
+    def _text(self, at: int) -> str:
+        return self.data[at : self.data.index(b"\0", at)].decode()
+
+
+@pytest.fixture(params=CUBINS)
+def cubin(request):
+    return Elf((FOLDER / request.param).read_bytes())
+
+
+def version_of(elf: Elf) -> int:
+    """The architecture in the flags, which moved by a byte when more were needed."""
+    return elf.flags & 0xFF if elf.data[8] < 8 else elf.flags >> 8 & 0xFF
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_manifest_is_of_the_source_as_it_is():
+    """Red? Then the kernels were changed and not compiled: make kernels."""
+    sources = {path.name: digest(path) for path in FOLDER.iterdir() if path.suffix in {".cu", ".cuh"}}
+    assert MANIFEST["sources"] == sources
+    assert MANIFEST["options"] == list(compiling.OPTIONS)
+
+
+def test_every_image_is_there_as_the_manifest_says_and_no_other():
+    made = {path.name for path in FOLDER.iterdir()} - {*MANIFEST["sources"], compiling.MANIFEST}
+    assert made == set(MANIFEST["images"]) == {*CUBINS, PORTABLE}
+    for name, told in MANIFEST["images"].items():
+        assert told == {
+            "architecture": "compute_75" if name == PORTABLE else name.removeprefix("scrub.").removesuffix(".cubin"),
+            "sha256": digest(FOLDER / name),
+            "size": (FOLDER / name).stat().st_size,
+        }
+
+
+def test_the_compiler_is_the_one_that_is_pinned():
+    pinned = re.search(r'"nvidia-cuda-nvrtc-cu12==([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert pinned
+    assert MANIFEST["compiler"].endswith(f"V{pinned[1]}")
+
+
+@pytest.mark.parametrize("version", ARCHITECTURES)
+def test_machine_code_is_for_the_architecture_in_its_name(version):
+    elf = Elf((FOLDER / binary(*version)).read_bytes())
+    assert elf.data.startswith(b"\x7fELF")
+    assert (elf.machine, version_of(elf)) == (CUDA_MACHINE, version[0] * 10 + version[1])
+
+
+def test_every_kernel_is_in_every_image(cubin):
+    assert set(cubin.symbols()) >= KERNELS
+    assert {name.removeprefix(".text.") for name in cubin.headers if name.startswith(".text.")} == KERNELS
+
+
+def test_the_portable_form_is_for_the_oldest_architecture_and_holds_every_kernel():
+    text = (FOLDER / PORTABLE).read_text()
+    assert re.findall(r"^\.target (\S+)$", text, re.MULTILINE) == ["sm_75"]
+    assert set(re.findall(r"\.entry (\w+)\(", text)) == KERNELS
+
+
+def test_no_kernel_keeps_anything_in_local_memory(cubin):
+    """Neither spilled registers nor a stack: local memory would be more memory that no scrub reaches."""
+    assert cubin.told(FRAME) == dict.fromkeys(KERNELS, 0)
+    assert cubin.told(LEAST_STACK) == dict.fromkeys(KERNELS, 0)
+
+
+def test_registers_are_few_where_many_threads_must_run_and_nearly_all_where_all_must_be_reached(cubin):
+    registers = cubin.told(REGISTERS)
+    assert [name for name in KERNELS - IN_REGISTERS if registers[name] > 64] == []  # 65536 of them / 1024 threads
+    assert [name for name in IN_REGISTERS if registers[name] < 249] == []  # given out by eight: 256 a thread
+
+
+def test_kernels_for_shared_memory_take_none_of_it_for_themselves(cubin):
+    reserved = RESERVED_SHARED if version_of(cubin) >= 90 else 0
+    own = {name: cubin.headers[f".nv.shared.{name}"][5] - reserved for name in IN_SHARED}
+    assert own == dict.fromkeys(IN_SHARED, 0)
+
+
+@needs_nvcc
+def test_another_compiler_has_nothing_to_say_and_spills_nothing(tmp_path):
+    command = ["nvcc", "-cubin", "-arch=sm_90", "-std=c++17", "-Werror", "all-warnings", "-Xptxas", "-v,-Werror"]
+    command += ["-Xcompiler", "-Wall,-Wextra", "-o", str(tmp_path / "scrub.cubin"), str(FOLDER / "scrub.cu")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spills = re.findall(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes", said, re.DOTALL)
+    assert sorted(spills) == sorted((name, "0", "0") for name in KERNELS)
+
+
+@needs_nvrtc
+def test_what_is_shipped_is_what_the_source_gives_to_the_byte(tmp_path):
+    """Compiled at another time, in another place, by a process of its own."""
+    shutil.copytree(FOLDER, tmp_path / "b", ignore=shutil.ignore_patterns("*.cubin", "*.ptx", "*.json"))
+    lines = "from pathlib import Path; from scrubber.cuda import compiling; compiling.main(Path())"
+    assert NVRTC
+    env = {"PYTHONPATH": f"{ROOT}:{NVRTC.parents[3]}"}
+    subprocess.run([sys.executable, "-c", lines], cwd=tmp_path / "b", env=env, check=True)
+    made, shipped = ({path.name: digest(path) for path in folder.iterdir()} for folder in (tmp_path / "b", FOLDER))
+    assert made == shipped
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("line", ["int x = ;", "__device__ void f() { int unused; }"], ids=["error", "warning"])
+def test_what_the_compiler_complains_about_is_not_shipped(line):
+    assert NVRTC
+    sources = compiling.read_sources() | {compiling.SOURCE: f"{line}\n"}
+    with pytest.raises(CompilingError, match=r"cannot compile the kernels for sm_75: .*scrub\.cu\(1\)"):
+        compiling.compiled(NVRTC, sources)
+
+
+def test_without_the_compiler_it_says_how_to_get_it(tmp_path):
+    with pytest.raises(CompilingError, match="make kernels"):
+        compiling.library([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        ((7, 5), "scrub.sm_75.cubin"),
+        ((8, 0), "scrub.sm_80.cubin"),
+        ((8, 6), "scrub.sm_86.cubin"),
+        ((8, 7), "scrub.sm_86.cubin"),
+        ((8, 9), "scrub.sm_89.cubin"),
+        ((9, 0), "scrub.sm_90.cubin"),
+        ((10, 0), "scrub.sm_100.cubin"),
+        ((10, 1), "scrub.sm_100.cubin"),
+        ((10, 3), "scrub.sm_103.cubin"),
+        ((11, 0), "scrub.ptx"),
+        ((12, 0), "scrub.sm_120.cubin"),
+        ((12, 1), "scrub.sm_120.cubin"),
+        ((13, 0), "scrub.ptx"),
+        ((75, 0), "scrub.ptx"),
+    ],
+)
+def test_a_device_gets_the_code_nearest_below_it_or_the_portable_form(capability, name):
+    assert image_for(capability) == FOLDER / name
+    assert image_for(capability).is_file()
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 2), (6, 1), (0, 0)])
+def test_a_device_older_than_turing_is_refused(capability):
+    numbers = ".".join(map(str, capability))
+    with pytest.raises(ValueError, match=rf"^no kernels for compute capability {numbers}: Turing \(7\.5\) or newer"):
+        image_for(capability)
+
+
+versions = st.tuples(st.integers(8, 15), st.integers(0, 9))
+
+
+@given(capability=versions, present=st.sets(versions))
+def test_code_is_never_of_another_major_version_nor_of_a_higher_minor_one(capability, present):
+    fitting = [version for version in present if version[0] == capability[0] and version[1] <= capability[1]]
+    names = [images.PORTABLE, *(binary(*version) for version in present)]
+    assert chosen(capability, names) == (binary(*max(fitting)) if fitting else PORTABLE)
+
+
+def test_an_installation_without_the_portable_form_says_so():
+    with pytest.raises(ValueError, match=r"13\.0: this installation lacks scrub\.ptx"):
+        chosen((13, 0), ["scrub.sm_90.cubin"])

@@ -1,0 +1,324 @@
+"""The kernels, run on the host as they are written, against a model that knows nothing of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.cuda import emulation
+from tests.fakes.cuda.emulation import NOTHING, Fault, Pattern, Shape, TrapError, Where
+from tests.fakes.cuda.patterns import ADDRESS, CONSTANT, KEYED, Words, pattern_bytes
+
+pytestmark = pytest.mark.skipif(emulation.compiler() is None, reason="no C++ compiler on this machine")
+
+WORD = 2**64 - 1
+CANARY = 0xC0FFEE11
+GUARD = 0xA5A5A5A5A5A5A5A5
+SCRATCH = Shape(grid=5, block=48, shared_bytes=1020, units=3)
+HOLDING = Shape(grid=3, block=256, units=2)
+COMPUTING = Shape(grid=4, block=64, units=2)
+
+words = st.integers(0, WORD)
+bases = st.integers(0, 2**40)  # of a memory whose places are told: 2^40 vectors are 16 TiB
+kinds = st.sampled_from([CONSTANT, ADDRESS, KEYED])
+plain_kinds = st.sampled_from([CONSTANT, ADDRESS])
+sizes = st.integers(0, 70) | st.integers(0, 1500)
+shapes = st.builds(Shape, grid=st.integers(1, 7), block=st.sampled_from([1, 2, 31, 32, 64, 96]))
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    return emulation.build(tmp_path_factory.mktemp("kernels"))
+
+
+def patterns(which=kinds, base=bases):
+    return st.builds(Pattern, kind=which, k0=words, k1=words, base=base)
+
+
+def model(pattern: Pattern, vectors: int) -> Words:
+    return pattern_bytes(pattern.kind, pattern.k0, pattern.k1, pattern.base, vectors)
+
+
+def complement(pattern: Pattern) -> Pattern:
+    return replace(pattern, k0=pattern.k0 ^ WORD, k1=pattern.k1 ^ WORD)
+
+
+def guarded(vectors: int) -> tuple[Words, Words]:
+    """Memory between two vectors that nobody may touch: all of it, and the part that a kernel is given."""
+    whole = np.full((vectors + 2, 2), GUARD, np.uint64)
+    return whole, whole[1:-1]
+
+
+def untouched(whole: Words) -> bool:
+    return bool((whole[[0, -1]] == GUARD).all())
+
+
+def flipped(memory: Words, places: dict[int, int]) -> Words:
+    """A copy with bits of some bytes changed; places go round at its end."""
+    copy = memory.copy()
+    flat = copy.reshape(-1).view(np.uint8)
+    for place, bits in places.items():
+        flat[place % flat.size] ^= bits
+    return copy
+
+
+def differences(pattern: Pattern, memory: Words) -> tuple[int, int, int]:
+    """What a comparison must tell: the number of bytes, the lowest as the kernels pack it, and all vectors compared."""
+    got = np.ascontiguousarray(memory).reshape(-1).view(np.uint8)
+    wrong = np.flatnonzero(got != model(pattern, len(memory)).reshape(-1).view(np.uint8))
+    if not wrong.size:
+        return 0, NOTHING, len(memory)
+    lowest = int(wrong[0])
+    return int(wrong.size), (pattern.base * 16 + lowest) << 8 | int(got[lowest]), len(memory)
+
+
+@given(pattern=patterns(base=words), vectors=sizes, shape=shapes)
+def test_write_is_the_model_byte_for_byte_and_keeps_inside_its_bounds(gpu, pattern, vectors, shape):
+    whole, memory = guarded(vectors)
+    gpu.write(memory, pattern, shape)
+    assert (memory == model(pattern, vectors)).all()
+    assert untouched(whole)
+
+
+def test_the_model_is_the_pattern_that_is_written_down():
+    """The first outputs of SplitMix64 from the seed 0, as published; and no two vectors alike."""
+    keyed = pattern_bytes(KEYED, 0, 0, 0, 3)
+    assert [int(word) for word in keyed[:, 0]] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert pattern_bytes(ADDRESS, 0, 0, 5, 1).tolist() == [[5, WORD - 5]]
+    assert pattern_bytes(CONSTANT, 7, 9, 5, 2).tolist() == [[7, 9], [7, 9]]
+    assert len(np.unique(pattern_bytes(KEYED, 1, 2, 0, 10_000))) == 20_000
+
+
+@given(pattern=patterns(), vectors=sizes, shape=shapes)
+def test_check_finds_nothing_in_intact_memory(gpu, pattern, vectors, shape):
+    assert gpu.check(model(pattern, vectors), pattern, shape) == (0, NOTHING, vectors)
+
+
+@given(
+    pattern=patterns(),
+    vectors=st.integers(1, 1500),
+    shape=shapes,
+    places=st.dictionaries(st.integers(0, 1500 * 16), st.integers(1, 255), min_size=1, max_size=40),
+)
+def test_check_finds_each_flip_with_the_lowest_first(gpu, pattern, vectors, shape, places):
+    memory = flipped(model(pattern, vectors), places)
+    assert gpu.check(memory, pattern, shape) == differences(pattern, memory)
+
+
+@pytest.mark.parametrize("kind", [CONSTANT, ADDRESS, KEYED])
+def test_check_finds_any_one_bit_wherever_it_is(gpu, kind):
+    """Each bit of each byte of a whole run, its end included."""
+    pattern, shape = Pattern(kind, 0x0123456789ABCDEF, 0xFEDCBA9876543210, 12345), Shape(grid=1, block=2)
+    intact = model(pattern, 11)
+    for place in range(11 * 16):
+        memory = flipped(intact, {place: 1 << place % 8})
+        got = int(memory.reshape(-1).view(np.uint8)[place])
+        assert gpu.check(memory, pattern, shape) == (1, (12345 * 16 + place) << 8 | got, 11)
+
+
+@given(pattern=patterns(), other=patterns(), vectors=sizes, shape=shapes)
+def test_check_counts_every_byte_of_memory_that_holds_something_else(gpu, pattern, other, vectors, shape):
+    memory = model(other, vectors)
+    assert gpu.check(memory, pattern, shape) == differences(pattern, memory)
+
+
+@given(vectors=sizes, shape=shapes, first=words, second=words)
+def test_counts_of_several_launches_add_up_to_a_census(gpu, vectors, shape, first, second):
+    """A census of residue is a check against zeros."""
+    memory = pattern_bytes(CONSTANT, first, second, 0, vectors)
+    count, _, _ = gpu.check(memory, Pattern(CONSTANT), shape)
+    assert count == np.count_nonzero(memory.view(np.uint8))
+
+
+@given(pattern=patterns(plain_kinds), vectors=sizes, shape=shapes, descending=st.booleans())
+def test_invert_leaves_the_complement(gpu, pattern, vectors, shape, descending):
+    whole, memory = guarded(vectors)
+    memory[:] = model(pattern, vectors)
+    assert gpu.invert(memory, pattern, shape, descending=descending) == (0, NOTHING, vectors)
+    assert (memory == ~model(pattern, vectors)).all()
+    assert gpu.check(memory, complement(pattern), shape) == (0, NOTHING, vectors)
+    assert untouched(whole)
+
+
+@given(
+    pattern=patterns(plain_kinds),
+    vectors=st.integers(1, 600),
+    shape=shapes,
+    descending=st.booleans(),
+    places=st.dictionaries(st.integers(0, 600 * 16), st.integers(1, 255), min_size=1, max_size=20),
+)
+def test_invert_reports_flips_and_does_not_carry_them_on(gpu, pattern, vectors, shape, descending, places):
+    memory = flipped(model(pattern, vectors), places)
+    expected = differences(pattern, memory)
+    assert gpu.invert(memory, pattern, shape, descending=descending) == expected
+    assert (memory == ~model(pattern, vectors)).all()
+
+
+@given(vectors=sizes)
+def test_one_thread_inverts_memory_in_the_order_it_is_told(gpu, vectors):
+    memory, alone = np.zeros((vectors, 2), np.uint64), Shape(grid=1, block=1)
+    gpu.invert(memory, Pattern(CONSTANT), alone, descending=False)
+    assert gpu.order(memory) == list(range(vectors))
+    gpu.invert(memory, Pattern(CONSTANT, WORD, WORD), alone, descending=True)
+    assert gpu.order(memory) == list(reversed(range(vectors)))
+
+
+@given(vectors=sizes, shape=shapes, descending=st.booleans())
+def test_every_vector_is_inverted_once(gpu, vectors, shape, descending):
+    memory = np.zeros((vectors, 2), np.uint64)
+    gpu.invert(memory, Pattern(CONSTANT), shape, descending=descending)
+    assert sorted(gpu.order(memory)) == list(range(vectors))
+
+
+@pytest.mark.parametrize("kernel", ["write", "check", "invert"])
+def test_an_unknown_kind_is_refused(gpu, kernel):
+    memory = np.zeros((8, 2), np.uint64)
+    more = {"descending": False} if kernel == "invert" else {}
+    kinds_refused = [3, 2**32 - 1] + [KEYED] * (kernel == "invert")
+    for kind in kinds_refused:
+        with pytest.raises(TrapError):
+            getattr(gpu, kernel)(memory, Pattern(kind), Shape(), **more)
+    assert not memory.any()
+
+
+def visits(units):
+    return [unit.visits for unit in units]
+
+
+def wrongs(units):
+    return [unit.wrong for unit in units]
+
+
+def compared(units):
+    return [unit.compared for unit in units]
+
+
+@given(size=st.integers(1, 400), block=st.integers(1, 70), grid=st.integers(1, 5))
+def test_every_word_of_shared_memory_that_was_looked_at_is_counted(gpu, size, block, grid):
+    """Those of all blocks of a unit: by ``scratch`` the keyed ones and the zeros, by ``listen`` once, never planted."""
+    shape = Shape(grid=grid, block=block, shared_bytes=size * 4, units=2)
+    blocks = [(grid + 1) // 2, grid // 2]
+    assert compared(gpu.on_chip("scratch", 42, shape)) == [2 * size * times for times in blocks]
+    assert compared(gpu.on_chip("listen", CANARY, shape)) == [size * times for times in blocks]
+    assert compared(gpu.on_chip("plant", CANARY, shape)) == [0, 0]
+
+
+def test_every_register_that_was_looked_at_is_counted(gpu):
+    assert compared(gpu.on_chip("registers", 42, HOLDING)) == [2 * 2 * 240 * 256, 2 * 240 * 256]
+    assert compared(gpu.on_chip("plant_registers", CANARY, HOLDING)) == [2 * 240 * 256, 240 * 256]
+    assert compared(gpu.on_chip("listen_registers", CANARY, HOLDING)) == [2 * 240 * 256, 240 * 256]
+
+
+def test_scratch_visits_every_unit_and_finds_sound_memory_sound(gpu):
+    units = gpu.on_chip("scratch", 42, SCRATCH)
+    assert (visits(units), wrongs(units)) == ([2, 2, 1], [0, 0, 0])
+
+
+@given(size=st.integers(1, 400), block=st.integers(1, 70), key=words)
+def test_a_planted_canary_is_heard_until_scratch_has_run(gpu, size, block, key):
+    shape = Shape(grid=2, block=block, shared_bytes=size * 4, units=2)
+    gpu.on_chip("plant", CANARY, shape)
+    assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [size, size]
+    assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [size, size]  # listening changes nothing
+    assert wrongs(gpu.on_chip("scratch", key, shape)) == [0, 0]
+    assert wrongs(gpu.on_chip("listen", CANARY, shape)) == [0, 0]
+    assert wrongs(gpu.on_chip("listen", 0, shape)) == [size, size]  # it leaves zeros, everywhere
+
+
+@given(
+    place=st.integers(0, 254), flip=st.integers(1, 2**32 - 1), block=st.integers(0, 4), moment=st.sampled_from([0, 2])
+)
+def test_scratch_counts_a_word_that_changed_by_itself(gpu, place, flip, block, moment):
+    """Among the keyed words, before the first barrier, and among the zeros, before the third."""
+    fault = Fault(Where.SHARED, block, moment, place, flip)
+    units = gpu.on_chip("scratch", 42, replace(SCRATCH, fault=fault))
+    assert wrongs(units) == [int(number == block % 3) for number in range(3)]
+
+
+@pytest.mark.parametrize("kernel", ["scratch", "plant", "listen"])
+@pytest.mark.parametrize("size", [0, 1, 1022])
+def test_no_unit_counts_as_visited_whose_memory_was_not_reached_whole(gpu, kernel, size):
+    with pytest.raises(TrapError):
+        gpu.on_chip(kernel, 1, replace(SCRATCH, shared_bytes=size))
+
+
+@pytest.mark.parametrize("kernel", ["scratch", "registers", "exact"])
+def test_a_unit_that_the_caller_has_no_room_for_is_refused(gpu, kernel):
+    shape = Shape(grid=1025, block=256, shared_bytes=4, units=1025)
+    more = (0,) if kernel == "exact" else ()
+    with pytest.raises(TrapError):
+        gpu.on_chip(kernel, 1, replace(shape, block=32 if kernel != "registers" else 256), *more)
+
+
+def test_registers_that_keep_their_values_are_sound(gpu):
+    units = gpu.on_chip("registers", 42, HOLDING)
+    assert (visits(units), wrongs(units)) == ([2, 1], [0, 0])
+    assert wrongs(gpu.on_chip("plant_registers", CANARY, HOLDING)) == [0, 0]
+
+
+@given(moment=st.integers(0, 239) | st.integers(481, 720), thread=st.integers(0, 255), flip=st.integers(1, 2**32 - 1))
+def test_one_register_that_changed_is_counted_once(gpu, moment, thread, flip):
+    """Of the 240 that keep keyed words, and of the 240 that keep zeros after them."""
+    fault = Fault(Where.REGISTER, 2, moment, thread, flip)
+    assert wrongs(gpu.on_chip("registers", 42, replace(HOLDING, fault=fault))) == [1, 0]
+
+
+@pytest.mark.parametrize("kernel", ["registers", "plant_registers", "listen_registers"])
+@pytest.mark.parametrize("block", [32, 255])
+def test_a_block_that_does_not_take_all_registers_is_refused(gpu, kernel, block):
+    with pytest.raises(TrapError):
+        gpu.on_chip(kernel, 1, replace(HOLDING, block=block))
+
+
+def test_canaries_left_in_registers_are_added_up(gpu):
+    units = gpu.on_chip("listen_registers", CANARY, replace(HOLDING, leftovers=3))
+    assert (visits(units), wrongs(units)) == ([2, 1], [3 * 256 * 2, 3 * 256])
+
+
+@given(seed=words, rounds=st.integers(1, 5))
+def test_every_unit_computes_the_same_and_never_nothing(gpu, seed, rounds):
+    units = gpu.on_chip("exact", seed, COMPUTING, rounds)
+    assert (visits(units), wrongs(units)) == ([2, 2], [0, 0])
+    assert units[0].digest == units[1].digest != 0
+
+
+def test_what_is_computed_depends_on_the_seed_and_the_rounds(gpu):
+    digests = {gpu.on_chip("exact", seed, COMPUTING, rounds)[0].digest for seed in range(4) for rounds in range(1, 5)}
+    assert len(digests) == 16
+
+
+@given(
+    kind=st.sampled_from([kind for kind in Where if kind >= Where.SUM]),
+    block=st.integers(0, 3),
+    thread=st.integers(0, 63),
+    moment=st.integers(0, 3),
+    flip=st.integers(0, 22).map(lambda bit: 1 << bit),
+)
+def test_one_wrong_result_of_one_thread_changes_the_digest(gpu, kind, block, thread, moment, flip):
+    """Of any kind of arithmetic. Blocks 0 and 1 come first on their units: the later ones are compared with them."""
+    (sound, _) = gpu.on_chip("exact", 7, COMPUTING, 4)
+    fault = Fault(kind, block, moment, thread, flip)
+    units = gpu.on_chip("exact", 7, replace(COMPUTING, fault=fault), 4)
+    assert wrongs(units) == [int(number == block % 2) for number in range(2)]
+    assert [unit.digest == sound.digest for unit in units] == [block != 0, block != 1]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Where if kind >= Where.SUM])
+def test_the_last_result_of_each_kind_counts_too(gpu, kind):
+    """Nothing is computed from it any more: it is in the digest by itself."""
+    (sound, _) = gpu.on_chip("exact", 7, COMPUTING, 1)
+    last = {Where.HALVES: 3, Where.BYTES: 1}.get(kind, 0)
+    for moment in range(last + 1):
+        fault = Fault(kind, 0, moment, 63, 1)
+        assert gpu.on_chip("exact", 7, replace(COMPUTING, fault=fault), 1)[0].digest != sound.digest
+
+
+@pytest.mark.parametrize(("block", "rounds"), [(48, 1), (64, 0)])
+def test_no_unit_counts_as_computing_that_computed_nothing(gpu, block, rounds):
+    """Tensor cores take whole warps, and no round is no computation."""
+    with pytest.raises(TrapError):
+        gpu.on_chip("exact", 7, replace(COMPUTING, block=block), rounds)

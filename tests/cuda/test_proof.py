@@ -1,0 +1,271 @@
+"""A device that does not say of every byte that it has looked at it has proven nothing: that is never a clean answer.
+
+On the port in numpy, and on the one that has a GPU, over the stand-in for CuPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scrubber.core.measured import Scratched
+from scrubber.cuda import clearing, device, memory, onchip, selftest
+from scrubber.cuda.card import NOWHERE, BusyError, Card, CudaError, Deed, Found, Program
+from scrubber.cuda.patterns import ZERO
+from scrubber.cuda.selftest import Clock
+from tests.fakes.cuda.card import HostCard
+from tests.fakes.cuda.fixtures import in_this_process
+from tests.fakes.cuda.gpu import PAGE, HostGpu
+from tests.fakes.cuda.machine import CudaGpu, CudaMachine
+
+UUID, PCI = "GPU-of-this-test", "0000:01:00.0"
+KEY = b"k" * 16
+SIZE = 6 * PAGE
+BY_CUPY = "CuPy"
+
+COMPARISONS: dict[str, Callable[[memory.Memory], object]] = {
+    "check": lambda held: held.check(ZERO, unheard),
+    "census": lambda held: held.compare(ZERO, unheard),
+    "invert": lambda held: held.invert(ZERO, unheard),
+    "invert-down": lambda held: held.invert(ZERO, unheard, down=True),
+    "clear": lambda held: clearing.clear(held, KEY, ("random", "zero"), unwatched),
+    "verify": lambda held: clearing.verify(held, unwatched),
+}
+WORK: dict[str, Callable[[memory.Memory], object]] = {
+    **COMPARISONS,
+    "scratch": lambda held: onchip.scratch(held.card, KEY),
+    "self-test": lambda held: selftest.run(held, KEY, 6.0, unwatched, Clock(lambda: 0.0, lambda _seconds: None)),
+}
+FAULTS: dict[str, dict[str, Callable[[int], int]]] = {
+    "nothing": {"reached": lambda _vectors: 0},
+    "half": {"reached": lambda vectors: vectors // 2},
+    "all but one": {"reached": lambda vectors: vectors - 1},
+    "one too many": {"counted": lambda vectors: vectors + 1},
+    "twice": {"counted": lambda vectors: vectors * 2},
+}
+
+
+def unheard(_size: int) -> None:
+    """Nobody wants to know."""
+
+
+def unwatched(_done: int, _total: int) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass
+class Bench:
+    """A card, and what is behind it."""
+
+    card: Card
+    gpu: HostGpu
+    cupy: Any = None
+
+
+@pytest.fixture
+def machine(tmp_path) -> CudaMachine:
+    claims, cells = tmp_path / "claims", tmp_path / "memory"
+    claims.mkdir()
+    cells.write_bytes(bytes(SIZE))
+    machine = CudaMachine(tmp_path / "gpus.json")
+    machine.write({UUID: CudaGpu(str(cells), str(claims), PCI)})
+    return machine
+
+
+@pytest.fixture
+def real(machine) -> Iterator[Bench]:
+    with in_this_process(machine):
+        card = device.opened(UUID, PCI)
+        cupy: Any = __import__("cupy")
+        yield Bench(card, cupy.cuda.runtime.device().gpu, cupy)
+
+
+@pytest.fixture(params=["numpy", BY_CUPY])
+def bench(request) -> Bench:
+    if request.param == BY_CUPY:
+        found: Bench = request.getfixturevalue("real")
+        return found
+    gpu = HostGpu(np.zeros(SIZE, np.uint8))
+    return Bench(HostCard(gpu), gpu)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("deed", COMPARISONS)
+def test_what_was_not_compared_once_and_whole_is_no_answer(bench, deed, fault):
+    held = memory.take(bench.card)
+    for name, does in FAULTS[fault].items():
+        setattr(bench.gpu.faults, name, does)
+    with pytest.raises(CudaError, match=r"memory of GPU-.*: \d+ of the \d+ bytes from \d+ on were compared"):
+        COMPARISONS[deed](held)
+
+
+@pytest.mark.parametrize("deed", COMPARISONS)
+def test_a_kernel_that_never_ran_is_no_answer(real, monkeypatch, deed):
+    held = memory.take(real.card)
+    monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
+    with pytest.raises(CudaError, match=f"memory of {UUID}: 0 of the .* bytes from .* on were compared"):
+        COMPARISONS[deed](held)
+
+
+def test_one_span_of_many_that_was_left_out_is_found(bench):
+    held = memory.take(bench.card)
+    last = held.spans[-1]
+    launches = iter(range(len(held.spans)))
+    bench.gpu.faults.reached = lambda vectors: 0 if next(launches) == len(held.spans) - 1 else vectors
+    assert len(held.spans) > 1
+    with pytest.raises(CudaError, match=f"0 of the {last.size} bytes from {last.start} on"):
+        held.check(ZERO, unheard)
+
+
+@pytest.mark.parametrize("told", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
+@pytest.mark.parametrize("deed", ["check", "invert"])
+def test_an_answer_that_contradicts_itself_is_none(bench, deed, told):
+    held = memory.take(bench.card)
+    setattr(bench.gpu, deed, lambda _at, vectors, *_more: (*told, vectors))
+    with pytest.raises(CudaError, match="contradicts itself"):
+        COMPARISONS[deed](held)
+
+
+def test_results_that_nobody_has_written_contradict_themselves():
+    with pytest.raises(CudaError, match="contradicts itself"):
+        Found.told(0, 0, 0)
+
+
+def test_results_that_did_not_come_back_are_none(real, monkeypatch):
+    held = memory.take(real.card)
+    monkeypatch.setattr(real.cupy.cuda.runtime, "memcpy", lambda *_words: None)
+    with pytest.raises(CudaError, match=f"cannot check memory of {UUID}: its answer contradicts itself"):
+        held.check(ZERO, unheard)
+
+
+# --- multiprocessors ---
+
+
+@pytest.mark.parametrize("program", Program)
+def test_a_program_that_never_ran_or_not_with_all_blocks_is_no_answer(real, monkeypatch, program):
+    run, grids = real.gpu.program, iter((0, 3, 5))
+    for ran in (0, 3, 5):
+        monkeypatch.setattr(real.gpu, "program", lambda name, number, _blocks: run(name, number, next(grids)))
+        with pytest.raises(CudaError, match=f"cannot run {program.value} on {UUID}: {ran} of 4 blocks"):
+            real.card.everywhere(program, 1)
+
+
+def test_programs_that_never_ran_have_overwritten_nothing(real, monkeypatch):
+    monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
+    with pytest.raises(CudaError, match="0 of 4 blocks"):
+        onchip.scratch(real.card, KEY)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("program", [Program.SCRATCH, Program.REGISTERS])
+def test_a_unit_that_was_not_overwritten_whole_is_no_answer(real, program, fault):
+    [real.gpu.faults.counted] = FAULTS[fault].values()
+    with pytest.raises(CudaError, match=rf"cannot run {program.value} on {UUID}: \d+ of \d+ words .*multiprocessor 0"):
+        real.card.everywhere(program, 1)
+
+
+@pytest.mark.parametrize("size", [4, 1024, 110 * 1024, 226 * 1024])
+def test_less_shared_memory_than_a_block_can_have_is_not_a_whole_unit(real, monkeypatch, size):
+    """However the launch came to be so small: what the unit has is asked of the device."""
+    opened = real.cupy.cuda.runtime.device()
+    run = opened.program
+    monkeypatch.setattr(opened, "program", lambda *words: run(*words[:-1], size))
+    with pytest.raises(CudaError, match=f"cannot run scratch on {UUID}: {size // 2} of {227 * 512} words"):
+        onchip.scratch(real.card, KEY)
+
+
+@pytest.mark.parametrize("program", Program)
+def test_a_block_takes_all_shared_memory_that_there_is_for_one(real, monkeypatch, program):
+    launched: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        real.cupy.RawKernel,
+        "__call__",
+        lambda it, *_words, shared_mem: launched.append((it.name, it.shared_size_bytes + shared_mem)),
+    )
+    with pytest.raises(CudaError, match="0 of 4 blocks"):
+        real.card.everywhere(program, 1)
+    assert launched == [(program.value, 227 * 1024)]
+
+
+def test_a_unit_that_nobody_was_on_is_not_reached(real):
+    """Its blocks have run elsewhere."""
+    real.gpu.faults.unreached = frozenset({2})
+    assert onchip.scratch(real.card, KEY) == Scratched(4, 3, 0)
+
+
+def test_a_computation_that_ends_in_nothing_was_none(bench, monkeypatch):
+    monkeypatch.setattr(bench.gpu, "_exact", lambda _unit, _number: (0, 0))
+    held = memory.take(bench.card)
+    with pytest.raises(CudaError, match=r"cannot test GPU-.*: multiprocessors \[0, 1, 2, 3\] .* computed nothing"):
+        selftest.run(held, KEY, 6.0, unwatched, Clock(lambda: 0.0, lambda _seconds: None))
+
+
+# --- what is had before all memory is taken ---
+
+
+def test_stack_prints_and_heap_leave_their_room_to_the_scrub(real):
+    """A page for the context and one for results: all else is covered."""
+    held = memory.take(real.card)
+    assert (held.size, real.gpu.used) == (SIZE - 2 * PAGE, SIZE)
+    assert clearing.clear(held, KEY, ("zero",), unwatched).covered == SIZE - 2 * PAGE
+
+
+def test_no_event_is_made_once_the_memory_is_taken(real, monkeypatch):
+    held = memory.take(real.card)
+    for name in ("eventCreate", "eventCreateWithFlags", "malloc"):
+        monkeypatch.setattr(real.cupy.cuda.runtime, name, lambda *_words: pytest.fail("it takes memory"))
+    clearing.clear(held, KEY, ("random", "zero"), unwatched)
+    assert clearing.verify(held, unwatched) == clearing.Verified(None, held.size)
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_no_kernel_is_launched_for_the_first_time_once_the_memory_is_taken(real, work):
+    held = memory.take(real.card)
+    assert real.card.allocate(PAGE) is None
+    WORK[work](held)
+
+
+@pytest.mark.parametrize("rungs", [1, 2])
+def test_parts_of_a_long_row_of_spans_are_told_in_their_order(real, monkeypatch, rungs):
+    monkeypatch.setattr(device, "_MOST_SPANS", 3)
+    monkeypatch.setattr(memory, "RUNGS", (rungs * PAGE, PAGE))
+    held = memory.take(real.card)
+    steps: list[int] = []
+    marked = [span for number, span in enumerate(held.spans) if number % 2]
+    for span in marked:
+        real.gpu.bytes_at(span.address, 1)[:] = 1
+    found = real.card.sweep(Deed.CHECK, ZERO, held.spans, steps.append)
+    assert [it.offset for it in found if it.count] == [span.start for span in marked]
+    assert [it.compared for it in found] == steps == [span.size for span in held.spans]
+
+
+@pytest.mark.parametrize("program", [Program.REGISTERS, Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS])
+def test_registers_that_the_driver_keeps_in_memory_instead_are_refused(machine, monkeypatch, program):
+    with in_this_process(machine):
+        kernel = __import__("cupy").RawKernel
+        spilled = property(lambda it: 8 * (it.name == program.value))
+        monkeypatch.setattr(kernel, "local_size_bytes", spilled)
+        with pytest.raises(BusyError, match=f"cannot open {UUID}: .*, {program.value} would keep in memory"):
+            device.opened(UUID, PCI)
+
+
+# --- whose fault it is ---
+
+
+@pytest.mark.parametrize("status", [34, 35, 36, 46, 200, 209, 218, 221, 222, 223, 301, 304, 802, 803, 804, 805, 809])
+def test_what_can_only_be_the_node_is_no_fault_of_the_device(machine, status):
+    machine.change(UUID, refuses=status)
+    with in_this_process(machine), pytest.raises(BusyError, match=f"cannot open {UUID}: CUDA says"):
+        device.opened(UUID, PCI)
+
+
+@pytest.mark.parametrize("status", [1, 2, 3, 100, 101, 214, 220, 700, 719, 801, 810, 999])
+def test_what_may_be_the_device_is_its_own(machine, status):
+    machine.change(UUID, refuses=status)
+    with in_this_process(machine), pytest.raises(CudaError) as told:
+        device.opened(UUID, PCI)
+    assert type(told.value) is CudaError

@@ -1,0 +1,137 @@
+"""What a self-test finds, for how long it may look, and that it leaves nothing but zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scrubber.core import measured
+from scrubber.core.measured import Scratched
+from scrubber.cuda import memory, onchip, selftest
+from scrubber.cuda.card import Unit
+from scrubber.cuda.selftest import Clock
+from tests.fakes.cuda.card import HostCard
+from tests.fakes.cuda.gpu import PAGE, HostGpu
+
+KEY = b"k" * 16
+SIZE = 4 * PAGE
+ALL = ("address", "inversions", "random", "retention", "arithmetic")
+
+
+class Bench:
+    """A GPU, and a clock that goes on by so much with every launch."""
+
+    def __init__(self, monkeypatch, a_pass: float = 0.0) -> None:
+        monkeypatch.setattr(memory, "RUNGS", (SIZE,))
+        self.gpu = HostGpu(np.zeros(SIZE, np.uint8))
+        self.time = 0.0
+        self.rests: list[float] = []
+        self.kernels: list[str] = []
+        self.told: list[tuple[int, int]] = []
+        self.a_pass = a_pass
+        self.gpu.faults.before = self.launched
+
+    def launched(self, kernel: str, _number: int) -> None:
+        self.kernels.append(kernel)
+        self.time += self.a_pass
+
+    def rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        self.time += seconds
+        self.gpu.rest()
+
+    def test(self, seconds: float = 60.0) -> measured.Tested:
+        held = memory.take(HostCard(self.gpu))
+        clock = Clock(lambda: self.time, self.rest)
+        return selftest.run(held, KEY, seconds, lambda *told: self.told.append(told), clock)
+
+
+@pytest.fixture
+def bench(monkeypatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def test_a_good_device_passes_all_tests_and_is_zero_afterwards(bench):
+    tested = bench.test()
+    assert (tested.tests, tested.skipped, tested.mismatch, tested.deviating) == (ALL, (), None, ())
+    assert tested.units == bench.gpu.units
+    assert not bench.gpu.cells.any()
+    assert bench.told[-1][0] == bench.told[-1][1]
+
+
+def test_the_arithmetic_is_done_before_and_after_the_memory(bench):
+    bench.test()
+    assert (bench.kernels[0], bench.kernels[-1]) == ("exact", "exact")
+
+
+@pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
+def test_a_stuck_bit_is_found_and_ends_it_but_for_the_zeros(bench, bits):
+    bench.gpu.faults.stuck[PAGE + 5] = bits
+    tested = bench.test()
+    assert tested.mismatch is not None
+    assert tested.mismatch.offset == PAGE + 5
+    assert tested.skipped
+    assert bench.kernels[-3:] == ["write", "check", "exact"]
+
+
+def test_cells_that_forget_are_found_by_the_pause_alone(bench):
+    bench.gpu.faults.forgets[77] = 0x20
+    tested = bench.test()
+    assert tested.mismatch is not None
+    assert (tested.mismatch.offset, tested.mismatch.count) == (77, 1)
+    assert tested.tests == ("address", "inversions", "random", "retention", "arithmetic")
+
+
+@pytest.mark.parametrize(("box", "pause"), [(60.0, 10.0), (12.0, 2.0)])
+def test_the_pause_is_a_part_of_the_time_and_not_long(bench, box, pause):
+    bench.test(box)
+    assert bench.rests == [pause]
+
+
+@pytest.mark.parametrize("a_pass", [1.0, 2.0, 3.0])
+def test_what_there_is_no_time_for_is_said_and_the_time_is_kept(monkeypatch, a_pass):
+    bench = Bench(monkeypatch, a_pass)
+    tested = bench.test(30.0)
+    assert tested.skipped
+    assert set(tested.tests) | set(tested.skipped) == set(ALL)
+    assert tested.tests[0] == "address"
+    assert not bench.gpu.cells.any()
+    assert bench.time <= 30.0 + a_pass
+
+
+def test_a_multiprocessor_that_computes_something_else_is_named(bench):
+    bench.gpu.faults.deviating = frozenset({2})
+    assert bench.test().deviating == (2,)
+
+
+def test_a_multiprocessor_that_was_not_reached_was_not_tested(bench):
+    bench.gpu.faults.unreached = frozenset({1})
+    tested = bench.test()
+    assert tested.units == bench.gpu.units - 1
+    assert "arithmetic" in tested.skipped
+
+
+@pytest.mark.parametrize(
+    ("runs", "named"),
+    [
+        ((), ()),
+        ((Unit(0, 0, 7), Unit(1, 0, 7)), ()),
+        ((Unit(0, 0, 7), Unit(1, 0, 8)), (0, 1)),  # nobody knows which is right
+        ((Unit(0, 0, 7), Unit(1, 0, 7), Unit(2, 0, 8)), (2,)),
+        ((Unit(0, 0, 7), Unit(1, 1, 7), Unit(2, 0, 7)), (1,)),  # it did not agree with itself
+        ((Unit(0, 0, 7), Unit(1, 0, 7), Unit(0, 0, 7), Unit(1, 0, 9)), (1,)),  # nor did this one, later
+    ],
+)
+def test_who_disagrees_with_most_is_wrong(runs, named):
+    assert selftest.deviating(runs) == named
+
+
+def test_the_memory_on_the_chip_is_overwritten_everywhere(bench):
+    bench.gpu.shared[:] = 0xC0FFEE
+    assert onchip.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 4, 0)
+    assert not bench.gpu.shared.any()
+
+
+def test_what_was_not_reached_or_does_not_hold_is_counted(bench):
+    bench.gpu.faults.unreached, bench.gpu.faults.leaky = frozenset({0}), frozenset({3})
+    assert onchip.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 3, 1)

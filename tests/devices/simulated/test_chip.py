@@ -1,0 +1,75 @@
+"""What a scratch promises is true of the bytes on the chip."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from scrubber.core.measured import Scratched
+from scrubber.devices.base import DeviceError
+from scrubber.devices.simulated import chip
+
+KEY = b"k" * 16
+
+
+def nowhere(_done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def test_the_chip_holds_nothing_but_zeros_after_a_scratch_whatever_was_there(bank) -> None:
+    file = bank.place(bank.first).chip
+    size = chip.UNITS * chip.UNIT_BYTES
+    file.write_bytes(os.urandom(size))
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS)
+    assert file.read_bytes() == bytes(size)
+
+
+def test_a_gpu_of_an_older_version_gets_its_chip_when_it_is_first_needed(bank) -> None:
+    place = bank.place(bank.first)
+    place.chip.unlink()
+    place.faults.write_text(json.dumps({"lost": False, "hang": False, "stall_clears": False, "skip_clears": False,
+                                        "reset": "works", "reset_seconds": 0.0, "stuck_bits": []}))  # fmt: skip
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS)
+    assert place.chip.read_bytes() == bytes(chip.UNITS * chip.UNIT_BYTES)
+    assert bank.gpu(bank.first).selftest(KEY, 60, nowhere).mismatch is None
+
+
+@pytest.mark.parametrize(("left", "reached"), [(3, 3), (0, 0)])
+def test_units_that_are_cut_off_are_not_reached(bank, left: int, reached: int) -> None:
+    os.truncate(bank.place(bank.first).chip, left * chip.UNIT_BYTES + 7)
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, reached)
+
+
+def test_a_chip_that_cannot_be_opened_is_an_error(bank) -> None:
+    gpu = bank.gpu(bank.first)
+    bank.place(bank.first).chip.unlink()
+    bank.place(bank.first).chip.mkdir()
+    with pytest.raises(DeviceError, match="cannot reach the memory on the chip"):
+        gpu.scratch(KEY)
+
+
+def test_units_that_do_not_hold_what_is_written_are_counted_once(bank, monkeypatch) -> None:
+    write = os.pwrite
+
+    def spoilt(handle: int, data: bytes, offset: int) -> int:
+        return write(handle, b"\1" + data[1:] if offset in (0, 3 * chip.UNIT_BYTES) else data, offset)
+
+    monkeypatch.setattr(os, "pwrite", spoilt)
+    assert bank.gpu(bank.first).scratch(KEY) == Scratched(chip.UNITS, chip.UNITS, 2)
+
+
+def test_each_unit_is_overwritten_under_the_key_and_no_two_alike(bank, monkeypatch) -> None:
+    written: list[bytes] = []
+    write = os.pwrite
+
+    def noted(handle: int, data: bytes, offset: int) -> int:
+        written.append(bytes(data))
+        return write(handle, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    for key in (KEY, b"another key"):
+        bank.gpu(bank.first).scratch(key)
+    assert len({data for data in written if any(data)}) == 2 * chip.UNITS
+    assert all(len(data) == chip.UNIT_BYTES for data in written)

@@ -1,0 +1,44 @@
+"""The port of ``scrubber.cuda.card`` on a GPU of numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scrubber.cuda.card import CudaError, Deed, Found, Program, Span, Step, Unit
+from scrubber.cuda.patterns import VECTOR, Pattern
+from tests.fakes.cuda.gpu import BrokenError, HostGpu
+
+
+class HostCard:
+    """What ``scrubber.cuda.device.CupyCard`` is on a real one."""
+
+    def __init__(self, gpu: HostGpu) -> None:
+        self.name = "GPU-host"
+        self.gpu = gpu
+        self.units = gpu.units
+
+    def allocate(self, size: int) -> int | None:
+        try:
+            return self.gpu.allocate(size)
+        except BrokenError as error:
+            raise CudaError(f"cannot take memory: {error}") from error
+
+    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        done = []
+        for span in spans:
+            done.append(self._done(deed, pattern, span))
+            step(span.size)
+        return tuple(done)
+
+    def everywhere(self, program: Program, number: int) -> tuple[Unit, ...]:
+        told = self.gpu.program(program.value, number, self.units)
+        return tuple(Unit(unit, wrong, digest) for unit, _, wrong, digest in told)
+
+    def _done(self, deed: Deed, pattern: Pattern, span: Span) -> Found:
+        where = (span.address, span.size // VECTOR, span.start // VECTOR, pattern.kind, pattern.first, pattern.second)
+        if deed is Deed.WRITE:
+            self.gpu.write(*where)
+            return Found()
+        if deed is Deed.CHECK:
+            return Found.told(*self.gpu.check(*where))
+        return Found.told(*self.gpu.invert(*where, deed is Deed.INVERT_DOWN))

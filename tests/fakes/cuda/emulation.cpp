@@ -1,0 +1,215 @@
+// See emulation.h. What tests call stands at the end; each returns 0, or 1 when a kernel trapped.
+#include "emulation.h"
+
+#include <ucontext.h>
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include SCRUB_SOURCE
+
+Index gridDim, blockDim, blockIdx, threadIdx;
+
+namespace {
+
+// Bits that change by themselves, in one block: before its barrier of that number in the word of that place (SHARED),
+// or in the n-th result of that kind in the thread of that place.
+struct Fault {
+  u32 where, block, moment, place, flip;
+};
+
+struct Launch {
+  u32 grid, block, shared_bytes, units, leftovers;
+  Fault fault;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done;
+  std::array<u32, KINDS> results;
+};
+
+constexpr std::size_t STACK = 64 * 1024;
+
+const Launch* launch;
+ucontext_t turn_taker;
+std::vector<Thread> threads;
+std::function<void()> kernel;
+bool trapped;
+std::vector<const Vector*> reads;  // of memory that is written too, in order
+std::map<u32, std::vector<u32>> shared_of_units;
+std::array<std::array<u32, 3>, 1024> operands;  // of the warps' tensor steps, by thread
+
+std::vector<u32>& shared_of_unit() {
+  std::vector<u32>& words = shared_of_units[emulated_unit()];
+  if (words.size() * sizeof(u32) < launch->shared_bytes) words.resize(launch->shared_bytes / sizeof(u32) + 1);
+  return words;
+}
+
+bool strikes(Where where, u32 moment) {
+  const Fault& fault = launch->fault;
+  return fault.where == where && fault.block == blockIdx.x && fault.moment == moment;
+}
+
+void begin_thread() {
+  kernel();
+  threads[threadIdx.x].done = true;
+  swapcontext(&threads[threadIdx.x].context, &turn_taker);
+}
+
+void run_block() {
+  if (threads.size() < launch->block) threads.resize(launch->block);
+  for (u32 t = 0; t < launch->block; ++t) {
+    Thread& thread = threads[t];
+    if (thread.stack == nullptr) thread.stack.reset(new char[STACK]);
+    thread.done = false;
+    thread.results.fill(0);
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = STACK;
+    makecontext(&thread.context, begin_thread, 0);
+  }
+  bool running = true;
+  for (u32 barriers = 0; running && !trapped; ++barriers) {
+    running = false;
+    for (u32 t = 0; t < launch->block && !trapped; ++t) {
+      if (threads[t].done) continue;
+      threadIdx.x = t;
+      swapcontext(&turn_taker, &threads[t].context);
+      running = running || !threads[t].done;
+    }
+    if (strikes(SHARED, barriers)) shared_of_unit()[launch->fault.place] ^= launch->fault.flip;
+  }
+}
+
+int run(const Launch* what, std::function<void()> whole) {
+  launch = what;
+  kernel = std::move(whole);
+  trapped = false;
+  reads.clear();
+  gridDim.x = what->grid;
+  blockDim.x = what->block;
+  for (u32 b = 0; b < what->grid && !trapped; ++b) {
+    blockIdx.x = b;
+    run_block();
+  }
+  return trapped;
+}
+
+// Sets down the operands of this thread, and waits until all of its warp have done so.
+void exchange(u32 a0, u32 a1, u32 b) {
+  barrier();
+  operands[threadIdx.x] = {a0, a1, b};
+  barrier();
+}
+
+float half(u32 pair, u32 which) {  // of those that occur: in [1, 2)
+  return 1 + static_cast<float>(pair >> (16 * which) & 0x3FF) / 1024;
+}
+
+int byte(u32 four, u32 which) { return static_cast<signed char>(four >> (8 * which) & 0xFF); }
+
+}  // namespace
+
+void barrier() { swapcontext(&threads[threadIdx.x].context, &turn_taker); }
+
+void trap() {
+  trapped = true;
+  barrier();
+  __builtin_unreachable();
+}
+
+Vector emulated_read(const Vector* at) {
+  reads.push_back(at);
+  return *at;
+}
+
+u32 emulated_unit() { return blockIdx.x % launch->units; }
+u32 emulated_shared_bytes() { return launch->shared_bytes; }
+volatile u32* emulated_shared() { return shared_of_unit().data(); }
+u32 emulated_leftovers() { return launch->leftovers; }
+
+u32 spoiled(Where kind, u32 bits) {
+  const u32 moment = threads[threadIdx.x].results[kind]++;
+  const bool hit = threadIdx.x == launch->fault.place && strikes(kind, moment);
+  return hit ? bits ^ launch->fault.flip : bits;
+}
+
+// Which lane holds what is as the PTX manual lays it out for m16n8k8 and m8n8k16.
+void tensor(float (&sums)[4], u32 a0, u32 a1, u32 b) {
+  exchange(a0, a1, b);
+  const u32 warp = threadIdx.x / 32 * 32, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+  for (u32 n = 0; n < 4; ++n) {
+    for (u32 k = 0; k < 8; ++k) {
+      const u32 left = operands[warp + group * 4 + k / 2][n / 2];
+      const u32 right = operands[warp + (pair * 2 + n % 2) * 4 + k / 2][2];
+      sums[n] += half(left, k % 2) * half(right, k % 2);
+    }
+    sums[n] = spoiled(HALVES, sums[n]);
+  }
+}
+
+void tensor(int (&sums)[2], u32 a, u32 b) {
+  exchange(a, 0, b);
+  const u32 warp = threadIdx.x / 32 * 32, group = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+  for (u32 n = 0; n < 2; ++n) {
+    for (u32 k = 0; k < 16; ++k) {
+      const u32 left = operands[warp + group * 4 + k / 4][0];
+      const u32 right = operands[warp + (pair * 2 + n) * 4 + k / 4][2];
+      sums[n] += byte(left, k % 4) * byte(right, k % 4);
+    }
+    sums[n] = static_cast<int>(spoiled(BYTES, static_cast<u32>(sums[n])));
+  }
+}
+
+extern "C" {
+
+// Tells the n-th read of the last launch that inverted; null after the last one.
+const Vector* emulated_nth_read(u64 n) { return n < reads.size() ? reads[n] : nullptr; }
+
+int emulate_write(const Launch* what, Vector* at, u64 vectors, u64 base, u32 kind, u64 k0, u64 k1) {
+  return run(what, [=] { write(at, vectors, base, kind, k0, k1); });
+}
+
+int emulate_check(const Launch* what, const Vector* at, u64 vectors, u64 base, u32 kind, u64 k0, u64 k1, Found* found) {
+  return run(what, [=] { check(at, vectors, base, kind, k0, k1, found); });
+}
+
+int emulate_invert(const Launch* what, Vector* at, u64 vectors, u64 base, u32 kind, u64 k0, u64 k1, u32 descending,
+                   Found* found) {
+  return run(what, [=] { invert(at, vectors, base, kind, k0, k1, descending, found); });
+}
+
+int emulate_scratch(const Launch* what, u64 key, Unit* units) {
+  return run(what, [=] { scratch(key, units); });
+}
+
+int emulate_plant(const Launch* what, u64 canary, Unit* units) {
+  return run(what, [=] { plant(static_cast<u32>(canary), units); });
+}
+
+int emulate_listen(const Launch* what, u64 canary, Unit* units) {
+  return run(what, [=] { listen(static_cast<u32>(canary), units); });
+}
+
+int emulate_registers(const Launch* what, u64 key, Unit* units) {
+  return run(what, [=] { registers(key, units); });
+}
+
+int emulate_plant_registers(const Launch* what, u64 canary, Unit* units) {
+  return run(what, [=] { plant_registers(static_cast<u32>(canary), units); });
+}
+
+int emulate_listen_registers(const Launch* what, u64 canary, Unit* units) {
+  return run(what, [=] { listen_registers(static_cast<u32>(canary), units); });
+}
+
+int emulate_exact(const Launch* what, u64 seed, u32 rounds, Unit* units) {
+  return run(what, [=] { exact(seed, rounds, units); });
+}
+
+}  // extern "C"

@@ -1,0 +1,101 @@
+"""Sick GPUs leave the kubelet's list with a reason, and come back by evidence, or wait for a person."""
+
+from __future__ import annotations
+
+import time
+
+from plugin.testing.pods import Phase
+from scrubber.devices.simulated import drills
+from tests.flows.node import brisk
+
+SOON = brisk("quarantine: {probation: {first: 1s, longest: 1s, flap_limit: 2}}", "budgets: {silence: 0s}")
+AT_ONCE = 1.0  # seconds from a driver's report to the kubelet's list
+
+
+async def explained(node, uuid):
+    async with node.stage.admin() as admin:
+        return await admin.explain(uuid)
+
+
+async def test_xid_79_on_an_idle_gpu_takes_it_out_within_a_second_and_evidence_brings_it_back(build):
+    node = await build(2, SOON)
+    bad, good = node.stage.uuids
+    began = time.monotonic()
+    drills.xid(node.stage.simulated, bad, 79)
+    await node.health(bad, "Unhealthy")
+    assert time.monotonic() - began < AT_ONCE
+    assert (await node.status(bad)).quarantine.reason == "xid"
+    assert node.gpu(await node.run("beside")) == good
+    await node.health(bad, "Healthy")
+    assert (await node.status(bad)).receipt.path == "slow"
+    assert node.gpu(await node.run("after")) == bad
+
+
+async def test_xid_13_is_counted_and_no_more(build):
+    node = await build(2, SOON)
+    uuid, spare = node.stage.uuids
+    for _ in range(3):
+        drills.xid(node.stage.simulated, uuid, 13)
+    await node.a_round(spare)
+    assert [entry.text for entry in await node.history(uuid, "heard")] == ["the driver reported xid 13 3 times"]
+    assert (await node.status(uuid)).state == "clean"
+    assert await node.history(uuid, "quarantined") == []
+    assert node.kubelet.devices("nvidia.com/gpu")[uuid] == "Healthy"
+
+
+async def test_a_row_that_waits_to_be_remapped_is_drained_reset_and_back(build):
+    node = await build(1, SOON)
+    [uuid] = node.stage.uuids
+    pod = await node.run("train")
+    left = node.memory(uuid)
+    drills.remap(node.stage.simulated, uuid)
+    await node.health(uuid, "Unhealthy")
+    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("exposed", left), "its user is left alone"
+    await node.kubelet.delete(pod)
+    await node.health(uuid, "Healthy")
+    assert [entry.text.partition(";")[0] for entry in await node.history(uuid, "quarantined")] == [
+        "quarantined by autoclave (remap-pending): a memory row waits to be remapped: needs a reset"
+    ]
+    assert (await node.status(uuid)).receipt.path == "slow"
+
+
+async def test_a_row_that_could_not_be_remapped_waits_for_a_person_and_is_explained_through_restart_and_reboot(build):
+    node = await build(1, SOON)
+    [uuid] = node.stage.uuids
+    drills.remap(node.stage.simulated, uuid, failed=True)
+    await node.health(uuid, "Unhealthy")
+    await node.reach(uuid, lambda device: device.quarantine is not None)
+    drills.heal(node.stage.simulated, uuid)
+    for event in (node.restart_service, node.reboot):
+        await event()
+        told = await explained(node, uuid)
+        assert (told.device.quarantine.reason, told.device.quarantine.sticky) == ("remap-failed", True)
+        assert told.device.quarantine.probes == 0
+        assert told.advice == ("replace it (RMA); then `autoclave reinstate`",)
+
+
+async def test_a_gpu_that_keeps_coming_back_sick_waits_for_a_person(build):
+    node = await build(1, SOON)
+    [uuid] = node.stage.uuids
+    for _ in range(2):
+        drills.xid(node.stage.simulated, uuid, 79)
+        await node.health(uuid, "Unhealthy")
+        await node.health(uuid, "Healthy")
+    drills.xid(node.stage.simulated, uuid, 79)
+    await node.health(uuid, "Unhealthy")
+    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
+    assert (out.reason, out.sticky) == ("flapping", True)
+    assert (await node.kubelet.run(node.pod("next"))).phase is Phase.FAILED
+
+
+async def test_memory_that_was_proven_bad_is_not_tried_until_it_happens_to_pass(build):
+    node = await build(1, SOON)
+    [uuid] = node.stage.uuids
+    drills.bad_memory(node.stage.simulated, uuid)
+    async with node.stage.admin() as operator:
+        [result] = [it.result async for it in operator.scrub([uuid]) if it.result]
+    assert not result.clean
+    drills.heal(node.stage.simulated, uuid)
+    await node.restart_service()
+    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
+    assert (out.reason, out.sticky, out.probes) == ("memory-fault", True, 0)

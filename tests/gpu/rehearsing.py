@@ -1,0 +1,44 @@
+"""Runs the tests for real hardware on stand-ins, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# The guards around every test take the stand-ins' variables away; this gives them back.
+PYTEST = """
+import os, sys, pytest
+kept = {name: value for name, value in os.environ.items() if name.startswith("AUTOCLAVE_FAKE")}
+class Again:
+    def pytest_sessionstart(self):
+        os.environ.update(kept)
+sys.exit(pytest.main(sys.argv[1:], plugins=[Again()]))
+"""
+
+
+def environment(stage, more: Mapping[str, str]) -> dict[str, str]:
+    """Of a process that meets the stand-ins instead of a GPU."""
+    return {**os.environ, **stage.environment(os.environ["PATH"]), "GPU_HOST_ROOT": str(stage.root.path), **more}
+
+
+def rehearse(stage, file: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """The tests of one file; what is given by name is added to what they find in their environment."""
+    place = stage.root.path.with_name("rehearsal")  # without one, its end clears away what others left on the machine
+    options = ["-q", "-p", "no:cacheprovider", "--basetemp", str(place)]
+    return subprocess.run(
+        [sys.executable, "-c", PYTEST, *options, f"tests/gpu/{file}", *arguments],
+        cwd=ROOT,
+        env=environment(stage, more),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def failed(run: subprocess.CompletedProcess[str]) -> set[str]:
+    """The names of tests that did."""
+    return {line.split("::")[1].split()[0] for line in run.stdout.splitlines() if line.startswith("FAILED")}

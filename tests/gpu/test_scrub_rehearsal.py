@@ -1,0 +1,293 @@
+"""The tests of the scrub, and its measurement, run on stand-ins first: they are known to run before they meet a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.card import Where, listening
+from benchmarks.gpu.parts import PARTS, measured
+from scrubber.cuda.card import Program
+from scrubber.node import proc
+from scrubber.node.processes import Processes
+from tests.fakes.cuda.fixtures import RESERVED, equip, in_this_process
+from tests.fakes.cuda.gpu import PAGE, HostGpu
+from tests.fakes.cuda.machine import CudaMachine
+from tests.fakes.nvml.machine import Process
+from tests.gpu.rehearsing import ROOT, environment, failed, rehearse
+
+FILE = "test_scrub.py"
+LARGE = 512 * PAGE  # next to which a context is small; most of it is never touched
+SMALL = 12 * PAGE
+SMALLER = {"GPU_MEMORY_LIMIT": str(12 * PAGE), "GPU_TEST_SECONDS": "12"}
+NAME = "nvidia-h200-scrub"
+CHANGES = re.compile(r"Set|Reset|Clear|Create|Destroy|nvidia-smi")
+
+
+# Where a GPU is, there is a checkout and nothing is installed of it: what an editable install adds is taken away again.
+UNINSTALLED = f"""
+import os, sys
+if {str(ROOT)!r} not in os.environ["PYTHONPATH"].split(os.pathsep):
+    sys.path[:] = [it for it in sys.path if it != {str(ROOT)!r}]
+"""
+
+
+def seen(machine: CudaMachine) -> dict[str, str]:
+    """As from the checkout alone: neither installed nor named in PYTHONPATH."""
+    uninstalled = machine.path.with_name("uninstalled")
+    uninstalled.mkdir(exist_ok=True)
+    (uninstalled / "sitecustomize.py").write_text(UNINSTALLED)
+    return machine.environment(str(uninstalled))
+
+
+@pytest.fixture
+def large(stage, tmp_path) -> CudaMachine:
+    return equip(tmp_path / "cuda", [stage.machine.gpu(0)], stage.root, LARGE)
+
+
+@pytest.fixture
+def small(stage, tmp_path) -> CudaMachine:
+    return equip(tmp_path / "cuda", [stage.machine.gpu(0)], stage.root, SMALL)
+
+
+def test_the_rehearsal_has_the_checkout_from_the_working_directory_alone(stage, small) -> None:
+    command = [sys.executable, "-P", "-c", "import scrubber"]
+    run = subprocess.run(command, cwd=ROOT, env=environment(stage, seen(small)), capture_output=True, check=False)
+    assert b"No module named 'scrubber'" in run.stderr
+
+
+def measure(stage, machine: CudaMachine, output: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    arguments = ["--output", str(output), "--host-root", str(stage.root.path), "--rounds", "2", "--seconds", "1", *more]
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
+        cwd=ROOT,
+        env=environment(stage, seen(machine)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def only(*parts: str) -> list[str]:
+    return [word for part in parts for word in ("--only", part)]
+
+
+def document(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output / f"{NAME}.json").read_text())
+    return found
+
+
+def figures(output: Path) -> dict[str, dict[str, list[float]]]:
+    """The samples of every figure, by part and by what was measured."""
+    parts = document(output)["parts"]
+    return {part["name"]: {it["what"]: it["samples"] for it in part["figures"]} for part in parts}
+
+
+def test_all_tests_run_on_the_stand_ins(stage, large) -> None:
+    run = rehearse(stage, FILE, "-m", "gpu", **seen(large), **SMALLER)
+    assert run.returncode == 0, run.stdout
+    assert re.search(r"^\d+ passed in ", run.stdout, re.MULTILINE)
+    assert "seen on this GPU" in run.stdout
+    assert stage.machine.gpu(0).uuid not in run.stdout
+
+
+@pytest.mark.night
+def test_a_gpu_that_is_broken_turns_them_red(stage, large) -> None:
+    stuck = {str(place): 0xFF for place in range(2 * PAGE, 2 * PAGE + 64)}
+    large.change(stage.machine.gpu(0).uuid, stuck=stuck, leaky=(1,), deviating=(2,), unreached=(3,))
+    run = rehearse(stage, FILE, "-m", "gpu", **seen(large), **SMALLER)
+    assert {
+        "test_the_kernels_compute_what_the_model_computes",
+        "test_a_bit_that_flips_anywhere_is_found_where_it_is",
+        "test_a_clear_finds_what_was_left_and_leaves_zeros",
+        "test_the_memory_on_the_chip_is_overwritten_in_every_unit",
+        "test_every_unit_computes_the_same_to_the_last_bit",
+        "test_a_healthy_gpu_passes_its_self_test_in_its_time",
+    } <= failed(run)
+
+
+@pytest.mark.night
+def test_little_memory_that_can_be_taken_turns_them_red(stage, small) -> None:
+    run = rehearse(stage, FILE, "-m", "gpu", "-k", "hundredth", **seen(small))
+    assert failed(run) == {"test_all_but_a_hundredth_of_the_memory_can_be_taken"}
+
+
+def test_a_gpu_that_somebody_uses_is_left_alone(stage, large) -> None:
+    with stage.root.node(stage.machine.gpu(0)).open():
+        before = Path(large.gpus[stage.machine.gpu(0).uuid].memory).stat().st_mtime_ns
+        run = rehearse(stage, FILE, "-m", "gpu", "-k", "flips", **seen(large))
+    assert "somebody is at work on it: it is open in" in run.stdout
+    assert Path(large.gpus[stage.machine.gpu(0).uuid].memory).stat().st_mtime_ns == before
+
+
+def test_the_measurement_is_whole_and_true_and_leaves_zeros(stage, small, tmp_path) -> None:
+    memory = Path(small.gpus[stage.machine.gpu(0).uuid].memory)
+    with memory.open("r+b") as file:
+        file.write(b"x" * SMALL)
+    run = measure(stage, small, tmp_path)
+    assert run.returncode == 0, run.stderr + (tmp_path / f"{NAME}.md").read_text()
+    assert run.stdout == f"{tmp_path / NAME}.md\n"
+    found = figures(tmp_path)
+    assert list(found) == list(PARTS)
+    assert [(part, what) for part, of in found.items() for what, samples in of.items() if not samples] == []
+    assert not any(memory.read_bytes()[2 * PAGE :])  # beside the context, and where results are told
+    what_is_measured_is_what_is_there(found)
+    nothing_was_changed_and_nobody_is_named(stage, tmp_path)
+
+
+def test_who_listens_to_the_chip_has_overwritten_nothing_on_it_before(small, monkeypatch) -> None:
+    [uuid], [gpu] = small.gpus, small.gpus.values()
+    where = Where(uuid, gpu.pci_address, 0, 1, None, 1.0, "/", 0)
+    ran: list[str] = []
+    run = HostGpu.program
+
+    def heard(gpu: HostGpu, name: str, number: int, blocks: int) -> list[tuple[int, int, int, int]]:
+        ran.append(name)
+        return run(gpu, name, number, blocks)
+
+    monkeypatch.setattr(HostGpu, "program", heard)
+    with in_this_process(small):
+        card = listening(where)
+        assert ran == []
+        card.everywhere(Program.LISTEN, 1)
+        assert ran == ["listen"]
+
+
+def what_is_measured_is_what_is_there(found: dict[str, dict[str, list[float]]]) -> None:
+    held = SMALL - 2 * PAGE
+    clear, residue, chip = found["clear"], found["residue"], found["scratch"]
+    assert clear["random+zero: covered"] == [held]
+    assert clear["random+zero: allocatable"] == [SMALL]
+    assert clear["random+zero: not covered: the context of the scrub itself"] == [2 * PAGE]
+    assert clear["random+zero: others' memory came or went"] == [0]
+    assert clear["NVML, afterwards: used"] == clear["NVML, before: used"] == [0]
+    # The stand-in's driver leaves to the next process what the last one wrote.
+    assert residue["after a process that was killed, at once: of those, as it had written them"] == [held]
+    assert residue["after a process that ended, at once: of those, not zero"] == [held]
+    assert chip["units reached by both programs"] == [4, 4]
+    for what in ("shared memory", "registers"):
+        assert chip[f"{what}: words of the canary heard before it was planted"] == [0]
+        assert chip[f"{what}: heard by the process that had planted it"][0] > 0
+        assert chip[f"{what}: heard by another process, after the planter's end"] == [0]
+        assert chip[f"{what}: heard by the planter, after the scratch"] == [0]
+    assert len(found["passes"]["write keyed, by the device"]) == 2
+    assert found["self-test"]["different results of one computation, at most"] == [1]
+
+
+def nothing_was_changed_and_nobody_is_named(stage, output: Path) -> None:
+    assert [call for _, call, _ in stage.machine.calls() if CHANGES.search(call)] == []
+    text = (output / f"{NAME}.json").read_text() + (output / f"{NAME}.md").read_text()
+    assert not re.search(r"GPU-5e7f[0-9a-f-]", text)
+    assert "165202200" not in text
+
+
+@pytest.mark.night
+def test_a_part_that_fails_is_told_and_the_others_are_measured(stage, small, tmp_path) -> None:
+    small.change(stage.machine.gpu(0).uuid, leaky=(1,), stuck={str(5 * PAGE): 1})
+    run = measure(stage, small, tmp_path, *only("passes", "scratch", "start-up"))
+    assert run.returncode == 1
+    why = {part["name"]: part["why"] for part in document(tmp_path)["parts"]}
+    assert list(why) == ["start-up", "passes", "scratch", "zeros"]
+    assert "cannot measure: memory does not hold" in why["passes"]
+    assert why["scratch"].endswith("1 units do not hold what is written to them")
+    found = figures(tmp_path)
+    assert found["passes"] == found["scratch"] == {}
+    page = (tmp_path / f"{NAME}.md").read_text()
+    assert re.search(r"\| scratch \| failed \| not measured \|", page)
+
+
+def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, tmp_path) -> None:
+    taken = 2**28
+    small.change(stage.machine.gpu(0).uuid, taken_at=("check 3", taken))
+    assert measure(stage, small, tmp_path, *only("clear")).returncode == 1
+    why = {part["name"]: part["why"] for part in document(tmp_path)["parts"]}["clear"]
+    assert f"somebody else took {taken} bytes of its memory meanwhile" in why
+    found = figures(tmp_path)["clear"]
+    assert found["zero: covered"] == [SMALL - 2 * PAGE]
+    for when, used in (("before", 0), ("opened", 2 * PAGE), ("taken", SMALL), ("after", SMALL + taken)):
+        assert found[f"zero: books, {when}: used"] == [used]
+        assert found[f"zero: books, {when}: total"] == [SMALL + RESERVED]
+    assert found["zero: others' memory came or went"] == [1]
+    assert found["random+zero: covered"] == [SMALL - 2 * PAGE]  # what comes after it was measured as well
+
+
+@pytest.mark.night
+def test_a_part_that_is_killed_takes_nothing_along(stage, small, tmp_path) -> None:
+    small.change(stage.machine.gpu(0).uuid, dies_at="invert 1")
+    assert measure(stage, small, tmp_path, *only("passes", "sizes")).returncode == 1
+    why = {part["name"]: part["why"] for part in document(tmp_path)["parts"]}
+    assert why["passes"].startswith("it ended with status -9")
+    assert {name for name, told in why.items() if told} == {"passes"}
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(
+    ("part", "moment"),
+    [("residue", "check 2"), ("one worker", "check 2")],  # those with the most processes of their own
+)
+def test_a_part_that_hangs_is_ended_with_all_its_processes(stage, small, monkeypatch, part: str, moment: str) -> None:
+    one = stage.machine.gpu(0)
+    small.change(one.uuid, stops_at=moment)
+    for name, value in environment(stage, seen(small)).items():
+        monkeypatch.setenv(name, value)
+    namespace = proc.own_namespace(Path("/proc"))
+    where = Where(one.uuid, one.pci, one.minor, 1, None, 1.0, str(stage.root.path), namespace)
+    assert measured(part, where, 3.0).why == "it was not done within 3 s"
+    look = Processes(Path("/proc"), lambda _pid: None, full_sight=False)
+    ends = time.monotonic() + 5.0
+    while look.holders({"gpu": (str(stage.root.node(one)),)})["gpu"] != ():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
+
+
+def test_no_more_is_taken_than_was_allowed_and_that_is_left_zero(stage, small, tmp_path) -> None:
+    limit, memory = 4 * PAGE, Path(small.gpus[stage.machine.gpu(0).uuid].memory)
+    memory.write_bytes(b"x" * SMALL)
+    run = measure(stage, small, tmp_path, "--limit", str(limit), *only("passes", "one worker"))
+    assert run.returncode == 0
+    found = figures(tmp_path)
+    assert found["passes"]["memory that each pass goes over"] == [limit]
+    assert found["zeros"]["memory that was made zero and read back"] == [limit]
+    assert found["one worker"] == {"the steps of one worker": []}  # not measured
+    left = memory.read_bytes()[3 * PAGE :]  # a page of it was the context's, one for results, one to warm up with
+    assert set(left) == {0, ord("x")}
+    assert left.count(b"x") >= SMALL - 3 * PAGE - limit
+    assert not left.rstrip(b"x").count(b"x")
+
+
+def refused(stage, machine: CudaMachine, output: Path, *more: str) -> str:
+    """Why nothing was begun."""
+    run = measure(stage, machine, output, *more)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert not output.exists()
+    return run.stderr
+
+
+def test_a_gpu_in_use_is_not_measured(stage, small, tmp_path) -> None:
+    output, one = tmp_path / "out", stage.machine.gpu(0)
+    with stage.root.node(one).open():
+        assert f"({os.getpid()})" in refused(stage, small, output)
+    one.run(Process(os.getpid()))
+    assert f"the driver lists 1 process(es) on it: {os.getpid()}" in refused(stage, small, output)
+    one.run()
+    one.set({"memory.used": 65 * 2**20})
+    assert "bytes of its memory are in use, and the driver names nobody" in refused(stage, small, output)
+
+
+def test_where_there_is_no_such_gpu_it_says_so(stage, small, tmp_path) -> None:
+    assert "there is no GPU 9: the driver lists 8" in refused(stage, small, tmp_path / "out", "--gpu", "9")
+
+
+def test_without_cupy_it_says_so_and_asks_nothing(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr("scrubber.cuda.warmth.missing", lambda: "CuPy is not installed")
+    assert command.main(["--output", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.startswith("cannot measure: CuPy is not installed; ")

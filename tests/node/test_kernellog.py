@@ -1,0 +1,123 @@
+"""What the kernel says is read, whole, from the oldest message on; what others write into its log is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from scrubber.node.kernellog import KernelLog, of_the_kernel, unreadable
+from tests.fakes.kmsg import USER, Kmsg
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python"
+REAL = Path("/dev/kmsg")
+
+
+@pytest.fixture
+def kmsg(tmp_path) -> Iterator[Kmsg]:
+    made = Kmsg(tmp_path / "kmsg")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reader(kmsg) -> Iterator[KernelLog]:
+    made = KernelLog(kmsg.path)
+    assert made.open() == ""
+    yield made
+    made.close()
+
+
+def test_what_was_said_before_and_after_is_read_once(kmsg, reader):
+    kmsg.say("first", at=1.5)
+    kmsg.say("second", at=2)
+    assert [*reader.messages()] == [(1_500_000, "first"), (2_000_000, "second")]
+    assert [*reader.messages()] == []
+    kmsg.say("third", at=3)
+    assert [*reader.messages()] == [(3_000_000, "third")]
+
+
+def test_a_program_does_not_speak_for_the_kernel(kmsg, reader):
+    kmsg.say(XID, facility=USER)
+    kmsg.say(XID, facility=3)
+    kmsg.write(f"4294967295,1,1,-;{XID}\n".encode())
+    kmsg.say("mine\n3,9,9,-;" + XID)
+    assert [text for _, text in reader.messages()] == [f"mine\\x0a3,9,9,-;{XID}"]
+
+
+def test_a_record_has_more_to_it_than_its_text(kmsg, reader):
+    kmsg.write(b"3,7,42,-,caller=T12;text; more\n SUBSYSTEM=pci\n 3,8,43,-;no\n3,9,44,c;next\n")
+    assert [*reader.messages()] == [(42, "text; more"), (44, "next")]
+
+
+def test_a_record_that_comes_in_pieces_is_read_when_it_is_whole(kmsg, reader):
+    kmsg.write(b"3,7,42,-;he")
+    assert [*reader.messages()] == []
+    kmsg.write(b"llo\n3,8,43,-;")
+    assert [*reader.messages()] == [(42, "hello")]
+
+
+def test_records_that_were_overwritten_are_told_once_and_the_rest_is_read(kmsg, reader, monkeypatch):
+    """As when a ring went round: the next read says EPIPE, and the one after it begins with what is left."""
+    lost, read = iter([True, False, True, False]), os.read
+
+    def overrun(descriptor: int, count: int) -> bytes:
+        if next(lost, False):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        return read(descriptor, count)
+
+    monkeypatch.setattr(os, "read", overrun)
+    kmsg.say("left", at=1)
+    with capture_logs() as logs:
+        assert [*reader.messages(), *reader.messages()] == [(1_000_000, "left")]
+    assert [line["event"] for line in logs] == [
+        "messages of the kernel were overwritten unread: an XID among them was not seen"
+    ]
+
+
+def test_an_end_is_not_waited_at(kmsg):
+    reader = KernelLog(kmsg.path)
+    reader.open()
+    kmsg.close()
+    with pytest.raises(EOFError):
+        [*reader.messages()]
+    reader.close()
+
+
+@pytest.mark.parametrize("kind", ["absent", "file", "folder"])
+def test_what_is_no_log_is_said(tmp_path, kind):
+    path = tmp_path / "kmsg"
+    if kind == "file":
+        path.write_text("3,1,1,-;no\n")
+    elif kind == "folder":
+        path.mkdir()
+    words = "no such file or directory" if kind == "absent" else "it is no log of a kernel"
+    assert KernelLog(path).open() == f"{path}: {words}"
+    fault = unreadable(path)
+    assert fault is not None
+    assert fault.absent == (kind == "absent")
+
+
+@given(st.one_of(st.binary(), st.text().map(lambda text: b"3,1,2,-;" + text.encode())))
+def test_whatever_a_line_holds_it_is_read(line):
+    found = of_the_kernel(line)
+    assert found is None or isinstance(found[1], str)
+
+
+@pytest.mark.skipif(unreadable(REAL) is not None, reason="this kernel's log may not be read here")
+def test_a_real_kernel_says_when_it_began_and_a_program_cannot():
+    with REAL.open("wb", buffering=0) as log:
+        log.write(b"<3>autoclave test: a program says this, and claims to be the kernel\n")
+    reader = KernelLog(REAL)
+    assert reader.open() == ""
+    found = [*reader.messages()]
+    reader.close()
+    assert found
+    assert not [text for _, text in found if text.startswith("autoclave test: ")]
+    assert [at for at, _ in found] == sorted(at for at, _ in found)

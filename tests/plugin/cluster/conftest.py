@@ -1,0 +1,44 @@
+"""A reporter between a scrub service that the test speaks for and an API server that does as it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from plugin.cluster import apiserver
+from plugin.cluster.credentials import File
+from plugin.cluster.reporter import Reporter
+from plugin.cluster.strand import Pace
+from plugin.listing import Listing
+from tests.plugin.cluster.api_server import NODE, ApiServer
+
+QUICK = Pace(heartbeat=3600, breath=0, first=0.001, longest=0.02, slow=0.05, patience=10, farewell=1)
+
+
+@pytest.fixture
+async def api(short_tmp):
+    """Open, and well."""
+    api = ApiServer(short_tmp)
+    await api.open()
+    yield api
+    await api.close()
+
+
+@pytest.fixture
+def reporting(api, followed):
+    """A listing, and the reporter that tells of it, which runs as long as the context does."""
+
+    @asynccontextmanager
+    async def reporting(*, taint=False, pace=QUICK, within=5.0) -> AsyncIterator[Listing]:
+        server = apiserver.connect(File(api.kubeconfig), NODE, within)
+        async with followed() as listing:
+            task = asyncio.create_task(Reporter(server, NODE, taint=taint, pace=pace).run(listing))
+            try:
+                yield listing
+            finally:
+                task.cancel()
+                await asyncio.wait({task})
+            assert task.cancelled()
+
+    return reporting

@@ -1,0 +1,64 @@
+"""Who would speak to whom."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from plugin.cluster import credentials
+from plugin.cluster.credentials import Asked, File, InCluster, Reports
+
+SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+NAMED = {"KUBECONFIG": "/etc/kubeconfig"}
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """By a pod that has a service account."""
+    (tmp_path / "token").write_text("secret")
+    return Asked(Reports.AUTO, "node-1", taint=False, service_account=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("reports", "environment", "token", "found"),
+    [
+        (Reports.AUTO, SERVICE, True, InCluster),
+        (Reports.AUTO, SERVICE | NAMED, True, InCluster),
+        (Reports.AUTO, SERVICE, False, None),
+        (Reports.AUTO, NAMED, True, None),  # somebody's shell
+        (Reports.AUTO, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True, None),
+        (Reports.ON, SERVICE | NAMED, True, InCluster),
+        (Reports.ON, SERVICE | NAMED, False, File),
+        (Reports.ON, NAMED, True, File),
+        (Reports.ON, {}, True, None),
+    ],
+)
+def test_the_pod_s_own_account_comes_first_and_a_file_only_where_it_was_asked_for(
+    asked, reports, environment, token, found
+):
+    if not token:
+        (asked.service_account / "token").unlink()
+    assert type(credentials.find(replace(asked, reports=reports), environment)) is (found or type(None))
+
+
+@pytest.mark.parametrize(
+    ("change", "environment", "told"),
+    [
+        ({}, SERVICE, ""),
+        ({"node": ""}, SERVICE, "--node-name, or NODE_NAME"),
+        ({}, {}, "there are no credentials: mount the token"),
+    ],
+)
+def test_what_is_lacking_is_told_with_its_remedy(asked, change, environment, told):
+    assert re.search(told, credentials.lacking(replace(asked, reports=Reports.ON, **change), environment))
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [
+        ("node-1", True), ("ip-10-0-0-1.eu.internal", True), ("", False), ("Node", False), ("a/../b", False),
+        ("a?b", False), ("-a", False), ("a" * 254, False), ("a\n", False),
+    ],
+)  # fmt: skip
+def test_a_name_is_one_that_a_node_may_have(name, good):
+    assert credentials.is_name(name) is good

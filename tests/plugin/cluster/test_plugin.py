@@ -1,0 +1,179 @@
+"""The real plugin as a process between a kubelet, a scrub service and an API server that fails."""
+
+import asyncio
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plugin.cluster.words import TAINT
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod
+from scrubber.api import client
+from tests.live import Service
+from tests.plugin.cluster.api_server import NODE, WITHIN, silence, status
+from tests.plugin.live_plugin import Plugin
+from tests.plugin.scrub_door import gpu
+
+GPU = "nvidia.com/gpu"
+ON = ("--cluster-reports", "on", "--node-name", NODE)
+ROOTS = Path(grpc.__file__).parent / "_cython" / "_credentials" / "roots.pem"
+
+
+def brisk(it, also=""):
+    """With shorter pauses: for tests that would wait for them."""
+    pace = "lambda: Pace(breath=0.01, farewell=0.2)"
+    script = (
+        "import sys; from plugin.cluster import starting; from plugin.cluster.strand import Pace;"
+        f"starting.Pace = {pace}; {also} from scrubber.cli import main; sys.exit(main())"
+    )
+    it.command[:3] = [sys.executable, "-c", script]
+    return it
+
+
+@pytest.fixture
+def node(short_tmp):
+    """Where the kubelet of a test is: it clears away sockets in its folder that are not its own."""
+    (short_tmp / "node").mkdir()
+    return short_tmp / "node"
+
+
+@pytest.fixture
+async def kubelet(node):
+    """A kubelet that runs."""
+    kubelet = Kubelet(node)
+    await kubelet.start()
+    yield kubelet
+    await kubelet.stop()
+
+
+@pytest.fixture
+async def plugin(short_tmp, node, api):
+    """Start plugins that report to the API server; all are ended with the test."""
+    started: list[Plugin] = []
+
+    async def plugin(*flags: object, run_dir: Path = short_tmp, quick: bool = False, **env: str) -> Plugin:
+        env = {"KUBECONFIG": str(api.kubeconfig), "NO_PROXY": "*"} | env
+        it = Plugin(node, "--run-dir", run_dir, *flags, **env)
+        started.append(await (brisk(it) if quick else it).start())
+        return started[-1]
+
+    yield plugin
+    for each in started:
+        await each.clear_away()
+
+
+async def works(kubelet, door):
+    """A device goes out and comes back in the kubelet's eyes, and a pod gets one."""
+    for healthy in (False, True):
+        door.say(gpu(0), gpu(1, healthy=healthy, reason="" if healthy else "xid"))
+        await kubelet.until(lambda healthy=healthy: kubelet.allocatable == {GPU: 2 if healthy else 1})
+    pod = Pod.of("train", {GPU: 1})
+    await kubelet.run(pod)
+    assert (pod.phase, pod.message) == (Phase.RUNNING, "")
+    await kubelet.delete(pod)
+
+
+FAULTS = {
+    "well": lambda _request: None,
+    "hangs": silence,
+    "forbids": lambda _request: status(403, "Forbidden", "no"),
+    "is busy": lambda _request: status(429, "TooManyRequests", Retry_After="60"),
+    "conflicts": lambda _request: status(409, "Conflict"),
+    "fails": lambda _request: status(500, "InternalError"),
+}
+
+
+@pytest.mark.parametrize("way", ["down", *FAULTS])
+async def test_whatever_the_api_server_does_nothing_changes_on_the_node(api, door, kubelet, plugin, way):
+    if way == "down":
+        await api.close()
+    else:
+        api.fault = FAULTS[way]
+    door.say(gpu(0), gpu(1))
+    it = await plugin(*ON, "--taint-when-all-out", quick=way == "hangs")
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    if way == "down":
+        await it.hear("cannot report to the cluster")
+    else:
+        await api.until(lambda: api.requests)
+    await works(kubelet, door)
+    it.process.terminate()
+    assert await it.ended() == 0
+    assert it.said == ""
+    if way == "well":
+        assert api.says("Unknown", "PluginStopped")
+
+
+async def test_a_quarantine_by_hand_is_seen_in_the_cluster_and_so_is_the_way_back(api, plugin, node):
+    service = await asyncio.to_thread(Service, node, 2)
+    try:
+        it = await plugin(*ON, "--taint-when-all-out", run_dir=service.run_dir, quick=True)
+        await api.until(lambda: api.says("True"))
+        async with client.Admin(service.run_dir / "admin.sock") as admin:
+            for gpu in ("0", "1"):
+                await admin.quarantine(gpu, "a drill", "a test")
+            await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())
+            assert "GPU 0 (quarantined: operator)" in api.condition()["message"]
+            async for _ in admin.reinstate("0", "done", "a test"):
+                pass
+        await api.until(lambda: api.says("False", "SomeDevicesOut") and api.taints() == ["others"])
+        await api.until(lambda: ("DeviceRecovered", "GPU 0") in api.counts())
+        assert await it.stop() == 0  # a service waits for a while for those who still listen
+    finally:
+        await asyncio.to_thread(service.stop)
+
+
+async def test_a_handshake_that_hangs_holds_up_neither_the_kubelet_nor_the_end(door, kubelet, node, short_tmp):
+    """The credentials of a pod, and a server that accepts and never says hello."""
+    door.say(gpu(0), gpu(1))
+    account = short_tmp / "account"
+    account.mkdir()
+    (account / "token").write_text("secret")
+    (account / "namespace").write_text("kube-system")
+    (account / "ca.crt").write_bytes(ROOTS.read_bytes())
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        server.settimeout(WITHIN)
+        port = server.getsockname()[1]
+        it = Plugin(
+            node, "--run-dir", short_tmp, NODE_NAME=NODE, KUBERNETES_SERVICE_HOST="127.0.0.1",
+            KUBERNETES_SERVICE_PORT=str(port), NO_PROXY="*",
+        )  # fmt: skip
+        place = f"from pathlib import Path; credentials.SERVICE_ACCOUNT = Path({str(account)!r});"
+        brisk(it, f"from plugin.cluster import credentials; {place}")
+        await it.start()
+        try:
+            connected, _ = await asyncio.get_running_loop().run_in_executor(None, server.accept)
+            with closing(connected):
+                await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+                await works(kubelet, door)
+                it.process.terminate()
+                assert await it.ended() == 0
+        finally:
+            await it.clear_away()
+
+
+async def test_credentials_that_cannot_be_used_are_one_line_and_exit_code_2(plugin):
+    it = await plugin(*ON, KUBECONFIG="/nonexistent")
+    assert await it.ended() == 2
+    assert it.said.startswith("autoclave: cannot report to the cluster: cannot use the credentials: ")
+    assert it.said.count("\n") == 1
+
+
+async def test_a_kubeconfig_in_the_environment_alone_makes_nobody_report(api, door, kubelet, plugin):
+    door.say(gpu(0), gpu(1))
+    it = await plugin("--node-name", NODE)
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await it.stop()
+    assert api.requests == []
+    assert not it.lines("reporting to the cluster")
+
+
+async def test_without_its_client_it_says_what_to_install(plugin, short_tmp):
+    (short_tmp / "lightkube.py").write_text("raise ImportError('no such thing')")
+    it = await plugin(*ON, PYTHONPATH=str(short_tmp))
+    assert await it.ended() == 2
+    assert "its client cannot be loaded (no such thing): install autoclave[cluster]" in it.said

@@ -1,0 +1,387 @@
+"""What the API server hears of the devices, whatever it does, and that nobody else is held up."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from plugin.cluster import words
+from plugin.cluster.outbox import MOST_WAITING
+from tests.plugin.cluster.api_server import Answer, Request, drip, on, silence, status
+from tests.plugin.cluster.conftest import QUICK
+from tests.plugin.scrub_door import gpu
+
+TAINT = words.TAINT
+CONDITION, EVENTS = "PATCH nodes/status", "POST events"
+
+
+def sick(index, reason="xid"):
+    return gpu(index, healthy=False, clean=False, reason=reason)
+
+
+def out(index, reason="xid"):
+    return gpu(index, healthy=False, clean=False, reason=reason, quarantined=True)
+
+
+def lines(logs, event):
+    return [line for line in logs if line["event"] == event]
+
+
+async def test_a_healthy_node_says_so_once_and_no_more(api, door, reporting):
+    door.say(gpu(0), gpu(1))
+    async with reporting():
+        await api.until(lambda: api.says("True", "AllDevicesHealthy"))
+        door.say(gpu(0, clean=False), gpu(1))
+        door.say(gpu(0), gpu(1, healthy=False, clean=False))  # between two pods
+        door.say(out(0), gpu(1))
+        await api.until(lambda: api.says("False"))
+    assert [body["status"]["conditions"][0]["status"] for body in api.told(CONDITION)] == ["True", "False", "Unknown"]
+    assert [each["type"] for each in api.node["status"]["conditions"]] == ["Ready", "AutoclaveDevicesHealthy"]
+
+
+async def test_a_device_that_goes_out_and_comes_back_is_told_with_reasons(api, door, reporting):
+    door.say(gpu(0), gpu(1))
+    async with reporting():
+        await api.until(lambda: api.says("True"))
+        door.say(gpu(0), sick(1))
+        await api.until(lambda: api.says("False", "SomeDevicesOut") and api.events)
+        assert api.condition()["message"] == "1 of 2 devices are out: GPU 1 (sick: xid)"
+        door.say(gpu(0), out(1))
+        await api.until(lambda: len(api.events) == 2)
+        door.say(gpu(0), gpu(1))
+        await api.until(lambda: api.says("True") and len(api.events) == 3)
+    told = [(event["type"], event["reason"], event["message"]) for event in api.events.values()]
+    hint = "; `autoclave explain GPU-0001` on the node says more"
+    assert told == [
+        ("Warning", "DeviceSick", f"GPU 1 (GPU-0001) is sick: xid{hint}"),
+        ("Warning", "DeviceQuarantined", f"GPU 1 (GPU-0001) is quarantined: xid{hint}"),
+        ("Normal", "DeviceRecovered", "GPU 1 (GPU-0001) is healthy again; it was quarantined: xid"),
+    ]
+    event = next(iter(api.events.values()))
+    assert event["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "uid-1"}
+    assert (event["reportingComponent"], event["metadata"]["namespace"], event["count"]) == ("autoclave", "default", 1)
+
+
+async def test_the_same_thing_again_is_counted_and_not_told_twice(api, door, reporting):
+    door.say(gpu(0), gpu(1))
+    async with reporting():
+        for number in range(1, 4):
+            door.say(gpu(0), out(1))
+            await api.until(lambda number=number: api.counts().get(("DeviceQuarantined", "GPU 1")) == number)
+            door.say(gpu(0), gpu(1))
+            await api.until(lambda number=number: api.counts().get(("DeviceRecovered", "GPU 1")) == number)
+        door.say(gpu(0), out(1, "ecc"))
+        await api.until(lambda: len(api.events) == 3)
+    assert len(api.events) == 3
+
+
+async def test_an_event_that_has_expired_is_made_anew(api, door, reporting):
+    door.say(gpu(0))
+    async with reporting():
+        door.say(out(0))
+        await api.until(lambda: len(api.events) == 1)
+        api.events.clear()
+        door.say(gpu(0))
+        await api.until(lambda: len(api.events) == 1)
+        door.say(out(0))
+        await api.until(lambda: api.counts().get(("DeviceQuarantined", "GPU 0")) == 2)
+    assert len({event["metadata"]["name"] for event in api.told(EVENTS)}) == 3
+
+
+async def test_the_time_of_transition_is_that_of_the_last_change_also_over_a_restart(api, door, reporting):
+    long_ago = "2020-01-01T00:00:00Z"
+    ours = {"type": words.CONDITION, "status": "False", "reason": "Old", "message": "old"}
+    api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})
+    door.say(out(0), gpu(1))
+    async with reporting():
+        await api.until(lambda: api.says("False", "SomeDevicesOut"))
+        assert api.condition()["lastTransitionTime"] == long_ago
+        assert api.condition()["lastHeartbeatTime"] > long_ago
+        door.say(gpu(0), gpu(1))
+        await api.until(lambda: api.says("True"))
+        assert api.condition()["lastTransitionTime"] > long_ago
+    assert len(api.told("GET nodes")) == 1
+
+
+async def test_the_condition_beats_without_a_change(api, door, reporting):
+    door.say(gpu(0))
+    async with reporting(pace=replace(QUICK, heartbeat=0.05)):
+        await api.until(lambda: len(api.told(CONDITION)) >= 4)
+    first, second = (body["status"]["conditions"][0] for body in api.told(CONDITION)[:2])
+    assert first["lastTransitionTime"] == second["lastTransitionTime"]
+
+
+async def test_a_silent_scrub_service_makes_it_unknown_and_touches_no_taint(api, door, reporting):
+    door.say(out(0))
+    door.silence = 0.0
+    async with reporting(taint=True):
+        await api.until(lambda: TAINT in api.taints())
+        await door.close()
+        await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
+        assert TAINT in api.taints()
+        door.devices = (gpu(0),)
+        await door.open()
+        await api.until(lambda: TAINT not in api.taints() and api.says("True"))
+
+
+async def test_a_service_that_never_speaks_is_told_after_a_while(api, door, reporting):
+    door.mute = True
+    async with reporting(pace=replace(QUICK, patience=0.01)):
+        await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
+
+
+async def test_a_taint_from_before_a_restart_stays_until_the_first_device_is_found_healthy(api, door, reporting):
+    api.node["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
+    waits = [gpu(index, healthy=False, clean=False) for index in range(2)]
+    door.say(*waits)
+    async with reporting(taint=True, pace=replace(QUICK, heartbeat=0.01)):
+        await api.until(lambda: len(api.told(CONDITION)) >= 5)  # time to drop it
+        assert api.says("Unknown", "DevicesNotReady")
+        assert not api.told("PATCH nodes")
+        door.say(gpu(0), waits[1])
+        await api.until(lambda: TAINT not in api.taints())
+        assert api.says("Unknown", "DevicesNotReady")
+
+
+async def test_the_taint_comes_when_all_are_out_and_goes_with_the_first_that_is_back(api, door, reporting):
+    before = list(api.node["spec"]["taints"])
+    door.say(gpu(0), out(1))
+    async with reporting(taint=True):
+        await api.until(lambda: api.says("False", "SomeDevicesOut"))
+        assert api.node["spec"]["taints"] == before
+        door.say(sick(0), out(1))
+        await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())
+        assert api.node["spec"]["taints"] == [*before, {"key": TAINT, "effect": "NoSchedule"}]
+        api.node["spec"]["taints"].insert(0, {"key": "new", "effect": "NoSchedule"})
+        api.moved()
+        door.say(gpu(0), out(1))
+        await api.until(lambda: TAINT not in api.taints())
+        assert api.node["spec"]["taints"] == [{"key": "new", "effect": "NoSchedule"}, *before]
+
+
+async def test_a_node_without_any_taint_gets_ours_alone(api, door, reporting):
+    del api.node["spec"]["taints"]
+    door.say(out(0))
+    async with reporting(taint=True):
+        await api.until(lambda: api.node["spec"].get("taints") == [{"key": TAINT, "effect": "NoSchedule"}])
+
+
+async def test_nobody_asked_for_a_taint(api, door, reporting):
+    api.node["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
+    door.say(gpu(0))
+    with capture_logs() as logs:
+        async with reporting():
+            await api.until(lambda: api.says("True"))
+    assert not api.told("PATCH nodes")
+    (line,) = lines(logs, "the node bears our taint, which is not asked for: it stays")
+    assert line["remove"] == f"kubectl taint node node-1 {TAINT}-"
+
+
+async def test_a_taint_that_somebody_took_away_is_back_with_the_next_heartbeat(api, door, reporting):
+    door.say(out(0))
+    async with reporting(taint=True, pace=replace(QUICK, heartbeat=0.05)):
+        await api.until(lambda: TAINT in api.taints())
+        api.node["spec"]["taints"].pop()
+        api.moved()
+        await api.until(lambda: TAINT in api.taints())
+
+
+@pytest.mark.parametrize("way", ["conflict", "read too early"])
+async def test_a_node_that_moved_is_read_afresh(api, door, reporting, way):
+    def fault(request: Request) -> Answer | None:
+        if way == "conflict":
+            return status(409, "Conflict", "the object has been modified")
+        api.node["spec"]["taints"].insert(0, {"key": "new", "effect": "NoSchedule"})
+        api.moved()
+        assert request.body[0]["op"] == "test"
+        return None
+
+    api.fault = on("PATCH nodes", fault, times=1)
+    door.say(out(0))
+    async with reporting(taint=True, pace=replace(QUICK, slow=3600)):
+        await api.until(lambda: TAINT in api.taints())
+    assert len(api.told("PATCH nodes")) == 2
+    first, second = (body[0]["value"] for body in api.told("PATCH nodes"))
+    assert (first == second) is (way == "conflict")
+    assert api.taints()[-2:] == ["others", TAINT]
+
+
+async def test_a_server_that_is_down_hears_the_last_state_and_every_event_when_it_is_back(api, door, reporting, read):
+    await api.close()
+    with capture_logs() as logs:
+        async with reporting() as listing:
+            door.say(gpu(0), gpu(1))
+            await listing.first()
+            reader = read(listing)
+            for devices in [(out(0), gpu(1)), (gpu(0), gpu(1)), (out(0), gpu(1)), (gpu(0), out(1))]:
+                door.say(*devices)
+                await reader.until(lambda shown, devices=devices: shown == {d.device: d.healthy for d in devices})
+                reader.forget()
+            await api.open()
+            await api.until(lambda: api.says("False") and len(api.events) == 3)
+    (first, *_) = api.told(CONDITION)
+    assert first["status"]["conditions"][0]["message"].endswith("GPU 1 (quarantined: xid)")
+    assert api.counts() == {
+        ("DeviceQuarantined", "GPU 0"): 2, ("DeviceRecovered", "GPU 0"): 2, ("DeviceQuarantined", "GPU 1"): 1,
+    }  # fmt: skip
+    assert [event["count"] for event in api.told(EVENTS)][:3] == [2, 2, 1]
+    told = lines(logs, "cannot report to the cluster")
+    assert {line["log_level"] for line in told} == {"warning"}
+    assert len(told) <= 4  # for each strand, when it found out and when the words changed; not for each try
+    assert lines(logs, "reporting to the cluster again")
+
+
+@pytest.mark.parametrize("hang", [silence, drip])
+async def test_a_server_that_hangs_holds_nobody_up(api, door, reporting, read, hang):
+    api.fault = hang
+    async with reporting(within=0.1) as listing:
+        door.say(gpu(0), gpu(1))
+        await listing.first()
+        reader = read(listing)
+        await api.until(lambda: len(api.requests) >= 3)
+        for healthy in [False, True] * 10:
+            reader.forget()
+            door.say(gpu(0), gpu(1, healthy=healthy))
+            await reader.until(lambda shown, healthy=healthy: shown["GPU-0001"] is healthy, within=0.5)
+        api.fault = lambda _request: None
+        await api.until(lambda: api.says("True"))
+
+
+async def test_an_answer_that_comes_too_late_makes_no_second_event(api, door, reporting):
+    api.after = on(EVENTS, silence, times=1)
+    door.say(out(0))
+    async with reporting(within=0.2):
+        await api.until(lambda: len(api.told("PATCH events")) == 1)
+    assert len(api.events) == 1
+    assert api.counts() == {("DeviceQuarantined", "GPU 0"): 1}
+
+
+async def test_what_is_forbidden_is_one_error_that_names_the_right_and_stops_nothing_else(api, door, reporting):
+    api.fault = on(EVENTS, lambda _request: status(403, "Forbidden", 'cannot create resource "events"'))
+    door.say(out(0))
+    with capture_logs() as logs:
+        async with reporting(taint=True):
+            await api.until(lambda: len(api.told(EVENTS)) >= 4 and TAINT in api.taints() and api.says("False"))
+    (told,) = lines(logs, "cannot report to the cluster")
+    assert (told["log_level"], told["about"], told["reason"]) == ("error", "Events", "forbidden")
+    assert told["error"].startswith("the right to create events is missing: ")
+
+
+async def test_what_is_forbidden_is_tried_at_a_slow_pace(api, door, reporting):
+    api.fault = on(CONDITION, lambda _request: status(403, "Forbidden"))
+    door.say(out(0))
+    async with reporting(pace=replace(QUICK, slow=3600, longest=0.001)):
+        await api.until(lambda: api.events and api.told(CONDITION))
+        for number in range(1, 11):  # time for many more tries, were they quick
+            door.say(gpu(0))
+            await api.until(lambda number=number: api.counts().get(("DeviceRecovered", "GPU 0")) == number)
+            door.say(out(0))
+            await api.until(lambda number=number: api.counts()["DeviceQuarantined", "GPU 0"] == number + 1)
+        assert len(api.told(CONDITION)) == 1
+
+
+async def test_a_node_that_is_not_there_is_told_and_found_when_it_comes(api, door, reporting):
+    api.fault = on("GET nodes", lambda _request: status(404, "NotFound", 'nodes "node-1" not found'), times=3)
+    door.say(gpu(0))
+    with capture_logs() as logs:
+        async with reporting():
+            await api.until(lambda: api.says("True"))
+    (told,) = lines(logs, "cannot report to the cluster")
+    assert told["log_level"] == "error"
+    assert told["error"] == 'cannot get nodes, it is not there: nodes "node-1" not found'
+
+
+async def test_a_busy_server_is_left_alone_for_as_long_as_it_said(api, door, reporting):
+    clock = asyncio.get_running_loop().time
+    times: list[float] = []
+
+    def busy(_request: Request) -> Answer | None:
+        times.append(clock())
+        return status(429, "TooManyRequests", Retry_After="1") if len(times) == 1 else None
+
+    api.fault = on("GET nodes", busy)
+    door.say(gpu(0))
+    async with reporting(pace=replace(QUICK, slow=10)):
+        await api.until(lambda: api.says("True"))
+    assert len(times) == 2
+    assert 1.0 <= times[1] - times[0] < 3.0
+
+
+async def test_a_server_that_asks_for_a_year_is_not_believed(api, door, reporting):
+    api.fault = on("GET nodes", lambda _request: status(429, "TooManyRequests", Retry_After="31536000"), times=1)
+    door.say(gpu(0))
+    async with reporting():
+        await api.until(lambda: api.says("True"))
+
+
+GARBAGE = [
+    Answer(500, {"kind": "Status", "message": "etcd"}),
+    Answer(503, raw=b"upstream", headers={"Content-Type": "text/plain", "Retry-After": "0"}),
+    Answer(500, raw=b"{not json"),
+    Answer(200, raw=b"<html>log in</html>"),
+    Answer(200, raw=b'{"kind": "Node", "metadata": 7}'),
+    Answer(200, raw=b"\xff\xfe"),
+    Answer(302, headers={"Location": "http://example.com/"}),
+    Answer(200, raw=b""),
+    Answer(403, raw=b"no", headers={"Content-Type": "text/html"}),
+    Answer(409, {"kind": "Status"}),
+]
+
+
+@pytest.mark.parametrize("answer", GARBAGE, ids=lambda answer: f"{answer.code} {answer.raw or answer.body}")
+async def test_after_nonsense_all_is_told_all_the_same(api, door, reporting, answer: Answer):
+    left = dict.fromkeys(["GET nodes", CONDITION, EVENTS, "PATCH nodes"], 2)
+
+    def fault(request: Request) -> Answer | None:
+        if left.get(request.about, 0) == 0:
+            return None
+        left[request.about] -= 1
+        return answer
+
+    api.fault = fault
+    door.say(out(0))
+    with capture_logs() as logs:
+        async with reporting(taint=True):
+            await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints() and api.events)
+    assert not lines(logs, "a fault inside the reports to the cluster")
+    assert set(left.values()) == {0}
+    assert api.taints() == ["others", TAINT]
+    assert len(api.events) == 1
+
+
+async def test_an_event_that_is_refused_holds_up_no_other(api, door, reporting):
+    api.fault = on(EVENTS, lambda _request: status(422, "Invalid", "too long"), times=1)
+    door.say(out(0), out(1))
+    with capture_logs() as logs:
+        async with reporting():
+            await api.until(lambda: len(api.events) == 1)
+    assert len(lines(logs, "an Event is dropped: the API server will not take it")) == 1
+
+
+async def test_more_events_than_may_wait_push_out_the_oldest_and_are_counted(api, door, reporting):
+    many = MOST_WAITING + 5
+    await api.close()
+    with capture_logs() as logs:
+        async with reporting() as listing:
+            door.say(*(out(index) for index in range(many)))
+            await listing.first()
+            await asyncio.sleep(0)
+            await api.open()
+            await api.until(lambda: api.says("False") and len(api.events) == MOST_WAITING)
+    assert api.told(EVENTS)[0]["message"].startswith("GPU 5 ")
+    assert len(lines(logs, "Events are dropped, the oldest first: too many wait for the API server")) == 1
+    assert lines(logs, "Events were dropped while the API server was away")[0]["dropped"] == 5
+
+
+async def test_a_fault_of_ours_ends_nothing(api, door, reporting, monkeypatch):
+    door.say(gpu(0))
+    monkeypatch.setattr(words, "event", None)
+    with capture_logs() as logs:
+        async with reporting():
+            await api.until(lambda: api.says("True"))
+            door.say(out(0))
+            await api.until(lambda: api.says("False"))
+            monkeypatch.undo()
+            await api.until(lambda: api.events)
+    assert {line["log_level"] for line in lines(logs, "a fault inside the reports to the cluster")} <= {"error"}

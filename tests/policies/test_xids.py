@@ -1,0 +1,359 @@
+"""What a driver error code does to a device: by preset, by exception, by repeats, and when nobody knows it."""
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies import judge, load, xids
+from policies.xids import ROWS, Action, Finding, Preset, Scope, Treatment, Xids
+
+QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
+CATALOG, PLUGIN, GKE = Preset
+DEFAULT = Xids()
+
+
+@dataclass(frozen=True)
+class Event:
+    code: int
+    at: float = 0.0
+    action: str = ""
+
+
+def rules(**said):
+    return judge.read(Xids, said)
+
+
+def verdict(log, new=None, **said):
+    """Everything in the log is new unless something else is said."""
+    return xids.verdict(rules(**said), log, log if new is None else new)
+
+
+# -- the catalogue
+
+
+def test_the_table_is_the_catalogue():
+    """Code, name, action and scope of each of its 172 rows, as they were read from it."""
+    text = "\n".join(f"{row.code} {row.mnemonic} {row.action.value} {row.scope.value}" for row in ROWS.values())
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert digest == "a05eb46b2c93f1d4299e19846a18a644bd5f28c2ba0482aaaa284af4cf97bdd3"
+    assert Counter(row.action.value for row in ROWS.values()) == {
+        "contact_support": 62, "restart_app": 48, "ignore": 22, "reset_gpu": 16, "none": 12, "workflow_nvlink": 8,
+        "restart_vm_or_node": 2, "check_mechanicals": 1, "update_software": 1,
+    }  # fmt: skip
+
+
+def test_every_code_from_1_to_172_has_a_row_in_order_and_is_described():
+    assert list(ROWS) == list(range(1, 173))
+    assert all(row.description and row.description[-1] != "." for row in ROWS.values())
+
+
+def test_an_application_error_is_one_whose_application_is_to_be_restarted():
+    assert {code for code, row in ROWS.items() if row.application} >= {8, 13, 31, 94}
+    assert all(row.scope is Scope.APP for row in ROWS.values() if row.application)
+    assert not any(ROWS[code].application for code in (43, 45, 48, 63, 79))
+
+
+def test_a_code_that_is_not_in_the_catalogue_has_no_row_and_asks_for_nothing():
+    assert xids.row(173) is None
+    assert xids.asked(173) is Action.NONE
+
+
+# -- one event
+
+PRESETS = [
+    # code, what catalog does, what nvidia-plugin does, what gke does
+    (13, COUNT, COUNT, COUNT),
+    (31, COUNT, COUNT, COUNT),
+    (43, COUNT, COUNT, COUNT),
+    (45, COUNT, COUNT, COUNT),
+    (48, QUARANTINE, QUARANTINE, QUARANTINE),
+    (54, QUARANTINE, QUARANTINE, COUNT),  # check_mechanicals
+    (63, COUNT, QUARANTINE, COUNT),
+    (64, QUARANTINE, QUARANTINE, COUNT),
+    (68, COUNT, COUNT, COUNT),
+    (74, QUARANTINE, QUARANTINE, COUNT),  # workflow_nvlink
+    (78, QUARANTINE, QUARANTINE, COUNT),  # update_software
+    (79, QUARANTINE, QUARANTINE, COUNT),
+    (92, COUNT, QUARANTINE, COUNT),
+    (94, COUNT, COUNT, COUNT),
+    (95, QUARANTINE, QUARANTINE, COUNT),
+    (109, QUARANTINE, COUNT, COUNT),
+    (119, QUARANTINE, QUARANTINE, COUNT),
+    (123, QUARANTINE, QUARANTINE, COUNT),  # contact_support
+    (154, QUARANTINE, QUARANTINE, COUNT),
+    (171, QUARANTINE, QUARANTINE, COUNT),  # none, so as unknown
+    (999, QUARANTINE, QUARANTINE, QUARANTINE),
+]
+
+
+@pytest.mark.parametrize(("code", "catalog", "plugin", "gke"), PRESETS)
+def test_what_each_preset_does(code, catalog, plugin, gke):
+    done = {preset: xids.treatment(Xids(preset=preset), code) for preset in Preset}
+    assert done == {CATALOG: catalog, PLUGIN: plugin, GKE: gke}
+
+
+def test_the_catalogue_preset_takes_a_device_out_for_every_action_but_the_mild_ones():
+    mild = {Action.IGNORE: COUNT, Action.RESTART_APP: COUNT}
+    for row in ROWS.values():
+        assert xids.treatment(DEFAULT, row.code) is mild.get(row.action, QUARANTINE), row
+
+
+def test_the_peers_lists_are_as_they_are_there():
+    counted = {code for code in ROWS if xids.treatment(Xids(preset=PLUGIN), code) is COUNT}
+    assert counted == {13, 31, 43, 45, 68, 109} | {code for code, row in ROWS.items() if row.application}
+    assert {code for code in ROWS if xids.treatment(Xids(preset=GKE), code) is QUARANTINE} == {48}
+
+
+def test_an_application_error_is_counted_under_every_preset():
+    assert {
+        xids.treatment(Xids(preset=preset, unknown=unknown), code)
+        for preset in Preset for unknown in Treatment for code, row in ROWS.items() if row.application
+    } == {COUNT}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", Preset)
+@pytest.mark.parametrize("unknown", Treatment)
+def test_a_code_that_nobody_knows_does_what_is_said_of_unknown_ones(preset, unknown):
+    said = Xids(preset=preset, unknown=unknown)
+    assert {xids.treatment(said, code) for code in (173, 999, 10**9)} == {unknown}
+
+
+@pytest.mark.parametrize("unknown", Treatment)
+def test_where_the_catalogue_names_no_action_the_catalogue_preset_does_what_is_said_of_unknown_codes(unknown):
+    said = Xids(unknown=unknown)
+    assert {xids.treatment(said, code) for code, row in ROWS.items() if row.action is Action.NONE} == {unknown}
+
+
+@pytest.mark.parametrize("preset", Preset)
+@pytest.mark.parametrize("code", [13, 48, 79, 94, 154, 999])
+@pytest.mark.parametrize("wanted", Treatment)
+def test_an_exception_wins_over_everything(preset, code, wanted):
+    said = Xids(preset=preset, codes={code: wanted})
+    assert xids.treatment(said, code, "reset_gpu") is wanted
+    assert xids.treatment(said, 62) is xids.treatment(Xids(preset=preset), 62)
+
+
+@pytest.mark.parametrize(
+    ("action", "done"),
+    [
+        ("none", COUNT), ("ignore", COUNT), ("restart_app", COUNT), ("reset_gpu", QUARANTINE),
+        ("restart_vm_or_node", QUARANTINE), ("drain_p2p", QUARANTINE), ("contact_support", QUARANTINE),
+        ("check_mechanicals", QUARANTINE), ("workflow_nvlink", QUARANTINE), ("update_software", QUARANTINE),
+    ],
+)  # fmt: skip
+def test_of_an_announced_recovery_the_message_decides(action, done):
+    for unknown in Treatment:
+        assert xids.treatment(Xids(unknown=unknown), 154, action) is done
+    assert xids.asked(154, action).value == action
+    assert xids.treatment(Xids(preset=PLUGIN), 154, action) is QUARANTINE
+    assert xids.treatment(Xids(preset=GKE), 154, action) is COUNT
+
+
+@pytest.mark.parametrize("action", ["", "Reset", "GPU Reset Required"])
+@pytest.mark.parametrize("unknown", Treatment)
+def test_an_announced_recovery_that_cannot_be_read_is_an_unknown_one(action, unknown):
+    assert xids.treatment(Xids(unknown=unknown), 154, action) is unknown
+    assert xids.asked(154, action) is Action.NONE
+
+
+def test_of_any_other_code_no_message_decides():
+    assert xids.asked(79, "none") is Action.RESTART_VM_OR_NODE
+    assert xids.treatment(DEFAULT, 79, "none") is QUARANTINE
+
+
+# -- a log
+
+
+def test_what_makes_it_sick_is_named():
+    assert verdict([Event(79)]) == Finding(79, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported")
+    assert verdict([Event(999)]) == Finding(999, "xid 999 (not in the catalogue) was reported")
+    found = verdict([Event(154, action="restart_vm_or_node")])
+    asks = "and asks: restart the node, or the virtual machine that has the GPU"
+    assert found == Finding(154, f"xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported {asks}")
+    assert verdict([Event(154)]).why == "xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported"
+
+
+@pytest.mark.parametrize("log", [[], [Event(13)], [Event(63)], [Event(154, action="none")]])
+def test_what_is_counted_makes_nobody_sick(log):
+    assert verdict(log) is None
+
+
+def test_of_several_the_one_that_asks_for_most_is_named_and_of_those_the_first():
+    assert verdict([Event(13), Event(48), Event(79), Event(95)]).code == 79
+    assert verdict([Event(95), Event(48), Event(154, action="reset_gpu")]).code == 95
+    assert verdict([Event(999), Event(48)]).code == 48
+
+
+def test_what_is_known_already_makes_nobody_sick():
+    assert verdict([Event(79)], new=[]) is None
+    assert verdict([Event(79), Event(13)], new=[Event(13)]) is None
+
+
+REPEATS = [
+    ("once too few", 63, (0, 1, 2, 3), None),
+    ("enough", 63, (0, 1, 2, 3, 4), 5),
+    ("more than enough", 63, (0, 1, 2, 3, 4, 5), 6),
+    ("all at the same time", 63, (7, 7, 7, 7, 7), 5),
+    ("as far apart as may be", 63, (100, 200, 300, 400, 700), 5),
+    ("a little further", 63, (100, 200, 300, 400, 700.5), None),
+    ("a burst, and later one more", 63, (0, 1, 2, 3, 4, 5000), 5),
+    ("a link that corrects itself", 121, (0, 1, 2, 3, 4), 5),
+    ("a recovery that is over, time and again", 154, (0, 1, 2, 3, 4), 5),
+    ("an application error", 13, (0, 1, 2, 3, 4), None),
+    ("an application error in memory", 94, (0,) * 50, None),
+    ("a channel that was removed", 45, (0,) * 50, None),
+    ("a test message of one process", 14, (0,) * 50, None),
+]
+
+
+@pytest.mark.parametrize(("code", "times", "count"), [row[1:] for row in REPEATS], ids=[row[0] for row in REPEATS])
+def test_too_many_of_one_code_within_the_window_make_it_sick(code, times, count):
+    found = verdict([Event(code, at, "none") for at in times])
+    why = f"xid {code} ({ROWS[code].mnemonic}) was reported {count} times within 10m"
+    assert found == (None if count is None else Finding(code, why))
+
+
+def test_repeats_are_told_from_each_other_by_their_code():
+    assert verdict([Event(63), Event(92)] * 4) is None
+    assert verdict([Event(63), *[Event(92)] * 5]).code == 92
+
+
+def test_an_event_that_is_known_helps_to_count_but_a_new_one_is_needed():
+    log = [Event(63, at) for at in range(5)]
+    assert verdict(log, new=log[4:]).why.endswith("5 times within 10m")
+    assert verdict(log, new=[]) is None
+    assert verdict([*log, Event(63, 5000.0)], new=[Event(63, 5000.0)]) is None
+
+
+def test_count_and_window_are_the_policys():
+    log = [Event(63, 0), Event(63, 90)]
+    assert verdict(log, repeats={"count": 2, "within": "90s"}).why.endswith("2 times within 90s")
+    assert verdict(log, repeats={"count": 2, "within": "89s"}) is None
+    assert verdict(log, repeats={"count": 0, "within": "90s"}) is None
+    assert verdict([], repeats={"count": 0}) is None
+
+
+def test_a_code_that_is_to_be_counted_is_never_too_much():
+    assert verdict([Event(63)] * 9, codes={"63": "count"}) is None
+    assert verdict([Event(79)] * 9, codes={"79": "count"}) is None
+    assert verdict([Event(999)] * 5, unknown="count").code == 999
+
+
+def test_repeats_count_under_every_preset():
+    assert verdict([Event(79)] * 5, preset="gke").why.endswith("5 times within 10m")
+    assert verdict([Event(109)] * 5, preset="nvidia-plugin").code == 109
+    assert verdict([Event(94)] * 50, preset="nvidia-plugin") is None
+
+
+CODES = st.sampled_from((13, 45, 48, 63, 79, 94, 154, 171, 999))
+ACTIONS = st.sampled_from(("", "none", "reset_gpu", "nonsense"))
+LOGS = st.lists(st.builds(Event, CODES, st.floats(0, 2000), ACTIONS), max_size=30)
+RULES = st.builds(
+    Xids,
+    preset=st.sampled_from(Preset),
+    unknown=st.sampled_from(Treatment),
+    codes=st.dictionaries(CODES, st.sampled_from(Treatment), max_size=3),
+)
+
+
+@given(RULES, LOGS, st.integers(0, 30))
+def test_a_new_event_that_is_a_quarantine_always_makes_sick_and_what_is_known_never_does(said, log, known):
+    new = log[known:]
+    found = xids.verdict(said, log, new)
+    if any(xids.treatment(said, event.code, event.action) is QUARANTINE for event in new):
+        assert found is not None
+    assert found is None or found.code in {event.code for event in new}
+    assert xids.verdict(said, log, []) is None
+
+
+@given(RULES, LOGS)
+def test_an_application_error_makes_nobody_sick_unless_the_policy_names_it(said, log):
+    found = xids.verdict(said, log, log)
+    if found is not None and found.code in (13, 94):
+        assert said.codes[found.code] is QUARANTINE
+
+
+@given(LOGS)
+def test_too_many_are_found_by_counting_each_window_by_hand(log):
+    counted = [event for event in log if event.code == 63]
+    most = max((sum(it.at - 600 <= other.at <= it.at for other in counted) for it in counted), default=0)
+    found = xids.verdict(DEFAULT, counted, counted)
+    assert (found is not None) is (most >= 5)
+
+
+# -- words
+
+
+@pytest.mark.parametrize(
+    ("code", "action", "told"),
+    [
+        (79, "", "restart the node, or the virtual machine that has the GPU"),
+        (48, "", "reset the GPU before it gets new work"),
+        (1, "", "contact support; the GPU may have to be replaced (RMA)"),
+        (63, "", "nothing"),
+        (154, "none", "nothing"),
+        (154, "drain_p2p", "end peer-to-peer work on the device first"),
+        (154, "", "what its message in the kernel log asks for"),
+        (154, "Reset", "what its message in the kernel log asks for"),
+        (171, "", "no action is published: read the kernel log around it"),
+        (999, "", "the catalogue does not know it: read the kernel log around it, and ask the vendor"),
+    ],
+)
+def test_what_a_person_should_do_is_told(code, action, told):
+    assert xids.remedy(code, action) == told
+
+
+def test_there_are_words_for_every_action():
+    assert all(xids.remedy(154, action.value) for action in Action)
+
+
+# -- in a file
+
+
+def test_every_wrong_value_is_told_at_its_place():
+    text = """\
+name: a
+defaults:
+  quarantine:
+    xids:
+      preset: nvidia
+      unknown: 5
+      codes: {x: count, 094: count, 0: count, 5: quarantin, 79: count}
+      repeats: {count: -1, within: 10}
+"""
+    with pytest.raises(load.PolicyError) as caught:
+        load.load_text(text, "p.yaml")
+    where = "defaults.quarantine.xids"
+    number = "expected the number of an XID, such as 94"
+    plugin, treatment = "(did you mean nvidia-plugin?)", "(did you mean quarantine?)"
+    duration = "a duration such as 10s or 5m (units: ms, s, m, h, d)"
+    assert str(caught.value).splitlines() == [
+        f'p.yaml:5:15: {where}.preset: found text "nvidia", expected catalog or nvidia-plugin or gke {plugin}',
+        f"p.yaml:6:16: {where}.unknown: found the number 5, expected quarantine or count",
+        f'p.yaml:7:15: {where}.codes.x: found text "x", {number}',
+        f'p.yaml:7:25: {where}.codes.094: found text "094", {number}',
+        f'p.yaml:7:37: {where}.codes.0: found text "0", {number}',
+        f'p.yaml:7:50: {where}.codes.5: found text "quarantin", expected quarantine or count {treatment}',
+        f"p.yaml:8:24: {where}.repeats.count: found the number -1, expected at least 0",
+        f"p.yaml:8:36: {where}.repeats.within: found the number 10, expected {duration}",
+    ]
+
+
+def test_the_list_of_former_days_is_refused_with_a_word_on_what_stands_there_now():
+    with pytest.raises(load.PolicyError, match=r"xids: found a list, expected a mapping of keys and values"):
+        load.load_text("name: a\ndefaults: {quarantine: {xids: [48]}}\n", "p.yaml")
+
+
+def test_the_exceptions_of_a_rule_are_laid_over_those_of_the_defaults():
+    found = load.load_text(
+        "name: a\n"
+        "defaults: {quarantine: {xids: {codes: {94: quarantine, 109: count}}}}\n"
+        "rules: [{name: b, match: {mig: true}, policy: {quarantine: {xids: {codes: {94: count}}}}}]\n",
+        "p.yaml",
+    )
+    assert found.rules[0].policy.quarantine.xids.codes == {94: COUNT, 109: COUNT}
+    assert found.defaults.quarantine.xids.codes == {94: QUARANTINE, 109: COUNT}

@@ -1,0 +1,31 @@
+"""What the policy gives a step arrives at the worker: its deadline, and what it is to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from policies import load
+from scrubber.core.model import Path, Step, StepResult
+from tests.service.hand import Hand
+
+
+@pytest.mark.parametrize("policy", ["default", "fast"])
+async def test_each_step_of_the_slow_path_has_its_deadline_and_the_self_test_its_time(build, policy):
+    seen = {}
+
+    class Noting(Hand):
+        async def do(self, step, path, order, deadline, on_progress) -> StepResult:
+            seen[self.gpu.info.uuid, step] = (deadline, order)
+            return await super().do(step, path, order, deadline, on_progress)
+
+    world = build(hand=Noting, policy=policy)
+    await world.start()
+    await world.clean()
+    device = world.uuids[0]
+    running = await world.service.scrub(device, Path.SLOW)
+    await running.finished.wait()
+    wanted = load.load(policy).defaults
+    for step in Step:
+        deadline, order = seen[device, step]
+        assert (deadline, order.seconds) == (getattr(wanted.timeouts, step.value), wanted.selftest.time)
+    assert len({seen[device, step][1].key for step in Step}) == 1, "of the job; each step makes its own of it"

@@ -1,0 +1,298 @@
+"""How devices come back: by evidence, by a person's word, and what is done to those that nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Blame, Outcome, Path, Sickness, State, Step, Trigger, Vitals, Xid
+from scrubber.errors import Refused
+from scrubber.steps.base import Report
+from tests.service.asking import rows
+from tests.service.hand import Hand
+from tests.service.world import World
+
+TESTED_HOURLY = """\
+name: tested
+defaults:
+  timeouts: {evict: 5s}
+  periodic: {every: 1h, keep_free: KEEP}
+"""
+
+
+@pytest.fixture
+def tested(build, tmp_path):
+    """A node whose idle devices are tested every hour."""
+
+    async def node(gpus: int = 2, keep: int = 1, interval: float = 20.0, hand: type[Hand] = Hand) -> World:
+        file = tmp_path / "tested.yaml"
+        file.write_text(TESTED_HOURLY.replace("KEEP", str(keep)))
+        world: World = build(policy=str(file), gpus=gpus, interval=interval, hand=hand)
+        await world.start()
+        await world.clean()
+        return world
+
+    return node
+
+
+def burn_ins(world, *devices):
+    started = (it for device in devices or world.uuids for it in rows(world, ev.ScrubStarted, device))
+    return [it.job for it in started if it.job.trigger is Trigger.BURN_IN]
+
+
+async def out(world, device):
+    await world.service.quarantine(device, "suspect", "ops")
+    await world.reach(device, State.QUARANTINED)
+
+
+async def test_a_persons_word_ends_a_quarantine_and_the_memory_is_proven_like_after_a_tenant(world):
+    device = world.uuids[0]
+    await out(world, device)
+    running = await world.service.excuse(device, "it was the cable", "ann")
+    await running.finished.wait()
+    assert world.state(device) is State.CLEAN
+    assert rows(world, ev.Reinstated, device) == [ev.Reinstated("ann: it was the cable")]
+    assert world.record(device).receipt.path is Path.FAST
+
+
+async def test_a_persons_word_proves_nothing(world):
+    device = world.uuids[0]
+    await out(world, device)
+    world.intrude(device)
+    with pytest.raises(Refused, match="it is used by"):
+        await world.service.excuse(device, "it was the cable", "ann")
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
+    device = world.uuids[0]
+    await out(world, device)
+    trial = await world.service.reinstate(device, "", "ops")
+    await asyncio.sleep(0.05)
+    running = await world.service.excuse(device, "no time", "ann")
+    await running.finished.wait()
+    assert trial.finished.is_set()
+    assert trial.receipt is None
+    assert world.state(device) is State.CLEAN
+    assert "it was called off" in world.story(device)
+
+
+async def test_who_is_not_out_cannot_be_brought_back(world):
+    with pytest.raises(Refused, match="it is not quarantined"):
+        await world.service.excuse(world.uuids[0], "", "ann")
+
+
+async def test_whoever_is_still_sick_goes_out_again(world):
+    device = world.uuids[0]
+    world.node.gpus[device].lost = True
+    await world.reach(device, State.QUARANTINED)
+    await world.service.excuse(device, "it looks fine from here", "ann")
+    await world.reach(device, State.QUARANTINED)
+    assert "fallen off its bus" in world.record(device).quarantine.sickness.detail
+
+
+class Deaf(Hand):
+    """A worker as the real ones are: it sees counters, and hears no error log."""
+
+    async def perform(self, step, order, progress):
+        report = await super().perform(step, order, progress)
+        vitals = report.findings.vitals
+        heard = replace(vitals, xids=()) if vitals else None
+        return replace(report, findings=replace(report.findings, vitals=heard))
+
+
+async def test_an_error_that_is_reported_during_a_job_is_judged_at_its_end_and_is_no_news_later(build):
+    world = build(gpus=1, hand=Deaf, policy="fast")
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    running = await world.service.scrub(device, Path.SLOW)
+    world.node.gpus[device].xids.append(Xid(900, 79))
+    await running.finished.wait()
+    assert running.receipt is None
+    assert world.record(device).quarantine.sickness == Sickness(Ailment.XID, running.why, xid=79)
+    assert world.record(device).quarantine.baseline.last_xid == 900
+    await world.reach(device, State.CLEAN)
+
+
+async def test_idle_devices_are_tested_in_turn_and_some_are_left_alone(tested):
+    world = await tested(gpus=2)
+    most = 0
+    for _ in range(5400):
+        await asyncio.sleep(2.0)
+        scrubbing = [device for device in world.uuids if world.state(device) is State.SCRUBBING]
+        most = max(most, len(scrubbing))
+    assert most == 1
+    for device in world.uuids:
+        assert 1 <= len(burn_ins(world, device)) <= 3
+        assert all(job.path is Path.SLOW for job in burn_ins(world, device))
+
+
+async def test_the_last_free_devices_are_not_tested(tested):
+    world = await tested(gpus=2, keep=2)
+    await asyncio.sleep(3 * 3600.0)
+    assert burn_ins(world) == []
+
+
+async def test_who_has_a_test_behind_him_is_not_tested_at_once(tested):
+    world = await tested(gpus=2)
+    await asyncio.sleep(3500.0)
+    assert burn_ins(world) == []
+
+
+async def test_whoever_asks_for_a_device_that_is_tested_gets_it(tested):
+    world = await tested(gpus=2)
+    while not burn_ins(world):
+        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+    [job] = burn_ins(world)
+    device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
+    advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
+    assert advert.healthy
+    began = world.loop.time()
+    assert await world.acquire("pod", device)
+    assert world.loop.time() - began < world.truth.policy(device).budgets.allocate
+    assert [it.job for it in rows(world, ev.ScrubInterrupted, device)] == [job.id]
+    assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is Path.FAST
+
+
+async def test_no_device_is_tested_whose_reset_would_disturb_another(tested):
+    world = await tested(gpus=3)
+    _alone, one, other = world.uuids
+    await world.tenancy(one)
+    await asyncio.sleep(3 * 3600.0)
+    assert burn_ins(world, other) == []
+
+
+async def test_a_test_that_fails_takes_the_device_out(tested):
+    world = await tested(gpus=2)
+    while not burn_ins(world):
+        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+    device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
+    world.node.gpus[device].lost = True
+    await world.reach(device, State.QUARANTINED)
+    assert Step.RESET in {it.step for it in rows(world, ev.StepStarted, device)}
+
+
+@pytest.mark.parametrize("codes", [(), (95,), (63, 154)])
+async def test_a_burst_of_errors_costs_one_trial(build, codes):
+    world = build(gpus=1, hand=Deaf)
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    world.node.report(device, (48,))
+    await world.reach(device, State.QUARANTINED)
+    for code in codes:
+        await asyncio.sleep(1.0)
+        world.node.report(device, (code,))
+    await world.reach(device, State.CLEAN)
+    assert len(rows(world, ev.ProbationStarted, device)) == 1
+
+
+async def test_what_was_reported_while_a_person_had_it_out_is_no_answer_to_the_reinstatement(build):
+    world = build(gpus=1, hand=Deaf)
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    await out(world, device)
+    world.node.report(device, (74,))  # what moving its cables does
+    running = await world.service.reinstate(device, "seated anew", "ann")
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+class LongTest(Hand):
+    """Tests for a minute."""
+
+    async def perform(self, step, order, progress):
+        if step is Step.SELFTEST:
+            await self.spend(60)
+        return await super().perform(step, order, progress)
+
+
+class NoReset(Hand):
+    """A bystander keeps the device open, which no reset bears."""
+
+    async def perform(self, step, order, progress):
+        if step is Step.RESET and self.node.loop.time() > 1000:
+            return Report(Outcome.FAILED, "cannot reset: it is open in dcgm-exporter", Blame.SERVICE)
+        return await super().perform(step, order, progress)
+
+
+async def begun(world):
+    """The device whose test has just begun."""
+    while not burn_ins(world):
+        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+    return next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
+
+
+def offered(world, device):
+    return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
+
+
+async def test_a_device_that_falls_sick_while_it_is_tested_is_not_offered_a_second_later(tested):
+    world = await tested(hand=LongTest, interval=1.0)
+    device = await begun(world)
+    await asyncio.sleep(5)
+    assert offered(world, device)
+    world.node.report(device, (79,))
+    await asyncio.sleep(1.5)
+    assert not offered(world, device)
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_a_test_that_cannot_be_done_is_tried_again_when_the_next_is_due_and_no_sooner(tested):
+    world = await tested(hand=NoReset)
+    device = await begun(world)
+    await asyncio.sleep(3000)
+    assert len(burn_ins(world, device)) == 1
+    assert world.state(device) is State.CLEAN
+
+
+async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tested):
+    """Between the end of its last step and its verdict there is a moment: whoever asks then is refused."""
+    world = await tested()
+    device = await begun(world)
+    look = world.life.sight.vitals
+
+    async def slow(uuid: str) -> Vitals | None:
+        await asyncio.sleep(1.5)
+        seen: Vitals | None = await look(uuid)
+        return seen
+
+    world.life.sight.vitals = slow
+    world.node.gpus[device].errs = True
+    while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
+        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+    with pytest.raises(Refused):
+        await world.acquire("pod", device)
+    await world.reach(device, State.QUARANTINED)
+    assert world.record(device).quarantine.sickness.ailment is Ailment.COMPUTE_FAULT
+
+
+async def test_a_device_that_nobody_could_look_at_in_the_end_is_not_called_clean(world):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, Path.FAST)
+    look = world.life.sight.vitals
+
+    async def silent(_uuid: str) -> None:
+        return None
+
+    world.life.sight.vitals = silent
+    await running.finished.wait()
+    world.life.sight.vitals = look
+    assert (running.receipt, running.why) == (None, "its health could not be read at the end")
+    await world.reach(device, State.CLEAN)
+
+
+async def test_errors_of_before_the_first_look_owe_the_slow_path_and_take_nobody_out(build):
+    world = build(gpus=1, policy="fast")
+    [device] = world.uuids
+    world.node.report(device, (79, 61))
+    await world.start()
+    await world.clean()
+    assert world.record(device).receipt.path is Path.SLOW
+    assert rows(world, ev.Quarantined, device) == []
+    assert [it.grave for it in rows(world, ev.Heard, device)] == [True]

@@ -1,0 +1,346 @@
+"""Every signal in its turn, on an idle device and on one in use: verdict, latency, ledger, what is tried, advice.
+
+What signs do while they are told is in ``test_signs``, what a person's word does in ``test_recovery``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core import showing
+from scrubber.core.model import Ailment, Path, Sign, State
+from tests.service.asking import healthy, rows
+from tests.service.test_signs import ALL
+
+A_ROUND = 1.1
+LONG = 200.0  # a trial would have come after a minute, and the next one two minutes later
+Befall = Callable[[Any, str], None]
+
+
+def flag(name: str) -> Befall:
+    return lambda world, device: setattr(world.node.gpus[device], name, True)
+
+
+def leak(world, device) -> None:
+    world.node.gpus[device].leaked = 4096
+
+
+def sign(ailment: Ailment) -> Befall:
+    return lambda world, device: setattr(world.node.gpus[device], "signs", (Sign(ailment, "so it is"),))
+
+
+def reports(*codes: int, action: str = "") -> Befall:
+    return lambda world, device: world.node.report(device, codes, action)
+
+
+def ecc(world, device) -> None:
+    world.node.gpus[device].ecc += 2
+
+
+@dataclass(frozen=True)
+class Signal:
+    """``tried`` is None where a person decides; ``lasting`` says how often that is while its cause lasts."""
+
+    befall: Befall
+    ailment: Ailment
+    advice: str
+    tried: Path | None = Path.SLOW
+    lasting: str = "mended"  # by the first trial; or "never", or "in vain"
+    rounds: int = 1
+
+
+SIGNALS = {
+    "lost": Signal(flag("lost"), Ailment.LOST, "power and seating", lasting="never"),
+    "unresponsive": Signal(flag("hangs"), Ailment.UNRESPONSIVE, "hung driver", lasting="never", rounds=2),
+    "xid that wants a reset": Signal(reports(48), Ailment.XID, "with a reset"),
+    "xid that wants a reboot": Signal(reports(79), Ailment.XID, "reboot the node"),
+    "xid that wants a look at the plugs": Signal(reports(54), Ailment.XID, "seating, power leads"),
+    "xid that wants new software": Signal(reports(78), Ailment.XID, "driver and firmware"),
+    "xid for the vendor": Signal(reports(125), Ailment.XID, "the vendor", tried=None),
+    "xid that nobody knows": Signal(reports(999), Ailment.XID, "with a reset"),
+    "announced reset": Signal(reports(154, action="reset_gpu"), Ailment.XID, "with a reset"),
+    "announcement that cannot be read": Signal(reports(154), Ailment.XID, "with a reset"),
+    "harmless xid five times": Signal(reports(92, 92, 92, 92, 92), Ailment.XID, "with a reset"),
+    "worst of several": Signal(reports(13, 48, 125), Ailment.XID, "the vendor", tried=None),
+    "ecc": Signal(ecc, Ailment.ECC, "RMA"),
+    "remap pending": Signal(flag("remap_pending"), Ailment.REMAP_PENDING, "with a reset"),
+    "remap failed": Signal(flag("remap_failed"), Ailment.REMAP_FAILED, "RMA", tried=None),
+    "reset required": Signal(flag("reset_required"), Ailment.RESET_REQUIRED, "with a reset"),
+    "sram": Signal(sign(Ailment.SRAM), Ailment.SRAM, "RMA", tried=None),
+    "links": Signal(sign(Ailment.LINKS), Ailment.LINKS, "cables", lasting="in vain"),
+    "fabric": Signal(sign(Ailment.FABRIC), Ailment.FABRIC, "fabric manager", Path.FAST, "never"),
+    "reboot required": Signal(sign(Ailment.REBOOT_REQUIRED), Ailment.REBOOT_REQUIRED, "reboot", Path.FAST, "never"),
+    "pcie": Signal(sign(Ailment.PCIE), Ailment.PCIE, "the slot", Path.FAST, "never"),
+    "heat": Signal(sign(Ailment.HEAT), Ailment.HEAT, "cooling", Path.FAST, "never"),
+}
+FOUND = {  # by a scrub alone
+    "memory fault": Signal(flag("bad_memory"), Ailment.MEMORY_FAULT, "does not hold what is written", tried=None),
+    "compute fault": Signal(flag("errs"), Ailment.COMPUTE_FAULT, "computes wrongly", tried=None),
+    "unit that cannot be reached": Signal(flag("dark"), Ailment.SCRUB_FAILED, "which step failed", lasting="in vain"),
+    "memory that cannot be reached": Signal(flag("skimpy"), Ailment.SCRUB_FAILED, "which step", lasting="in vain"),
+    "failed reset": Signal(flag("reset_fails"), Ailment.RESET_FAILED, "reboot the node", lasting="in vain"),
+}
+COUNTED = {
+    "application error": (13,),
+    "many application errors": (13,) * 40,
+    "harmless xid": (63,),
+    "fewer than are too many": (92,) * 4,
+}
+
+
+def each(table):
+    return pytest.mark.parametrize("signal", list(table.values()), ids=list(table))
+
+
+@pytest.fixture
+async def world(build, tmp_path):
+    """Two devices, clean under a policy that takes every sign seriously."""
+    file = tmp_path / "all.yaml"
+    file.write_text(ALL)
+    world = build(policy=str(file))
+    await world.start()
+    await world.clean()
+    return world
+
+
+def quarantines(world, device):
+    return [it.quarantine for it in rows(world, ev.Quarantined, device)]
+
+
+def trials(world, device):
+    return [it.job.path for it in rows(world, ev.ProbationStarted, device)]
+
+
+def mend(world, device) -> None:
+    world.node.gpus[device].heal()
+
+
+async def look(signal) -> None:
+    """What answers late takes so much longer."""
+    await asyncio.sleep(signal.rounds * A_ROUND + (signal.rounds - 1) * 5.0)
+
+
+@each(SIGNALS)
+async def test_an_idle_device_is_out_after_the_next_look_with_its_reason_and_what_to_do(world, signal):
+    device, other = world.uuids
+    signal.befall(world, device)
+    await look(signal)
+    assert not healthy(world, device)
+    [out] = quarantines(world, device)
+    assert (out.sickness.ailment, out.by) == (signal.ailment, "autoclave")
+    assert (out.next_probe is None) == (signal.tried is None)
+    [advice] = showing.advice(world.record(device))
+    assert signal.advice in advice
+    assert quarantines(world, other) == []
+
+
+@each(SIGNALS)
+async def test_one_in_use_is_reported_and_left_alone_until_it_is_free(world, signal):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await world.reach(device, State.EXPOSED)
+    signal.befall(world, device)
+    await look(signal)
+    assert not healthy(world, device)
+    assert [it.sickness.ailment for it in rows(world, ev.Sickened, device)] == [signal.ailment]
+    await asyncio.sleep(LONG)
+    assert (quarantines(world, device), trials(world, device)) == ([], [])
+    assert [process.name for process in world.node.gpus[device].users()] == [tenant]
+    [advice] = showing.advice(world.record(device))
+    assert advice.startswith("drain it: ")
+    assert signal.advice in advice
+    world.node.end_container(tenant)
+    await world.reach(device, State.QUARANTINED)
+    assert [it.sickness.ailment for it in quarantines(world, device)] == [signal.ailment]
+
+
+@each(SIGNALS)
+async def test_what_is_over_comes_back_by_what_the_reason_asks_for_or_by_a_person(world, signal):
+    device = world.uuids[0]
+    signal.befall(world, device)
+    await world.reach(device, State.QUARANTINED)
+    mend(world, device)
+    await asyncio.sleep(LONG)
+    if signal.tried is None:
+        assert (trials(world, device), world.state(device)) == ([], State.QUARANTINED)
+        await (await world.service.reinstate(device, "looked after", "ops")).finished.wait()
+    assert trials(world, device) == [signal.tried or Path.SLOW]
+    assert world.state(device) is State.CLEAN
+    assert healthy(world, device)
+    assert len(quarantines(world, device)) == 1
+    assert showing.advice(world.record(device)) == ()
+
+
+@each(SIGNALS)
+async def test_what_lasts_is_not_tried_or_tried_in_vain_or_mended_by_a_reset(world, signal):
+    device = world.uuids[0]
+    signal.befall(world, device)
+    await world.reach(device, State.QUARANTINED)
+    await asyncio.sleep(LONG)
+    if signal.tried is None or signal.lasting == "never":
+        assert (trials(world, device), world.state(device)) == ([], State.QUARANTINED)
+    elif signal.lasting == "in vain":
+        assert len(trials(world, device)) > 1
+        assert world.state(device) is State.QUARANTINED
+    else:
+        assert (trials(world, device), world.state(device)) == ([Path.SLOW], State.CLEAN)
+
+
+@each(FOUND)
+async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world, signal):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await world.reach(device, State.EXPOSED)
+    signal.befall(world, device)
+    await asyncio.sleep(A_ROUND)
+    assert healthy(world, device)
+    world.node.end_container(tenant)
+    await world.reach(device, State.SCRUBBING)
+    await world.life.jobs.of(device).finished.wait()
+    if world.state(device) is State.CLEAN:  # no step of the fast path looks at it
+        await world.service.scrub(device, Path.SLOW)
+    await world.reach(device, State.QUARANTINED)
+    [out] = quarantines(world, device)
+    assert (out.sickness.ailment, out.next_probe is None) == (signal.ailment, signal.tried is None)
+    assert not healthy(world, device)
+    assert signal.advice in showing.advice(world.record(device))[0]
+    await asyncio.sleep(LONG)
+    assert (len(trials(world, device)) > 1) == (signal.lasting == "in vain")
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_leaked_memory_ends_a_proof_and_is_given_back_by_a_reset(world):
+    device = world.uuids[0]
+    leak(world, device)
+    await asyncio.sleep(A_ROUND)
+    assert [it.why for it in rows(world, ev.Soiled, device)] == ["4096 bytes are held by no visible process"]
+    await world.clean(device)
+    assert quarantines(world, device) == []
+
+
+@pytest.mark.parametrize("codes", list(COUNTED.values()), ids=list(COUNTED))
+@pytest.mark.parametrize("used", [False, True])
+async def test_what_makes_nobody_sick_is_counted_and_takes_nothing_out(world, codes, used):
+    device = world.uuids[0]
+    if used:
+        await world.tenancy(device)
+        await world.reach(device, State.EXPOSED)
+    world.node.report(device, codes)
+    await asyncio.sleep(A_ROUND)
+    seen = min(len(codes), 32)  # the log keeps no more of one code
+    assert [it.codes for it in rows(world, ev.Heard, device)] == [((codes[0], seen),)]
+    assert healthy(world, device)
+    assert rows(world, ev.Sickened, device) == quarantines(world, device) == []
+    assert showing.advice(world.record(device)) == ()
+
+
+async def test_one_answer_that_is_late_is_no_illness(world):
+    device = world.uuids[0]
+    flag("hangs")(world, device)
+    await asyncio.sleep(3.5)  # longer than one look waits, and shorter than two
+    mend(world, device)
+    await asyncio.sleep(LONG)
+    assert quarantines(world, device) == []
+    assert healthy(world, device)
+
+
+@pytest.mark.parametrize("signal", [SIGNALS["lost"], SIGNALS["unresponsive"]], ids=["lost", "unresponsive"])
+async def test_a_device_that_was_silent_comes_back_with_no_new_errors_but_those_it_had(world, signal):
+    device = world.uuids[0]
+    ecc(world, device)
+    await world.reach(device, State.QUARANTINED)
+    await world.clean(device)
+    before = len(trials(world, device))
+    signal.befall(world, device)
+    await world.reach(device, State.QUARANTINED)
+    mend(world, device)
+    await world.clean(device)
+    assert len(trials(world, device)) == before + 1
+    assert [it.sickness.ailment for it in quarantines(world, device)] == [Ailment.ECC, signal.ailment]
+
+
+WORSE_LATER = {
+    "a wait, then a reset": (sign(Ailment.FABRIC), reports(95), Ailment.XID, Path.SLOW),
+    "a reset, then a person": (sign(Ailment.LINKS), reports(125), Ailment.XID, None),
+    "a reset, then a wait": (reports(48), sign(Ailment.FABRIC), Ailment.XID, Path.SLOW),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "ailment", "tried"), list(WORSE_LATER.values()), ids=list(WORSE_LATER))
+async def test_what_befalls_a_sick_device_in_use_is_not_forgotten_at_its_release(world, first, then, ailment, tried):
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await world.reach(device, State.EXPOSED)
+    first(world, device)
+    await asyncio.sleep(A_ROUND)
+    then(world, device)
+    await asyncio.sleep(A_ROUND)
+    mend(world, device)
+    world.node.end_container(tenant)
+    await world.reach(device, State.QUARANTINED)
+    assert [it.sickness.ailment for it in quarantines(world, device)] == [ailment]
+    await asyncio.sleep(LONG)
+    assert trials(world, device) == ([tried] if tried else [])
+
+
+async def test_of_what_is_told_at_once_what_needs_a_person_is_the_reason(world):
+    device = world.uuids[0]
+    ecc(world, device)
+    reports(125)(world, device)
+    assert (await world.reach(device, State.QUARANTINED)).quarantine.next_probe is None
+
+
+@pytest.mark.parametrize("silent", ["lost", "hangs"])
+async def test_who_is_out_is_not_tried_while_it_is_silent_whatever_it_is_out_for(world, silent):
+    device = world.uuids[0]
+    reports(48)(world, device)
+    await world.reach(device, State.QUARANTINED)
+    flag(silent)(world, device)
+    await asyncio.sleep(LONG)
+    assert trials(world, device) == []
+    mend(world, device)
+    await world.clean(device)
+
+
+async def test_while_another_device_is_reset_nobody_takes_a_lost_one_for_found(world):
+    device, other = world.uuids
+    flag("lost")(world, device)
+    await world.reach(device, State.QUARANTINED)
+    await asyncio.sleep(LONG)
+    async with world.life.sight.away(other):  # as for a reset that takes its time
+        await asyncio.sleep(10.0)
+    await asyncio.sleep(A_ROUND)
+    assert trials(world, device) == []
+
+
+async def test_a_flapping_device_that_is_lost_as_well_is_told_once_and_waits_for_a_person(world):
+    device = world.uuids[0]
+    for returns in range(4):
+        reports(48)(world, device)
+        await world.reach(device, State.QUARANTINED)
+        if returns < 3:
+            await world.clean(device)
+    before = len(quarantines(world, device))
+    flag("lost")(world, device)
+    await asyncio.sleep(LONG)
+    assert len(quarantines(world, device)) <= before + 1
+    assert world.record(device).quarantine.next_probe is None
+
+
+@pytest.mark.parametrize("ailment", [Ailment.FABRIC, Ailment.HEAT])
+async def test_what_wants_a_reset_while_a_device_is_out_for_less_gets_one(world, ailment):
+    device = world.uuids[0]
+    sign(ailment)(world, device)
+    await world.reach(device, State.QUARANTINED)
+    await asyncio.sleep(A_ROUND)
+    reports(95)(world, device)
+    await asyncio.sleep(A_ROUND)
+    mend(world, device)
+    await world.clean(device)
+    assert world.record(device).receipt.path is Path.SLOW

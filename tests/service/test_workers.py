@@ -1,0 +1,56 @@
+"""Which steps share a worker, and what becomes of the others when one does not end well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core import events as ev
+from scrubber.core.model import Outcome, State, Step
+from scrubber.engine import ON_MEMORY
+from tests.service.asking import rows
+from tests.service.hand import Hand
+
+
+class Recorded(Hand):
+    """Tells who does what, and when it is gone."""
+
+    heard: list[tuple[int, Step | str]]
+
+    async def do(self, step, path, order, deadline, on_progress):
+        self.heard.append((self.pid, step))
+        return await super().do(step, path, order, deadline, on_progress)
+
+    async def finish(self, last):
+        self.heard.append((self.pid, "ended"))
+        return await super().finish(last)
+
+
+class UnsteadyWithMemory(Recorded):
+    """Does not end well after it had memory in hand."""
+
+    async def finish(self, last):
+        result = await super().finish(last)
+        return replace(result, outcome=Outcome.DIED) if (self.pid, Step.VERIFY) in self.heard else result
+
+
+async def test_memory_is_worked_on_by_a_worker_that_does_nothing_else_and_has_ended_before_anything_else_is_done(build):
+    Recorded.heard = []
+    world = build(gpus=1, hand=Recorded)
+    await world.start()
+    await world.clean()
+    first, second, third = dict.fromkeys(pid for pid, _ in Recorded.heard)
+    assert Recorded.heard == [
+        *[(first, it) for it in (Step.EVICT, Step.RESET, "ended")],
+        *[(second, it) for it in (Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST, "ended")],
+        *[(third, it) for it in (Step.SETTINGS, Step.HEALTH, "ended")],
+    ]
+
+
+async def test_what_a_worker_reported_of_memory_is_believed_only_when_it_ends_well(build):
+    Recorded.heard = []
+    world = build(gpus=1, hand=UnsteadyWithMemory)
+    await world.start()
+    await world.reach(world.uuids[0], State.QUARANTINED)
+    last = rows(world, ev.StepFinished, world.uuids[0])[-1].result
+    assert last.outcome is Outcome.DIED
+    assert last.step in ON_MEMORY
