@@ -85,10 +85,11 @@ def leak(target: targets.Target, size: int) -> str:
 
 @drill
 @click.argument("code", type=click.IntRange(1, 1000))
-def xid(target: targets.Target, code: int) -> str:
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many at once.")
+def xid(target: targets.Target, code: int, count: int) -> str:
     """Report a driver error event."""
-    drills.xid(target.root, target.uuid, code)
-    return f"the driver reports xid {code}"
+    drills.xid(target.root, target.uuid, code, count)
+    return f"the driver reports xid {code}" + (f" {count} times" if count > 1 else "")
 
 
 @drill

@@ -34,8 +34,7 @@ async def test_xid_79_on_an_idle_gpu_takes_it_out_within_a_second_and_evidence_b
 async def test_xid_13_is_counted_and_no_more(build):
     node = await build(2, SOON)
     uuid, spare = node.stage.uuids
-    for _ in range(3):
-        drills.xid(node.stage.simulated, uuid, 13)
+    drills.xid(node.stage.simulated, uuid, 13, count=3)
     await node.a_round(spare)
     assert [entry.text for entry in await node.history(uuid, "heard")] == ["the driver reported xid 13 3 times"]
     assert (await node.status(uuid)).state == "clean"

@@ -18,10 +18,10 @@ from scrubber.devices.simulated.documents import Counters, Faults, Resetting, St
 _BITS = 8
 
 
-def xid(root: Path, uuid: str, code: int) -> None:
-    """The driver reports an error event."""
+def xid(root: Path, uuid: str, code: int, count: int = 1) -> None:
+    """The driver reports an error event, or as many at once."""
     with layout.find(root, uuid).events.open("a") as log:
-        log.write(f"{code} {time.clock_gettime(time.CLOCK_BOOTTIME)}\n")
+        log.write(f"{code} {time.clock_gettime(time.CLOCK_BOOTTIME)}\n" * count)
 
 
 def ecc(root: Path, uuid: str, count: int = 1) -> None:
