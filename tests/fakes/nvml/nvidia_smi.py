@@ -13,6 +13,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tests.fakes.nvml.machine import Gpu, Machine, State
@@ -149,15 +151,15 @@ def _users(machine: Machine, gpu: Gpu) -> set[int]:
 
 
 def _openers(file: str | None) -> set[int]:
-    """Who has it open. Processes end while we look, and some of others we may not look into."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if str(entry.readlink()) == file:
-                found.add(int(entry.parts[2]))
-        except OSError:
-            continue
-    return found
+    return {int(process.name) for process in Path("/proc").glob("[0-9]*") if file in _opened(process)}
+
+
+def _opened(process: Path) -> Iterator[str]:
+    """What a process has open. It may close one or end while we look, and into some of others we may not look."""
+    with suppress(OSError):
+        for entry in (process / "fd").iterdir():
+            with suppress(FileNotFoundError):
+                yield str(entry.readlink())
 
 
 def _afterwards(state: State, prefix: str) -> None:
