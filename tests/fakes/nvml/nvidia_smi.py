@@ -146,11 +146,11 @@ def _hang() -> int:
 def _users(machine: Machine, gpu: Gpu) -> set[int]:
     listed = (gpu.get(f"processes.{kind}") or "" for kind in ("compute", "graphics", "mps"))
     pids = {int(entry.split()[0]) for entries in listed for entry in entries.split(", ") if entry}
-    pids |= _openers(gpu.get("device_file"))
+    pids |= _openers(gpu.get("device_file") or "")
     return (pids | set(machine.clients())) - {os.getpid()}
 
 
-def _openers(file: str | None) -> set[int]:
+def _openers(file: str) -> set[int]:
     return {int(process.name) for process in Path("/proc").glob("[0-9]*") if file in _opened(process)}
 
 
