@@ -36,7 +36,7 @@ bench: $(READY) ## measure, and print the figures
 mutate: $(READY) ## every mutant of the core, not only the gate's sample
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
 
-night: $(READY) ## the gate with many random examples and every mutant
+night: $(READY) ## the gate with many random examples, every mutant and all rehearsals
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 $(ARGS)
 
 soak: $(READY) ## 200 random kills and 1,000 pods through the whole chain

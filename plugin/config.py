@@ -112,8 +112,6 @@ def _check_cluster(asked: credentials.Asked) -> None:
                 "cannot use --taint-when-all-out with --cluster-reports off: the one is a part of the other"
             )
         return
-    if asked.node and not credentials.is_name(asked.node):
-        raise FatalError(f"cannot use --node-name {asked.node!r}: no node is called that; give the name in the cluster")
     if asked.reports is Reports.ON and (why := credentials.lacking(asked, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
 

@@ -168,6 +168,7 @@ class Listing:
                     return  # said before a pod found no answer: it proves nothing
                 self._believe()
                 adverts = await self._next(lists, ASKED_AGAIN_EVERY)
+                self._warned = ""  # it went on for a while: what ends it is told, also where that was told before
 
     async def _next(self, lists: AsyncIterator[A], within: float) -> A | None:
         """The next list; None when there is none in time, or when somebody demands a new stream."""

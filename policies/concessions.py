@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from policies.model import Gate, Mode, Policy, Route, Starts
+from policies.model import Gate, Mode, OnSick, Policy, Route
 
 PRESTART = """gate prestart: after a restart of the kubelet, until the plugin is back, a container may start on a \
 device that is still dirty"""
+
+RESTARTS = """restart_on_sick allow: a container restarts on a device of which results and isolation are in doubt"""
 
 FIRST_LOOK = """paths.first_look fast: a device of which nothing is known is neither reset nor tested, nor is the \
 memory on its chip overwritten, unless a scrub failed"""
@@ -17,7 +19,7 @@ def of(policy: Policy) -> tuple[str, ...]:
         (policy.mode is Mode.OBSERVE, "mode observe: devices are handed out unproven, and only written down"),
         (policy.gate is Gate.PRESTART, PRESTART),
         (policy.paths.first_look is Route.FAST, FIRST_LOOK),
-        (policy.model is Starts.PER_POD, "model per-pod: a container restarts on a device that has become unhealthy"),
+        (policy.restart_on_sick is OnSick.ALLOW, RESTARTS),
         (
             policy.proof.survives_restart,
             "proof.survives_restart: who used a device while the service was away is not noticed",

@@ -75,4 +75,4 @@ class Periodic(Model):
     """How long after its last slow path an idle device takes it again, a node's devices one by one; 0s is never."""
 
     keep_free: Annotated[int, Field(ge=0)] = 1
-    """So many clean devices of the node are left alone; and whoever asks for one that is tested gets it at once."""
+    """So many clean devices of its resource outside its reset domain are left alone; with 1 a lone device always is."""

@@ -67,6 +67,7 @@ class Surroundings:
     note: Callable[[ev.Event], Awaitable[None]]
     progress: Progress
     watch_every: float
+    turn: Callable[[Step], AbstractAsyncContextManager[None]]  # when nothing of ours is in the way of a step
     apart: Callable[[Step], AbstractAsyncContextManager[None]]  # what we must keep our own hands off while a step runs
 
 
@@ -82,19 +83,24 @@ async def run(task: Task, around: Surroundings) -> None:
 async def _all_passed(hand: Hand, steps: tuple[Step, ...], task: Task, around: Surroundings) -> bool:
     """What one worker has to do."""
     for step in steps:
-        # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
-        await around.note(ev.StepStarted(task.job, step, task.path))
-        fenced = around.fence(step, await around.look())
-        if fenced is not None:
-            await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
-            return False
-        result = await _apart(hand, step, task, around)
-        if step is steps[-1] and result.outcome is Outcome.PASSED:
-            result = await hand.finish(result)
-        await around.note(ev.StepFinished(task.job, result))
-        if result.outcome is not Outcome.PASSED:
-            return False
+        async with around.turn(step):
+            if not await _passed(hand, step, task, around, last=step is steps[-1]):
+                return False
     return True
+
+
+async def _passed(hand: Hand, step: Step, task: Task, around: Surroundings, *, last: bool) -> bool:
+    # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
+    await around.note(ev.StepStarted(task.job, step, task.path))
+    fenced = around.fence(step, await around.look())
+    if fenced is not None:
+        await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
+        return False
+    result = await _apart(hand, step, task, around)
+    if last and result.outcome is Outcome.PASSED:
+        result = await hand.finish(result)
+    await around.note(ev.StepFinished(task.job, result))
+    return result.outcome is Outcome.PASSED
 
 
 async def _apart(hand: Hand, step: Step, task: Task, around: Surroundings) -> StepResult:

@@ -157,7 +157,8 @@ class Hooks:
             answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now(), announced=announced)
             match answer:
                 case answers.Cut():
-                    await self.jobs.cut(device)
+                    if not await self.jobs.call_off(device):
+                        return decide.being_reset(record)
                 case answers.Note(event):
                     await self.ledger.append(op, (device, event))
                 case _:
@@ -171,7 +172,8 @@ class Hooks:
             answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
             match answer:
                 case answers.Cut():
-                    await self.jobs.cut(device)
+                    if not await self.jobs.call_off(device):
+                        return starting.refused(decide.being_reset(record))
                 case answers.Note(event):
                     await self.ledger.append(op, (device, event))
                 case _:

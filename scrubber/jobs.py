@@ -22,15 +22,13 @@ from scrubber.devices.base import Address
 from scrubber.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.ledger.ledger import Ledger
 from scrubber.rulebook import Ruling
-from scrubber.sharing import Shared
 from scrubber.sight import Sight
 from scrubber.steps.base import Order
 from scrubber.steps.child import BrokenError
+from scrubber.turns import Turns
 
 logger = log.get("jobs")
 
-USES_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})  # for as long as they take
-MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
 MENDS_WITHIN = 60.0  # seconds
 Spawn = Callable[[str, Policy], Awaitable[engine.Hand]]  # for a device, as its policy wants it handled
 Mend = Callable[[Address], Awaitable[engine.Hand]]  # to bring back what a reset owes
@@ -47,6 +45,7 @@ class Running:
     done: int = 0
     total: int = 0
     receipt: Receipt | None = None
+    step: Step | None = None  # it stands in the ledger, or is about to
     why: str = "it was cut off"  # not clean, unless the end says otherwise
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -109,6 +108,7 @@ class Jobs:
     ) -> None:
         """``token`` gives fresh hex of so many bytes: job ids and keys."""
         self.locks = Locks()
+        self.turns = Turns(sight)
         self._ledger = ledger
         self._sight = sight
         self._spawn = spawn
@@ -117,10 +117,6 @@ class Jobs:
         self._token = token
         self._watch_every = watch_every
         self._running: dict[str, Running] = {}
-        self._workers = asyncio.Semaphore(MOST_WORKERS)
-        self._driver = Shared()  # where a reset bears nobody who uses it
-        self._turns: dict[str, asyncio.Lock] = {}  # by reset domain
-        self._queued: set[str] = set()  # devices whose job waits for its turn: nothing of ours is on them yet
         self._stopping = False
 
     def of(self, device: str) -> Running | None:
@@ -146,6 +142,17 @@ class Jobs:
         self._running[device] = running
         running.task = asyncio.create_task(self._carry(running), name=f"job {job.id}")
         return running
+
+    async def call_off(self, device: str) -> bool:
+        """Stop a job that nobody needs now; False while it is at its reset, which has to come to its end.
+
+        Asked just before the deed: a job goes on while others look at what it does.
+        """
+        running = self._running.get(device)
+        if running is not None and running.step is Step.RESET:
+            return False
+        await self.cut(device)
+        return True
 
     async def cut(self, device: str) -> None:
         """Stop a job that lost its device; what it did counts for nothing."""
@@ -196,7 +203,7 @@ class Jobs:
             record = self._record(running)
             if record is None or record.job is None:
                 return
-            async with self._turn(record, record.job):
+            async with self.turns.at_device(record, record.job):
                 await engine.run(self._task(record, record.job, running, key), self._surroundings(running))
             if await self._concluded(running):
                 return
@@ -207,10 +214,15 @@ class Jobs:
         if record is None or record.job is None:
             return True
         policy = running.ruling.policy
+        async with self.turns.at_driver(Step.HEALTH):
+            vitals = await self._sight.vitals(running.device)
+            if vitals is None or vitals.partial:
+                await asyncio.sleep(self._sight.patience)  # late once is no illness
+                vitals = await self._sight.vitals(running.device)
         judged = verdict.judge(record.job, record.baseline, policy)
-        vitals = await self._sight.vitals(running.device) or await self._sight.vitals(running.device)  # late once
+        judged = verdict.confirmed(judged, vitals, record.baseline, policy)
         if isinstance(judged, verdict.Passed):
-            judged = await self._still_alone(running, verdict.confirmed(judged, vitals, record.baseline, policy))
+            judged = await self._still_alone(running, judged)
         event = self._conclusion(record, record.job, judged, vitals, running.ruling)
         await self._ledger.append(running.op, (running.device, event))
         running.why = judged.detail if isinstance(judged, verdict.Failed) else ""
@@ -243,9 +255,13 @@ class Jobs:
         return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
 
     async def _give_up(self, running: Running, why: str) -> None:
-        """A fault of ours: a setback, so that the device is tried again with pauses and not offered meanwhile."""
+        """A fault of ours: a setback, so that the device is tried again with pauses and not offered meanwhile.
+
+        Unless it was proven bad before that.
+        """
         record = self._record(running)
-        if record is not None and record.quarantine is None:
+        proven = record is not None and record.job is not None and verdict.proven_fault(record.job) is not None
+        if record is not None and record.quarantine is None and not proven:
             await self._close(running, ev.ScrubFailed(running.id, why), why)
         else:
             await self._interrupt(running, why)
@@ -296,9 +312,11 @@ class Jobs:
 
         async def note(event: ev.Event) -> None:
             # Under the siblings' locks: a grant of one of them comes wholly before the reset, or sees it.
-            reset = isinstance(event, ev.StepStarted) and event.step is Step.RESET
+            step = event.step if isinstance(event, ev.StepStarted) else None
+            reset = step is Step.RESET
             others = [it.device.uuid for it in self._siblings(self._ledger.records[device])] if reset else []
             async with self.locks.of(others):
+                running.step = step
                 await self._ledger.append(running.op, (device, event))
 
         return engine.Surroundings(
@@ -308,29 +326,13 @@ class Jobs:
             note=note,
             progress=running.report,
             watch_every=self._watch_every,
+            turn=self.turns.at_driver,
             apart=lambda step: self._apart(device, step),
         )
 
-    @asynccontextmanager
-    async def _apart(self, device: str, step: Step) -> AsyncIterator[None]:
-        """What must not happen beside a step: a reset, while anybody of ours uses the driver for another device."""
-        away = self._sight.away(*self._domain(device)) if step is Step.RESET else nullcontext()
-        async with self._using_driver(step), away:
-            yield
-
-    def _using_driver(self, step: Step) -> AbstractAsyncContextManager[None]:
-        if not self._sight.backend.one_driver:
-            return nullcontext()
-        if step is Step.RESET:
-            return self._when_back(self._driver.alone())
-        return self._when_back(self._driver.with_others()) if step in USES_DRIVER else nullcontext()
-
-    @asynccontextmanager
-    async def _when_back(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-        """The driver, when its turn has come and no tool of a reset that was cut off is at it any more."""
-        async with turn:
-            await self._sight.back()
-            yield
+    def _apart(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
+        """A reset bears no look of ours at what it resets."""
+        return self._sight.away(*self._domain(device)) if step is Step.RESET else nullcontext()
 
     def _domain(self, device: str) -> list[str]:
         return [device, *(it.device.uuid for it in self._siblings(self._ledger.records[device]))]
@@ -341,38 +343,14 @@ class Jobs:
         if record.device.parent is not None and ruling.policy.reset.slices is Slices.RECREATE:
             return []  # it is made anew, alone
         return [
-            replace(other, state=State.DIRTY) if other.device.uuid in self._queued else other
+            replace(other, state=State.DIRTY) if self.turns.waits(other.device.uuid) else other
             for other in grounds.siblings(record, self._ledger.records.values())
         ]
 
     @asynccontextmanager
-    async def _turn(self, record: Record, job: Job) -> AsyncIterator[None]:
-        """Wait until the job may touch its device.
-
-        One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever. Who
-        resets nothing waits until it is over. And no more workers at once than a node has room for: each is a process
-        of its own.
-        """
-        device, domain = record.device.uuid, record.device.reset_domain
-        async with AsyncExitStack() as stack:
-            self._queued.add(device)
-            try:
-                if domain is not None:
-                    turn = self._turns.setdefault(domain, asyncio.Lock())
-                    await stack.enter_async_context(turn)
-                    if job.path is not ScrubPath.SLOW:
-                        await stack.aclose()
-                await stack.enter_async_context(self._workers)
-            finally:
-                self._queued.discard(device)
-            yield
-
-    @asynccontextmanager
     async def _worker(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> AsyncIterator[engine.Hand]:
         """A worker for this device, known to our eyes so that it is not taken for an intruder."""
-        shares = self._sight.backend.one_driver and engine.ON_MEMORY.issuperset(steps)  # until the worker has ended
-        turn = self._when_back(self._driver.with_others()) if shares else nullcontext()
-        async with turn, self._ours(await self._spawn(device, policy)) as hand:
+        async with self.turns.at_memory(steps), self._ours(await self._spawn(device, policy)) as hand:
             yield hand
 
     @asynccontextmanager
@@ -392,7 +370,7 @@ class Jobs:
 
         It takes no job: the device may be one that is not offered, for its slices are what is owed.
         """
-        async with self._using_driver(Step.SETTINGS):
+        async with self.turns.at_driver(Step.SETTINGS):
             address = (await self._sight.owed()).get(device)  # again: whoever had the driver may have brought it back
             if address is None:
                 return None

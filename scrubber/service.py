@@ -91,7 +91,7 @@ class Service(Hooks):
         async with self.jobs.locks.of([device]):
             record = self._known(device)
             sickness = Sickness(Ailment.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.Sickened(replace(sickness, detail=f"{reason} (asked by {by})"))
+            event: ev.Event = ev.Sickened(upkeep.taken_out(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.EXPOSED):
                 vitals = await self._sight.vitals(device)
                 policy = self._policy(record.device.uuid)
@@ -105,8 +105,10 @@ class Service(Hooks):
             await self._closed_orphan(device, self._op())
             running = self.jobs.of(device)
             record = self._known(device)
-            if running is not None and record.quarantine is not None:
+            if running is not None and record.job is not None and record.job.trigger is Trigger.REINSTATE:
                 return running
+            if record.quarantine is not None:
+                record = await self._without_job(device)
             if record.state is not State.QUARANTINED:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             self._demand_means(device, "reinstate")
@@ -124,7 +126,7 @@ class Service(Hooks):
             if self._known(device).quarantine is None:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             self._demand_means(device, "reinstate")
-            await self.jobs.cut(device)
+            await self._without_job(device)
             record = await self._settled(device)
             await self._demand_free(record)
             ruling = self.rulebook.ruling(record.device)
@@ -232,7 +234,8 @@ class Service(Hooks):
                     case answers.Note(event):
                         await self.ledger.append(op, (device, event))
                     case answers.Cut():
-                        await self.jobs.cut(device)
+                        if not await self.jobs.call_off(device):
+                            return
                     case answers.Blocked(why):
                         self.blocked[device] = why
                         return
@@ -270,6 +273,12 @@ class Service(Hooks):
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
         return decide.release(record, await self._sight.full(record))
+
+    async def _without_job(self, device: str) -> Record:
+        """The record after its trial, which a person's word has overtaken, was called off."""
+        if not await self.jobs.call_off(device):
+            raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; ask again")
+        return self._known(device)
 
     async def _settled(self, device: str) -> Record:
         """The record after what is stale about it was recorded."""

@@ -62,7 +62,7 @@ class Sight:
         self._boot_id = boot_id
         self._kubelet_dir = kubelet_dir
         self._since = watched_since
-        self._late: set[str] = set()
+        self._late: dict[str, float] = {}  # since when it does not answer
         self._caller = Caller()
         self._ours: set[int] = set()
         self._holding = Round(self._walk)
@@ -192,15 +192,16 @@ class Sight:
             silent, heard = self._unanswered(uuid, error), await self._heard(uuid)
             return replace(silent, xids=heard.xids, signs=heard.signs) if silent and heard else silent or heard
         if vitals is not None:
-            self._late.discard(uuid)
+            self._late.pop(uuid, None)
         return vitals
 
     def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
         silent = None if self._no_news(error) else _silent(error)
-        if silent is None or silent.lost or uuid in self._late:
+        if silent is None or silent.lost:
             return silent
-        self._late.add(uuid)
-        return None
+        now = asyncio.get_running_loop().time()
+        # Whoever else asks for a call that is late already hears so at once: that is the same answer.
+        return silent if now - self._late.setdefault(uuid, now) >= self.patience else None
 
     async def _heard(self, uuid: str) -> Vitals | None:
         """Asked apart from the driver, which may hang. In a reset of its own a device says what is no news."""

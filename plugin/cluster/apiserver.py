@@ -124,6 +124,9 @@ def _failure(error: httpx2.HTTPStatusError, right: str, stale: Collection[int]) 
             return Failure(Kind.MISSING, f"cannot {right}, it is not there: {said}")
         case HTTPStatus.TOO_MANY_REQUESTS:
             return Failure(Kind.BUSY, "the API server is busy", _retry_after(error))
+        case HTTPStatus.UNPROCESSABLE_ENTITY if code in stale:
+            why = f"somebody else was quicker to {right}, or an admission policy refused it: {said}"
+            return Failure(Kind.STALE, why)
         case _ if code in stale:
             return Failure(Kind.STALE, f"somebody else was quicker to {right}: {said}")
         case _ if HTTPStatus.BAD_REQUEST <= code < HTTPStatus.INTERNAL_SERVER_ERROR:

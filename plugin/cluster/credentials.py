@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -51,20 +52,32 @@ class Asked:
 def find(asked: Asked, environment: Mapping[str, str]) -> Credentials | None:
     """Those to use. A kubeconfig counts only for who asked: one in a person's shell says nothing of this node."""
     service = all(environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
-    if service and (asked.service_account / "token").is_file():
+    if service and _may_be_there(asked.service_account / "token"):
         return InCluster(asked.service_account)
     named = environment.get("KUBECONFIG", "")
     return File(Path(named)) if named and asked.reports is Reports.ON else None
+
+
+def _may_be_there(token: Path) -> bool:
+    """A place that cannot be looked into counts: who tries to use it is told why that fails."""
+    try:
+        return stat.S_ISREG(token.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def lacking(asked: Asked, environment: Mapping[str, str]) -> str:
     """What to mend before anything can be told; empty: nothing."""
     if not asked.node:
         return "the name of the node is not known: give --node-name, or NODE_NAME from the pod's spec.nodeName"
+    if not is_name(asked.node):
+        return f"--node-name {asked.node!r}: no node is called that; give the name in the cluster, or NODE_NAME with it"
     if find(asked, environment) is None:
         return (
             f"there are no credentials: mount the token of a service account in {asked.service_account}, "
-            "or name a kubeconfig in KUBECONFIG"
+            "or name a kubeconfig, with --cluster-reports on, in KUBECONFIG"
         )
     return ""
 

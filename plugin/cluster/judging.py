@@ -1,13 +1,15 @@
 """What is to be told of the devices. Pure: values in, values out.
 
 A device is out when the scrub service names an ailment of it, or names it no more. One that is merely not offered, as
-it is being scrubbed or waits for that, is not out unless it lasts: a node must not look sick between two pods.
+it is being scrubbed or waits for that, is not out unless it lasts: a node must not look sick between two pods. One in
+whose place another one sits is told of, and does not count: a repair must not leave the node sick for ever. One that is
+lost counts until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from plugin.devices import GONE, Device
@@ -15,6 +17,7 @@ from plugin.devices import GONE, Device
 NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy for no told reason: the slow path takes about a minute
 MOST_NAMED = 16  # devices in one message
 LONGEST_MESSAGE = 1000  # characters: the API server takes 1024 of an Event
+REPLACED = "replaced"  # the service's word for a device that is not there, and another one is in its place
 
 
 class Code(Enum):
@@ -46,11 +49,15 @@ class Verdict:
     ailment: str = ""
     idle_since: float | None = None  # not offered since then, and nobody says why
     proven: bool = False  # it was offered as healthy, and nothing ailed it since
+    replaced: bool = False  # it is not there, and another one is in its place
 
     @property
     def name(self) -> str:
         """How people call it."""
-        return f"{self.uuid} of GPU {self.index}" if self.mig else f"GPU {self.index}"
+        if self.mig:
+            return f"{self.uuid} of GPU {self.index}"
+        left = self.replaced or self.out is Code.GONE  # its index may be that of another one by now
+        return self.uuid if left else f"GPU {self.index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,10 @@ SILENT = Outlook(
     "the scrub service of this node does not answer: nothing is known of its devices",
 )
 STOPPED = Outlook(Status.UNKNOWN, "PluginStopped", "the device plugin of this node was stopped: nobody looks")
-NONE_KNOWN = Outlook(Status.UNKNOWN, "NoDevices", "the scrub service of this node knows no device")
+FAULT = Outlook(
+    Status.UNKNOWN, "PluginFault", "the device plugin of this node failed to judge its devices: its log says more"
+)
+NONE_OFFERED = Outlook(Status.UNKNOWN, "NoDevices", "no device of this node is offered")
 
 _WORDS = {Code.SICK: "sick", Code.QUARANTINED: "quarantined", Code.NOT_READY: "not ready", Code.GONE: "gone"}
 
@@ -98,16 +108,20 @@ def judge(before: Verdicts, devices: Iterable[Device], now: float) -> dict[str, 
     """A verdict for each device, by its UUID; ``now`` is on a clock that never jumps."""
     # A device that changed its resource is there twice: what it is now wins over what it was.
     present = {device.uuid: device for device in sorted(devices, key=lambda device: device.reason != GONE)}
-    found = [_judge(before.get(uuid), device, now) for uuid, device in present.items()]
+    # Only a device that was never seen takes a place, as those that are left may have moved up. At the first look
+    # nobody can tell.
+    taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
+    found = [_judge(before.get(uuid), device, now, taken) for uuid, device in present.items()]
     return {verdict.uuid: verdict for verdict in sorted(found, key=lambda verdict: (verdict.index, verdict.uuid))}
 
 
-def _judge(before: Verdict | None, device: Device, now: float) -> Verdict:
+def _judge(before: Verdict | None, device: Device, now: float, taken: Container[tuple[int, bool]]) -> Verdict:
     about = (device.uuid, device.index, device.mig)
     if device.reason == GONE:
-        return Verdict(*about, Code.GONE)
+        succeeded = before is not None and before.replaced
+        return Verdict(*about, Code.GONE, replaced=succeeded or (device.index, device.mig) in taken)
     if device.quarantined:
-        return Verdict(*about, Code.QUARANTINED, device.reason)
+        return Verdict(*about, Code.QUARANTINED, device.reason, replaced=device.reason == REPLACED)
     if device.reason:
         return Verdict(*about, Code.SICK, device.reason)
     if device.healthy:
@@ -118,6 +132,11 @@ def _judge(before: Verdict | None, device: Device, now: float) -> Verdict:
     if now - since >= NOT_READY_AFTER:
         return Verdict(*about, Code.NOT_READY, "", since)
     return Verdict(*about, idle_since=since, proven=before is not None and before.proven)
+
+
+def unseen(verdicts: Verdicts) -> dict[str, Verdict]:
+    """What is left of them after a while in which nobody looked: what is out is still out, and nothing is proven."""
+    return {uuid: replace(verdict, proven=False, idle_since=None) for uuid, verdict in verdicts.items()}
 
 
 def next_look(verdicts: Verdicts, now: float) -> float | None:
@@ -137,7 +156,8 @@ def _happening(before: Verdict | None, after: Verdict) -> Happening | None:
     if then == (after.out, after.ailment):
         return None
     if after.out is not None:
-        hint = f"; `autoclave explain {after.uuid}` on the node says more"
+        # Of one that is gone the service knows nothing.
+        hint = f"; `autoclave explain {after.uuid}` on the node says more" if after.out is not Code.GONE else ""
         return Happening(after.uuid, after.out, after.ailment, f"{_full(after)} is {_state(after)}{hint}")
     if before is None or before.out is None:
         return None
@@ -149,18 +169,26 @@ def outlook(verdicts: Verdicts | None) -> Outlook:
     """What the condition says; None: the scrub service is silent."""
     if verdicts is None:
         return SILENT
-    if not verdicts:
-        return NONE_KNOWN
-    out = [verdict for verdict in verdicts.values() if verdict.out is not None]
+    counted = _counted(verdicts)
+    if not counted:
+        return NONE_OFFERED
+    found = _outlook(counted)
+    replaced = [verdict.name for verdict in verdicts.values() if verdict.replaced]
+    also = f"; not counted, as another one is in its place: {_named(replaced)}" if replaced else ""
+    return replace(found, message=bounded(f"{found.message}{also}"))
+
+
+def _outlook(counted: Sequence[Verdict]) -> Outlook:
+    out = [verdict for verdict in counted if verdict.out is not None]
     if out:
-        reason = "AllDevicesOut" if len(out) == len(verdicts) else "SomeDevicesOut"
+        reason = "AllDevicesOut" if len(out) == len(counted) else "SomeDevicesOut"
         named = _named([f"{verdict.name} ({_state(verdict)})" for verdict in out])
-        return Outlook(Status.FALSE, reason, bounded(f"{len(out)} of {len(verdicts)} devices are out: {named}"))
-    unproven = [verdict.name for verdict in verdicts.values() if not verdict.proven]
+        return Outlook(Status.FALSE, reason, f"{len(out)} of {len(counted)} devices are out: {named}")
+    unproven = [verdict.name for verdict in counted if not verdict.proven]
     if unproven:
-        told = f"{len(unproven)} of {len(verdicts)} devices were not found healthy yet: {_named(unproven)}"
-        return Outlook(Status.UNKNOWN, "DevicesNotReady", bounded(told))
-    return Outlook(Status.TRUE, "AllDevicesHealthy", f"no device of {len(verdicts)} is out")
+        told = f"{len(unproven)} of {len(counted)} devices were not found healthy yet: {_named(unproven)}"
+        return Outlook(Status.UNKNOWN, "DevicesNotReady", told)
+    return Outlook(Status.TRUE, "AllDevicesHealthy", f"no device of {len(counted)} is out")
 
 
 def condition(present: Condition | None, outlook: Outlook, since: float, now: float) -> Condition:
@@ -179,16 +207,21 @@ def due(present: Condition | None, outlook: Outlook, now: float, every: float) -
 
 def tainted(verdicts: Verdicts | None, present: bool) -> bool:  # noqa: FBT001 - how it is now, as a value
     """Whether the node bears the taint; it stays as it is until all are out, or one is found healthy."""
-    if not verdicts:
+    counted = _counted(verdicts or {})
+    if not counted:
         return present
-    if all(verdict.out is not None for verdict in verdicts.values()):
+    if all(verdict.out is not None for verdict in counted):
         return True
-    return present and not any(verdict.proven for verdict in verdicts.values())
+    return present and not any(verdict.proven for verdict in counted)
 
 
 def bounded(text: str) -> str:
     """No longer than the API server takes."""
     return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 4]} ..."
+
+
+def _counted(verdicts: Verdicts) -> list[Verdict]:
+    return [verdict for verdict in verdicts.values() if not verdict.replaced]
 
 
 def _named(names: Sequence[str]) -> str:
@@ -202,4 +235,4 @@ def _state(verdict: Verdict) -> str:
 
 
 def _full(verdict: Verdict) -> str:
-    return verdict.name if verdict.mig else f"{verdict.name} ({verdict.uuid})"
+    return verdict.name if verdict.uuid in verdict.name else f"{verdict.name} ({verdict.uuid})"

@@ -89,9 +89,18 @@ class Reporter:
 
     async def _follow(self, source: Source) -> None:
         """Judge the devices at every change, and when one has been out of use for long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._pace.patience):
-                await source.first()
+        try:
+            self._verdicts = judging.unseen(self._verdicts)  # nobody looked since a fault
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pace.patience):
+                    await source.first()
+            await self._watch(source)
+        except Exception:
+            self._seen = None
+            self._tell(judging.FAULT)  # or the last verdict would be repeated by each heartbeat
+            raise
+
+    async def _watch(self, source: Source) -> None:
         while True:
             self._look(source.standing())
             with suppress(TimeoutError):
@@ -99,14 +108,20 @@ class Reporter:
                     await source.moved(self._seen)
 
     def _look(self, devices: tuple[Device, ...] | None) -> None:
-        self._seen, now = devices, self._clock()
-        if devices is not None:
-            before, self._verdicts = self._verdicts, judging.judge(self._verdicts, devices, _steady())
-            for happening in judging.happenings(before, self._verdicts):
-                self._put(happening, now)
-        outlook = judging.outlook(self._verdicts if devices is not None else None)
+        self._seen = devices
+        if devices is None:
+            self._verdicts = judging.unseen(self._verdicts)
+            self._tell(judging.SILENT)
+            return
+        found = judging.judge(self._verdicts, devices, _steady())
+        for happening in judging.happenings(self._verdicts, found):
+            self._put(happening, self._clock())
+        self._verdicts = found
+        self._tell(judging.outlook(self._verdicts))
+
+    def _tell(self, outlook: Outlook) -> None:
         if self._outlook is None or self._outlook.status is not outlook.status:
-            self._since = now
+            self._since = self._clock()
         self._outlook = outlook
         self._bell.ring()
 
@@ -217,10 +232,10 @@ class Reporter:
         await self._say_last("the condition", self._write_end, end)  # first: left as it is, it would mislead for ever
         await self._say_last("Events", self._empty_outbox, end)
         try:
-            async with asyncio.timeout(self._pace.farewell):
+            async with asyncio.timeout_at(end):
                 await self._server.close()
         except Exception as error:  # noqa: BLE001 - the process ends, and its connections with it
-            logger.warning("cannot close the connection to the API server", error=str(error))
+            logger.warning("cannot close the connection to the API server", error=str(error) or "no time left")
 
     async def _say_last(self, about: str, deed: Deed, end: float) -> None:
         """What comes to nothing here costs the next word nothing but time."""

@@ -21,18 +21,26 @@ _CLIENT = "plugin.cluster.apiserver"
 
 def reporter(asked: Asked) -> Reporter | None:
     """One that is ready to run; None where nothing is to be told, or nobody is there to tell."""
-    found = credentials.find(asked, os.environ)
-    if asked.reports is Reports.OFF or found is None or not asked.node:
+    if asked.reports is Reports.OFF:
         return None
+    found = credentials.find(asked, os.environ)
     try:
-        server = _connect(found, asked.node)
+        server = _server(asked, found)
     except base.Unusable as error:
         if asked.reports is Reports.ON:
             raise FatalError(f"cannot report to the cluster: {error}") from error
-        logger.warning("nothing is reported to the cluster", why=str(error))
+        if found is not None or asked.taint:  # otherwise nobody asked: not every node is one of a cluster
+            logger.warning("nothing is reported to the cluster", why=str(error))
         return None
     logger.info("reporting to the cluster", node=asked.node, taint=asked.taint)
     return Reporter(server, asked.node, taint=asked.taint, pace=Pace())
+
+
+def _server(asked: Asked, found: credentials.Credentials | None) -> base.Server:
+    lacking = credentials.lacking(asked, os.environ)
+    if found is None or lacking:
+        raise base.Unusable(lacking)
+    return _connect(found, asked.node)
 
 
 def _connect(found: credentials.Credentials, node: str) -> base.Server:
@@ -40,7 +48,7 @@ def _connect(found: credentials.Credentials, node: str) -> base.Server:
     # without it. It is loaded before anything is served, as it takes longer than a hook should wait.
     try:
         module = importlib.import_module(_CLIENT)
-    except ImportError as error:
+    except Exception as error:  # whatever a library does while it is loaded, the kubelet is served
         raise base.Unusable(f"its client cannot be loaded ({error}): install autoclave[cluster]") from error
     server: base.Server = module.connect(found, node, CALL_WITHIN)
     return server

@@ -76,13 +76,15 @@ class Strand:
             logger.info("reporting to the cluster again", about=self._about)
 
     def _pause(self, state: RetryCallState) -> float:
-        """What the API server asks for is kept, within reason."""
+        """What the API server asks for is kept, within reason; who always asks for a moment is asked less often."""
         failure = _failure(state)
-        if failure.retry_after is not None:
-            return min(failure.retry_after, self._pace.slow) + random.uniform(0, self._pace.first)  # noqa: S311 - jitter
         if failure.kind in _SLOWLY:
             return self._pace.slow * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
-        return self._growing(state)
+        growing: float = self._growing(state)
+        if failure.retry_after is None:
+            return growing
+        asked = min(failure.retry_after, self._pace.slow) + random.uniform(0, self._pace.first)  # noqa: S311 - jitter
+        return max(asked, growing)
 
     def _warn(self, state: RetryCallState) -> None:
         """Once for each cause, not for each try; what a person has to mend is an error."""

@@ -166,9 +166,12 @@ def under_way(record: Record) -> answers.Join | answers.Cut | answers.Wait:
     job = record.job
     if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
         return answers.Join()
-    if not grounds.yields(record):
-        return answers.Wait(Reason.SCRUBBING, f"cannot hand out {record.device.uuid}: it is being reset; ask again")
-    return answers.Cut()
+    return answers.Cut() if grounds.yields(record) else being_reset(record)
+
+
+def being_reset(record: Record) -> answers.Wait:
+    """Nobody needs the job, and it cannot be called off just now."""
+    return answers.Wait(Reason.SCRUBBING, f"cannot hand out {record.device.uuid}: it is being reset; ask again")
 
 
 def busy(record: Record) -> answers.Wait:

@@ -94,9 +94,11 @@ def burn_in_due(record: Record, records: Collection[Record], policy: Policy, now
         return False
     if spare(record, records) < rules.keep_free or path_for(record, policy) is Path.SLOW:
         return False  # or each tenant comes after a test as it is
-    last = max(filter(None, (record.tested, record.test_begun)), default=record.since.wall)
+    # What a clock told that was put back since tells nothing.
+    known = [wall for wall in (record.tested, record.test_begun) if wall is not None and wall <= now.wall]
+    last = max(known, default=record.since.wall)
     own = int(hashlib.sha256(record.device.uuid.encode()).hexdigest()[:4], 16) / 2**16
-    return not 0 <= now.wall - last < rules.every * (1 + OWN_PAUSE * own)  # a clock that was put back tells nothing
+    return not 0 <= now.wall - last < rules.every * (1 + OWN_PAUSE * own)
 
 
 def yields(record: Record) -> bool:

@@ -31,26 +31,30 @@ def worst(found: Iterable[Sickness]) -> Sickness | None:
 
 def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Sickness]:
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
-    reported = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
-    if vitals.lost:  # then it says nothing else
-        yield Sickness(Ailment.LOST, "the device has fallen off its bus")
-        return
-    if vitals.unresponsive:
-        told = f": {vitals.why}" if vitals.why else ""
-        yield Sickness(Ailment.UNRESPONSIVE, f"the driver does not answer for this device{told}")
+    worst_xid = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
+    reported = [Sickness(Ailment.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
+    if vitals.lost or vitals.unresponsive:  # then it says nothing itself
+        yield _silent(vitals)
+        yield from reported
         return
     if vitals.remap_failed:
         yield Sickness(Ailment.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
     if vitals.ecc_uncorrectable > counted:
         new = vitals.ecc_uncorrectable - counted
         yield Sickness(Ailment.ECC, f"{new} new uncorrectable memory error(s)")
-    if reported:
-        yield Sickness(Ailment.XID, reported.why, xid=reported.code)
+    yield from reported
     if vitals.reset_required:
         yield Sickness(Ailment.RESET_REQUIRED, "the driver asks for a reset")
     if vitals.remap_pending:
         yield Sickness(Ailment.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
     yield from _told(vitals, policy)
+
+
+def _silent(vitals: Vitals) -> Sickness:
+    if vitals.lost:
+        return Sickness(Ailment.LOST, "the device has fallen off its bus")
+    told = f": {vitals.why}" if vitals.why else ""
+    return Sickness(Ailment.UNRESPONSIVE, f"the driver does not answer for this device{told}")
 
 
 def _told(vitals: Vitals, policy: Policy) -> Iterator[Sickness]:

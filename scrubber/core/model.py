@@ -339,6 +339,7 @@ class Quarantine:
     probes: int = 0  # how often probation was tried
     next_probe: float | None = None  # uptime seconds; None waits for an operator
     last_try: str = ""  # what became of it
+    heard: tuple[tuple[int, int], ...] = ()  # the errors that were judged with it, by code and count
 
 
 @dataclass(frozen=True, slots=True)

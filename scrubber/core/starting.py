@@ -157,11 +157,16 @@ def _sick(record: Record) -> answers.Refuse:
     return answers.Refuse(Reason.SICK, f"cannot start on {record.device.uuid}: it is unhealthy")
 
 
+def refused(answer: answers.Wait | answers.Refuse) -> answers.Refuse:
+    """What keeps a device from being handed out keeps a container from starting on it."""
+    return answers.Refuse(answer.reason, answer.message.replace("hand out", "start on"))
+
+
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
     """At a start there is no time to wait: the kubelet asks again by itself."""
     match answer:
-        case answers.Wait(reason, message) | answers.Refuse(reason, message):
-            return answers.Refuse(reason, message.replace("hand out", "start on"))
+        case answers.Wait() | answers.Refuse():
+            return refused(answer)
         case answers.Scrub(path, Trigger.ACQUIRE):
             return answers.Scrub(path, Trigger.START)
         case answers.Defer():

@@ -45,9 +45,8 @@ def tell(event: ev.Event) -> str:
         case ev.ScrubInterrupted(_, why):
             return f"scrub cut off, nothing was proven: {why}"
         case ev.Heard(codes, grave=grave):
-            told = ", ".join(f"xid {code}" + (f" {count} times" if count > 1 else "") for code, count in codes)
             before = "; that was before it was first seen, and it owes the slow path for it" if grave else ""
-            return f"the driver reported {told}{before}"
+            return f"the driver reported {_xids(codes)}{before}"
         case ev.Reinstated(by):
             return f"brought back WITHOUT EVIDENCE by {by}; it is scrubbed like after a tenant"
         case ev.Sickened(sickness):
@@ -65,6 +64,10 @@ def _by(holders: tuple[Holder, ...]) -> str:
         f"{holder.command} (pid {holder.pid}, {holder.container or 'no container'})" for holder in holders
     )
     return f" by {names}" if names else ""
+
+
+def _xids(codes: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"xid {code}" + (f" {count} times" if count > 1 else "") for code, count in codes)
 
 
 def _job(job: Job) -> str:
@@ -130,4 +133,5 @@ def _quarantine(quarantine: Quarantine) -> str:
     kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
     again = quarantine.last_try not in ("", sickness.detail)
     tried = f"tried again, and cut off: {quarantine.last_try}; " if again else ""
-    return f"{tried}quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}; {kept}"
+    heard = f"; the driver reported {_xids(quarantine.heard)}" if quarantine.heard else ""
+    return f"{tried}quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}{heard}; {kept}"

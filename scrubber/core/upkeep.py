@@ -122,7 +122,8 @@ def confine(
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
     # What is out already comes back no more often for being lost; and it must be known as lost, or it is told for ever.
     lost = record.quarantine is not None and sickness.ailment in grounds.GONE
-    if len(recent) >= rules.flap_limit and not sickness.sticky and not lost:
+    alone = remedy.of(sickness).course is remedy.Course.PERSON  # says why already, and more than that it flaps
+    if len(recent) >= rules.flap_limit and not alone and not lost:
         detail = f"{sickness.detail}; {FLAPPING.format(count=len(recent))}"
         sickness = Sickness(Ailment.FLAPPING, detail, sticky=True)
     before, probes = record.quarantine, _probes(record)
@@ -135,9 +136,20 @@ def confine(
     sticky = alone or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = told.detail if before is not None and record.job is not None else ""
-    # A person's word is no judgement of what the device has told.
-    baseline = record.baseline if told.ailment is Ailment.OPERATOR else known(vitals, record.baseline)
-    return ev.Quarantined(Quarantine(sickness, _since(record, now), by, baseline, probes, due, last_try))
+    out = Quarantine(sickness, _since(record, now), by, record.baseline, probes, due, last_try)
+    if told.ailment is Ailment.OPERATOR:  # a person's word is no judgement of what the device has told
+        return ev.Quarantined(out)
+    judged = heard(record.baseline, vitals)
+    codes = judged.codes if judged is not None else ()
+    return ev.Quarantined(replace(out, baseline=known(vitals, record.baseline), heard=codes))
+
+
+def taken_out(record: Record, words: str) -> Sickness:
+    """A person takes out a device that is in use; what needs a person more than that stays the reason."""
+    known_of = record.sickness
+    if known_of is not None and remedy.of(known_of).course is remedy.Course.PERSON:
+        return replace(known_of, detail=f"{known_of.detail}; {words}")
+    return Sickness(Ailment.OPERATOR, words, sticky=True)
 
 
 def _stands(before: Quarantine, sickness: Sickness) -> bool:
@@ -243,9 +255,8 @@ def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
 ) -> answers.Note | answers.Probe | answers.Proceed:
     """What is told still needs no trial, and what is not there cannot have one."""
-    lost = facts.vitals is not None and facts.vitals.lost
-    if lost and facts.successor is not None and _ailment(record) is not Ailment.REPLACED:
-        gone = Sickness(Ailment.REPLACED, f"{facts.successor} sits in its place")
+    gone = _gone(record, facts)
+    if gone is not None:
         return answers.Note(confine(record, gone, "autoclave", facts.vitals, policy, now, chance))
     graver = _graver(record, facts.vitals, policy)
     if graver is not None:
@@ -260,8 +271,21 @@ def _tend_quarantined(
     return due if before is None else answers.Note(before)
 
 
-def _ailment(record: Record) -> Ailment | None:
-    return record.quarantine.sickness.ailment if record.quarantine else None
+def _gone(record: Record, facts: Facts) -> Sickness | None:
+    """That it is not there any more, which its neighbours have to know: nobody is on it, so they may be reset.
+
+    Slices are away for a moment while others are made.
+    """
+    if facts.vitals is None or not facts.vitals.lost or record.quarantine is None or record.device.parent is not None:
+        return None
+    reason = record.quarantine.sickness.ailment
+    if facts.successor is not None:
+        told = Sickness(Ailment.REPLACED, f"{facts.successor} sits in its place")
+        return told if reason is not Ailment.REPLACED else None
+    told = Sickness(
+        Ailment.LOST, f"the device has fallen off its bus; it was out before: {record.quarantine.sickness.detail}"
+    )
+    return told if reason not in grounds.GONE else None
 
 
 def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Sickness | None:

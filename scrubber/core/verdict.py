@@ -19,7 +19,7 @@ from enum import Enum
 
 from policies.model import Policy
 from policies.units import format_size
-from scrubber.core.illness import diagnose, known
+from scrubber.core.illness import diagnose, known, worst
 from scrubber.core.measured import OURS
 from scrubber.core.model import (
     Ailment,
@@ -133,12 +133,18 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     return _figures(job, done, known(done[Step.HEALTH].findings.vitals, baseline))
 
 
-def confirmed(passed: Passed, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
-    """What a worker's proof is worth when the service itself has seen something: the worker hears no error log."""
-    if vitals is None:
+def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
+    """What a worker's word is worth when the service itself has seen something: the worker hears no error log."""
+    sickness = diagnose(vitals, baseline, policy) if vitals is not None else None
+    if isinstance(judged, Failed):
+        if sickness is None or judged.blame is not Blame.DEVICE:
+            return judged
+        return replace(judged, sickness=worst((judged.sickness, sickness)) or sickness)
+    if sickness is not None:
+        return failed(Step.HEALTH, Blame.DEVICE, sickness.detail, sickness)
+    if vitals is None or vitals.partial:
         return failed(Step.HEALTH, Blame.SERVICE, "its health could not be read at the end")
-    sickness = diagnose(vitals, baseline, policy)
-    return passed if sickness is None else failed(Step.HEALTH, Blame.DEVICE, sickness.detail, sickness)
+    return judged
 
 
 def proven_fault(job: Job) -> Sickness | None:

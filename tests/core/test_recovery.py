@@ -149,10 +149,28 @@ def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
     assert (after.sickness.ailment, after.next_probe) == (Ailment.XID, None)
 
 
-@pytest.mark.parametrize("ailment", set(Ailment) - {Ailment.REPLACED})
+@pytest.mark.parametrize("ailment", [it for it in Ailment if it not in grounds.GONE])
+def test_a_device_that_is_lost_while_it_is_out_is_told_so_whatever_it_was_out_for(ailment):
+    record = out(ailment)
+    found = tend(record, Vitals(lost=True))
+    assert isinstance(found, Note)
+    after = live(record, found.event)
+    assert after.quarantine is not None
+    assert after.quarantine.sickness.ailment is Ailment.LOST
+    assert "it was out before: so it is" in after.quarantine.sickness.detail
+    assert (after.quarantine.next_probe is None) == (record.quarantine.next_probe is None), "who waits goes on waiting"
+    assert tend(after, Vitals(lost=True)) == Proceed(), "told once"
+
+
+def test_slices_are_away_for_a_moment_while_others_are_made():
+    record = out(Ailment.HEAT)
+    cut = replace(record, device=replace(record.device, parent="GPU-7"))
+    assert tend(cut, Vitals(lost=True)) == Proceed()
+
+
+@pytest.mark.parametrize("ailment", [it for it in Ailment if it is not Ailment.REPLACED])
 def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out_for(ailment):
     record = out(ailment)
-    assert tend(record, Vitals(lost=True)) == Proceed(), "slices are away for a moment while others are made"
     found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
     assert isinstance(found, Note)
     after = live(record, found.event).quarantine
@@ -201,6 +219,22 @@ def test_a_reason_that_waits_for_a_person_is_not_forgotten_over_a_failed_trial_o
     for sickness in (Sickness(Ailment.RESET_FAILED, "refused"), Sickness(Ailment.OPERATOR, "suspect", sticky=True)):
         after = upkeep.confine(trial, sickness, "ann", None, ENFORCE, LATE, 0.0).quarantine
         assert (after.sickness, after.last_try) == (proven.quarantine.sickness, sickness.detail)
+
+
+def test_of_a_device_that_keeps_coming_back_what_was_proven_stays_the_reason():
+    flapping = replace(lives.CLEAN, returns=(lives.NOW.wall,) * 9)
+    for ailment, told in ((Ailment.MEMORY_FAULT, Ailment.MEMORY_FAULT), (Ailment.HEAT, Ailment.FLAPPING)):
+        found = upkeep.confine(flapping, Sickness(ailment, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+        assert found.quarantine.sickness.ailment is told
+        assert found.quarantine.next_probe is None
+
+
+def test_a_quarantine_says_which_errors_were_judged_with_it():
+    told = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
+    found = upkeep.confine(lives.CLEAN, Sickness(Ailment.LOST, "x"), "autoclave", told, ENFORCE, lives.NOW, 0.0)
+    assert found.quarantine.heard == ((13, 2), (79, 1))
+    again = live(lives.CLEAN, found)
+    assert upkeep.confine(again, Sickness(Ailment.LOST, "x"), "me", told, ENFORCE, LATE, 0.0).quarantine.heard == ()
 
 
 def test_a_persons_word_is_no_judgement_of_what_was_reported():
@@ -261,7 +295,9 @@ def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_wa
     assert not due(tried, later(3599))
     assert due(tried, later(4501))
     assert not due(replace(tried, test_begun=later(4500).wall), later(4501))
-    assert due(replace(tried, tested=later(9e9).wall), later(1))
+    ahead = later(9e9).wall
+    assert due(replace(tried, tested=ahead, test_begun=ahead, since=later(9e9)), later(1))
+    assert not due(replace(tried, tested=ahead), later(1)), "or each test would be followed by another"
     assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)}))
     assert (
         live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).test_begun

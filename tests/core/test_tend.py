@@ -64,8 +64,8 @@ def waiting(count):
     return replace(lives.SET_BACK, setback=Setback("busy", NOW, count))
 
 
-def quarantined(sickness, baseline=Baseline()):
-    return Note(ev.Quarantined(Quarantine(sickness, AT, "autoclave", baseline, 0, AT.uptime + 48.0)))
+def quarantined(sickness, baseline=Baseline(), heard=()):
+    return Note(ev.Quarantined(Quarantine(sickness, AT, "autoclave", baseline, 0, AT.uptime + 48.0, heard=heard)))
 
 
 TEND = rows(
@@ -89,9 +89,9 @@ TEND = rows(
      Blocked(UNSEEABLE)),
     ("observe renews no proof", lives.CLEAN, facts(since=AWAY), OBSERVE, Proceed()),
     ("a clean device that is sick is taken out", lives.CLEAN, facts(vitals=XID_79), ENFORCE,
-     quarantined(XID, baseline=Baseline(1, 0))),
+     quarantined(XID, baseline=Baseline(1, 0), heard=((79, 1),))),
     ("observe takes a sick device out, too", lives.CLEAN, facts(vitals=XID_79), OBSERVE,
-     quarantined(XID, baseline=Baseline(1, 0))),
+     quarantined(XID, baseline=Baseline(1, 0), heard=((79, 1),))),
     # dirty
     ("a released device is scrubbed ahead of need", lives.DIRTY, facts((LEFTOVER,)), ENFORCE,
      Scrub(Path.FAST, Trigger.RELEASE)),

@@ -173,7 +173,8 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
-    tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "kernels")
+    # Bytecode that another worker just writes is away before it could be copied.
+    tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "kernels", "*.pyc.*")
     for room in ("scrubber", "policies", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
     shutil.copy(ROOT / "pyproject.toml", tree)

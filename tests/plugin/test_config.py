@@ -73,7 +73,7 @@ def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
         ({"cdi_kind": "gpu"}, "cannot use CDI kind"),
         ({"strategies": ()}, "no device list strategy"),
         ({"driver_root": Path("here")}, "absolute path"),
-        ({"node_name": "a/b"}, "--node-name 'a/b': no node is called that"),
+        ({"cluster_reports": Reports.ON, "node_name": "a/b"}, "--node-name 'a/b': no node is called that"),
         (
             {"cluster_reports": Reports.OFF, "taint_when_all_out": True},
             "--taint-when-all-out with --cluster-reports off",

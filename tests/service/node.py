@@ -113,7 +113,7 @@ class Node:
 
     name = "pretend"
     lists_users = False
-    one_driver = False
+    one_driver = True
     pace = 1.0
 
     def __init__(self, loop: VirtualLoop, gpus: int) -> None:

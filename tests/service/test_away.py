@@ -12,9 +12,9 @@ from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.engine import ON_MEMORY
 from scrubber.errors import NotReady, Refused
-from scrubber.jobs import USES_DRIVER
 from scrubber.service import MEND_AGAIN
 from scrubber.steps.base import Report
+from scrubber.turns import USES_DRIVER
 from tests.service import hand
 from tests.service.asking import rows
 from tests.service.hand import Hand
@@ -226,7 +226,7 @@ async def test_not_while_a_tool_is_at_it_or_a_reset_of_another_device(world, mon
     world.node.owes = {device}
     await asyncio.sleep(10)
     assert world.node.menders == []
-    async with world.service.jobs._driver.alone():
+    async with world.service.jobs.turns.driver.alone():
         world.node.at_it.clear()
         await asyncio.sleep(10)
         assert world.node.menders == []
@@ -257,11 +257,10 @@ async def test_a_service_that_stops_brings_nothing_back(world):
 async def test_who_came_while_a_reset_waited_for_the_driver_is_seen_before_it_begins(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
-    async with world.service.jobs._driver.with_others():
+    async with world.service.jobs.turns.driver.with_others():
         running = await world.service.scrub(device, Path.SLOW)
-        while (job := world.record(device).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)  # its look before the step is over
+        await asyncio.sleep(3)  # it has nobody to end, and waits
+        assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
         world.intrude(device, container=True)
         await asyncio.sleep(0.3)
     await running.finished.wait()

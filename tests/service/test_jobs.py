@@ -342,7 +342,7 @@ async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(buil
     await world.start()
     await world.clean()
     zero, one, other = world.uuids
-    world.service.jobs._workers = asyncio.Semaphore(room)
+    world.service.jobs.turns.workers = asyncio.Semaphore(room)
     jobs = [await world.service.scrub(zero, Path.FAST), await world.service.scrub(one, Path.SLOW)]
     if room > len(jobs):
         while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells

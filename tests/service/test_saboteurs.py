@@ -133,11 +133,9 @@ class Lenient(Jobs):
 class Trusting(Jobs):
     """Does not look itself at what a worker calls well."""
 
-    async def _still_alone(self, running, _judged) -> verdict.Verdict:
-        record = self._ledger.records[running.device]
-        assert record.job is not None
-        trusted = verdict.judge(record.job, record.baseline, running.ruling.policy)
-        return await super()._still_alone(running, trusted)
+    def _conclusion(self, record, job, _judged, vitals, ruling) -> Event:
+        trusted = verdict.judge(job, record.baseline, ruling.policy)
+        return super()._conclusion(record, job, trusted, vitals, ruling)
 
 
 async def hand_over(world):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,13 +75,17 @@ class ApiServer(Bell):
         self.fault: Fault = lambda _request: None
         self.after: Fault = lambda _request: None  # in place of the answer, once the deed is done
         self.kubeconfig = folder / "kubeconfig"
-        self._port = 0
+        # Bound for as long as the test runs, and never listened on: while we are closed the port refuses, and nobody
+        # else gets it.
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind(("127.0.0.1", 0))
+        self._port = self._place.getsockname()[1]
         self._server: asyncio.Server | None = None
         self._talks: set[asyncio.Task[None]] = set()
 
     async def open(self):
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
-        self._port = self._server.sockets[0].getsockname()[1]
         # Without TLS, but the client would read every known CA before it speaks: most of a test's time.
         cluster = {"server": f"http://127.0.0.1:{self._port}", "insecure-skip-tls-verify": True}
         about = {
@@ -101,6 +106,11 @@ class ApiServer(Bell):
         await asyncio.gather(*self._talks, return_exceptions=True)
         await self._server.wait_closed()
         self._server = None
+
+    async def leave(self):
+        """Closed for good."""
+        await self.close()
+        self._place.close()
 
     async def until(self, holds):
         async with asyncio.timeout(WITHIN):
@@ -157,6 +167,7 @@ class ApiServer(Bell):
             await reader.read()
             return
         except Drip:
+            self.ring()
             await _drip(reader, writer)
             return
         finally:

@@ -22,7 +22,7 @@ async def api(short_tmp):
     api = ApiServer(short_tmp)
     await api.open()
     yield api
-    await api.close()
+    await api.leave()
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """What is told of the devices, from tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from plugin.cluster import judging
 from plugin.cluster.judging import Code, Condition, Outlook, Status, Verdict
 from plugin.devices import GONE, Device
+from scrubber.core.model import Ailment
 
 LATER = judging.NOT_READY_AFTER
 
@@ -74,6 +77,76 @@ def test_a_device_that_changed_its_resource_is_judged_once_by_what_it_is_now():
         assert [verdict.out for verdict in judging.judge({}, order, 0).values()] == [None]
 
 
+LOST = device(0, healthy=False, reason="lost", quarantined=True)
+SWAPPED = device(0, healthy=False, reason="replaced", quarantined=True)
+NEW, OTHER_GPU = replace(GOOD, uuid="GPU-new"), device(1)
+SLICE = replace(NEW, mig=True)
+MOVED_UP = replace(OTHER_GPU, index=0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "counts"),
+    [
+        ([[LOST, OTHER_GPU]], True),
+        ([[LOST, NEW]], True),  # the service alone says what was replaced
+        ([[SWAPPED, NEW]], False),
+        ([[LOST], [SWAPPED, NEW]], False),
+        ([[SWAPPED, NEW], [LEFT, NEW]], False),
+        ([[SWAPPED, NEW], [IDLE, NEW]], True),  # put back, and not there yet
+        ([[GOOD, OTHER_GPU], [LEFT, OTHER_GPU]], True),
+        ([[GOOD, OTHER_GPU], [LEFT, MOVED_UP]], True),
+        ([[GOOD], [LEFT, SLICE]], True),
+        ([[GOOD], [LEFT, NEW]], False),
+        ([[GOOD], [LEFT], [LEFT, NEW]], False),
+        ([[GOOD], [LEFT, NEW], [LEFT, NEW]], False),
+        ([[GOOD], [LEFT, NEW], [IDLE, NEW]], True),
+        ([[GOOD], [LEFT, NEW], [IDLE, NEW], [LEFT, NEW]], True),
+        ([[LOST], [LEFT]], True),
+        ([[LEFT, NEW]], True),  # who came first, nobody knows
+    ],
+)
+def test_what_is_not_there_counts_until_another_one_is_in_its_place(looks, counts):
+    verdicts: dict[str, Verdict] = {}
+    for now, seen in enumerate(looks):
+        verdicts = judging.judge(verdicts, seen, now)
+    old = verdicts[GOOD.uuid]
+    assert old.out is not None
+    assert (judging.outlook(verdicts).status is Status.FALSE) is counts
+    assert judging.tainted({GOOD.uuid: old, "GPU-9": verdict(9, Code.SICK)}, present=False)
+    assert judging.tainted({GOOD.uuid: old}, present=False) is counts  # of those that count, there is none
+    assert judging.tainted({GOOD.uuid: old, "GPU-9": verdict(9)}, present=True) is False
+
+
+def test_what_was_replaced_is_told_by_an_event_and_in_the_message_by_its_uuid():
+    before, now = judging.judge({}, [LOST], 0), judging.judge({}, [SWAPPED, NEW], 1)
+    (event,) = judging.happenings(before, now)
+    hint = "; `autoclave explain GPU-0` on the node says more"
+    assert (event.code, event.note) == (Code.QUARANTINED, f"GPU-0 is quarantined: replaced{hint}")
+    told = judging.outlook(now)
+    assert told.reason == "AllDevicesHealthy"
+    assert told.message == "no device of 1 is out; not counted, as another one is in its place: GPU-0"
+    assert judging.outlook(judging.judge({}, [SWAPPED], 1)) == judging.NONE_OFFERED
+
+
+def test_the_word_for_what_was_replaced_is_that_of_the_service():
+    assert Ailment.REPLACED.value == judging.REPLACED
+
+
+def test_a_device_that_is_gone_is_named_by_its_uuid_and_nobody_is_asked_to_explain_it():
+    (event,) = judging.happenings(by_name(verdict()), by_name(verdict(code=Code.GONE)))
+    assert event.note == "GPU-0 is gone"
+
+
+def test_a_while_in_which_nobody_looked_proves_nothing_and_counts_for_nothing():
+    verdicts = judging.unseen(judging.judge({}, [OUT, OTHER_GPU, device(2, healthy=False)], 0))
+    assert judging.next_look(verdicts, LATER) is None
+    verdicts = judging.judge(verdicts, [device(index, healthy=False) for index in range(3)], LATER)
+    assert [(each.out, each.proven) for each in verdicts.values()] == [
+        (Code.QUARANTINED, False), (None, False), (None, False),
+    ]  # fmt: skip
+    assert judging.next_look(verdicts, LATER) == LATER
+
+
 def test_the_next_look_is_when_the_first_device_has_been_idle_for_too_long():
     assert judging.next_look(judging.judge({}, [GOOD, device(1, healthy=False, reason="xid")], 5), 5) is None
     verdicts = judging.judge({}, [device(0, healthy=False)], 0)
@@ -119,7 +192,7 @@ GPU1 = verdict(1, Code.SICK, "xid")
     ("verdicts", "status", "reason", "message"),
     [
         (None, "Unknown", "ScrubServiceSilent", judging.SILENT.message),
-        ((), "Unknown", "NoDevices", judging.NONE_KNOWN.message),
+        ((), "Unknown", "NoDevices", judging.NONE_OFFERED.message),
         ((verdict(), verdict(1)), "True", "AllDevicesHealthy", "no device of 2 is out"),
         (
             (verdict(), verdict(1, proven=False)),
@@ -130,7 +203,7 @@ GPU1 = verdict(1, Code.SICK, "xid")
         ((GPU1,), "False", "AllDevicesOut", "1 of 1 devices are out: GPU 1 (sick: xid)"),
         (
             (verdict(0, Code.QUARANTINED, "ecc", mig=True), verdict(2, Code.GONE), verdict(3)),
-            "False", "SomeDevicesOut", "2 of 3 devices are out: MIG-0 of GPU 0 (quarantined: ecc), GPU 2 (gone)",
+            "False", "SomeDevicesOut", "2 of 3 devices are out: MIG-0 of GPU 0 (quarantined: ecc), GPU-2 (gone)",
         ),
     ],
 )  # fmt: skip

@@ -9,27 +9,30 @@ import pytest
 from plugin.cluster.threads import Forgetful
 
 HUNG = """
-import asyncio, threading
-from plugin.cluster.threads import Forgetful
+import asyncio, os, signal, sys, threading
+from pathlib import Path
+from plugin import app, config
 
-async def main():
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(Forgetful())
-    begun = asyncio.Event()
-    def hang():
-        loop.call_soon_threadsafe(begun.set)
-        threading.Event().wait()
-    loop.run_in_executor(None, hang)
-    await begun.wait()
+class Reporter:
+    async def run(self, source):
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        def hang():
+            loop.call_soon_threadsafe(begun.set)
+            threading.Event().wait()
+        loop.run_in_executor(None, hang)
+        await begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
 
-asyncio.run(main())
+asyncio.run(app._serve(config.Config(run_dir=Path(sys.argv[1])), Reporter()))
 print("ended")
 """
 
 
-def test_a_process_ends_while_a_look_up_hangs():
-    ended = subprocess.run([sys.executable, "-c", HUNG], capture_output=True, text=True, timeout=20, check=True)
-    assert ended.stdout == "ended\n"
+def test_a_plugin_that_is_told_to_stop_ends_while_a_look_up_hangs(short_tmp):
+    command = [sys.executable, "-c", HUNG, str(short_tmp)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert ended.stdout.endswith("ended\n")
 
 
 async def test_results_and_errors_come_back():

@@ -1,0 +1,56 @@
+"""The node that is told of: when its status changed, and whether it is still the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from plugin.cluster import apiserver, words
+from plugin.cluster.credentials import File
+from plugin.cluster.reporter import Reporter
+from tests.plugin.cluster.api_server import NODE, on, status
+from tests.plugin.cluster.conftest import QUICK
+from tests.plugin.cluster.test_reporter import CONDITION, out
+from tests.plugin.cluster.test_silence import IDLE
+from tests.plugin.scrub_door import gpu
+
+
+@pytest.fixture
+def clock():
+    """A clock of the wall that the test sets."""
+    return [1_000_000.0]
+
+
+@pytest.fixture
+async def reporter(api, clock):
+    """One that looks and writes when it is told to."""
+    server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
+    yield Reporter(server, NODE, taint=False, pace=QUICK, clock=lambda: clock[0])
+    await server.close()
+
+
+async def test_the_time_of_transition_is_when_it_was_seen_not_when_it_could_be_told(api, clock, reporter):
+    """Three looks while the API server is away: the second changes the status, the third only the words."""
+    sick = replace(IDLE, reason="xid")
+    for seen in [(IDLE,), (sick,), (sick, replace(sick, uuid="GPU-1", index=1))]:
+        reporter._look(seen)
+        clock[0] += 100
+    await reporter._write_condition()
+    assert api.says("False", "AllDevicesOut")
+    assert api.condition()["lastTransitionTime"] == words.time(1_000_100)
+    assert api.condition()["lastHeartbeatTime"] == words.time(1_000_300)
+
+
+async def test_a_node_that_was_made_anew_keeps_no_times_of_the_old_one(api, door, reporting):
+    long_ago = "2020-01-01T00:00:00Z"
+    ours = {"type": words.CONDITION, "status": "False", "reason": "Old", "message": "old"}
+    api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})
+    door.say(out(0), gpu(1))
+    async with reporting():
+        await api.until(lambda: api.says("False", "SomeDevicesOut"))
+        assert api.condition()["lastTransitionTime"] == long_ago
+        api.node["metadata"]["uid"], api.node["status"]["conditions"] = "uid-2", []
+        api.fault = on(CONDITION, lambda _request: status(404, "NotFound"), times=1)
+        door.say(out(0, "ecc"), gpu(1))
+        await api.until(lambda: api.says("False", "SomeDevicesOut") and len(api.events) == 2)
+        assert api.condition()["lastTransitionTime"] > long_ago
+    assert len(api.told("GET nodes")) == 2

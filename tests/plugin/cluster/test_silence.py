@@ -1,0 +1,140 @@
+"""What is told while nobody knows how the devices stand, and when they are seen again."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from plugin.bell import Bell
+from plugin.cluster import apiserver, judging
+from plugin.cluster.credentials import File
+from plugin.cluster.reporter import Reporter
+from plugin.devices import Device
+from plugin.listing import Shown
+from tests.plugin.cluster.api_server import NODE
+from tests.plugin.cluster.conftest import QUICK
+from tests.plugin.cluster.test_reporter import lines, out
+from tests.plugin.scrub_door import gpu
+
+IDLE = Device(
+    "GPU-0000", "nvidia.com/gpu", healthy=False, clean=False, index=0, mig=False, numa_node=0, island="", nodes=()
+)
+
+
+class Source(Bell):
+    """Devices that stand as the test says, and how often somebody looked."""
+
+    def __init__(self, *devices: Device) -> None:
+        super().__init__()
+        self.devices: Shown | None = devices
+        self.looks = 0
+
+    async def first(self) -> None:
+        """They are known."""
+
+    def standing(self) -> Shown | None:
+        self.looks += 1
+        return self.devices
+
+    async def moved(self, since: Shown | None) -> None:
+        await self.until(lambda: self.devices != since)
+
+    def say(self, devices: Shown | None) -> None:
+        self.devices = devices
+        self.ring()
+
+
+async def turns(number=50):
+    """Let the loop do whatever it can do without time."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_nobody_looks_again_and_again_while_the_service_is_silent(api, monkeypatch):
+    source = Source(IDLE)
+    reporter = Reporter(apiserver.connect(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
+    task = asyncio.create_task(reporter.run(source))
+    await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
+    monkeypatch.setattr(judging, "NOT_READY_AFTER", 0.0)  # the device has been idle for too long from now on
+    source.say(None)
+    await turns()
+    assert source.looks == 2
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_a_device_that_is_idle_for_too_long_is_told_though_nothing_moves(api, door, reporting, monkeypatch):
+    monkeypatch.setattr(judging, "NOT_READY_AFTER", 0.05)
+    door.say(gpu(0, healthy=False, clean=False))
+    async with reporting():
+        await api.until(lambda: api.says("False", "AllDevicesOut") and ("DeviceNotReady", "GPU 0") in api.counts())
+
+
+async def test_what_was_healthy_before_a_silence_is_not_healthy_after_it_until_it_was_found_so(api, door, reporting):
+    door.say(gpu(0), gpu(1))
+    door.silence = 0.0
+    async with reporting():
+        await api.until(lambda: api.says("True"))
+        await door.close()
+        await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
+        door.say(*(gpu(index, healthy=False, clean=False) for index in range(2)))
+        await door.open()
+        await api.until(lambda: not api.says("Unknown", "ScrubServiceSilent"))
+        assert api.says("Unknown", "DevicesNotReady")
+        door.say(gpu(0), gpu(1))
+        await api.until(lambda: api.says("True"))
+
+
+async def test_a_fault_of_the_judge_is_told_and_proves_nothing(api, door, reporting, monkeypatch):
+    door.say(gpu(0), gpu(1))
+    with capture_logs() as logs:
+        async with reporting():
+            await api.until(lambda: api.says("True"))
+            monkeypatch.setattr(judging, "judge", None)
+            door.say(gpu(0), out(1))
+            await api.until(lambda: api.says("Unknown", "PluginFault"))
+            door.say(*(gpu(index, healthy=False, clean=False) for index in range(2)))
+            monkeypatch.undo()
+            await api.until(lambda: not api.says("Unknown", "PluginFault"))
+            assert api.says("Unknown", "DevicesNotReady")
+    assert lines(logs, "a fault inside the reports to the cluster")
+
+
+async def test_what_happened_before_a_fault_is_told_after_it(api, door, reporting, monkeypatch):
+    door.say(gpu(0))
+    async with reporting():
+        await api.until(lambda: api.says("True"))
+        monkeypatch.setattr(judging, "happenings", None)
+        door.say(out(0))
+        await api.until(lambda: api.says("Unknown", "PluginFault"))
+        monkeypatch.undo()
+        await api.until(lambda: ("DeviceQuarantined", "GPU 0") in api.counts())
+
+
+async def test_each_silence_of_the_service_is_told_in_the_log(door, followed):
+    with capture_logs() as logs:
+        async with followed() as listing:
+            for number in (1, 2):
+                door.say(gpu(0))
+                await listing.moved(None)
+                before = listing.standing()
+                door.say(gpu(0), gpu(number))  # it goes on
+                await listing.moved(before)
+                before = listing.standing()
+                door.silence = 0.0
+                door.say(gpu(0, clean=False), gpu(number))
+                await listing.moved(before)
+                await door.close()
+                async with asyncio.timeout(10):
+                    while listing.standing() is not None:
+                        await listing.moved(listing.standing())
+                await door.open()
+    assert len(lines(logs, "the scrub service is away")) == 2
+
+
+@pytest.mark.parametrize("fault", ["unseen", "outlook"])
+async def test_whatever_fails_in_judging_nothing_is_said_of_the_devices(api, door, reporting, monkeypatch, fault):
+    monkeypatch.setattr(judging, fault, None)
+    door.say(gpu(0))
+    async with reporting():
+        await api.until(lambda: api.says("Unknown", "PluginFault"))

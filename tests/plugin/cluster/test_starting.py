@@ -1,0 +1,74 @@
+"""Whether there are reports at all, and what is said where there are none."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from plugin import config
+from plugin.cluster import starting
+from plugin.cluster.credentials import Reports
+from scrubber.errors import FatalError
+
+NOWHERE = Path("/", "x" * 300)  # a name that no directory has: looking there fails
+
+
+@pytest.fixture
+def chosen(short_tmp, monkeypatch):
+    """A plugin in a pod that has a service account, and no certificate beside its token."""
+    (short_tmp / "token").write_text("secret")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    return config.Config(kubelet_dir=short_tmp, run_dir=short_tmp, node_name="node-1", service_account=short_tmp)
+
+
+ALONE = {"service_account": Path("/nonexistent")}
+TAINT = {"taint_when_all_out": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (ALONE, []),
+        (ALONE | {"node_name": ""}, []),
+        (ALONE | {"node_name": "Agent 1"}, []),  # what somebody else calls a node
+        (ALONE | TAINT, ["there are no credentials: mount"]),
+        (ALONE | TAINT | {"node_name": ""}, ["the name of the node is not known: give --node-name"]),
+        ({"node_name": ""}, ["the name of the node is not known: give --node-name"]),
+        ({"node_name": "Agent 1"}, ["--node-name 'Agent 1': no node is called that; give the name in the cluster"]),
+        ({"service_account": NOWHERE}, ["cannot use the credentials: "]),
+        ({"cluster_reports": Reports.OFF, "node_name": "Agent 1"}, []),
+    ],
+)
+def test_what_was_asked_for_and_cannot_be_is_one_warning_and_a_plugin_that_runs(chosen, change, told):
+    chosen = replace(chosen, **change)
+    with capture_logs() as logs:
+        config.check(chosen)
+        assert starting.reporter(chosen.cluster) is None
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("nothing is reported to the cluster", "warning") for _ in told
+    ]
+    assert all(line["why"].startswith(words) for line, words in zip(logs, told, strict=True))
+
+
+@pytest.mark.parametrize("change", [{"node_name": "Agent 1"}, {"node_name": ""}, ALONE])
+def test_who_insists_on_reports_has_them_or_does_not_start(chosen, change):
+    insists = replace(chosen, cluster_reports=Reports.ON, **change)
+    for begin in (config.check, lambda it: starting.reporter(it.cluster)):
+        with pytest.raises(FatalError, match="cannot report to the cluster: "):
+            begin(insists)
+
+
+def test_a_client_that_fails_while_it_is_loaded_ends_only_who_insists(chosen, short_tmp, monkeypatch):
+    (short_tmp / "broken_client.py").write_text("raise ValueError('no such cipher')")
+    monkeypatch.syspath_prepend(str(short_tmp))
+    monkeypatch.setattr(starting, "_CLIENT", "broken_client")
+    with capture_logs() as logs:
+        assert starting.reporter(chosen.cluster) is None
+    assert [line["why"].partition(":")[0] for line in logs] == ["its client cannot be loaded (no such cipher)"]
+    with pytest.raises(FatalError, match="its client cannot be loaded"):
+        starting.reporter(replace(chosen, cluster_reports=Reports.ON).cluster)
+    assert "broken_client" not in sys.modules

@@ -1,0 +1,308 @@
+"""How jobs end: what was seen, heard and proven until then counts, and a reset that was begun comes to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from policies.model import Policy
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Facts, Outcome, Path, Record, Sign, State, Step
+from scrubber.devices.base import Progress
+from scrubber.errors import AutoclaveError, NotReady
+from scrubber.steps.base import Order, Report
+from scrubber.steps.child import BrokenError
+from tests.service.asking import rows
+from tests.service.hand import Hand
+from tests.service.world import World
+
+SUPPORT = 125  # the catalogue wants support for it
+TESTED = "name: tested\ndefaults: {timeouts: {evict: 5s}, periodic: {every: 1h, keep_free: 0}}\n"
+HOT = "name: hot\ndefaults: {quarantine: {signs: [heat]}}\n"
+
+
+@pytest.fixture
+def node(build, tmp_path):
+    """A node under a policy that is written here."""
+
+    async def one(policy: str, gpus: int = 2, hand: type[Hand] = Hand) -> World:
+        file = tmp_path / "policy.yaml"
+        file.write_text(policy)
+        world: World = build(policy=str(file), gpus=gpus, hand=hand, interval=20.0)
+        await world.start()
+        await world.clean()
+        return world
+
+    return one
+
+
+class HangsInTheEnd(Hand):
+    """Its last step is done, and then the driver hangs."""
+
+    async def perform(self, step, order, progress):
+        report = await super().perform(step, order, progress)
+        self.gpu.hangs = step is Step.HEALTH and self.node.loop.time() > 1000
+        return report
+
+
+async def test_a_driver_that_hangs_in_the_end_has_proven_nothing(build):
+    world = build(gpus=1, hand=HangsInTheEnd)
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    await asyncio.sleep(1000)
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert (running.receipt, running.why) == (None, "its health could not be read at the end")
+    world.node.heal()
+
+
+async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(build):
+    late = 0
+
+    class OneLateAnswer(Hand):
+        """The driver is slow once, just when the job asks for the last time."""
+
+        async def perform(self, step: Step, order: Order, progress: Progress) -> Report:
+            nonlocal late
+            report = await super().perform(step, order, progress)
+            if step is Step.HEALTH and late == 0 and self.node.loop.time() > 1000:
+                late += 1
+                self.gpu.hangs = True
+                self.node.loop.call_later(3.0, setattr, self.gpu, "hangs", False)
+            return report
+
+    world = build(gpus=1, hand=OneLateAnswer)
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    await asyncio.sleep(1000)
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert late == 1
+    assert running.receipt is not None
+
+
+async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_had(world, monkeypatch):
+    device = world.uuids[0]
+    spawn = world.service.jobs._spawn
+
+    async def none_for_the_slow_path(uuid: str, policy: Policy) -> Hand:
+        if world.record(uuid).job.path is Path.SLOW:
+            raise BrokenError("cannot start a worker")
+        hand: Hand = await spawn(uuid, policy)
+        return hand
+
+    monkeypatch.setattr(world.service.jobs, "_spawn", none_for_the_slow_path)
+    world.node.gpus[device].bad_memory = True
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    world.node.heal()
+    quarantine = world.record(device).quarantine
+    assert (quarantine.sickness.ailment, quarantine.next_probe) == (Ailment.MEMORY_FAULT, None)
+
+
+class FailsAndReports(Hand):
+    """The clear fails, and meanwhile the driver reports what needs a person."""
+
+    async def perform(self, step, order, progress):
+        if step is Step.CLEAR and self.node.loop.time() > 1000:
+            self.node.report(self.gpu.info.uuid, (SUPPORT,))
+            await self.kill()
+        return await super().perform(step, order, progress)
+
+
+async def test_what_was_reported_of_a_device_whose_scrub_failed_for_something_else_is_not_forgotten(build):
+    world = build(gpus=1, hand=FailsAndReports)
+    await world.start()
+    await world.clean()
+    [device] = world.uuids
+    await asyncio.sleep(1000)
+    running = await world.service.scrub(device, Path.SLOW)
+    await running.finished.wait()
+    quarantine = world.record(device).quarantine
+    assert (quarantine.sickness.xid, quarantine.next_probe, quarantine.heard) == (SUPPORT, None, ((SUPPORT, 1),))
+
+
+async def test_what_was_reported_before_a_device_was_lost_decides_with_it(world):
+    device = world.uuids[0]
+    world.node.report(device, (13, 13, SUPPORT))
+    world.node.gpus[device].lost = True
+    await world.reach(device, State.QUARANTINED)
+    told = rows(world, ev.Quarantined, device)[0].quarantine
+    assert (told.sickness.xid, told.next_probe, told.heard) == (SUPPORT, None, ((13, 2), (SUPPORT, 1)))
+    assert "the driver reported xid 13 2 times, xid 125" in world.story(device)
+    world.node.heal()
+    await asyncio.sleep(3600)
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_a_device_that_is_lost_while_it_is_out_keeps_no_neighbour_from_its_reset(build):
+    world = build(gpus=3)
+    await world.start()
+    await world.clean()
+    _alone, one, other = world.uuids
+    world.node.report(one, (79,))
+    await world.reach(one, State.QUARANTINED)
+    world.node.gpus[one].lost = world.node.gpus[one].blind = True
+    await asyncio.sleep(5)
+    assert world.record(one).quarantine.sickness.ailment is Ailment.LOST
+    running = await world.service.scrub(other, Path.SLOW)
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+class AMinuteOfTests(Hand):
+    """As the real self-test does."""
+
+    async def perform(self, step, order, progress):
+        if step is Step.SELFTEST:
+            await self.spend(60)
+        return await super().perform(step, order, progress)
+
+
+async def at(world, device, step):
+    """Return as soon as its job is at a step."""
+    while (job := world.record(device).job) is None or job.step is not step:
+        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+
+
+async def test_a_reset_that_waits_for_a_self_test_keeps_no_tenant_waiting(build):
+    world = build(gpus=4, hand=AMinuteOfTests, policy="fast")
+    await world.start()
+    await world.clean()
+    tested, reset, tenants, _ = world.uuids
+    first = await world.service.scrub(tested, Path.SLOW)
+    await at(world, tested, Step.SELFTEST)
+    second = await world.service.scrub(reset, Path.SLOW)
+    await asyncio.sleep(5)
+    assert world.record(reset).job.step is None
+    assert not first.finished.is_set()
+    began = world.loop.time()
+    running = await world.service.scrub(tenants, Path.FAST)
+    await running.finished.wait()
+    assert running.receipt is not None
+    assert world.loop.time() - began < 3
+    await asyncio.gather(first.finished.wait(), second.finished.wait())
+    assert second.receipt is not None
+
+
+async def burning(world, step):
+    """The device whose test has come to that step."""
+    while True:
+        for device in world.uuids:
+            job = world.record(device).job
+            if job is not None and job.step is step:
+                return device
+        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+
+
+async def test_a_test_that_waits_for_its_reset_gives_way(node):
+    world = await node(TESTED)
+    async with world.service.jobs.turns.driver.with_others():
+        device = await burning(world, Step.EVICT)
+        await asyncio.sleep(3)
+        advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
+        assert (world.state(device), advert.healthy) == (State.SCRUBBING, True)
+        assert await world.acquire("pod", device)
+
+
+@pytest.mark.parametrize("ask", ["acquire", "start"])
+async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, monkeypatch, ask):
+    world = await node(TESTED)
+    device = await burning(world, Step.EVICT)
+    eye = "quick" if ask == "acquire" else "full"
+    look = getattr(world.life.sight, eye)
+
+    async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
+        facts: Facts = await look(record, *args, **more)
+        if record.device.uuid == device and record.job is not None and record.job.step is Step.EVICT and not args:
+            await at(world, device, Step.RESET)
+        return facts
+
+    monkeypatch.setattr(world.life.sight, eye, slow)
+    deed = world.service.acquire([device], announced=True) if ask == "acquire" else world.service.start([device], "p")
+    try:
+        await deed
+    except AutoclaveError as error:
+        assert "it is being reset; ask again" in str(error)  # noqa: PT017 - it may also be over in time
+    await asyncio.sleep(30)
+    resets = [it.result for it in rows(world, ev.StepFinished, device) if it.result.step is Step.RESET]
+    begun = [it for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET]
+    assert (len(resets), {it.outcome for it in resets}) == (len(begun), {Outcome.PASSED})
+
+
+async def test_a_container_that_is_about_to_start_gets_the_device_from_its_test(node):
+    world = await node(TESTED)
+    device = await burning(world, Step.CLEAR)
+    await world.service.start([device], "pod")
+    assert world.state(device) is State.EXPOSED
+
+
+async def test_a_persons_word_calls_off_no_reset(world):
+    device = world.uuids[0]
+    await world.service.quarantine(device, "suspect", "ops")
+    running = await world.service.reinstate(device, "", "ops")
+    await at(world, device, Step.RESET)
+    with pytest.raises(NotReady, match="it is being reset; ask again"):
+        await world.service.excuse(device, "no time", "ann")
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+async def test_a_reinstatement_is_no_trial_that_was_under_way(node):
+    world = await node(HOT, hand=AMinuteOfTests)
+    device = world.uuids[0]
+    gpu = world.node.gpus[device]
+    gpu.signs = (Sign(Ailment.HEAT, "hot"),)
+    await world.reach(device, State.QUARANTINED)
+    gpu.signs = ()
+    await at(world, device, Step.CLEAR)
+    running = await world.service.reinstate(device, "looked after", "ann")
+    assert await world.service.reinstate(device, "me too", "bob") is running
+    await running.finished.wait()
+    assert running.receipt.path is Path.SLOW
+    assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"
+    assert world.record(device).returns == ()
+
+
+async def test_a_persons_word_about_a_device_in_use_hides_nothing_that_needs_a_person(world):
+    device = world.uuids[0]
+    container = await world.tenancy(device)
+    world.node.report(device, (SUPPORT,))
+    await asyncio.sleep(5)
+    await world.service.quarantine(device, "suspect", "ops")
+    world.node.end_container(container)
+    await world.reach(device, State.QUARANTINED)
+    sickness = world.record(device).quarantine.sickness
+    assert (sickness.ailment, sickness.xid) == (Ailment.XID, SUPPORT)
+    assert sickness.detail.endswith("suspect (asked by ops)")
+
+
+async def test_who_cannot_be_cleared_is_not_brought_back_by_a_word(world, monkeypatch):
+    device = world.uuids[0]
+    await world.service.quarantine(device, "suspect", "ops")
+    monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
+    with pytest.raises(NotReady, match="CuPy is not installed"):
+        await world.service.excuse(device, "it was the cable", "ann")
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_who_cannot_be_cleared_is_not_tested(node, monkeypatch):
+    world = await node(TESTED)
+    monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
+    before = [len(rows(world, ev.ScrubStarted, device)) for device in world.uuids]
+    await asyncio.sleep(3 * 3600)
+    assert [len(rows(world, ev.ScrubStarted, device)) for device in world.uuids] == before
+
+
+async def test_a_sign_stays_told_over_one_answer_that_is_late(world):
+    device = world.uuids[0]
+    world.node.gpus[device].signs = (Sign(Ailment.HEAT, "hot"),)
+    await asyncio.sleep(5)
+    world.node.gpus[device].hangs = True
+    await asyncio.sleep(3)
+    assert world.service.signs[device] == (Sign(Ailment.HEAT, "hot"),)
+    world.node.heal()
