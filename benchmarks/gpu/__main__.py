@@ -4,7 +4,9 @@ python -m benchmarks.gpu [--output DIR] [--gpu INDEX_OR_UUID] [--rounds N] [--li
                          [--seconds S] [--host-root DIR]
 
 It works on a GPU that nobody uses and refuses any other one. It overwrites its memory and leaves zeros there; it
-changes no setting and resets nothing. Writes ``<model>-scrub.md`` and ``.json``, with UUIDs cut short.
+changes no setting and resets nothing. With ``--limit`` the zeros are as many as any part has written, but not always
+in the same place: what is left elsewhere are random bytes of ours. Writes ``<model>-scrub.md`` and ``.json``, with
+UUIDs cut short.
 """
 
 from __future__ import annotations

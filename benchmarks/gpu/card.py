@@ -5,23 +5,20 @@ Only children that may call CUDA open it; see ``parts``.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from scrubber.cuda import memory, warmth
+from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.card import Deed, Found, Program, Span, Step, Unit
 from scrubber.cuda.coverage import Account
-from scrubber.cuda.device import ENVIRONMENT, CupyCard
+from scrubber.cuda.device import CupyCard
 from scrubber.cuda.memory import Memory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
 from scrubber.devices.nvidia.holding import Holding, OpenCard
 from scrubber.devices.nvidia.library import Library
 from scrubber.devices.nvidia.place import Place
-
-WARMED_UP_WITH = 2**21  # bytes
 
 
 @dataclass(frozen=True)
@@ -67,6 +64,10 @@ class MeasuredCard(CupyCard):
         self._launched = False
         return super().sweep(deed, pattern, spans, step)
 
+    def shared_of(self, program: Program) -> int:
+        """Bytes of shared memory that the driver calls the kernel's own."""
+        return self._kernel(program.value).shared_size_bytes
+
     def timed(self, launch: Callable[[], None]) -> float:
         """Seconds that the device takes for what is launched there."""
         first, last = self._clock()
@@ -80,14 +81,6 @@ class MeasuredCard(CupyCard):
         if not self._launched:
             raise RuntimeError("cannot tell how long the device took: no launch was seen")
         return self._told_seconds()
-
-    def warm_up(self) -> None:
-        """Load what is loaded at its first launch, which takes memory; then nothing is held."""
-        address = self._runtime.malloc(WARMED_UP_WITH)
-        spans = (Span(address, WARMED_UP_WITH, 0),)
-        self.sweep(Deed.WRITE, ZERO, spans, unheard)
-        self.sweep(Deed.CHECK, ZERO, spans, unheard)
-        self._runtime.free(address)
 
     def _begin(self, deed: Deed, pattern: Pattern, span: Span, place: int) -> None:
         first, last = self._clock()
@@ -120,11 +113,6 @@ def unwatched(_done: int, _total: int) -> None:
     """Nobody wants to know how far it is, of how much."""
 
 
-def only(uuid: str) -> None:
-    """What a worker sets before it calls CUDA: this process will never see another device."""
-    os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
-
-
 def opened(where: Where) -> MeasuredCard:
     """The device, opened as a worker does it."""
     return _begun(MeasuredCard(_cupy(where), where.uuid, where.limit), where)
@@ -138,7 +126,7 @@ def listening(where: Where) -> MeasuredCard:
 
 
 def _cupy(where: Where) -> Any:  # noqa: ANN401 - a module without types
-    only(where.uuid)
+    device.only(where.uuid)
     return warmth.load()
 
 
@@ -151,7 +139,6 @@ def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
 def taken(where: Where) -> tuple[MeasuredCard, Memory]:
     """All of its memory, or as much as is allowed."""
     card = opened(where)
-    card.warm_up()
     return card, memory.take(card)
 
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from benchmarks.gpu import chip, job, passes, proof, start
 from benchmarks.gpu.card import Where
@@ -49,30 +51,46 @@ class Part:
 def measured(name: str, where: Where, seconds: float) -> Part:
     """Run it in a new process for so long at most."""
     began = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.gpu.parts", name],
-        cwd=ROOT,
-        env=_environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            said, complaints = process.communicate(json.dumps(asdict(where)), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return Part(name, time.monotonic() - began, why=f"it was not done within {seconds:.0f} s")
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has forked
-    took = time.monotonic() - began
-    if process.returncode:
-        last = complaints.strip().rpartition("\n")[2][-_LAST_WORDS:]
-        return Part(name, took, why=f"it ended with status {process.returncode}: {last or 'it said nothing'}")
-    answer = json.loads(said)
+    with TemporaryFile("w+") as told, TemporaryFile("w+") as said, TemporaryFile("w+") as complaints:
+        json.dump(asdict(where), told)
+        told.seek(0)
+        status = _status(name, (told, said, complaints), seconds)
+        took = time.monotonic() - began
+        said.seek(0)
+        complaints.seek(0)
+        if status is None:
+            return Part(name, took, why=f"it was not done within {seconds:.0f} s")
+        if status:
+            last = complaints.read().strip().rpartition("\n")[2][-_LAST_WORDS:]
+            return Part(name, took, why=f"it ended with status {status}: {last or 'it said nothing'}")
+        answer = json.load(said)
     figures = (Measured(**figure | {"samples": tuple(figure["samples"])}) for figure in answer["figures"])
     return Part(name, took, tuple(figures), answer["why"])
+
+
+def _status(name: str, files: tuple[IO[str], IO[str], IO[str]], seconds: float) -> int | None:
+    """How the process has ended; None if it had to be ended. Nothing of what it has forked is left."""
+    command = [sys.executable, "-m", "benchmarks.gpu.parts", name]
+    told, said, complaints = files
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=_environment(), stdin=told, stdout=said, stderr=complaints, start_new_session=True
+    )
+    try:
+        by_itself = _ends_within(process.pid, seconds)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # before it is collected: until then the number is nobody else's
+        status = process.wait()
+    return status if by_itself else None
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    handle = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
+    finally:
+        os.close(handle)
 
 
 def _environment() -> dict[str, str]:

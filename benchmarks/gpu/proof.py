@@ -143,7 +143,6 @@ def _fill(where: Where, canary: Pattern, line: Connection) -> None:
 
 def _count(where: Where, canary: Pattern, line: Connection) -> None:
     card = opened(where)
-    card.warm_up()
     say(line)
     line.recv()
     whole = memory.take(card)

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from multiprocessing.connection import Connection
 
-from benchmarks.gpu.card import Where, fresh, only, opened, unheard, zeroed
+from benchmarks.gpu.card import Where, fresh, opened, unheard, zeroed
 from benchmarks.gpu.figures import Measured
 from benchmarks.gpu.forks import Fork, say
-from scrubber.cuda import memory, warmth
+from scrubber.cuda import device, memory, warmth
 from scrubber.cuda.patterns import ZERO
 
 COLD, WARM = 3, 5
@@ -38,7 +38,7 @@ def measure(where: Where) -> list[Measured]:
 def life(where: Where, mark: Callable[[str], None]) -> None:
     """A worker, up to its first pass over all memory."""
     mark(BEGUN)
-    only(where.uuid)
+    device.only(where.uuid)
     runtime = warmth.load().cuda.runtime
     mark("import of CuPy")
     runtime.getDeviceCount()
@@ -47,8 +47,6 @@ def life(where: Where, mark: Callable[[str], None]) -> None:
     mark("context")
     card = opened(where)
     mark("limits, kernels and their first launches")
-    card.warm_up()
-    mark("a small write and check")
     whole = memory.take(card)
     mark("all memory")
     whole.write(ZERO, unheard)
@@ -103,7 +101,6 @@ def _next_ones(where: Where) -> list[Measured]:
 def _handed_over(where: Where, pause: float) -> tuple[float, int, float]:
     def heir(line: Connection) -> None:
         card = opened(where)
-        card.warm_up()
         say(line)
         line.recv()
         moments = [time.perf_counter()]

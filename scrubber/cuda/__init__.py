@@ -1,1 +1,1 @@
-"""What runs only inside a worker child that has one GPU in its hands. Nothing of it is loaded by the service."""
+"""What runs only inside a worker child that has one GPU in its hands; the service asks what is missing, and no more."""

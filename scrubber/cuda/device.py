@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -51,11 +51,10 @@ _TO_DEVICE, _TO_HOST = 1, 2
 _QUIETLY = 1 | 2  # an event that is waited for without spinning, and takes no time
 _MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes of a device
 _KERNELS = {Deed.WRITE: "write", Deed.CHECK: "check", Deed.INVERT: "invert", Deed.INVERT_DOWN: "invert"}
-_NAMES = {*_KERNELS.values(), *(program.value for program in Program)}
 _WORD, _TWICE = 4, 2  # bytes; what was keyed, and the zeros after it
 _KEPT = 240  # registers of a thread that are overwritten
 _IN_A_SCRUB = (Program.SCRATCH, Program.REGISTERS, Program.EXACT)
-_IN_REGISTERS = (Program.REGISTERS, Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS)
+_IN_REGISTERS = {it.value for it in (Program.REGISTERS, Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS)}
 
 
 class _Kernel(Protocol):
@@ -72,7 +71,7 @@ class _Kernel(Protocol):
 
 def opened(uuid: str, pci_address: str) -> CupyCard:
     """The one device that this process may ever see; it must be the one that was meant."""
-    os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
+    only(uuid)
     try:
         cupy = warmth.load()
     except warmth.UnusableError as error:
@@ -80,6 +79,11 @@ def opened(uuid: str, pci_address: str) -> CupyCard:
     card = CupyCard(cupy, uuid)
     card.begin(pci_address)
     return card
+
+
+def only(uuid: str) -> None:
+    """Before CUDA is called for the first time: this process will never see another device."""
+    os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
 
 
 class CupyCard:
@@ -141,9 +145,7 @@ class CupyCard:
             self._runtime.deviceSetLimit(limit, size)
         self.units = self._runtime.deviceGetAttribute(_MULTIPROCESSORS, 0)
         self._shared = self._runtime.deviceGetAttribute(_SHARED_MEMORY, 0)
-        module = self._cupy.RawModule(path=str(self._image()))
-        self._kernels = {name: module.get_function(name) for name in _NAMES}  # the driver loads one when it is named
-        self._demand_registers()
+        self._named: Callable[[str], _Kernel] = self._cupy.RawModule(path=str(self._image())).get_function
         self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
         self._found = self._runtime.malloc(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
         self._units = self._found + _FOUND.size * _MOST_SPANS
@@ -174,13 +176,15 @@ class CupyCard:
             words.append(short(deed is Deed.INVERT_DOWN))
         if deed is not Deed.WRITE:
             words.append(long(place))
-        self._kernels[_KERNELS[deed]]((self.units * BLOCKS[deed],), (THREADS,), tuple(words))
+        self._kernel(_KERNELS[deed])((self.units * BLOCKS[deed],), (THREADS,), tuple(words))
 
     def _ran(self, program: Program, number: int) -> list[Unit]:
         long, short = self._cupy.uint64, self._cupy.uint32
-        kernel = self._kernels[program.value]
-        shared = self._shared - kernel.shared_size_bytes
-        kernel.max_dynamic_shared_size_bytes = shared  # so that no two blocks fit on a multiprocessor
+        kernel = self._kernel(program.value)
+        # All that a block can have, so that no two fit on a multiprocessor. The scratch keeps nothing of it for itself:
+        # what some driver may call its own is what the system keeps beside it.
+        shared = self._shared - (0 if program is Program.SCRATCH else kernel.shared_size_bytes)
+        kernel.max_dynamic_shared_size_bytes = shared
         first = long(number) if program in _IN_A_SCRUB else short(number)
         words = (first, short(ROUNDS)) if program is Program.EXACT else (first,)
         self._put(self._units, bytes(_UNIT.size * _MOST_UNITS))
@@ -200,16 +204,18 @@ class CupyCard:
     def _due(self, program: Program) -> int | None:
         """Words that a block must have read back: of all that a device has for one, whatever was asked for."""
         if program is Program.SCRATCH:
-            return _TWICE * (self._shared - self._kernels[program.value].shared_size_bytes) // _WORD
+            return _TWICE * self._shared // _WORD
         return _TWICE * _KEPT * THREADS if program is Program.REGISTERS else None
 
-    def _demand_registers(self) -> None:
-        """Of kernels that the driver has compiled itself, nobody knows before what it keeps in memory instead."""
-        if spilled := [it.value for it in _IN_REGISTERS if self._kernels[it.value].local_size_bytes]:
-            raise BusyError(
-                f"cannot open {self.name}: as its driver has compiled them, {', '.join(spilled)} would keep in memory "
-                "what is to overwrite registers"
-            )
+    def _kernel(self, name: str) -> _Kernel:
+        """The driver loads one when it is named, which takes memory: none is that nobody runs."""
+        if name not in self._kernels:
+            kernel = self._named(name)
+            if name in _IN_REGISTERS and kernel.local_size_bytes:  # nobody knows before, where the driver compiles it
+                compiled = f"as its driver has compiled it, {name} would keep in memory what is to be in registers"
+                raise BusyError(f"cannot use {self.name}: {compiled}")
+            self._kernels[name] = kernel
+        return self._kernels[name]
 
     def _put(self, address: int, data: bytes) -> None:
         source = ctypes.create_string_buffer(data, len(data))

@@ -16,7 +16,7 @@ from io import FileIO
 
 _LONGEST_LINE = 2**20
 _TAIL = 4096
-_TOLD_WITHIN = 1.5  # seconds from the end of a child to the zygote's word on it
+_TOLD_WITHIN = 10.0  # seconds from the end of a child to the zygote's word on it; one that is dead is noticed at once
 
 
 class BrokenError(Exception):
@@ -67,6 +67,8 @@ class Child:
         self._complaints = Tail(loop.create_future())
         self._out: asyncio.BaseTransport | None = None
         self._err: asyncio.BaseTransport | None = None
+        self._connecting = False
+        self._killed = False
         self._running = True
         self._orphaned = False
         self._inherited = False
@@ -74,10 +76,23 @@ class Child:
         loop.add_reader(handle, self._leave)
 
     async def connect(self) -> None:
-        """Listen to it."""
+        """Listen to it; BrokenError if it is killed by then. Whoever is told so kills it once more."""
         loop, pipes = asyncio.get_running_loop(), self._pipes
-        self._out, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._lines), pipes.stdout)
-        self._err, _ = await loop.connect_read_pipe(lambda: self._complaints, pipes.stderr)
+        self._connecting = True
+        try:
+            if not self._killed:
+                lines = asyncio.StreamReaderProtocol(self._lines)
+                self._out, _ = await loop.connect_read_pipe(lambda: lines, pipes.stdout)
+                self._err, _ = await loop.connect_read_pipe(lambda: self._complaints, pipes.stderr)
+        finally:
+            self._connecting = False
+        if self._killed:
+            raise BrokenError("it was killed before it could be heard")
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether its zygote was lost before it, whether or not it has ended."""
+        return self._orphaned
 
     @property
     def complaint(self) -> str:
@@ -112,7 +127,10 @@ class Child:
         if self._running:
             with suppress(ProcessLookupError):  # it is gone, and the loop has not heard of it yet
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self._killed = True
         self._pipes.stdin.close()
+        if self._connecting:
+            return  # the loop is about to read from what would be closed
         if self._out is None:
             self._pipes.stdout.close()
         else:
@@ -120,9 +138,15 @@ class Child:
         if self._err is None:
             self._pipes.stderr.close()
 
+    async def leave(self, seconds: float) -> None:
+        """Wait until it has ended and all is said, but no longer than that."""
+        await asyncio.wait((self._ended, self._complaints.complete), timeout=seconds)
+
     async def end(self, seconds: float) -> Ending | None:
         """How it ended, with all of its complaints said; None if it has not ended by then."""
-        await asyncio.wait((self._ended, self._complaints.complete), timeout=seconds)
+        await self.leave(seconds)
+        if not self._running:
+            await asyncio.wait((self._ended,))  # it has ended, and its zygote has its own time to tell how
         return self._ended.result() if self._ended.done() else None
 
     def tell(self, status: int) -> None:

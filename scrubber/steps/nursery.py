@@ -114,12 +114,20 @@ class _Zygote:
         wanted = False
         try:
             child = await self._in_time(asked, asked_at, _FORKS_WITHIN)
-            await child.connect()
+            await self._connect(child)
             wanted = True
             return child
         finally:
             if not wanted:
                 asked.add_done_callback(_kill)  # now, or as soon as it is there
+
+    async def _connect(self, child: Child) -> None:
+        try:
+            await child.connect()
+        except BrokenError as error:  # it was orphaned meanwhile: nobody else has it yet
+            raise LostError(f"cannot start a worker: its zygote is lost: {self._why}") from error
+        except OSError as error:
+            raise BrokenError(f"cannot start a worker: it cannot be listened to: {error.strerror}") from error
 
     async def dismiss(self) -> None:
         """Hang up; whoever does not go then is killed."""

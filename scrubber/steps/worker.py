@@ -21,8 +21,8 @@ from scrubber.steps.base import Order, Report
 from scrubber.steps.child import BrokenError, Child, Ending
 from scrubber.steps.nursery import Nursery
 
-_ENDS_WITHIN = 2.0
-_LEAVES_WITHIN = 10.0  # by itself: the kernel takes all memory of a device back before it is gone
+_ENDS_WITHIN = 2.0  # seconds that are waited for one that nobody asks anything any more
+_LEAVES_WITHIN = 10.0  # dismissed or killed: the kernel takes all memory of a device back before it is gone
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _ANSWER = TypeAdapter(frames.Answer)
 
@@ -64,7 +64,7 @@ class Worker:
         except BrokenError as error:
             ending = await self._put_down()
             text = f"{step.value} has no result: {error}; {self._told(ending)}"
-            report = Report(Outcome.DIED, text, _blame(step, ending))
+            report = Report(Outcome.DIED, text, self._blame(step, ending))
         finally:
             if report is None:  # cancelled, or the listener failed: nobody will ask this child again
                 await self.kill()
@@ -84,12 +84,12 @@ class Worker:
             return last
         how = self._told(ending) if ending is not None else f"it was not gone within {_LEAVES_WITHIN:g} s"
         detail = f"its worker did not end well after {last.step.value}: {how}"
-        return replace(last, outcome=Outcome.DIED, detail=detail, blame=_blame(last.step, ending))
+        return replace(last, outcome=Outcome.DIED, detail=detail, blame=self._blame(last.step, ending))
 
     async def kill(self) -> None:
         """End the child now; waits a moment for it to be gone."""
         self._child.kill()
-        await self._child.end(_ENDS_WITHIN)
+        await self._child.leave(_ENDS_WITHIN)
 
     async def _converse(self, task: frames.Task, on_progress: OnProgress) -> Report:
         self._child.say(frames.encode(task))
@@ -104,21 +104,26 @@ class Worker:
 
     async def _put_down(self) -> Ending | None:
         self._child.kill()
-        return await self._child.end(_ENDS_WITHIN)
+        return await self._child.end(_LEAVES_WITHIN)
 
     def _told(self, ending: Ending | None) -> str:
         if ending is None:
-            return f"its worker (pid {self.pid}) cannot be killed: it is stuck in the driver"
+            why = "its zygote was lost, and it is not gone yet" if self._child.orphaned else "it is stuck in the driver"
+            return f"its worker (pid {self.pid}) cannot be killed: {why}"
         how = "in a way that nobody can tell" if ending.status is None else f"with status {ending.status}"
         if ending.orphaned:
             how = "with the zygote that it was forked from"
         return " ".join(filter(None, (f"its worker ended {how}", self._child.complaint)))
 
+    def _blame(self, step: Step, ending: Ending | None) -> Blame:
+        """Whose fault it is that a worker ended as it did, or was killed and is not gone."""
+        if self._child.orphaned or (ending is not None and not _own(ending)):
+            return Blame.SERVICE
+        return _blame(step)
 
-def _blame(step: Step, ending: Ending | None = None) -> Blame:
-    """Whose fault it is that a worker had to be killed, or ended as it did."""
-    if ending is not None and not _own(ending):
-        return Blame.SERVICE
+
+def _blame(step: Step) -> Blame:
+    """Whose fault it is that a step came to no end."""
     # Evict touches processes, not the device: what keeps it from an end is theirs, a dead file system for one.
     return Blame.TENANT if step is Step.EVICT else Blame.DEVICE
 

@@ -18,8 +18,9 @@ from scrubber.cuda.card import NOWHERE, BusyError, Card, CudaError, Deed, Found,
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
+from tests.fakes.cuda.device import Device
 from tests.fakes.cuda.fixtures import in_this_process
-from tests.fakes.cuda.gpu import PAGE, HostGpu
+from tests.fakes.cuda.gpu import PAGE, HostGpu, always
 from tests.fakes.cuda.machine import CudaGpu, CudaMachine
 
 UUID, PCI = "GPU-of-this-test", "0000:01:00.0"
@@ -193,8 +194,50 @@ def test_a_block_takes_all_shared_memory_that_there_is_for_one(real, monkeypatch
 
 def test_a_unit_that_nobody_was_on_is_not_reached(real):
     """Its blocks have run elsewhere."""
-    real.gpu.faults.unreached = frozenset({2})
+    real.gpu.faults.unreached = always(2)
     assert onchip.scratch(real.card, KEY) == Scratched(4, 3, 0)
+
+
+ON_CHIP = pytest.mark.parametrize("program", [Program.SCRATCH, Program.REGISTERS])
+
+
+@ON_CHIP
+def test_a_unit_that_one_of_two_programs_was_not_on_is_not_reached(real, program):
+    """Its registers, or its shared memory, are as they were."""
+    real.gpu.faults.unreached = lambda name, _run: frozenset({2} if name == program.value else ())
+    assert onchip.scratch(real.card, KEY) == Scratched(4, 3, 0)
+
+
+@ON_CHIP
+def test_a_unit_whose_registers_or_shared_memory_do_not_hold_is_faulty(real, program):
+    real.gpu.faults.leaky = lambda name, _run: frozenset({1} if name == program.value else ())
+    assert onchip.scratch(real.card, KEY) == Scratched(4, 4, 1)
+
+
+@ON_CHIP
+@pytest.mark.parametrize(("missed", "reached"), [(19, 4), (20, 3)])
+def test_a_unit_has_twenty_launches_to_be_reached_in(real, program, missed, reached):
+    before = real.gpu.runs[program.value]
+    real.gpu.faults.unreached = lambda name, run: frozenset(
+        {3} if name == program.value and run <= before + missed else ()
+    )
+    assert onchip.scratch(real.card, KEY) == Scratched(4, reached, 0)
+
+
+@ON_CHIP
+def test_a_unit_that_did_not_hold_in_one_launch_is_faulty_whatever_later_ones_say(real, program):
+    """There were later ones because another unit was missed."""
+    first = real.gpu.runs[program.value] + 1
+    real.gpu.faults.unreached = lambda name, run: frozenset({3} if (name, run) == (program.value, first) else ())
+    real.gpu.faults.leaky = lambda name, run: frozenset({0} if (name, run) == (program.value, first) else ())
+    assert onchip.scratch(real.card, KEY) == Scratched(4, 4, 1)
+
+
+def test_a_unit_that_computes_two_things_from_the_same_is_wrong_whatever_comes_last(real):
+    first = real.gpu.runs["exact"] + 1
+    real.gpu.faults.unreached = lambda _name, run: frozenset({3} if run == first else ())
+    real.gpu.faults.deviating = lambda _name, run: frozenset({0} if run == first else ())
+    assert [unit.number for unit in real.card.everywhere(Program.EXACT, 7) if unit.wrong] == [0]
 
 
 def test_a_computation_that_ends_in_nothing_was_none(bench, monkeypatch):
@@ -243,17 +286,67 @@ def test_parts_of_a_long_row_of_spans_are_told_in_their_order(real, monkeypatch,
     assert [it.compared for it in found] == steps == [span.size for span in held.spans]
 
 
-@pytest.mark.parametrize("program", [Program.REGISTERS, Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS])
-def test_registers_that_the_driver_keeps_in_memory_instead_are_refused(machine, monkeypatch, program):
+def spilling(monkeypatch, program: Program) -> None:
+    kernel = __import__("cupy").RawKernel
+    monkeypatch.setattr(kernel, "local_size_bytes", property(lambda it: 8 * (it.name == program.value)))
+
+
+def test_registers_that_the_driver_keeps_in_memory_instead_are_refused(machine, monkeypatch):
     with in_this_process(machine):
-        kernel = __import__("cupy").RawKernel
-        spilled = property(lambda it: 8 * (it.name == program.value))
-        monkeypatch.setattr(kernel, "local_size_bytes", spilled)
-        with pytest.raises(BusyError, match=f"cannot open {UUID}: .*, {program.value} would keep in memory"):
+        spilling(monkeypatch, Program.REGISTERS)
+        with pytest.raises(BusyError, match=f"cannot use {UUID}: .*, registers would keep in memory"):
             device.opened(UUID, PCI)
 
 
+@pytest.mark.parametrize("program", [Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS])
+def test_what_no_scrub_runs_keeps_no_device_from_its_scrub(machine, monkeypatch, program):
+    with in_this_process(machine):
+        spilling(monkeypatch, program)
+        card = device.opened(UUID, PCI)
+        assert onchip.scratch(card, KEY) == Scratched(4, 4, 0)
+        with pytest.raises(BusyError, match=f"cannot use {UUID}: .*, {program.value} would keep in memory"):
+            card.everywhere(program, 1)
+
+
+def test_no_kernel_is_loaded_that_no_scrub_runs(machine, monkeypatch):
+    """Each takes memory, which could not be covered then."""
+    with in_this_process(machine):
+        module, named = __import__("cupy").RawModule, set[str]()
+        load: Callable[[object, str], object] = module.get_function
+
+        def watched(it: object, name: str) -> object:
+            named.add(name)
+            return load(it, name)
+
+        monkeypatch.setattr(module, "get_function", watched)
+        device.opened(UUID, PCI)
+    assert named == {"write", "check", "invert", "scratch", "registers", "exact"}
+
+
+def test_what_a_driver_calls_the_own_of_the_scratch_is_overwritten_all_the_same(machine, monkeypatch):
+    """Newer architectures keep 1024 bytes a block beside what a block can have; no driver of ours may take it off."""
+    launch, taken = Device.program, set[int]()
+
+    def launched(opened: Device, name: str, number: int, *words: int) -> None:
+        taken.update(words[-1:] if name == "scratch" else ())
+        launch(opened, name, number, *words)
+
+    monkeypatch.setattr(Device, "program", launched)
+    with in_this_process(machine):
+        monkeypatch.setitem(__import__("cupy").SAID, "scratch", 1024)
+        assert onchip.scratch(device.opened(UUID, PCI), KEY) == Scratched(4, 4, 0)
+    assert taken == {227 * 1024}
+
+
 # --- whose fault it is ---
+
+
+@pytest.mark.parametrize("shown", [0, 2])
+def test_of_several_devices_none_is_opened(machine, shown):
+    """Nobody knows which of them is the one that was meant."""
+    machine.change(UUID, shown=shown)
+    with in_this_process(machine), pytest.raises(CudaError, match=f"CUDA shows {shown} devices where one was asked"):
+        device.opened(UUID, PCI)
 
 
 @pytest.mark.parametrize("status", [34, 35, 36, 46, 200, 209, 218, 221, 222, 223, 301, 304, 802, 803, 804, 805, 809])

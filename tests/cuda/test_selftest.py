@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from scrubber.core import measured
 from scrubber.core.measured import Scratched
 from scrubber.cuda import memory, onchip, selftest
-from scrubber.cuda.card import Unit
+from scrubber.cuda.card import Deed, Found, Span, Step, Unit
+from scrubber.cuda.patterns import ZERO, Kind, Pattern, keyed, repeated
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
-from tests.fakes.cuda.gpu import PAGE, HostGpu
+from tests.fakes.cuda.gpu import PAGE, HostGpu, always
 
 KEY = b"k" * 16
 SIZE = 4 * PAGE
@@ -24,6 +27,7 @@ class Bench:
     def __init__(self, monkeypatch, a_pass: float = 0.0) -> None:
         monkeypatch.setattr(memory, "RUNGS", (SIZE,))
         self.gpu = HostGpu(np.zeros(SIZE, np.uint8))
+        self.card = Watched(self.gpu)
         self.time = 0.0
         self.rests: list[float] = []
         self.kernels: list[str] = []
@@ -41,9 +45,21 @@ class Bench:
         self.gpu.rest()
 
     def test(self, seconds: float = 60.0) -> measured.Tested:
-        held = memory.take(HostCard(self.gpu))
+        held = memory.take(self.card)
         clock = Clock(lambda: self.time, self.rest)
         return selftest.run(held, KEY, seconds, lambda *told: self.told.append(told), clock)
+
+
+class Watched(HostCard):
+    """Writes down what is done to the memory."""
+
+    def __init__(self, gpu: HostGpu) -> None:
+        super().__init__(gpu)
+        self.sweeps: list[tuple[Deed, Pattern]] = []
+
+    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        self.sweeps.append((deed, pattern))
+        return super().sweep(deed, pattern, spans, step)
 
 
 @pytest.fixture
@@ -57,6 +73,44 @@ def test_a_good_device_passes_all_tests_and_is_zero_afterwards(bench):
     assert tested.units == bench.gpu.units
     assert not bench.gpu.cells.any()
     assert bench.told[-1][0] == bench.told[-1][1]
+
+
+def held(pattern: Pattern) -> list[tuple[Deed, Pattern]]:
+    return [(Deed.WRITE, pattern), (Deed.CHECK, pattern)]
+
+
+def turned(byte: int) -> list[tuple[Deed, Pattern]]:
+    """Upwards, then downwards back."""
+    there, back = repeated(byte), repeated(byte ^ 0xFF)
+    return [(Deed.WRITE, there), (Deed.INVERT, there), (Deed.INVERT_DOWN, back), (Deed.CHECK, there)]
+
+
+def test_the_memory_is_tested_as_the_manual_says(bench):
+    """Own addresses; inversions of 00, 55, 33 and 0F; three random patterns; a pause under a fourth; then zeros."""
+    bench.test()
+    random = [keyed(KEY, f"test {number}") for number in range(3)]
+    last = keyed(KEY, "retention")
+    assert bench.card.sweeps == [
+        *held(Pattern(Kind.ADDRESS)),
+        *(it for byte in (0x00, 0x55, 0x33, 0x0F) for it in turned(byte)),
+        *(it for pattern in random for it in held(pattern)),
+        *held(last),
+        (Deed.CHECK, last),
+        *held(ZERO),
+    ]
+
+
+def test_a_place_that_answers_at_anothers_address_is_found_by_the_addresses(bench):
+    """No byte that is the same everywhere could tell."""
+    bench.gpu.faults.aliases[2] = PAGE + 2
+    whole = memory.take(HostCard(bench.gpu))
+    whole.write(repeated(0x55), lambda _size: None)
+    assert whole.check(repeated(0x55), lambda _size: None) is None
+    bench.gpu.taken.clear()
+    tested = bench.test()
+    assert tested.mismatch is not None
+    assert (tested.mismatch.offset, tested.mismatch.count) == (2, 1)
+    assert tested.tests == ("address", "arithmetic")
 
 
 def test_the_arithmetic_is_done_before_and_after_the_memory(bench):
@@ -100,12 +154,12 @@ def test_what_there_is_no_time_for_is_said_and_the_time_is_kept(monkeypatch, a_p
 
 
 def test_a_multiprocessor_that_computes_something_else_is_named(bench):
-    bench.gpu.faults.deviating = frozenset({2})
+    bench.gpu.faults.deviating = always(2)
     assert bench.test().deviating == (2,)
 
 
 def test_a_multiprocessor_that_was_not_reached_was_not_tested(bench):
-    bench.gpu.faults.unreached = frozenset({1})
+    bench.gpu.faults.unreached = always(1)
     tested = bench.test()
     assert tested.units == bench.gpu.units - 1
     assert "arithmetic" in tested.skipped
@@ -133,5 +187,5 @@ def test_the_memory_on_the_chip_is_overwritten_everywhere(bench):
 
 
 def test_what_was_not_reached_or_does_not_hold_is_counted(bench):
-    bench.gpu.faults.unreached, bench.gpu.faults.leaky = frozenset({0}), frozenset({3})
+    bench.gpu.faults.unreached, bench.gpu.faults.leaky = always(0), always(3)
     assert onchip.scratch(HostCard(bench.gpu), KEY) == Scratched(4, 3, 1)

@@ -112,8 +112,10 @@ def cleared(where: Where) -> dict[str, Any]:
 
 
 def scratched(where: Where) -> dict[str, int]:
-    """The memory on the chip."""
-    return asdict(onchip.scratch(opened(where), secrets.token_bytes(16)))
+    """The memory on the chip; what the driver says of it: the kernel's own, and what a block can have."""
+    card = opened(where)
+    done = asdict(onchip.scratch(card, secrets.token_bytes(16)))
+    return {**done, "own": card.shared_of(Program.SCRATCH), "block": card.runtime.deviceGetAttribute(97, 0)}
 
 
 def computed(where: Where) -> list[list[list[int]]]:

@@ -22,6 +22,7 @@ import pytest
 from benchmarks.gpu.card import Where
 from benchmarks.gpu.idle import Idle, InUse
 from scrubber.cuda import warmth
+from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import boards
 from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.users import NOISE
@@ -33,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 BOX = 10.0  # seconds of the self-test
 WITHIN = 100.0  # seconds for any deed
 GIVEN_BACK_WITHIN = 10.0
+RESERVED_SHARED = 1024  # bytes a block that newer architectures keep for the system
 
 
 @pytest.fixture
@@ -45,11 +47,13 @@ def board(idle, library) -> Iterator[Board]:
     """The first GPU, while nobody is on it; and again afterwards."""
     if (lacks := warmth.missing()) is not None:
         pytest.skip(lacks)
-    found = idle.board("0")
     try:
+        found = idle.board("0")
         idle.expect_nobody(found)
     except InUse as error:
         pytest.skip(f"somebody is at work on it: {error}")
+    except DeviceError as error:
+        pytest.skip(f"it is none to be worked on: {error}")
     library.close()
     yield found
     idle.wait_for_nobody(found, GIVEN_BACK_WITHIN)
@@ -143,7 +147,9 @@ def test_one_byte_that_is_not_zero_fails_the_verify(where) -> None:
 
 def test_the_memory_on_the_chip_is_overwritten_in_every_unit(where, tell) -> None:
     done = does("scratched", where)
-    tell(f"scratched: {done}")
+    own = done.pop("own")
+    tell(f"scratched: {done}; shared memory that the driver calls the kernel's own: {own} bytes of {done.pop('block')}")
+    assert own in (0, RESERVED_SHARED)
     assert done == {"units": done["units"], "reached": done["units"], "faulty": 0}
     assert done["units"] > 0
 

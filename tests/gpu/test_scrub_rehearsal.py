@@ -22,7 +22,7 @@ from scrubber.node.processes import Processes
 from tests.fakes.cuda.fixtures import RESERVED, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE, HostGpu
 from tests.fakes.cuda.machine import CudaMachine
-from tests.fakes.nvml.machine import Process
+from tests.fakes.nvml.machine import Process, Slice
 from tests.gpu.rehearsing import ROOT, environment, failed, rehearse
 
 FILE = "test_scrub.py"
@@ -113,6 +113,14 @@ def test_a_gpu_that_is_broken_turns_them_red(stage, large) -> None:
         "test_every_unit_computes_the_same_to_the_last_bit",
         "test_a_healthy_gpu_passes_its_self_test_in_its_time",
     } <= failed(run)
+
+
+@pytest.mark.night
+def test_a_gpu_that_is_cut_into_slices_is_left_alone(stage, large) -> None:
+    stage.machine.gpu(0).cut([Slice("1g.18gb")])
+    run = rehearse(stage, FILE, "-m", "gpu", **seen(large))
+    assert re.search(r"^\d+ skipped in ", run.stdout, re.MULTILINE), run.stdout
+    assert "is cut into slices" in run.stdout
 
 
 @pytest.mark.night
@@ -222,7 +230,7 @@ def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, 
 
 @pytest.mark.night
 def test_a_part_that_is_killed_takes_nothing_along(stage, small, tmp_path) -> None:
-    small.change(stage.machine.gpu(0).uuid, dies_at="invert 1")
+    small.change(stage.machine.gpu(0).uuid, dies_at="invert 1", dies_of=9)
     assert measure(stage, small, tmp_path, *only("passes", "sizes")).returncode == 1
     why = {part["name"]: part["why"] for part in document(tmp_path)["parts"]}
     assert why["passes"].startswith("it ended with status -9")
@@ -249,6 +257,14 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(stage, small, monkeyp
         time.sleep(0.02)
 
 
+def test_a_part_is_ended_with_all_its_processes_before_anybody_else_can_have_its_number(monkeypatch) -> None:
+    killed: list[bool] = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _signal: killed.append(Path("/proc", str(pid)).exists()))
+    where = Where("GPU-none", "0000:00:00.0", 0, 1, None, 1.0, "/", 0)
+    assert measured("no such part", where, 60.0).why.startswith("it ended with status 1: ")
+    assert killed == [True]
+
+
 def test_no_more_is_taken_than_was_allowed_and_that_is_left_zero(stage, small, tmp_path) -> None:
     limit, memory = 4 * PAGE, Path(small.gpus[stage.machine.gpu(0).uuid].memory)
     memory.write_bytes(b"x" * SMALL)
@@ -258,9 +274,9 @@ def test_no_more_is_taken_than_was_allowed_and_that_is_left_zero(stage, small, t
     assert found["passes"]["memory that each pass goes over"] == [limit]
     assert found["zeros"]["memory that was made zero and read back"] == [limit]
     assert found["one worker"] == {"the steps of one worker": []}  # not measured
-    left = memory.read_bytes()[3 * PAGE :]  # a page of it was the context's, one for results, one to warm up with
+    left = memory.read_bytes()[2 * PAGE :]  # a page of it was the context's, one for results
     assert set(left) == {0, ord("x")}
-    assert left.count(b"x") >= SMALL - 3 * PAGE - limit
+    assert left.count(b"x") >= SMALL - 2 * PAGE - limit
     assert not left.rstrip(b"x").count(b"x")
 
 

@@ -20,6 +20,7 @@ PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
 )  # fmt: skip
 REPORTS = "the API server's client is loaded by name"
 HANDS, CUPY = "what takes a GPU into its hands", "CuPy is loaded by name"
+CUDA, NO_NVML = "CUDA's room is entered", "CUDA's room knows no NVML"
 STEPS, LOOKS, DRIVER = "steps do not know each other", "looks never act", "the plugin never loads a driver library"
 
 PLANTED = [
@@ -50,7 +51,10 @@ PLANTED = [
     ("scrubber/steps/clear.py", "from scrubber.steps import verify", STEPS),
     ("scrubber/steps/verify.py", "from scrubber.steps import reset", STEPS),
     ("scrubber/steps/scratch.py", "from scrubber.steps import selftest", STEPS),
+    ("scrubber/cuda/memory.py", "from scrubber import config", MEMORY),
+    ("scrubber/cuda/memory.py", "import pynvml", NO_NVML),
     ("scrubber/app.py", "from scrubber.cuda import device", HANDS),
+    ("scrubber/app.py", "from scrubber.cuda import memory", CUDA),
     ("scrubber/devices/nvidia/backend.py", "from scrubber.devices.nvidia import gpu", HANDS),
     ("scrubber/cuda/device.py", "import cupy", CUPY),
     ("scrubber/cuda/memory.py", "import numpy", CUPY),

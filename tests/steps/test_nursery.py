@@ -12,7 +12,7 @@ from pathlib import Path as File
 
 import pytest
 
-from scrubber.core.model import Blame, Outcome, Path, Record, State, Step, StepResult
+from scrubber.core.model import Blame, Outcome, Path, Record, State, Step
 from scrubber.devices.simulated import drills
 from scrubber.node import proc
 from scrubber.steps import nursery as nurseries
@@ -31,26 +31,15 @@ from tests.steps.zygotes import (
     children,
     descriptors,
     ending,
-    exists,
     files_at_most,
     gone_within,
     on_first,
     open_files,
+    stalled_clear,
     zygote_of,
 )
 
 __all__ = ["house"]
-
-
-async def stalled_clear(bank, nursery: Nursery) -> tuple[Worker, asyncio.Task[StepResult]]:
-    """A worker in the middle of a clear that does not end."""
-    drills.stall_clears(bank.root, bank.first)
-    worker = await Worker.spawn(on_first(bank), nursery)
-    begun = asyncio.Event()
-    work = worker.do(Step.CLEAR, Path.FAST, Order(), LONG, lambda _done, _total: begun.set())
-    step = asyncio.create_task(work)
-    await begun.wait()
-    return worker, step
 
 
 def dead(pid: int) -> bool:
@@ -59,55 +48,6 @@ def dead(pid: int) -> bool:
         return proc.status(f"/proc/{pid}").state in proc.DEAD
     except proc.ENDED:
         return True
-
-
-@pytest.mark.parametrize(
-    ("life", "status"),
-    [
-        ("pass", 0),
-        ("os._exit(7)", 7),
-        ("os.kill(os.getpid(), signal.SIGTERM)", -15),
-        ("1 / 0", 1),
-        ("sys.exit(0)", 1),  # only a life that was lived to its end is a good one
-        ("os.close(2); 1 / 0", 1),
-    ],
-)
-async def test_it_is_told_how_a_child_ended(make: MakeNursery, life: str, status: int) -> None:
-    assert await ending(await make(life).spawn()) == Ending(status, orphaned=False)
-
-
-async def test_the_traceback_of_a_child_arrives(make: MakeNursery) -> None:
-    child = await make("1 / 0").spawn()
-    await ending(child)
-    assert child.complaint == "ZeroDivisionError: division by zero"
-
-
-async def test_a_child_is_killed_at_once(make: MakeNursery) -> None:
-    child = await make(ASLEEP).spawn()
-    child.kill()
-    assert await ending(child) == Ending(-9, orphaned=False)
-    assert not exists(child.pid)
-
-
-async def test_a_child_is_killed_while_its_zygote_is_stopped_and_nobody_tells_how_it_ended(make: MakeNursery) -> None:
-    nursery = make(ASLEEP)
-    zygote = await zygote_of(nursery)
-    child = await nursery.spawn()
-    os.kill(zygote, signal.SIGSTOP)
-    child.kill()
-    assert await ending(child) == Ending(None, orphaned=False)
-    assert proc.status(f"/proc/{child.pid}").state == "Z"
-    os.kill(zygote, signal.SIGCONT)
-
-
-async def test_a_status_that_nobody_tells_is_no_success(bank, make: MakeNursery) -> None:
-    nursery = make()
-    worker = await Worker.spawn(on_first(bank), nursery)
-    [zygote] = children()
-    os.kill(zygote, signal.SIGSTOP)
-    result = await worker.finish(LAST)
-    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
-    os.kill(zygote, signal.SIGCONT)
 
 
 async def test_a_zygote_that_is_killed_takes_the_step_with_it_and_is_replaced(bank, make: MakeNursery) -> None:
@@ -134,7 +74,7 @@ async def test_a_child_that_does_not_listen_is_gone_with_its_zygote(make: MakeNu
     await child.hear()
     handle = os.pidfd_open(child.pid)
     os.kill(zygote, signal.SIGKILL)
-    assert gone_within(handle, 1)  # this holds the loop: the service had no part in it
+    assert gone_within(handle, 10)  # this holds the loop: the service had no part in it
     os.close(handle)
     assert await ending(child) == Ending(None, orphaned=True)
 
@@ -339,7 +279,7 @@ async def test_a_child_that_could_not_be_held_by_us_is_ended_with_its_zygote(mak
         await asyncio.sleep(0)
     with files_at_most(os.getpid(), 3), pytest.raises(BrokenError, match="cannot start a worker"):
         await asyncio.wait_for(spawning, 5)  # at once, not when its time is up
-    assert gone_within(handle, 1)
+    assert gone_within(handle, 10)
     os.close(handle)
     (await nursery.spawn()).kill()
 

@@ -28,15 +28,12 @@ from tests.steps.zygotes import (
     children,
     files_at_most,
     gone_within,
+    links,
     living,
     on_first,
     open_files,
     zygote_of,
 )
-
-
-def links(pid: int) -> set[str]:
-    return {str(link.readlink()) for link in File(f"/proc/{pid}/fd").iterdir()}
 
 
 def threads(pid: int) -> int:
@@ -134,21 +131,43 @@ def test_a_zygote_ends_when_the_service_hangs_up_and_ends_its_children(launch_zy
     assert not os.get_inheritable(child)
     assert os.read(said, 9) == b"here"
     line.close()
-    assert gone_within(child, 1)
-    assert zygote.wait(1) == 0
+    assert gone_within(child, 10)
+    assert zygote.wait(10) == 0
     os.close(child)
     os.close(said)
 
 
+LATE = """
+mine, ends = os.getpid(), zygote.end_with_parent
+def late():
+    if os.getpid() != mine:
+        os.kill(mine, signal.SIGKILL)
+        while os.getppid() == mine: time.sleep(0.001)
+    ends()
+zygote.end_with_parent = late
+"""
+
+
+def test_a_child_whose_zygote_was_gone_before_it_could_ask_to_end_with_it_does_not_live(launch_zygote) -> None:
+    """The kernel would tell it nothing any more, and nobody else knows of it."""
+    _, line = launch_zygote("os.write(1, b'here')", LATE)
+    said, answer = os.pipe()
+    with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 -- as a file descriptor
+        packets.send(line, packets.FORK, (nothing.fileno(), answer, nothing.fileno()))
+    os.close(answer)
+    assert os.read(said, 9) == b""  # its end
+    os.close(said)
+
+
 @pytest.fixture
-def launch_zygote() -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], socket.socket]]]:
+def launch_zygote() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], socket.socket]]]:
     """A zygote without a nursery, that is ready, and the line to it."""
     launched: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 
-    def launch(life: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    def launch(life: str, before: str = "") -> tuple[subprocess.Popen[bytes], socket.socket]:
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            launched.append((subprocess.Popen(living(life), stdin=theirs.fileno()), line))
+            launched.append((subprocess.Popen(living(life, before), stdin=theirs.fileno()), line))
         assert packets.decode(packets.receive(line, 1)[0]) == packets.Ready()
         return launched[-1]
 
@@ -162,7 +181,7 @@ def launch_zygote() -> Iterator[Callable[[str], tuple[subprocess.Popen[bytes], s
 FAKE = """
 import os, sys, threading
 with open(os.environ["SEEN"], "a") as seen:
-    print(os.getpid(), os.environ["OPENBLAS_NUM_THREADS"], file=seen)
+    print(os.getpid(), os.environ["OPENBLAS_NUM_THREADS"], os.environ["CUPY_CACHE_DIR"], file=seen)
 __version__ = "98.7"
 """
 
@@ -186,12 +205,12 @@ async def test_cupy_is_loaded_once_by_the_zygote_and_by_nobody_else(bank, make: 
     nursery = make(warm_cuda=True)
     workers = [await Worker.spawn(on_first(bank), nursery) for _ in range(3)]
     [zygote] = children()
-    assert seen.read_text() == f"{zygote} 1\n"
+    assert seen.read_text() == f"{zygote} 1 /proc\n"
     assert "cupy" not in sys.modules
     assert threads(zygote) == 1
     for worker in workers:
         assert await worker.finish(LAST) is LAST
-    assert seen.read_text() == f"{zygote} 1\n"
+    assert seen.read_text() == f"{zygote} 1 /proc\n"
 
 
 async def test_children_find_cupy_loaded(make: MakeNursery, cupy) -> None:

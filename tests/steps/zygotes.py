@@ -16,10 +16,13 @@ import pytest
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.core.model import Path as ScrubPath
 from scrubber.devices.base import Care
+from scrubber.devices.simulated import drills
 from scrubber.steps import nursery as nurseries
+from scrubber.steps.base import Order
 from scrubber.steps.child import Child, Ending
 from scrubber.steps.frames import Assignment
 from scrubber.steps.nursery import Nursery
+from scrubber.steps.worker import Worker
 
 ASLEEP = "time.sleep(60)"
 ECHO = "for line in sys.stdin: print(os.getpid(), line, end='', flush=True)"
@@ -113,5 +116,22 @@ def on_first(bank) -> Assignment:
     return Assignment(address, files, full_sight=False, service=os.getpid())
 
 
+async def stalled_clear(bank, nursery: Nursery) -> tuple[Worker, asyncio.Task[StepResult]]:
+    """A worker in the middle of a clear that does not end."""
+    drills.stall_clears(bank.root, bank.first)
+    worker = await Worker.spawn(on_first(bank), nursery)
+    begun = asyncio.Event()
+    work = worker.do(Step.CLEAR, ScrubPath.FAST, Order(), LONG, lambda _done, _total: begun.set())
+    step = asyncio.create_task(work)
+    await begun.wait()
+    return worker, step
+
+
+def links(pid: int) -> set[str]:
+    """What its open files are."""
+    return {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+
+
 def open_files(pid: int) -> list[str]:
+    """Their numbers."""
     return sorted(link.name for link in Path(f"/proc/{pid}/fd").iterdir())

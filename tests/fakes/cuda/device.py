@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fakes.cuda.gpu import PAGE, BrokenError, Faults, HostGpu
+from tests.fakes.cuda.gpu import PAGE, BrokenError, Faults, HostGpu, always
 from tests.fakes.cuda.machine import CudaGpu
 
 CONTEXT = PAGE  # what a context costs at least
@@ -112,9 +112,9 @@ class Device:
             stuck={int(at): bits for at, bits in place.stuck.items()},
             fails_after=place.fails_after,
             lazy=place.lazy,
-            deviating=frozenset(place.deviating),
-            leaky=frozenset(place.leaky),
-            unreached=frozenset(place.unreached),
+            deviating=always(*place.deviating),
+            leaky=always(*place.leaky),
+            unreached=always(*place.unreached),
             before=self._launching,
         )
 

@@ -21,6 +21,15 @@ SHARED_WORDS = 64  # of each multiprocessor
 
 Bytes = npt.NDArray[np.uint8]
 Told = tuple[int, int, int]  # of a comparison
+Units = Callable[[str, int], frozenset[int]]  # the multiprocessors of which it is true in a program's n-th run
+
+
+def always(*units: int) -> Units:
+    """Whatever runs there, and however often."""
+    return lambda _program, _run: frozenset(units)
+
+
+NONE = always()
 
 
 @dataclass
@@ -29,13 +38,14 @@ class Faults:
 
     stuck: dict[int, int] = field(default_factory=dict)  # place -> bits that are always set
     forgets: dict[int, int] = field(default_factory=dict)  # place -> bits that flip while nothing is done
+    aliases: dict[int, int] = field(default_factory=dict)  # place -> the one that answers there as well
     fails_after: int | None = None  # allocations that succeed, then the driver says something else than "no more"
     lazy: bool = False  # writes are not done
     reached: Callable[[int], int] = lambda vectors: vectors  # how many of them a comparison goes over ...
     counted: Callable[[int], int] = lambda vectors: vectors  # ... and how many of those it says it did
-    deviating: frozenset[int] = frozenset()  # multiprocessors that compute something else
-    unreached: frozenset[int] = frozenset()  # ... that no block ever runs on
-    leaky: frozenset[int] = frozenset()  # ... that do not hold what is written to their shared memory
+    deviating: Units = NONE  # multiprocessors that compute something else
+    unreached: Units = NONE  # ... that no block runs on
+    leaky: Units = NONE  # ... that do not hold what is written to their shared memory, or registers
     before: Callable[[str, int], None] = lambda _kernel, _number: None  # called before the n-th launch
 
 
@@ -54,6 +64,7 @@ class HostGpu:
         self.shared = np.zeros((units, SHARED_WORDS), np.uint32)
         self.held = np.zeros((units, SHARED_WORDS), np.uint32)  # in registers
         self.launches = 0
+        self.runs: Counter[str] = Counter()  # of each program
         self.allocations = 0
 
     # --- memory ---
@@ -120,22 +131,24 @@ class HostGpu:
     def program(self, name: str, number: int, blocks: int) -> list[tuple[int, int, int, int]]:
         """Visits, wrong words and digest of each multiprocessor that was reached, with its number."""
         self._launched(name)
-        reached = [unit for unit in range(self.units) if unit not in self.faults.unreached]
+        self.runs[name] += 1
+        unreached = self.faults.unreached(name, self.runs[name])
+        reached = [unit for unit in range(self.units) if unit not in unreached]
         visits = Counter(reached[block % len(reached)] for block in range(blocks))
         return [(unit, times, *getattr(self, f"_{name}")(unit, number)) for unit, times in visits.items()]
 
     def _scratch(self, unit: int, number: int) -> tuple[int, int]:
         self.shared[unit] = number & 0xFFFFFFFF
-        wrong = SHARED_WORDS if unit in self.faults.leaky else 0
+        wrong = SHARED_WORDS * (unit in self.faults.leaky("scratch", self.runs["scratch"]))
         self.shared[unit] = 0
         return wrong, 0
 
     def _registers(self, unit: int, _number: int) -> tuple[int, int]:
         self.held[unit] = 0
-        return 0, 0
+        return SHARED_WORDS * (unit in self.faults.leaky("registers", self.runs["registers"])), 0
 
     def _exact(self, unit: int, number: int) -> tuple[int, int]:
-        return 0, number + 1 + (unit in self.faults.deviating)
+        return 0, number + 1 + (unit in self.faults.deviating("exact", self.runs["exact"]))
 
     def _plant(self, unit: int, number: int) -> tuple[int, int]:
         self.shared[unit] = number
@@ -164,6 +177,9 @@ class HostGpu:
 
     def _store(self, at: int, data: Bytes) -> None:
         self.bytes_at(at, len(data))[:] = data
+        for pair in self.faults.aliases.items():
+            if written := [place for place in pair if at - BASE <= place < at - BASE + len(data)]:
+                self.cells[[*pair]] = self.cells[max(written)]  # what was written last
         for place, bits in self.faults.stuck.items():
             self.cells[place] |= bits
 

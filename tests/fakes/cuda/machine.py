@@ -20,6 +20,7 @@ class CudaGpu:
     claims: str  # a folder: who has how much of it, for as long as it lives
     pci_address: str
     node: str | None = None  # below /dev: open as long as the device is
+    shown: int = 1  # how many devices CUDA shows where this one was asked for
     units: int = 4
     capability: tuple[int, int] = (9, 0)
     refuses: int | None = None  # the status that it answers with at once

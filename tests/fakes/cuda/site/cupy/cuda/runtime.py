@@ -34,8 +34,7 @@ def device() -> Device:
 
 
 def getDeviceCount() -> int:  # noqa: N802 - as it is called there
-    device()
-    return 1
+    return device().place.shown
 
 
 def deviceGetPCIBusId(_number: int) -> str:  # noqa: N802 - as it is called there
