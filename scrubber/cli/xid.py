@@ -14,7 +14,7 @@ from policies.faults import PolicyError
 from policies.model import PolicySet
 from policies.xids import Preset, Treatment, Xids
 from scrubber.cli import asking, document, options, table, words
-from scrubber.errors import Unreachable
+from scrubber.errors import AutoclaveError, Unreachable
 
 PATIENCE = 2.0  # seconds: what a code means is known without the service
 DEFAULT = "default"
@@ -51,7 +51,8 @@ def command(code: int | None, policy: str | None, output: str, run_dir: Path) ->
     """Say what a driver error code means, and what this node does on it.
 
     Without CODE, all codes that the catalogue knows. The running service is asked which policy is in force; where none
-    answers, it is the shipped default. A policy file of your own is read when it is named with --policy.
+    answers, it is the shipped default. The policy in force is read from the file that the service names: where that is
+    another one here, as beside a service in a container, name yours with --policy.
     """
     book = _named(policy) if policy else _in_force(run_dir)
     if output != "text" and code is None:
@@ -73,10 +74,17 @@ def _in_force(run_dir: Path) -> Book:
         service = asking.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
     except Unreachable:
         return _read(load.load(DEFAULT), f"the shipped default, as no service answers in {run_dir}")
+    except AutoclaveError as error:  # it is there and out of order: that is when people look up what a code means
+        why = f"as the service in {run_dir} does not answer: {error.message}"
+        return _read(load.load(DEFAULT), f"the shipped default, {why}")
+    source = service.policy_source
     try:
-        return _read(load.load(service.policy_source), f"in force here, read from {service.policy_source}")
+        policies = load.load(source)
     except (PolicyError, OSError):  # the service goes on with what it has read before
-        return Book(service.policy, f"in force here; {service.policy_source} cannot be read now: see --policy", {})
+        return Book(service.policy, f"in force here; {source} cannot be read now: see --policy", {})
+    if policies.name != service.policy:  # its files may be others than ours
+        return Book(service.policy, f"in force here; {source} is {policies.name} as seen from here: see --policy", {})
+    return _read(policies, f"in force here, read from {source}")
 
 
 def _read(policies: PolicySet, origin: str) -> Book:

@@ -56,7 +56,8 @@ class KernelLog:
         while (chunk := self._read()) is not None:
             if not chunk:
                 raise EOFError("it has come to its end")
-            *lines, self._rest = (self._rest + chunk)[-LARGEST:].split(b"\n")
+            *lines, rest = (self._rest + chunk).split(b"\n")
+            self._rest = rest[:LARGEST]  # its head, which says whose it is: no text in it can begin a record
             yield from filter(None, map(of_the_kernel, lines))
 
     def close(self) -> None:

@@ -1,7 +1,4 @@
-"""The whole service on NVIDIA GPUs: the real pynvml, real processes and a real tool, over stand-ins of our own.
-
-It runs in a pid namespace, as this machine may hide processes from it that are none of its business.
-"""
+"""A machine with NVIDIA GPUs for the whole service: its stand-ins, its policy, and the service's processes on it."""
 
 from __future__ import annotations
 
@@ -16,14 +13,56 @@ from pathlib import Path
 import pytest
 
 from scrubber.cli import asking
+from tests.fakes.nvml.build import build, compiler
 from tests.fakes.nvml.fixtures import Stage
+from tests.fakes.nvml.host import Root
+from tests.fakes.nvml.machine import Machine
+from tests.fakes.nvml.nvidia_smi import install
 from tests.live import Service
 
 TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
 ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
 needs_namespace = pytest.mark.skipif(not ENTERS, reason="no pid namespace may be made here")
 
+PATIENT = """\
+defaults:
+  evict: {foreign: terminate, grace: 100ms}
+  clear: {min_coverage: 0.8}
+  selftest: {time: 1s}
+  quarantine: {probation: {first: 1h, longest: 1h}}
+"""
+POLICY = f"name: ends-strangers\n{PATIENT}"
 HOLD = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Path:
+    """The stand-in for NVML."""
+    if compiler() is None:
+        pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def staged(root: Path, library: Path, count: int) -> Stage:
+    """So many GPUs that nothing keeps ready."""
+    machine = Machine.h200(root / "machine", count)
+    for number in range(count):
+        machine.gpu(number).set(persistence_mode=0)
+    return Stage(machine, library, Root.of(machine, root / "host"), install(root / "bin"))
+
+
+def shown(pid: int, name: str) -> str:
+    """What the kernel shows of a process; nothing of one that is gone, which it may be any moment."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def children(pid: int) -> list[int]:
+    """Those of a process that still run."""
+    states = {int(it): shown(int(it), "status") for it in shown(pid, f"task/{pid}/children").split()}
+    return [child for child, state in states.items() if state and "\nState:\tZ" not in state]
 
 
 class OnMachine(Service):

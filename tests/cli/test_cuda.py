@@ -17,17 +17,13 @@ import pytest
 
 from scrubber.api import client
 from scrubber.cli import asking
-from tests.cli.on_machine import OnMachine, needs_namespace
+from tests.cli import on_machine
+from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import SIZE, equip
 from tests.fakes.cuda.gpu import PAGE
-from tests.fakes.cuda.machine import CudaMachine
-from tests.fakes.nvml.build import build, compiler
-from tests.fakes.nvml.fixtures import Stage
-from tests.fakes.nvml.host import Root
-from tests.fakes.nvml.machine import Machine
-from tests.fakes.nvml.nvidia_smi import install
 
 pytestmark = needs_namespace
+library = on_machine.library  # a fixture
 
 SECRET = b"the weights of somebody else's model"
 POLICY = """\
@@ -47,8 +43,9 @@ SLOW = ["evict", "reset", "clear", "verify", "scratch", "selftest", "settings", 
 class OnCuda(OnMachine):
     """With GPUs that CUDA reaches as well."""
 
-    def __init__(self, root: Path, count: int) -> None:
-        stage, self.cuda = staged(root, count)
+    def __init__(self, root: Path, library: Path, count: int) -> None:
+        stage = staged(root, library, count)
+        self.cuda = equip(root / "cuda", stage.machine.gpus, stage.root)
         super().__init__(root, stage, POLICY, self.cuda.environment(os.environ.get("PYTHONPATH", "")))
 
     def memory(self, number: int) -> Path:
@@ -78,28 +75,15 @@ class OnCuda(OnMachine):
 
     def below(self, pid: int | None = None) -> list[int]:
         """All processes that the service has started and that still run."""
-        pid = pid or self.inner
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        alive = [int(it) for it in children if "\nState:\tZ" not in Path(f"/proc/{it}/status").read_text()]
+        alive = children(pid or self.inner)
         return [*alive, *(deeper for child in alive for deeper in self.below(child))]
 
 
-def staged(root: Path, count: int) -> tuple[Stage, CudaMachine]:
-    if compiler() is None:
-        pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
-    machine = Machine.h200(root / "machine", count)
-    for number in range(count):
-        machine.gpu(number).set(persistence_mode=0)
-    host = Root.of(machine, root / "host")
-    stage = Stage(machine, build(root / "lib"), host, install(root / "bin"))
-    return stage, equip(root / "cuda", machine.gpus, host)
-
-
 @pytest.fixture(scope="module")
-def service() -> Iterator[OnCuda]:
+def service(library) -> Iterator[OnCuda]:
     """Four GPUs, all dirty; the first look finds them."""
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as directory:
-        running = OnCuda(Path(directory), 4)
+        running = OnCuda(Path(directory), library, 4)
         for number in range(4):
             running.settled(number, "clean")
         yield running
@@ -268,10 +252,10 @@ def test_the_zygotes_death_fails_a_job_and_no_more(service):
 
 
 @pytest.fixture
-def doomed() -> Iterator[OnCuda]:
-    """A service to be killed: one GPU, cut into two slices."""
+def doomed(library) -> Iterator[OnCuda]:
+    """A service to be killed, with one GPU."""
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as directory:
-        running = OnCuda(Path(directory), 1)
+        running = OnCuda(Path(directory), library, 1)
         yield running
         running.stop()
 

@@ -166,7 +166,7 @@ def test_a_policy_file_that_was_spoilt_is_broken_until_it_is_mended(examine, kub
 
 def test_each_promise_that_the_policy_gives_up_is_a_warning(examine, kubelet, started, short_tmp):
     file = short_tmp / "site.yaml"
-    file.write_text("name: site\ndefaults:\n  gate: prestart\n  model: per-pod\n")
+    file.write_text("name: site\ndefaults:\n  gate: prestart\n  restart_on_sick: allow\n")
     service = started("--policy", file)
     code, found = examine(kubelet.directory, service.run_dir)
     assert code == 0

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,39 +21,16 @@ import pytest
 
 from scrubber.api import client
 from scrubber.cli import asking
-from tests.cli.on_machine import OnMachine, needs_namespace
+from tests.cli import on_machine
+from tests.cli.on_machine import PATIENT, POLICY, OnMachine, children, needs_namespace, shown, staged
+from tests.devices.nvidia.hearing import until
 from tests.fakes.cuda.fixtures import equip
-from tests.fakes.nvml.build import build, compiler
-from tests.fakes.nvml.fixtures import Stage
-from tests.fakes.nvml.host import Root
-from tests.fakes.nvml.machine import Machine, Slice
-from tests.fakes.nvml.nvidia_smi import install
+from tests.fakes.nvml.machine import Slice
 
 pytestmark = needs_namespace
+library = on_machine.library  # a fixture
 
 STAY = "import signal, sys; held = open(sys.argv[1]); print(flush=True); signal.pause()"
-PATIENT = """\
-defaults:
-  evict: {foreign: terminate, grace: 100ms}
-  clear: {min_coverage: 0.8}
-  selftest: {time: 1s}
-  quarantine: {probation: {first: 1h, longest: 1h}}
-"""
-POLICY = f"name: ends-strangers\n{PATIENT}"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
-    if compiler() is None:
-        pytest.skip("there is no C compiler here, and the stand-in for NVML is a C library")
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
-def staged(root: Path, library: Path, count: int) -> Stage:
-    machine = Machine.h200(root / "machine", count)
-    for number in range(count):
-        machine.gpu(number).set(persistence_mode=0)
-    return Stage(machine, library, Root.of(machine, root / "host"), install(root / "bin"))
 
 
 @pytest.fixture(scope="module")
@@ -215,20 +192,12 @@ def slices(service) -> set[str]:
     return {value for key, value in state.items() if key.startswith("gpu.2.mig.") and key.endswith(".uuid")}
 
 
-def until(true: Callable[[], object]) -> None:
-    """Another process gets there within seconds."""
-    ends = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
 def worker_of(pid: int) -> int:
     """The process below that one which has started the tool."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    if any("--gpu-reset" in Path(f"/proc/{child}/cmdline").read_text() for child in children):
+    below = children(pid)
+    if any("--gpu-reset" in shown(child, "cmdline") for child in below):
         return pid
-    return next((found for child in children if (found := worker_of(int(child)))), 0)
+    return next((found for child in below if (found := worker_of(child))), 0)
 
 
 def begun(service, autoclave) -> subprocess.Popen[str]:

@@ -57,6 +57,9 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
     ("change", "told"),
     [
         ({"state": "exposed", "owner": "pod-7"}, "used by pod-7"),
+        ({"state": "exposed", "owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "used by ns/train/a, ns/train/b"),
+        ({"state": "granted", "why": "granted", "pod": "ns/train/a"}, "granted to ns/train/a"),
+        ({"state": "granted", "why": "granted"}, ""),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
         ({"job": view.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
@@ -75,6 +78,20 @@ def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
     )
     assert "0000:3b:00.0  1" in lines[2]
     assert "Simulated GPU (MIG)" in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "pod"),
+    [
+        ({"owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "ns/train/a,ns/train/b"),
+        ({"owner": "uid-7"}, "uid-7"),
+        ({"pod": "uid-8"}, "uid-8"),
+        ({}, ""),
+    ],
+)
+def test_wide_names_the_pod_in_a_column_of_its_own_without_a_space(change, pod):
+    [row] = render.wide([replace(CLEAN, **change)], NOW)
+    assert row[render.WIDE.index("POD")] == pod
 
 
 def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
@@ -218,6 +235,13 @@ def test_a_document_carries_the_figures_of_the_proof():
     assert (receipt["units"], receipt["units_reached"], receipt["residue_at"]) == (132, 132, [4096, 8192])
     assert (receipt["patterns"], receipt["tests"]) == (["random", "zero"], ["address", "arithmetic"])
     assert receipt["uncovered"] == [{"cause": "own context", "bytes": 3}, {"cause": "unexplained", "bytes": 2}]
+
+
+def test_an_explanation_names_the_pod_and_its_uid_by_which_the_history_tells_of_it():
+    told = "\n".join(story(replace(CLEAN, state="exposed", owner="uid-7", pod="ns/train/main", receipt=None)))
+    assert "        used by ns/train/main\n        its UID is uid-7\n" in told
+    for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
+        assert "its UID" not in "\n".join(story(device))
 
 
 def test_a_quarantine_without_a_next_try_says_who_ends_it():

@@ -1,11 +1,15 @@
 """``autoclave xid``: what a code is, who does what on it, and whose policy was asked."""
 
 import json
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from policies import load
 from policies.xids import ROWS
 from tests.live import Service
 
@@ -190,3 +194,49 @@ def test_a_policy_of_ones_own_in_force_is_read_where_the_service_has_read_it(aut
     assert told["mine/defaults"] == said(autoclave("xid", 79, "--policy", mine))["mine/defaults"]
     mine.unlink()
     assert "cannot be read now: see --policy" in said(autoclave("xid", 79, "--run-dir", run_dir))["policy"]
+
+
+def test_a_file_that_is_another_policy_here_is_not_told_as_the_one_in_force(autoclave, mine, running, monkeypatch):
+    """The service may be in a container, with other files than whoever asks."""
+    run_dir = running(mine)
+    here = load.load(str(mine)).model_copy(update={"name": "yours"})
+    monkeypatch.setattr(load, "load", lambda _source: here)
+    told = said(autoclave("xid", 79, "--run-dir", run_dir))
+    assert told["policy"] == f"mine, in force here; {mine} is yours as seen from here: see --policy"
+    assert not [name for name in told if "/" in name]
+
+
+CLOSED = """\
+import asyncio, pathlib, sys
+from scrubber.api import server
+
+async def hold():
+    doors = await server.ClosedDoors.open(pathlib.Path(sys.argv[1]))
+    doors.message = "the disk is full"
+    print(flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await doors.close()
+
+asyncio.run(hold())
+"""
+
+
+def test_a_service_that_is_out_of_order_keeps_nobody_from_looking_up_what_a_code_means(autoclave, short_tmp):
+    command = [sys.executable, "-c", CLOSED, str(short_tmp)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert service.stdout.readline() == "\n"
+        told = said(autoclave("xid", 79, "--run-dir", short_tmp))
+        service.communicate("")
+    assert told["default/defaults"] == "quarantine"
+    why = "nothing is granted: the disk is full"
+    assert told["policy"] == f"default, the shipped default, as the service in {short_tmp} does not answer: {why}"
+
+
+def test_a_service_that_is_silent_keeps_nobody_waiting_for_what_a_code_means(autoclave, short_tmp, monkeypatch):
+    monkeypatch.setattr("scrubber.cli.xid.PATIENCE", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_tmp / "admin.sock"))
+        silent.listen()
+        told = said(autoclave("xid", 79, "--run-dir", short_tmp))
+    assert told["policy"].endswith("does not answer: the scrub service did not answer in time")

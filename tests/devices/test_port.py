@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import select
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
@@ -18,6 +17,7 @@ from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, D
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import creation, drills, tenants
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
+from tests.devices.nvidia.hearing import await_call
 from tests.fakes.nvml.machine import Gpu, Machine, Process
 
 __all__ = ["nvml", "nvml_build", "rig", "stage"]  # fixtures
@@ -111,8 +111,7 @@ class OnNvml:
         self.rig.reload_driver()
 
     def report(self, uuid: str, code: int) -> None:
-        while "nvmlEventSetWait_v2" not in [call for _, call, _ in self.machine.calls()]:
-            time.sleep(0.001)  # only who listens is told
+        await_call(self.rig, "nvmlEventSetWait_v2")  # only who listens is told
         self.gpu(uuid).event(pynvml.nvmlEventTypeXidCriticalError, code)
 
 

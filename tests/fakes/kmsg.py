@@ -21,9 +21,9 @@ class Kmsg:
         self._numbers = itertools.count()
 
     def say(self, text: str, facility: int = KERNEL, at: float | None = None) -> None:
-        """A message, now or at a time since boot. What is not printable is escaped, as the kernel does it."""
+        """A message, now or ``at`` a time by the kernel's clock. What is not printable is escaped, as it does it."""
         said = "".join(it if " " <= it <= "~" and it != "\\" else f"\\x{ord(it):02x}" for it in text)
-        microseconds = int((time.clock_gettime(time.CLOCK_BOOTTIME) if at is None else at) * 1e6)
+        microseconds = int((time.clock_gettime(time.CLOCK_MONOTONIC_RAW) if at is None else at) * 1e6)
         assert microseconds >= 0, "a kernel says nothing before it runs"
         self.write(f"{facility << 3 | 3},{next(self._numbers)},{microseconds},-;{said}\n".encode())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class Nvidia:
         self,
         host: Host,
         container_of: Callable[[int], str | None],
-        living: Callable[[], frozenset[str]],
+        living: Callable[[], Mapping[str, int]],
         settings: Path,
         library: Library | None = None,
         kernel: Lines | None = None,
@@ -131,7 +131,7 @@ class Nvidia:
             )
         return self._with_heard(uuid, found)
 
-    def heard(self, uuid: str) -> Vitals | None:
+    def heard(self, uuid: str) -> Vitals:
         """XIDs, and fatal errors of switches. Answers while NVML is closed, and while it hangs."""
         return self._with_heard(uuid, Vitals(partial=True))
 
@@ -223,8 +223,8 @@ class Nvidia:
         """The pod or container that a process belongs to."""
         return self._container_of(pid)
 
-    def living(self) -> frozenset[str]:
-        """All pods and containers of which any process still runs."""
+    def living(self) -> Mapping[str, int]:
+        """All pods and containers of which any process still runs, each with one of them."""
         return self._living()
 
     def let_go(self) -> None:

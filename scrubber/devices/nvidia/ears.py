@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -32,7 +31,6 @@ LEAVES_WITHIN = 1.0  # seconds that the end waits for each thread
 # An SXid is something that happened, and is told as something that is. Long enough to be seen by whoever looks; what
 # follows from it is remembered elsewhere.
 FATAL_FOR = 600.0
-SWITCH_ERRORS = 64  # that are kept
 TURN = 2.0  # seconds after which the thread that reads the log shows that it is there
 SILENT = 30.0  # seconds; to open the driver takes some, one device after the other
 
@@ -78,9 +76,9 @@ class Ears:
         self._happenings = Happenings(library)
         self._kernel = kernel
         self._clock = clock
-        self._lock = threading.Lock()  # guards the next six
+        self._lock = threading.Lock()  # guards the next six, and the bell
         self._xids = XidLog(whole)
-        self._fatal: deque[tuple[float, SwitchError]] = deque(maxlen=SWITCH_ERRORS)
+        self._fatal: tuple[float, SwitchError] | None = None  # the last one, and when it was
         self._logged = False  # whether the kernel's log is read
         self._behind = 0.0  # seconds by which the clock of its messages is behind ours
         self._due: dict[str, float] = {}  # when each thread shows at the latest that it is there
@@ -114,13 +112,15 @@ class Ears:
         if any(thread.is_alive() for thread in self._threads):
             logger.warning("a thread is left behind in the driver")
             return  # with its files, whose numbers must not become those of others
-        os.close(self._bell)
-        os.close(self._end)
-        self._bell = self._end = -1
+        with self._lock:  # whoever asks what was heard may ring just now
+            os.close(self._bell)
+            os.close(self._end)
+            self._bell = self._end = -1
 
     def xids(self, pci_address: str, instance: int | None) -> tuple[Xid, ...]:
-        """The errors of a GPU or of the slice with that GPU instance."""
+        """The errors of a GPU or of the slice with that GPU instance; also what a thread heard before it was stuck."""
         self._miss()
+        self._settle()
         with self._lock:
             return self._xids.of(pci_address.rpartition(".")[0], instance)
 
@@ -128,8 +128,10 @@ class Ears:
         """What is wrong with the switches that join the GPUs of this node."""
         now = self._clock()
         with self._lock:
-            fatal = [error for at, error in self._fatal if now - at < FATAL_FOR]
-        return tuple(Sign(Ailment.SWITCH, f"{error.switch} of this node: {error.detail}") for error in fatal[-1:])
+            fatal = self._fatal
+        if fatal is None or now - fatal[0] >= FATAL_FOR:
+            return ()
+        return (Sign(Ailment.SWITCH, f"{fatal[1].switch} of this node: {fatal[1].detail}"),)
 
     def _follow(self) -> tuple[threading.Thread, ...]:
         if self._kernel is None:
@@ -167,17 +169,16 @@ class Ears:
 
     def _read(self, microseconds: int, text: str, *, live: bool) -> None:
         error = messages.read(text)
-        now, news = self._clock(), False
+        now = self._clock()
         behind = now - microseconds / 1e6
         with self._lock:
             self._behind = behind if live else min(behind, self._behind)  # none of them is of the future
             if isinstance(error, GpuError):
-                news = self._xids.logged(error, microseconds, now)
+                if self._xids.logged(error, microseconds, now):
+                    self._ring()
             elif error is not None and error.fatal:
-                news = True
-                self._fatal.append((microseconds / 1e6 + self._behind, error))
-        if news:
-            self._ring()
+                self._fatal = (microseconds / 1e6 + self._behind, error)
+                self._ring()
 
     def _hear_events(self) -> None:
         pause, told = FIRST_PAUSE, set[str]()
@@ -204,12 +205,12 @@ class Ears:
             self._due.pop(EVENTS, None)
 
     def _happened(self, xid: GpuError | None) -> None:
-        if xid is None:
-            self._ring()
-            return
         now = self._clock()
         with self._lock:
-            self._xids.told(xid, int((now - self._behind) * 1e6), now)
+            if xid is None:
+                self._ring()
+            else:
+                self._xids.told(xid, int((now - self._behind) * 1e6), now)
 
     def _rest(self, pause: float) -> None:
         self._settle()
@@ -217,10 +218,10 @@ class Ears:
         _readable(self._end, pause)
 
     def _settle(self) -> None:
+        """Whoever comes by does so: the thread that heard it may be stuck in the driver by now."""
         with self._lock:
-            news = self._xids.settle(self._clock(), xidlog.GRACE if self._logged else 0.0)
-        if news:
-            self._ring()
+            if self._xids.settle(self._clock(), xidlog.GRACE if self._logged else 0.0):
+                self._ring()
 
     def _shows(self, pause: float = 0.0) -> None:
         """This thread is there, and will be after the pause."""
@@ -237,7 +238,9 @@ class Ears:
             logger.error("a thread that listens has not come back", thread=name, means=_MEANS[name])
 
     def _ring(self) -> None:
-        os.eventfd_write(self._bell, 1)
+        """With the lock: nobody rings by the number of a file that was closed."""
+        if self._bell >= 0:
+            os.eventfd_write(self._bell, 1)
 
 
 def _thread(name: str, work: Callable[[], None]) -> threading.Thread:

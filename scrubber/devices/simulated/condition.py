@@ -47,7 +47,7 @@ def xids(place: Place) -> tuple[Xid, ...]:
     """The event log, numbered by line; a line that says anything else, or is not ended yet, makes it unreadable."""
     try:
         return _numbered(place.events.read_text())
-    except (OSError, TypeError, ValueError) as error:  # TypeError: a line with too many words
+    except (OSError, OverflowError, TypeError, ValueError) as error:  # TypeError: a line with too many words
         raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from scrubber.devices.nvidia import ears, happenings
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.library import Library
+from scrubber.node.kernellog import KernelLog
+from tests.devices.nvidia.hearing import SOON, await_call, ours
+from tests.fakes.kmsg import Kmsg
 from tests.fakes.nvml.fixtures import Stage, nvml, nvml_build, stage
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Gpu, Machine
@@ -31,7 +36,7 @@ class Rig:
 
     def backend(self, **more) -> Nvidia:
         """A new one: it has seen nothing yet."""
-        living = frozenset({"pod-1"})
+        living = {"pod-1": 1}
         return Nvidia(self.host, lambda pid: f"pod-{pid}", lambda: living, self.settings, self.library, **more)
 
     @property
@@ -77,3 +82,34 @@ def rig(stage: Stage, nvml: Machine) -> Rig:
     for pid in RUNNING:
         (host.proc / str(pid)).mkdir()
     return Rig(nvml, stage.root, host, Library())
+
+
+@pytest.fixture
+def kmsg(rig) -> Iterator[Kmsg]:
+    """The log of the rig's kernel."""
+    made = Kmsg(rig.host.dev / "kmsg")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def listen(rig, monkeypatch) -> Iterator[Callable[..., Nvidia]]:
+    """A backend that listens, and is known to be in NVML's wait; ended with the test, and no thread left of it."""
+    monkeypatch.setattr(happenings, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
+    monkeypatch.setattr(ears, "LEAVES_WITHIN", SOON / 1000)
+    before = ours()
+    made = []
+
+    def begin(*, kernel: KernelLog | bool = True, **more) -> Nvidia:
+        log = KernelLog(rig.host.dev / "kmsg") if kernel is True else kernel or None
+        backend: Nvidia = rig.backend(kernel=log, **more)
+        backend.inventory()
+        made.append(backend)
+        backend.alarm()
+        await_call(rig, "nvmlEventSetWait_v2")
+        return backend
+
+    yield begin
+    for backend in made:
+        backend.close()
+    assert ours() <= before

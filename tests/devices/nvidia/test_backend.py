@@ -128,7 +128,7 @@ def test_a_reset_of_older_gpus_reaches_those_that_they_are_linked_to_under_this_
 
 def test_containers_are_not_the_drivers_to_know(rig) -> None:
     assert rig.backend().container_of(7) == "pod-7"
-    assert rig.backend().living() == {"pod-1"}
+    assert rig.backend().living() == {"pod-1": 1}
 
 
 def test_nvml_is_closed_while_it_is_let_go(rig) -> None:

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pynvml
@@ -20,6 +19,7 @@ from scrubber.devices.nvidia import locks, neighbours
 from scrubber.devices.nvidia.backend import Nvidia
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_tool, place, touch
+from tests.devices.nvidia.hearing import until
 from tests.fakes.nvml.machine import Slice
 
 RESET = (
@@ -30,14 +30,6 @@ HOLD = (
     "import fcntl, sys\nheld = open(sys.argv[1], 'a')\nfcntl.flock(held, fcntl.LOCK_EX)\nprint(flush=True)\ninput()\n"
 )
 gpu = bench.gpu  # a fixture
-
-
-def until(true: Callable[[], object]) -> None:
-    """Another process gets there within seconds."""
-    ends = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 @pytest.fixture

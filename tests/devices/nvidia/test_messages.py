@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.devices.nvidia.messages import GpuError, SwitchError, read
+from scrubber.devices.nvidia.messages import LONGEST, GpuError, SwitchError, read
 
 HERE = "0000:3b:00"
 
@@ -41,6 +41,7 @@ CHANGED = "NVRM: Xid (PCI:0000:3b:00): 154, {}GPU recovery action changed from 0
         ("4", "Drain and Reset", "reset_gpu"),
         ("5", "Something New", ""),
         ("6", "None", ""),
+        ("7", "System Reboot", "restart_vm_or_node"),
     ],
 )
 def test_xid_154_says_what_must_be_done(number, words, action):
@@ -70,6 +71,12 @@ def test_errors_of_switches_are_fatal_or_not():
     mild = read(FATAL.replace("Fatal", "Non-fatal"))
     assert isinstance(mild, SwitchError)
     assert not mild.fatal
+
+
+def test_of_a_long_text_the_beginning_is_kept():
+    error = read(f"{FATAL}{'x' * LONGEST}")
+    assert isinstance(error, SwitchError)
+    assert error.detail == f"SXid 24007, Link 30 sourcetrack timeout error{'x' * LONGEST}"[:LONGEST]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.node.processes import Processes
 from scrubber.sight import Sight
 from tests.devices.nvidia import bench
+from tests.devices.nvidia.hearing import rings
 
 gpu, cut = bench.gpu, bench.cut  # fixtures
 
@@ -31,15 +33,29 @@ def backend(rig) -> Nvidia:
 Eyes = Callable[..., Sight]
 
 
+def over(backend: Nvidia, folder: Path, patience: float) -> Sight:
+    """The eyes of a service that has this backend."""
+    processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+    return Sight(backend, processes, "boot", folder, 0.0, patience=patience)
+
+
 @pytest.fixture
 def eyes(backend, tmp_path) -> Eyes:
     """The service's, with as much patience as a test likes."""
+    return lambda patience=2.0: over(backend, tmp_path, patience)
 
-    def of(patience: float = 2.0) -> Sight:
-        processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
-        return Sight(backend, processes, "boot", tmp_path, 0.0, patience=patience)
 
-    return of
+@pytest.fixture
+def watch(rig, kmsg, listen, tmp_path) -> Eyes:
+    """Those of a service that listens, and whose second GPU has just fallen off its bus, as the kernel says it."""
+
+    def begin(patience: float = 5.0) -> Sight:
+        backend = listen()
+        kmsg.xid(rig.gpu(1).pci, 79, ", GPU has fallen off the bus.")
+        assert rings(backend)
+        return over(backend, tmp_path, patience)
+
+    return begin
 
 
 def record(backend: Nvidia, uuid: str) -> Record:
@@ -93,7 +109,7 @@ async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_it
 
 
 async def test_but_not_for_ever(rig, gpu, eyes, monkeypatch) -> None:
-    monkeypatch.setattr("scrubber.sight.TOOL_ENDS_WITHIN", 0.1)
+    monkeypatch.setattr("scrubber.away.TOOL_ENDS_WITHIN", 0.1)
     sight = eyes()
     with locks.claimed(bench.lock(rig)):
         async with sight.away(gpu.uuid):
@@ -138,3 +154,43 @@ async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(back
     await asyncio.gather(*(one() for _ in range(3)))
     assert done == 3
     await sight.back()
+
+
+async def test_while_another_one_is_reset_an_error_is_known_at_once_and_that_it_is_well_is_not(rig, watch):
+    sight = watch()
+    well, sick = rig.gpu(0).uuid, rig.gpu(1).uuid
+    async with sight.away(rig.gpu(2).uuid):
+        found = await sight.vitals(sick)
+        assert (found.partial, [xid.code for xid in found.xids]) == (True, [79])
+        assert await sight.vitals(well) == Vitals(partial=True)
+    await sight.back()
+    assert await sight.vitals(well) == Vitals()
+    assert not (await sight.vitals(sick)).partial
+
+
+async def test_what_is_reset_itself_says_what_is_no_news(rig, watch):
+    sight, sick = watch(), rig.gpu(1).uuid
+    async with sight.away(sick):
+        assert await sight.vitals(sick) is None
+    await sight.back()
+    bench.lock(rig, 1).parent.mkdir(parents=True)
+    with bench.lock(rig, 1).open("w") as held:  # a tool that outlived its worker
+        fcntl.flock(held, fcntl.LOCK_EX)
+        async with sight.away(rig.gpu(2).uuid):
+            assert await sight.vitals(sick) is None
+        assert await sight.vitals(sick) is None
+    await sight.back()
+
+
+async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
+    sight, sick = watch(patience=0.5), rig.gpu(1).uuid
+    with rig.machine.hanging("nvmlDeviceGetTotalEccErrors") as file:
+        found = [await sight.vitals(sick)]
+        async with asyncio.timeout(30):
+            while found[-1].partial:
+                found.append(await sight.vitals(sick))
+                await asyncio.sleep(0.01)
+        file.unlink()
+    assert len(found) > 1
+    assert {(it.unresponsive, *(xid.code for xid in it.xids)) for it in found[:-1]} == {(False, 79)}
+    assert (found[-1].unresponsive, [xid.code for xid in found[-1].xids]) == (True, [79])

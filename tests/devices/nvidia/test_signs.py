@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import threading
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pynvml
 import pytest
@@ -15,52 +13,19 @@ from policies.health import Symptom
 from policies.model import Policy
 from scrubber.core import illness
 from scrubber.core.model import Ailment, Baseline, Sign, Vitals
-from scrubber.devices.base import Care, DeviceLostError
+from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia.library import ResetRequiredError
-from scrubber.devices.nvidia.signs import best, pcie
-from scrubber.devices.nvidia.signs.best import Best, Keeper
-from scrubber.devices.nvidia.signs.watch import EVERY, LASTS, Watch
-from tests.devices.nvidia.conftest import boot
+from scrubber.devices.nvidia.signs import pcie
+from scrubber.devices.nvidia.signs.watch import EVERY, LASTS
+from tests.devices.nvidia import watching
+from tests.devices.nvidia.watching import DOWN, UP, Eyes, change
 from tests.fakes.nvml.machine import Slice
 
+eyes = watching.eyes  # a fixture
+
 ALL = Policy(quarantine=Rules(signs=tuple(Symptom)))
-UP, DOWN = "1 2 4 00000000:05:00.0", "0 2 4 00000000:05:00.0"
 POWER_BRAKE, THERMAL, BY_DRIVER, IDLE = 0x80, 0x40, 0x20, 0x1
 DEGRADED, WRONG_CONFIGURATION, ALL_WELL = 0b01, 5 << 8, 0b10_10_10_10 | 1 << 8
-
-
-@dataclass
-class Eyes:
-    """A watch over the GPUs of a rig, with a clock that a test moves."""
-
-    rig: Any
-    boot: str = "boot-1"
-    now: float = 1000.0
-    watch: Watch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """A new service: it remembers what is on the disk."""
-        self.watch = Watch(Keeper(self.rig.settings.parent / "seen", lambda: self.boot), lambda: self.now)
-
-    def look(self, number: int = 0, *, whole: bool = True) -> tuple[Sign, ...]:
-        gpu = self.rig.gpu(number)
-        with self.rig.library.session() as nvml:
-            return self.watch.look(nvml, gpu.uuid, nvml.handle(gpu.uuid), whole=whole)
-
-    def later(self, seconds: float = EVERY) -> tuple[Sign, ...]:
-        self.now += seconds
-        return self.look()
-
-
-@pytest.fixture
-def eyes(rig) -> Eyes:
-    """The GPU was well when it was looked at first."""
-    eyes = Eyes(rig)
-    assert eyes.look() == ()
-    return eyes
 
 
 @dataclass(frozen=True)
@@ -115,14 +80,6 @@ LASTING = {name: case for name, case in CASES.items() if LASTS[case.ailment]}
 def verdict(signs: tuple[Sign, ...], policy: Policy) -> Ailment | None:
     found = illness.diagnose(Vitals(signs=signs), Baseline(), policy)
     return found.ailment if found else None
-
-
-def change(rig, state: dict[str, object]) -> dict[str, object]:
-    """What it was before."""
-    gpu = rig.gpu(0)
-    before = {key: gpu.get(key) for key in state}
-    gpu.set(state)
-    return before
 
 
 @EACH
@@ -235,31 +192,77 @@ CALLS = {
 OF_CALL = pytest.mark.parametrize(("call", "name"), CALLS.items(), ids=CALLS)
 
 
+UNKNOWN, UNTOLD, FORBIDDEN = (
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+
+
 @OF_CALL
-@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
+@pytest.mark.parametrize("code", [UNTOLD, FORBIDDEN])
 def test_what_is_not_told_is_no_sign(rig, eyes: Eyes, call: str, name: str, code: int) -> None:
+    if code == UNTOLD and call in THAT_IT_WAS_THERE_IS_KNOWN:
+        eyes.boot = "boot-2"
+        eyes.restart()
     rig.gpu(0).set(CASES[name].state)
     rig.gpu(0).fail(call, code)
     seen = {sign.ailment for _ in range(6) for sign in eyes.later()}
     assert seen <= ({Ailment.PCIE} if call == "nvmlDeviceGetPcieReplayCounter" else set())  # its lanes are told
 
 
+THAT_IT_WAS_THERE_IS_KNOWN = {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfoV"}  # and it is missed
+
+
+LEFT = {
+    "links that are not told of": (Ailment.LINKS, "nvmlDeviceGetNvLinkState", {}),
+    "a fabric that is not told of": (Ailment.FABRIC, "nvmlDeviceGetGpuFabricInfoV", {}),
+    "a fabric that is not supported": (Ailment.FABRIC, None, {"fabric.state": 0}),
+}
+
+
+@pytest.mark.parametrize(("ailment", "call", "state"), LEFT.values(), ids=LEFT)
+def test_what_was_there_and_is_not_told_of_any_more_is_missed(
+    rig, eyes: Eyes, ailment: Ailment, call: str | None, state: dict[str, object]
+) -> None:
+    rig.gpu(0).set(state)
+    if call:
+        rig.gpu(0).fail(call, UNTOLD)
+    assert [[it.ailment for it in eyes.later()] for _ in range(5)][-1] == [ailment]
+    eyes.boot = "boot-2"
+    eyes.restart()
+    assert [eyes.later() for _ in range(5)] == [()] * 5
+
+
 @OF_CALL
-def test_an_error_neither_makes_a_sign_nor_ends_one(rig, eyes: Eyes, call: str, name: str) -> None:
-    rig.gpu(0).fail(call, pynvml.NVML_ERROR_UNKNOWN)
+@pytest.mark.parametrize("code", [UNKNOWN, FORBIDDEN])
+def test_an_error_neither_makes_a_sign_nor_ends_one(rig, eyes: Eyes, call: str, name: str, code: int) -> None:
+    rig.gpu(0).fail(call, code)
     assert [eyes.later() for _ in range(6)] == [()] * 6
     rig.gpu(0).fail(call, None)
     before = change(rig, CASES[name].state)
     told = [eyes.later() for _ in range(5)][-1]
     assert told == (Sign(CASES[name].ailment, CASES[name].detail),)
     rig.gpu(0).set(before)
-    rig.gpu(0).fail(call, pynvml.NVML_ERROR_UNKNOWN)
+    rig.gpu(0).fail(call, code)
     assert eyes.later() == (told if call not in READ_WHILE_IT_WORKS else ())
     rig.gpu(0).fail(call, None)
     assert eyes.later() == ()
 
 
 READ_WHILE_IT_WORKS = {call for call, name in CALLS.items() if name == "generation"}
+
+
+def test_that_it_works_is_asked_and_not_remembered(rig, eyes: Eyes) -> None:
+    rig.gpu(0).set(WORKS)
+    eyes.later()
+    rig.gpu(0).set({"pcie.gen": 1})
+    rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
+    assert [eyes.later() for _ in range(3)] == [()] * 3
+    rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", None)
+    assert [[it.ailment for it in eyes.later()] for _ in range(2)] == [[], [Ailment.PCIE]]
+    rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
+    assert [it.ailment for it in eyes.later()] == [Ailment.PCIE]
 
 
 @OF_CALL
@@ -346,48 +349,3 @@ def test_the_backend_tells_them_of_a_gpu_and_of_its_slices(rig) -> None:
     uuids = rig.cut(0, Slice(), Slice())
     backend.inventory()
     assert [backend.vitals(uuid).signs for uuid in uuids] == [sram, sram]
-
-
-def test_a_worker_is_told_of_the_links_that_were_up_since_the_node_was_started(rig) -> None:
-    uuid = rig.gpu(0).uuid
-
-    def told() -> list[int]:
-        backend = rig.backend()
-        backend.inventory()
-        backend.vitals(uuid)
-        links: list[int] = json.loads(backend.address(uuid, Care()).place)["links"]
-        return links
-
-    assert told() == [*range(18)]
-    change(rig, CASES["links"].state)
-    assert told() == [*range(18)]  # it is another service, and remembers
-    boot(rig.host, "boot-2")
-    assert told() == sorted({*range(18)} - {3, 17})
-
-
-DAMAGED = {
-    "empty": b"",
-    "half": best.encode(Best(frozenset({1}), 16), "boot-1")[:20],
-    "no document": b"[1]",
-    "other fields": b'{"boot": "boot-1", "seen": {"links": [], "lanes": 1, "joined": true, "more": 1}}',
-    "words for links": b'{"boot": "boot-1", "seen": {"links": ["1"], "lanes": 1, "joined": true}}',
-}
-
-
-@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
-def test_a_file_that_cannot_be_read_counts_as_none_and_is_made_anew(rig, text: bytes) -> None:
-    file = rig.settings.parent / "seen" / f"{rig.gpu(0).uuid}.json"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(text)
-    assert Eyes(rig).look() == ()
-    assert best.decode(file.read_bytes(), "boot-1") == Best(frozenset(range(18)), 16, joined=True)
-    assert file.stat().st_mode & 0o777 == 0o600
-
-
-def test_what_cannot_be_kept_is_remembered_by_the_service(rig) -> None:
-    (rig.settings.parent).mkdir(parents=True, exist_ok=True)
-    (rig.settings.parent / "seen").write_text("no folder")
-    eyes = Eyes(rig)
-    assert eyes.look() == ()
-    change(rig, CASES["a link"].state)
-    assert [bool(eyes.later()) for _ in range(2)] == [False, True]

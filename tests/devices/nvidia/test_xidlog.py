@@ -88,6 +88,15 @@ def test_another_code_or_gpu_from_the_other_source_is_another_event():
     assert (codes(log), codes(log, THERE)) == ([79, 48], [79])
 
 
+def test_the_kernels_word_of_another_gpu_or_code_takes_nothing_from_what_nvml_has_told():
+    log = XidLog()
+    tell(log, LOST, 5.0)
+    assert log.logged(GpuError(THERE, 79), 5_000_000, 5.0)
+    assert log.logged(GpuError(HERE, 48), 5_000_000, 5.0)
+    assert log.settle(6.0)
+    assert (sorted(codes(log)), codes(log, THERE)) == ([48, 79], [79])
+
+
 def test_numbers_grow_whatever_the_clocks_say():
     log = XidLog()
     for microseconds in (9, 9, 3, 10):

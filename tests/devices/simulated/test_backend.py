@@ -80,8 +80,8 @@ def test_a_broken_document_is_never_read_as_healthy(bank, name: str) -> None:
 
 @pytest.mark.parametrize(
     "log",
-    ["79", "79\nseventy\n", "\n", "79 soon\n", "79 1.5 x\n"],
-    ids=["half a line", "a word", "an empty line", "no time", "more"],
+    ["79", "79\nseventy\n", "\n", "79 soon\n", "79 1.5 x\n", "79 inf\n", "79 nan\n"],
+    ids=["half a line", "a word", "an empty line", "no time", "more", "never", "no number"],
 )
 def test_a_broken_event_log_is_never_read_as_quiet(bank, log: str) -> None:
     bank.place(bank.first).events.write_text(log)

@@ -155,10 +155,8 @@ class Machine:
         """Every call so far: who, what, about which device."""
         if not self.log.exists():
             return []
-        return [
-            (int(pid), call, about)
-            for pid, call, about in (line.split(" ", 2) for line in self.log.read_text().splitlines())
-        ]
+        *lines, _unfinished = self.log.read_text().split("\n")
+        return [(int(pid), call, about) for pid, call, about in (line.split(" ", 2) for line in lines)]
 
     def clients(self) -> tuple[int, ...]:
         """The processes that have NVML open. A lock tells, so one that was killed is none."""

@@ -44,10 +44,10 @@ def read(nvml: Session, gpu: Handle) -> Reading:
 def judge(reading: Reading, *, joined_before: bool) -> Sign | None:
     """One that never was in a fabric since the node was started need not be in one: in a guest, none may be there.
 
+    One that was, and is not or does not tell any more, has left it.
+
     Where there should be one, CUDA does not start before, so that no such GPU is ever proven clean.
     """
-    if reading.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
-        return None
     if not reading.joined:
         return Sign(Ailment.FABRIC, "it has left its fabric") if joined_before else None
     if reading.status != pynvml.NVML_SUCCESS:

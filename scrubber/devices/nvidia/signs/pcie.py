@@ -9,6 +9,7 @@ import pynvml
 
 from scrubber.core.model import Ailment, Sign
 from scrubber.devices.nvidia.library import Handle, Session
+from scrubber.devices.nvidia.signs import heat
 
 WINDOW = 60.0  # seconds over which replays are counted
 # More than so many of them. A good link replays next to nothing; what a link that goes bad does is not measured.
@@ -25,11 +26,11 @@ class Reading:
     highest: int | None = None  # that the GPU and its slot have in common
 
 
-def read(nvml: Session, gpu: Handle, reasons: int | None) -> Reading:
-    """``reasons`` for which its clocks are held down tell whether it idles."""
+def read(nvml: Session, gpu: Handle) -> Reading:
+    """A generation only of one that works."""
     lanes = nvml.told(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
     replays = nvml.told(pynvml.nvmlDeviceGetPcieReplayCounter, gpu)
-    if not _works(nvml, gpu, reasons):
+    if not _works(nvml, gpu):
         return Reading(lanes, replays)
     generation = nvml.told(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu)
     return Reading(lanes, replays, generation, nvml.told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu))
@@ -53,8 +54,12 @@ def lately(counted: tuple[tuple[float, int], ...]) -> int:
     return sum(after if after < before else after - before for before, after in pairs)
 
 
-def _works(nvml: Session, gpu: Handle, reasons: int | None) -> bool:
-    """Whether it certainly does: some idle at full speed, and what is not told is no."""
+def _works(nvml: Session, gpu: Handle) -> bool:
+    """Whether it certainly does: some idle at full speed, and what is not told is no.
+
+    Asked anew, and not taken from the look for heat: what that could not read must neither make nor end this sign.
+    """
+    reasons = heat.read(nvml, gpu)
     if reasons is None or reasons & pynvml.nvmlClocksEventReasonGpuIdle:
         return False
     return bool(nvml.told(pynvml.nvmlDeviceGetPerformanceState, gpu) == pynvml.NVML_PSTATE_0)

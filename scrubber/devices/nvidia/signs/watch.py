@@ -44,7 +44,6 @@ class _Known:
     found: dict[Ailment, Sign | None] = field(default_factory=dict)
     since: dict[Ailment, float] = field(default_factory=dict)
     replays: tuple[tuple[float, int], ...] = ()
-    reasons: int | None = None  # for which its clocks are held down
     turn: threading.Lock = field(default_factory=threading.Lock)  # its slices are asked about at the same time
 
     def lasts(self, ailment: Ailment) -> bool:
@@ -108,7 +107,7 @@ class Watch:
         except _OF_ALL:
             raise
         except ForbiddenError:
-            known.found[ailment] = None
+            known.found.setdefault(ailment, None)  # nobody may tell whether it has ended
         except DeviceError as error:
             if (look.uuid, ailment) not in self._told:
                 self._told.add((look.uuid, ailment))
@@ -119,15 +118,15 @@ class Watch:
             known.since.setdefault(ailment, look.now)
 
     def _pcie(self, look: _Look) -> Sign | None:
-        known, reading = look.known, pcie.read(look.nvml, look.gpu, look.known.reasons)
+        known, reading = look.known, pcie.read(look.nvml, look.gpu)
         counted = () if reading.replays is None else ((look.now, reading.replays),)
         known.replays = (*(each for each in known.replays if look.now - each[0] <= pcie.WINDOW), *counted)
         best = self._keeper.learn(look.uuid, Best(lanes=reading.lanes or 0))
         return pcie.judge(reading, best.lanes, pcie.lately(known.replays))
 
     def _links(self, look: _Look) -> Sign | None:
-        now = nvlinks.read(look.nvml, look.gpu)
-        return nvlinks.judge(self._keeper.learn(look.uuid, Best(links=now.up)).links, now)
+        up = nvlinks.read(look.nvml, look.gpu)
+        return nvlinks.judge(self._keeper.learn(look.uuid, Best(links=up)).links, up)
 
     def _fabric(self, look: _Look) -> Sign | None:
         reading = fabric.read(look.nvml, look.gpu)
@@ -136,8 +135,7 @@ class Watch:
 
 
 def _heat(look: _Look) -> Sign | None:
-    look.known.reasons = heat.read(look.nvml, look.gpu)
-    return heat.judge(look.known.reasons)
+    return heat.judge(heat.read(look.nvml, look.gpu))
 
 
 def _sram(look: _Look) -> Sign | None:
