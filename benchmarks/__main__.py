@@ -17,11 +17,12 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, idle, memory, nvidia, start
+from benchmarks import acquire, chain, idle, memory, nvidia, release, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
     "chain": chain.measure,
+    "release": release.measure,
     "acquire": acquire.measure,
     "start": start.measure,
     "idle": idle.measure,

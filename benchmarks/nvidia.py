@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import Figure, quantile
+from benchmarks.processes import await_line, crowd
 from scrubber.core import events as ev
 from scrubber.core.model import Moment, Owner, Record
 from scrubber.core.states import apply
@@ -41,13 +41,14 @@ BEGAN = Moment(0.0, 0.0)
 
 async def measure(*, quick: bool) -> list[Figure]:
     """A full look; then rounds as the monitor makes them, over idle slices and over slices in use."""
-    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory, _crowd(100 if quick else PROCESSES) as crowd:
+    size = 100 if quick else PROCESSES
+    with tempfile.TemporaryDirectory(prefix="autoclave-") as directory, crowd(size):
         machine, root = _machine(Path(directory))
-        whole = await _figures(Node(root, machine), f"{GPUS} GPUs, {crowd} processes", quick=quick)
+        whole = await _figures(Node(root, machine), f"{GPUS} GPUs, {size} processes", quick=quick)
         for number in range(GPUS):
             machine.gpu(number).cut([Slice("1g.18gb")] * SLICES)
         return whole + await _figures(
-            Node(root, machine), f"{GPUS} GPUs x {SLICES} slices, {crowd} processes", quick=quick
+            Node(root, machine), f"{GPUS} GPUs x {SLICES} slices, {size} processes", quick=quick
         )
 
 
@@ -139,23 +140,5 @@ class Node:
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
-    _await_line(process)
+    await_line(process)
     return process
-
-
-def _await_line(process: subprocess.Popen[bytes]) -> None:
-    if process.stdout is None or not process.stdout.readline():
-        raise RuntimeError("a process did not start")
-
-
-@contextmanager
-def _crowd(size: int) -> Iterator[int]:
-    """So many processes that do nothing."""
-    script = f"for _ in $(seq {size}); do sleep 3600 & done; echo; wait"
-    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-    _await_line(process)
-    try:
-        yield size
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
