@@ -8,7 +8,7 @@ import random
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import scrubber
@@ -36,7 +36,9 @@ from scrubber.monitor import Monitor
 from scrubber.node import clock, identity, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
+from scrubber.node.ends import Ends
 from scrubber.node.kernellog import KernelLog
+from scrubber.node.pods import Pods
 from scrubber.node.processes import Processes
 from scrubber.report import Identity, Reporter
 from scrubber.rulebook import Rulebook
@@ -52,6 +54,7 @@ logger = log.get("app")
 PROC = Path("/proc")
 LAST_RESET = 30.0  # seconds for which a start waits for a reset that the last service has left behind
 FIRST_ANSWER = 30.0  # seconds that a driver has to answer at all: without persistence it sets its devices up first
+NAMES_WITHIN = 1.0  # seconds that a status waits for the names of pods, which it can do without
 WATCH_EVERY = 0.25  # seconds between looks for intruders while a step runs
 
 
@@ -192,7 +195,8 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
     def ignored(device: str) -> Callable[[Holder], bool]:
         return known(rulebook.ruling(ledger.records[device].device).policy.evict.bystanders)
 
-    sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored)
+    ends = Ends()
+    sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored, ends=ends)
     nursery = Nursery(warm_cuda=full_sight)
 
     hiring = _Hiring(backend, nursery, full_sight, str(config.host_root), namespace)
@@ -208,5 +212,8 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
         clock.now().wall,
         places.Places(config.ledger).aside(),
     )
-    reporter = Reporter(service, about, lambda: nursery.cupy)
-    return App(config, ledger, service, reporter, Monitor(service, sight, backend.pace), rulebook, nursery)
+    # A caller of its own: no hook waits behind a look that is for people.
+    tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, NAMES_WITHIN)
+    reporter = Reporter(service, about, lambda: nursery.cupy, tenants)
+    monitor = Monitor(service, sight, backend.pace, ends)
+    return App(config, ledger, service, reporter, monitor, rulebook, nursery)

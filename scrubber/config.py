@@ -21,6 +21,7 @@ from scrubber.errors import FatalError
 STATE_DIR = "/var/lib/autoclave"
 RUN_DIR = "/run/autoclave"
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+POD_LOGS_DIR = "/var/log/pods"
 
 PREFIX = "AUTOCLAVE_"
 LONGEST_SOCKET = 107  # bytes: the kernel's limit for the path of a unix socket
@@ -88,6 +89,9 @@ class ScrubberConfig(Model):
     kubelet_dir: Absolute = Path(KUBELET_DIR)
     """Where the kubelet keeps its socket and its checkpoint."""
 
+    pod_logs_dir: Absolute = Path(POD_LOGS_DIR)
+    """Where the kubelet keeps the logs of pods on the host (its podLogsDir): tells people what a pod is called."""
+
     host_root: Absolute = Path("/")
     """Where the host's /dev, /proc/driver, /run, /sys and /var are seen; / unless they are mounted elsewhere."""
 
@@ -129,6 +133,11 @@ class ScrubberConfig(Model):
     def admin_socket(self) -> Path:
         """The door for operators."""
         return admin_socket(self.run_dir)
+
+    @property
+    def pod_logs(self) -> Path:
+        """Where the logs of pods are seen from here."""
+        return self.host_root.joinpath(*self.pod_logs_dir.parts[1:])
 
     @property
     def ledger(self) -> Path:

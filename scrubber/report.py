@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from policies import concessions
@@ -10,8 +10,10 @@ from scrubber.core import answers, grounds, showing, story, upkeep, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
 from scrubber.core.model import Record, State
+from scrubber.devices.base import DeviceError
 from scrubber.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
+from scrubber.node.pods import Tenants
 from scrubber.service import Service
 from scrubber.steps.packets import Ready
 
@@ -31,13 +33,25 @@ class Identity:
     set_aside: tuple[str, ...] = ()  # damaged ledgers, as found at the start
 
 
+async def nobody() -> Tenants:
+    """Where there is no kubelet."""
+    return Tenants()
+
+
 class Reporter:
     """Answers questions about devices by index, UUID or unique prefix."""
 
-    def __init__(self, service: Service, identity: Identity, cupy: Callable[[], Ready] = Ready) -> None:
-        """Look through the service's eyes. ``cupy`` is what its zygote says of it."""
+    def __init__(
+        self,
+        service: Service,
+        identity: Identity,
+        cupy: Callable[[], Ready] = Ready,
+        tenants: Callable[[], Awaitable[Tenants]] = nobody,
+    ) -> None:
+        """Look through the service's eyes. ``cupy`` is what its zygote says of it, ``tenants`` whose devices are."""
         self._service = service
         self._cupy = cupy
+        self._tenants = tenants
         self._identity = identity
 
     def find(self, gpu: str) -> str:
@@ -59,11 +73,12 @@ class Reporter:
             f"cannot find device {gpu}: {why}", Reason.INVALID_REQUEST if found else Reason.UNKNOWN_DEVICE
         )
 
-    def status(self, gpus: Sequence[str]) -> view.Status:
-        """Some devices or all, by index."""
+    async def status(self, gpus: Sequence[str]) -> view.Status:
+        """Some devices or all, by index, and whose they are."""
         uuids = [self.find(gpu) for gpu in gpus] or list(self._service.ledger.records)
-        devices = sorted((self.device(uuid) for uuid in uuids), key=lambda device: (device.index, device.slice or 0))
-        return view.Status(tuple(devices), self._about())
+        about = self._about()  # of the same moment as the devices: whoever waits for news goes by its row
+        devices = await self._with_pods(uuids)
+        return view.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
 
     def device(self, uuid: str) -> view.DeviceStatus:
         """One device."""
@@ -115,12 +130,24 @@ class Reporter:
         record = self._service.ledger.records[uuid]
         entries = _chapter(await self._service.ledger.history(uuid, None, EXPLAINED), record.state)
         why = self._service.rulebook.ruling(record.device).why
-        return view.Explanation(
-            self.device(uuid),
-            tuple(map(self._entry, entries)),
-            showing.advice(record, self._service.blocked.get(uuid, "")),
-            why,
-        )
+        advice = showing.advice(record, self._service.blocked.get(uuid, ""))
+        [device] = await self._with_pods([uuid])
+        return view.Explanation(device, tuple(map(self._entry, entries)), advice, why)
+
+    async def _with_pods(self, uuids: Sequence[str]) -> list[view.DeviceStatus]:
+        """As they stand now, and whose they are as far as that is known by then: nobody's status waits for a name."""
+        records = [self._service.ledger.records[uuid] for uuid in uuids]
+        devices = [self.device(uuid) for uuid in uuids]
+        if not any(map(showing.is_somebodys, records)):
+            return devices
+        try:
+            tenants = await self._tenants()
+        except DeviceError:  # late
+            return devices
+        return [
+            replace(device, pod=showing.pod(record, tenants.of(device.device), tenants.names))
+            for record, device in zip(records, devices, strict=True)
+        ]
 
     def _advert(self, record: Record) -> answers.Advert:
         policy = self._service.rulebook.ruling(record.device).policy

@@ -25,10 +25,12 @@ from scrubber.core.model import (
     State,
     Trigger,
 )
+from scrubber.devices.base import DeviceError
 from scrubber.errors import NotReady, Reason, Refused
 from scrubber.hooks import ROUNDS, Hooks, Lacks, Tools, raise_refusals
 from scrubber.jobs import Jobs, Running
 from scrubber.ledger.ledger import Ledger
+from scrubber.node.checkpoint import CheckpointError
 from scrubber.rulebook import Rulebook, Ruling
 from scrubber.sight import Sight
 
@@ -224,6 +226,7 @@ class Service(Hooks):
                     await self._sight.quick(record),
                     vitals=vitals,
                     wanted=self.withheld(record),
+                    allotted=await self._allotted(record),
                     successor=grounds.successor(record, self.ledger.records.values()),
                 )
                 facts = self._with_domain(record, seen)
@@ -252,6 +255,15 @@ class Service(Hooks):
                         await self._burn_in(record, ruling, op)
                         return
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
+
+    async def _allotted(self, record: Record) -> frozenset[str] | None:
+        """Asked for an owner who was let start and never came: nothing else would show that nobody will."""
+        if record.owner is None or record.owner.seen or grounds.about_to_start(record.owner, self.now()):
+            return None
+        try:
+            return (await self._sight.owners([record.device.uuid]))[record.device.uuid]
+        except (CheckpointError, DeviceError):
+            return None
 
     async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> None:
         """Test a device that nobody needs now."""

@@ -7,19 +7,19 @@ through all processes, and is the only one that a deed may rest on.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import threading
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from scrubber import log
+from scrubber.away import Away
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.calls import Caller, Round
 from scrubber.node import checkpoint
+from scrubber.node.ends import Ends
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, nobody
@@ -29,9 +29,6 @@ logger = log.get("sight")
 Holders = dict[str, tuple[Holder, ...] | None]
 Ignored = Callable[[str], Callable[[Holder], bool]]
 SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
-REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
-TOOL_ENDS_WITHIN = 60.0  # seconds for which a tool that has outlived its worker keeps us off the driver
-LOOK_AGAIN = 0.25  # seconds between two looks whether it still runs
 LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
 TENANTED = frozenset({State.GRANTED, State.EXPOSED})
 BUSY_STATES = TENANTED | {State.SCRUBBING}
@@ -40,7 +37,7 @@ BUSY_STATES = TENANTED | {State.SCRUBBING}
 class Sight:
     """The eyes of the service. ``patience`` is how long a driver may take to answer."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the eyes are put together from many parts
         self,
         backend: Backend,
         processes: Processes,
@@ -48,12 +45,15 @@ class Sight:
         kubelet_dir: Path,
         watched_since: float,
         ignored: Ignored = lambda _uuid: nobody,
+        *,
         patience: float = 2.0,
+        caller: Caller | None = None,
+        ends: Ends | None = None,
     ) -> None:
         """Nothing is looked at yet.
 
         ``watched_since``: the uptime at which this service began. ``ignored`` tells for each device who may have it
-        open and is no user.
+        open and is no user. ``ends`` is told at every full look whose end is worth the next one.
         """
         self._ignored = ignored
         self.backend = backend
@@ -63,15 +63,15 @@ class Sight:
         self._kubelet_dir = kubelet_dir
         self._since = watched_since
         self._late: dict[str, float] = {}  # since when it does not answer
-        self._caller = Caller()
+        self._caller = caller or Caller()
         self._ours: set[int] = set()
         self._holding = Round(self._walk)
         self._living = Round(self._count)
         self._driver = Round(self._instance)
         self._visits: dict[str, _Visit] = {}
-        self._resetting: set[str] = set()  # what we reset ourselves, and what goes down with it
-        self._absences: set[_Absence] = set()
-        self._returns: set[asyncio.Task[None]] = set()
+        self._ends = ends
+        self._members: Mapping[str, int] = {}  # of each container that lives, one process
+        self._away = Away(backend, self._caller, patience)
         self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
         self._took = 0.0  # seconds that it took
 
@@ -158,7 +158,29 @@ class Sight:
         holding = holders[record.device.uuid]
         facts = Facts(incarnation, self.epoch(), holding, self._since, alive, claimant_alive, busy)
         self._remember(record, facts)
+        if self._ends is not None:
+            self._follow(self._ends, record, facts, claimant)
         return facts
+
+    def _follow(self, ends: Ends, record: Record, facts: Facts, claimant: str | None) -> None:
+        """One whose end is worth a look: of the owner's container while that lives, else of those who are on it."""
+        device, owner = record.device.uuid, record.owner.container if record.owner else None
+        lives = facts.owner_alive if owner is not None else facts.claimant_alive
+        container = owner or claimant
+        member = self._members.get(container) if lives and container is not None else None
+        if member is not None:
+            ends.follow(device, member, lambda: self._is_in(member, container))
+        elif facts.holders:
+            holder = facts.holders[0]
+            ends.follow(device, holder.pid, lambda: self._processes.lives(holder))
+        else:
+            ends.forget(device)
+
+    def _is_in(self, pid: int, container: str | None) -> bool:
+        try:
+            return self.backend.container_of(pid) == container
+        except BlindError:
+            return False
 
     def _was_free(self, record: Record) -> bool:
         """Whether the last full look, which is not long ago, met nobody."""
@@ -211,57 +233,23 @@ class Sight:
             return None
 
     def _news(self, uuid: str) -> Vitals | None:
-        return None if uuid in self._resetting or self._in_reset(uuid) else self.backend.heard(uuid)
+        return None if uuid in self._away.resetting or self._in_reset(uuid) else self.backend.heard(uuid)
 
     def epoch(self) -> str:
         """Which life of the kubelet this is."""
         return kubelet_epoch(self._kubelet_dir)
 
-    @asynccontextmanager
-    async def away(self, *uuids: str) -> AsyncIterator[None]:
+    def away(self, *uuids: str) -> AbstractAsyncContextManager[None]:
         """The driver is left alone while these are reset; DeviceError when an earlier question does not come back.
 
         Processes are seen all the same. What the driver does not say meanwhile is no news; it is news when it cannot
         be asked longer than that.
         """
-        await self.back()
-        absence = _Absence(self.backend)
-        self._absences.add(absence)
-        try:
-            await self._caller.ask(f"let go {absence.number}", absence.begin, 2 * self.patience)
-            self._resetting.update(uuids)
-            yield
-        finally:
-            self._resetting.difference_update(uuids)
-            # Not waited for: whoever ends a reset has better things to do, and may be on his way out.
-            returning = asyncio.create_task(self._return(absence, uuids))
-            self._returns.add(returning)
-            returning.add_done_callback(self._returns.discard)
+        return self._away.during(*uuids)
 
     async def back(self) -> None:
         """Wait until the driver can be asked again after the resets that are over; what that takes has an end."""
-        if self._returns:
-            await asyncio.wait(self._returns.copy())
-
-    async def _return(self, absence: _Absence, uuids: Collection[str]) -> None:
-        try:
-            await self._tool_ends(absence, uuids)
-            await self._caller.ask(f"take up {absence.number}", absence.end, REOPENS_WITHIN)
-        except DeviceError as error:
-            logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
-        finally:
-            self._absences.discard(absence)
-
-    async def _tool_ends(self, absence: _Absence, uuids: Collection[str]) -> None:
-        """A worker that was killed leaves its tool at work, which bears us no more than the worker did."""
-        key = f"tool {absence.number}"
-        try:
-            async with asyncio.timeout(TOOL_ENDS_WITHIN):
-                while await self._caller.ask(key, lambda: any(map(self.backend.in_reset, uuids)), self.patience):  # noqa: ASYNC110 - a lock tells nobody when it is free
-                    await asyncio.sleep(LOOK_AGAIN)
-        except (DeviceError, TimeoutError) as error:
-            why = str(error) or f"not within {TOOL_ENDS_WITHIN:g} s"
-            logger.error("cannot tell the end of a reset; the driver is asked again", devices=uuids, error=why)  # noqa: TRY400 - expected
+        await self._away.back()
 
     def _vitals(self, uuid: str) -> Vitals | None:
         return None if self._in_reset(uuid) else self.backend.vitals(uuid)
@@ -271,10 +259,10 @@ class Sight:
 
     def _in_reset(self, uuid: str) -> bool:
         """By a tool that has outlived its worker: nobody can say of the device that it is free, or what it is."""
-        return uuid not in self._resetting and self.backend.in_reset(uuid)
+        return uuid not in self._away.resetting and self.backend.in_reset(uuid)
 
     def _no_news(self, error: DeviceError) -> bool:
-        return isinstance(error, DriverClosedError) and bool(self._absences)
+        return isinstance(error, DriverClosedError) and self._away.now()
 
     async def owed(self) -> Mapping[str, Address]:
         """GPUs to which a reset that was cut off still owes something, and where; raises DeviceError."""
@@ -341,8 +329,9 @@ class Sight:
             return None
         return container in await self._living.ask(container)
 
-    async def _count(self, _asked: frozenset[str]) -> frozenset[str]:
-        return await self._caller.ask("containers", self.backend.living, self.patience)
+    async def _count(self, _asked: frozenset[str]) -> Mapping[str, int]:
+        self._members = await self._caller.ask("containers", self.backend.living, self.patience)
+        return self._members
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,34 +342,6 @@ class _Visit:
     until: float
     facts: Facts
     listed: frozenset[int]
-
-
-class _Absence:
-    """One time away from the driver. Whoever asked for it may have left before it began: then it ends at once."""
-
-    _numbers = itertools.count()
-
-    def __init__(self, backend: Backend) -> None:
-        self.number = next(self._numbers)
-        self._backend = backend
-        self._lock = threading.Lock()
-        self._away = False
-        self._over = False
-
-    def begin(self) -> None:
-        self._backend.let_go()
-        with self._lock:
-            self._away = True
-            if not self._over:
-                return
-        self._backend.take_up()
-
-    def end(self) -> None:
-        with self._lock:
-            self._over = True
-            if not self._away:
-                return
-        self._backend.take_up()
 
 
 def _silent(error: DeviceError) -> Vitals:

@@ -54,7 +54,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file, tmp_path):
 def test_every_value_can_be_given_in_every_place(file):
     given = {
         "backend": "simulated", "policy": "fast", "state_dir": "/s", "run_dir": "/r", "kubelet_dir": "/k",
-        "host_root": "/h", "sight": "namespace",
+        "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
         "log_format": "json",
     }  # fmt: skip
@@ -70,6 +70,20 @@ def test_every_value_can_be_given_in_every_place(file):
     assert file(kebab).config == wanted
     assert config.resolve(None, environ, {}).config == wanted
     assert config.resolve(None, {}, given).config == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [
+        ({}, "/var/log/pods"),
+        ({"host_root": "/host"}, "/host/var/log/pods"),
+        ({"host_root": "/host", "pod_logs_dir": "/data/logs"}, "/host/data/logs"),
+        ({"host_root": "/host", "pod_logs_dir": "//data"}, "/host/data"),
+        ({"pod_logs_dir": "/data"}, "/data"),
+    ],
+)
+def test_the_logs_of_pods_are_where_the_kubelet_has_them_below_what_shows_the_host(given, seen):
+    assert config.resolve(None, {}, given).config.pod_logs == Path(seen)
 
 
 def test_simulated_gpus_move_with_the_state_unless_they_have_a_place_of_their_own():

@@ -22,6 +22,7 @@ from plugin.kubelet_api import podresources_pb2
 from plugin.testing.allocation import AllocationFailed, KubeletPanic
 from plugin.testing.journal import Call, Journal, Registration, StandInFault, Start
 from plugin.testing.life import Life
+from plugin.testing.logs import Logs
 from plugin.testing.pods import Container, ContainerStatus, Kind, Phase, Pod, PodStatus, State
 from plugin.testing.quirks import Quirks, Timing
 from plugin.testing.runtime import Nothing, Runtime
@@ -48,13 +49,18 @@ class Kubelet:
         quirks: Quirks = Quirks(),  # noqa: B008 - frozen
         registry: Path | None = None,
         timing: Timing = Timing(),  # noqa: B008 - frozen
+        logs: Path | None = None,
     ) -> None:
-        """``directory`` holds kubelet.sock; ``registry`` is the plugins_registry directory, if there is one."""
+        """``directory`` holds kubelet.sock; ``registry`` is the plugins_registry directory, if there is one.
+
+        ``logs`` is where pods have their logs, if they have any.
+        """
         self.directory = directory
         self.pods: dict[str, Pod] = {}  # by UID: those that the kubelet knows, oldest first
         self.panics: list[KubeletPanic] = []
         self._runtime = runtime if runtime is not None else Nothing()
         self._quirks, self._timing, self._registry = quirks, timing, registry
+        self._logs = Logs(logs)
         self._journal = Journal()
         self._life: Life | None = None
         self._workers: dict[str, asyncio.Lock] = {}  # one container at a time in each pod
@@ -237,6 +243,7 @@ class Kubelet:
         async with self._worker(pod):
             await self._stop_containers(pod)
             self.pods.pop(pod.uid, None)
+        self._logs.remove(pod)
         self._journal.changed()
 
     async def force_delete(self, pod: Pod) -> None:
@@ -249,6 +256,7 @@ class Kubelet:
         """The grace period of a force-deleted pod is over: its containers stop."""
         await self._stop_containers(pod)
         self._orphans.pop(pod.uid, None)
+        self._logs.remove(pod)
         self._journal.changed()
 
     # -- the same few moves
@@ -321,6 +329,7 @@ class Kubelet:
             raise PodEnded(f"cannot start {container.name}: pod {pod.name} is {pod.phase.value}: {pod.message}")
         async with self._worker(pod):
             active = pod.uid in self._active()
+            self._logs.make(pod)
             starting = Starting(life, self._journal, self._runtime, self._quirks)
             status = await starting.start(pod, container, active=active)
             if container.kind is Kind.APP and status.state is State.RUNNING:

@@ -418,6 +418,7 @@ class DeviceStatus(_message.Message):
     DRIVER_FIELD_NUMBER: _builtins.int
     COMPUTE_FIELD_NUMBER: _builtins.int
     RESET_DOMAIN_FIELD_NUMBER: _builtins.int
+    POD_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     index: _builtins.int
     model: _builtins.str
@@ -437,6 +438,11 @@ class DeviceStatus(_message.Message):
     driver: _builtins.str
     compute: _builtins.str
     reset_domain: _builtins.str
+    pod: _builtins.str
+    """Who the owner is: NAMESPACE/NAME/CONTAINER, with commas between several containers; empty when that is not known.
+    Of a granted device, which has no owner yet, whom the kubelet has written it down for: a pod whose name is not
+    known by its UID. For people; told by Status and Explain only.
+    """
     @_builtins.property
     def receipt(self) -> Global___Receipt: ...
     @_builtins.property
@@ -467,10 +473,11 @@ class DeviceStatus(_message.Message):
         driver: _builtins.str = ...,
         compute: _builtins.str = ...,
         reset_domain: _builtins.str = ...,
+        pod: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "job", b"job", "numa_node", b"numa_node", "quarantine", b"quarantine", "receipt", b"receipt", "slice", b"slice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "_slice", b"_slice", "compute", b"compute", "device", b"device", "driver", b"driver", "healthy", b"healthy", "index", b"index", "job", b"job", "memory_bytes", b"memory_bytes", "mig", b"mig", "model", b"model", "numa_node", b"numa_node", "owner", b"owner", "pci_address", b"pci_address", "pod", b"pod", "policy_rule", b"policy_rule", "quarantine", b"quarantine", "receipt", b"receipt", "reset_domain", b"reset_domain", "setback", b"setback", "since", b"since", "slice", b"slice", "state", b"state", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015

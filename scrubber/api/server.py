@@ -99,7 +99,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             gpus = requests.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
                 await self._service.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
-            return convert.to_message(self._reporter.status(gpus), scrub_pb2.StatusResponse())
+            return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
 
     async def Scrub(
         self, request: scrub_pb2.ScrubRequest, context: Context

@@ -54,6 +54,8 @@ def _standing(device: view.DeviceStatus) -> Iterator[str]:
         yield f"        {_way_back(device.quarantine)}"
     elif note := render.note(device):
         yield f"        {note}"
+    if device.owner and device.pod:  # what happened is told of the UID
+        yield f"        its UID is {device.owner}"
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
         yield from (f"          {line}" for line in render.proof(device.receipt))

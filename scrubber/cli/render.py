@@ -10,7 +10,7 @@ from scrubber.core import view
 STATUS = ("GPU", "UUID", "STATE", "FOR", "HEALTHY", "NOTE")
 WIDE = (
     "GPU", "UUID", "STATE", "FOR", "HEALTHY", "MEMORY", "PCI", "NUMA", "DRIVER", "POLICY", "RECEIPT", "COVERAGE",
-    "UNITS", "TESTS", "MODEL", "NOTE",
+    "UNITS", "TESTS", "POD", "MODEL", "NOTE",
 )  # fmt: skip
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "UNITS", "TESTS", "TIME", "RECEIPT")
 _NOTHING = ("",) * (len(RESULTS) - 3)  # beside its name and the verdict
@@ -35,6 +35,7 @@ def wide(devices: Sequence[view.DeviceStatus], now: float) -> list[list[str]]:
             device.policy_rule,
             device.receipt.id if device.receipt else "",
             *_figures(device.receipt),
+            device.pod.replace(", ", ",") or device.owner,
             f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
             note(device),
         ]
@@ -64,7 +65,9 @@ def note(device: view.DeviceStatus) -> str:
     if device.job is not None:
         return job(device.job)
     if device.owner:
-        return f"used by {device.owner}"
+        return f"used by {device.pod or device.owner}"
+    if device.pod:
+        return f"granted to {device.pod}"
     if device.setback:
         return device.setback
     return "" if device.why == device.state else device.why

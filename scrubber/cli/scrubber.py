@@ -24,6 +24,7 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 @_flag("--state-dir", metavar="DIR", help=f"Where the ledger lives [default: {config.STATE_DIR}].")
 @_flag("--run-dir", metavar="DIR", help=f"Where to make the sockets [default: {config.RUN_DIR}].")
 @_flag("--kubelet-dir", metavar="DIR", help=f"The kubelet's [default: {config.KUBELET_DIR}].")
+@_flag("--pod-logs-dir", metavar="DIR", help=f"Its podLogsDir, to name pods by [default: {config.POD_LOGS_DIR}].")
 @_flag("--host-root", metavar="DIR", help="Where the host's /dev, /proc/driver, /sys and /var are [default: /].")
 @_flag(
     "--sight",

@@ -92,15 +92,21 @@ class Stage:
         gpus = ("--simulated-dir", str(self.simulated), "--simulated-gpus", str(self.gpus))
         memory = ("--backend", "simulated", "--simulated-memory", self.memory)
         rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
-        self.service = Program(("scrubber", *places, *gpus, *memory, *rules), self.root / "service.log")
+        names = ("--pod-logs-dir", str(self.pod_logs))
+        self.service = Program(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
         self.plugin = Program(("plugin", *places, *self.flags), self.root / "plugin.log")
         self.containers = self.runs(self.simulated)
-        self.kubelet = Kubelet(self.kubelet_dir, self.containers)
+        self.kubelet = Kubelet(self.kubelet_dir, self.containers, logs=self.pod_logs)
 
     @property
     def kubelet_dir(self) -> Path:
         """Where the kubelet keeps its socket and its checkpoint."""
         return self.root / "kubelet"
+
+    @property
+    def pod_logs(self) -> Path:
+        """Where the kubelet makes a directory for each pod."""
+        return self.root / "pods"
 
     @property
     def simulated(self) -> Path:

@@ -48,6 +48,11 @@ def about_to_start(owner: Owner | None, now: Moment) -> bool:
     return owner is not None and not owner.seen and now.uptime - owner.since.uptime < STARTS_WITHIN
 
 
+def quick(record: Record, policy: Policy) -> bool:
+    """Whether its fast path usually ends within the time that whoever hands it out may wait; unless seen, it does."""
+    return not record.took or sorted(record.took)[len(record.took) // 2] <= policy.budgets.allocate
+
+
 def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
     """The other devices that a reset of this one takes down; one that is not there any more has nobody on it."""
     domain = record.device.reset_domain

@@ -372,6 +372,7 @@ class Record:
     owed: Path | None = None  # the path a scrub took that did not end clean: the next one takes no lesser
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
     heard: float | None = None  # uptime; when errors that make nobody sick were last written down
+    took: tuple[float, ...] = ()  # seconds of its last fast paths that ended clean
     tested: float | None = None  # wall; when the slow path was last passed, or the first proof was given
     test_begun: float | None = None  # wall; when it was last tested for want of a user, whatever became of that
 
@@ -380,10 +381,9 @@ class Record:
 class Facts:
     """What was seen just now, fresh for this one decision.
 
-    ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when there is no owner
-    to ask about or it could not be told, and ``claimant_alive`` says the same of who is about to start.
-    ``siblings_busy`` is about the device's reset domain; ``watched_since`` is the uptime from which on the service
-    would have noticed a user.
+    ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when nobody owns it or
+    it could not be told, and ``claimant_alive`` says the same of who is about to start. ``siblings_busy`` is about its
+    reset domain; ``watched_since`` is the uptime from which on the service would have noticed a user.
     """
 
     incarnation: Incarnation
@@ -397,3 +397,4 @@ class Facts:
     domain_resetting: bool = False  # a reset of a sibling is under way, which takes this device down as well
     successor: str | None = None  # another device that is in its place now
     wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free
+    allotted: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known

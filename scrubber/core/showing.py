@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from policies.model import Policy
 from scrubber.core import answers, remedy, upkeep, view
-from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record
+from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State
 
 
 def receipt_view(receipt: Receipt) -> view.ReceiptView:
@@ -84,6 +86,32 @@ def device_status(
         compute=device.compute or "",
         reset_domain=device.reset_domain or "",
     )
+
+
+def is_somebodys(record: Record) -> bool:
+    """Whether there may be a pod to name."""
+    return record.owner is not None or record.state is State.GRANTED
+
+
+def pod(record: Record, held: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
+    """Who has a device, as people call it; empty where that is not known.
+
+    ``held``: the pods that the kubelet has written it down for, by UID, and their containers. Of an owner they tell the
+    containers; who it is was settled when it started. Where nothing has started yet they are all that is known.
+    ``names``: NAMESPACE/NAME by UID.
+    """
+    if record.owner is not None:
+        uid = record.owner.container or ""
+        return _called(uid, held, names) if uid in names else ""
+    if record.state is State.GRANTED:
+        return ", ".join(_called(uid, held, names) for uid in sorted(held))
+    return ""
+
+
+def _called(uid: str, held: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
+    if uid not in names:
+        return uid
+    return ", ".join(f"{names[uid]}/{container}" for container in sorted(held.get(uid, ()))) or names[uid]
 
 
 def advice(record: Record, blocked: str = "") -> tuple[str, ...]:

@@ -92,6 +92,9 @@ class IllegalEventError(Exception):
     """An event that must not happen to a device in this state: a fault of ours, or a ledger that was edited."""
 
 
+REMEMBERED = 5  # times that a scrub took: what it usually takes
+
+
 def apply(record: Record | None, entry: ev.Entry) -> Record:
     """The record after one more event, or an error and no change."""
     event = entry.event
@@ -233,7 +236,9 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
 
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     """Clean: the proof starts to stand, and everything it ends is over."""
-    returns = record.returns
+    returns, took = record.returns, record.took
+    if event.receipt.path is Path.FAST:
+        took = (*took[1 - REMEMBERED :], at.uptime - _job(record).started.uptime)
     if record.quarantine is not None:
         # Whom a person brings back starts anew: maintenance is no flapping.
         by_itself = _job(record).trigger is Trigger.PROBATION
@@ -249,6 +254,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         setback=None,
         owed=None,
         returns=returns,
+        took=took,
         tested=at.wall if event.receipt.path is Path.SLOW or record.tested is None else record.tested,
     )
 

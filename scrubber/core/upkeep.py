@@ -106,9 +106,9 @@ def advertise(record: Record, policy: Policy, now: Moment) -> answers.Advert:
             return answers.Advert(healthy=True, why=record.state.value)
         case State.SCRUBBING if grounds.yields(record):
             return answers.Advert(healthy=True, why="being tested; whoever asks for it gets it")
-        case State.SCRUBBING if _soon_done(record, policy, now):
+        case State.SCRUBBING if _soon_done(record, policy, now) and grounds.quick(record, policy):
             return answers.Advert(healthy=True, why="being scrubbed, clean within the allocate budget")
-        case State.DIRTY if record.setback is None and _just_released(record, policy, now):
+        case State.DIRTY if _just_released(record, policy, now) and grounds.quick(record, policy):
             return answers.Advert(healthy=True, why="released, about to be scrubbed")
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
             return answers.Advert(healthy=False, why=record.state.value)
@@ -244,6 +244,9 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     # has a better reason to say so than we.
     if facts.owner_alive is False and owner.seen:
         return answers.Note(ev.Released("its owner is gone"))
+    taken = facts.allotted is not None and owner.container is not None and owner.container not in facts.allotted
+    if taken and _deserted(owner, facts, now):
+        return answers.Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
     if (record.sickness is not None or facts.wanted) and _deserted(owner, facts, now):
         # Neither is offered, so that nobody would ever ask for it and show that the last user is gone.
         why = "it is sick" if record.sickness is not None else "it was asked for"
@@ -338,6 +341,8 @@ def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
     """A tenant has just left. What is still dirty after the allocate budget has somebody on it who does not leave."""
+    if record.setback is not None or grounds.path_for(record, policy) is not Path.FAST:
+        return False
     return record.tenancy_began is not None and now.uptime - record.since.uptime <= policy.budgets.allocate
 
 

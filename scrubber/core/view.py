@@ -98,6 +98,7 @@ class DeviceStatus:
     driver: str = ""
     compute: str = ""
     reset_domain: str = ""
+    pod: str = ""  # whose it is, or will be, as people call it: NAMESPACE/NAME/CONTAINER, with commas between several
 
     @property
     def name(self) -> str:

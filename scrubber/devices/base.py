@@ -136,8 +136,8 @@ class Backend(Protocol):
         """The live container that a process belongs to."""
         ...
 
-    def living(self) -> frozenset[str]:
-        """All containers of which anything still runs."""
+    def living(self) -> Mapping[str, int]:
+        """All containers of which anything still runs, each with a process of it."""
         ...
 
     def owed(self) -> Mapping[str, Address]:

@@ -112,13 +112,13 @@ class Containers:
 
     def alive(self, name: str) -> bool:
         """Whether any process of a pod or container runs. BlindError when that cannot be told."""
-        return name in self._walk()
+        return any(name == met for met, _ in self._walk())
 
-    def living(self) -> frozenset[str]:
-        """All pods and containers of which a process runs, in one walk. BlindError when that cannot be told."""
-        return frozenset(self._walk())
+    def living(self) -> dict[str, int]:
+        """All pods and containers of which a process runs, with the first of each. BlindError, if not to tell."""
+        return dict(self._walk())
 
-    def _walk(self) -> Iterator[str]:
+    def _walk(self) -> Iterator[tuple[str, int]]:
         """Each name once."""
         if not sees_all(self._proc, self._namespace):
             raise BlindError("cannot tell which pods run: run the service in the host's pid namespace")
@@ -130,7 +130,7 @@ class Containers:
                 continue
             if name is not None and name not in met and _runs(f"{self._proc}/{pid}"):
                 met.add(name)
-                yield name
+                yield name, pid
 
 
 class _EndingError(BlindError):

@@ -338,8 +338,20 @@ def test_a_passed_scrub_ends_the_tenancy_the_setback_and_the_debt():
     event = replace(event, receipt=replace(event.receipt, baseline=MARKED))
     assert live(again, event, at=AT) == replace(
         again, state=State.CLEAN, since=AT, job=None, receipt=event.receipt, last_receipt=event.receipt.digest,
-        baseline=MARKED, tenancy_began=None, setback=None, owed=None,
+        baseline=MARKED, tenancy_began=None, setback=None, owed=None, took=(7.0,),
     )  # fmt: skip
+
+
+def test_how_long_the_newest_fast_paths_took_is_kept():
+    began = live(lives.DIRTY, ev.ScrubStarted(lives.job()))
+    before = replace(began, took=(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert live(before, lives.passed(before), at=AT).took == (2.0, 3.0, 4.0, 5.0, 7.0)
+    slow = live(
+        live(lives.DIRTY, ev.ScrubStarted(lives.job(Path.SLOW))),
+        lives.passed(live(lives.DIRTY, ev.ScrubStarted(lives.job(Path.SLOW)))),
+        at=AT,
+    )
+    assert slow.took == ()
 
 
 def test_a_passed_probation_ends_the_quarantine_and_counts_as_a_return():

@@ -63,6 +63,36 @@ def test_the_owner_is_shown_where_there_is_one(record, owner):
     assert shown(record).owner == owner
 
 
+HELD = {"pod-a": ("main", "init"), "pod-b": ("app",)}
+NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
+
+
+@pytest.mark.parametrize(
+    ("record", "held", "names", "pod"),
+    lives.rows(
+        ("an owner by its name and its containers", lives.EXPOSED, HELD, NAMES, "ns/train/init, ns/train/main"),
+        ("by its name alone without containers", lives.EXPOSED, {}, NAMES, "ns/train"),
+        ("not at all without a name", lives.EXPOSED, HELD, {"pod-b": "ns/serve"}, ""),
+        ("an owner that was never learnt", lives.NAMELESS, HELD, NAMES, ""),
+        ("an owner whatever else is written down", lives.EXPOSED_TO_B, HELD, NAMES, "ns/serve/app"),
+        ("before a start whoever is written down", lives.GRANTED, {"pod-b": ("app",)}, NAMES, "ns/serve/app"),
+        ("by the UID without a name", lives.GRANTED, {"pod-b": ("app",)}, {}, "pod-b"),
+        ("all of them", lives.GRANTED, HELD, {"pod-b": "ns/serve"}, "pod-a, ns/serve/app"),
+        ("nobody, if nobody is", lives.GRANTED, {}, NAMES, ""),
+        ("nobody's device, whoever is written down", lives.CLEAN, HELD, NAMES, ""),
+        ("one that was left, whoever is written down", lives.DIRTY, HELD, NAMES, ""),
+    ),
+)  # fmt: skip
+def test_a_device_is_told_by_the_name_of_its_pod(record, held, names, pod):
+    assert showing.pod(record, held, names) == pod
+    assert showing.is_somebodys(record) or not pod
+
+
+def test_pods_are_looked_for_where_there_may_be_one():
+    records = (lives.GRANTED, lives.EXPOSED, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
+    assert list(map(showing.is_somebodys, records)) == [True, True, True, False, False, False]
+
+
 def test_a_job_shows_its_present_step_and_how_far_it_is():
     record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
     assert shown(record, (64, 1000)).job == view.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)

@@ -8,6 +8,52 @@ import os
 import pytest
 
 from scrubber.node import checkpoint
+from scrubber.node.checkpoint import Entry
+
+UID_A, UID_B = "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11", "0f8fad5b-d9cb-469f-a165-70867728950e"
+STATIC = "4d4b8d5f27b0b5a0c6c1a5ab1f0e9d3c"  # a static pod's UID is a digest
+GPU = "GPU-5e2f1c77-8a34-4cbb-9b0f-1d2a3b4c5d6e"
+MIG = "MIG-41b35c2e-6f0a-5d7b-8a3d-9c1e2f304152"
+
+
+def held(pod, container, nodes, resource="nvidia.com/gpu", answer='"GiwKGW52aWRpYS5jb20vZ3B1PTA="'):
+    """An entry as Go writes it: the plugin's answer in base64."""
+    return (
+        f'{{"PodUID":"{pod}","ContainerName":"{container}","ResourceName":"{resource}",'
+        f'"DeviceIDs":{json.dumps(nodes, separators=(",", ":"))},"AllocResp":{answer}}}'
+    )
+
+
+def written(*entries, registered='{"nvidia.com/gpu":["GPU-0"]}'):
+    """A file as kubelets 1.28 to 1.36 write it: what differs is the node, not the version."""
+    return f'{{"Data":{{"PodDeviceEntries":[{",".join(entries)}],"RegisteredDevices":{registered}}},"Checksum":27}}'
+
+
+TEXTS = {
+    "a node without NUMA": (written(held(UID_A, "main", {"-1": [GPU]})), {Entry(GPU, UID_A, "main")}),
+    "a device of two NUMA nodes": (
+        written(held(UID_A, "main", {"0": [GPU], "1": [GPU]}, answer='""')),
+        {Entry(GPU, UID_A, "main")},
+    ),
+    "init, sidecar and app of one pod": (
+        written(*(held(UID_A, name, {"1": [GPU]}, answer="null") for name in ("a", "b", "c")), registered="null"),
+        {Entry(GPU, UID_A, "a"), Entry(GPU, UID_A, "b"), Entry(GPU, UID_A, "c")},
+    ),
+    "a shared GPU": (
+        written(
+            held(UID_A, "a", {"0": [f"{GPU}::0", f"{GPU}::3"]}, "nvidia.com/gpu.shared"),
+            held(UID_B, "b", {"0": [f"{GPU}::11"]}, "nvidia.com/gpu.shared"),
+        ),
+        {Entry(GPU, UID_A, "a"), Entry(GPU, UID_B, "b")},
+    ),
+    "MIG slices, shared and whole, one of a static pod": (
+        written(
+            held(STATIC, "a", {"-1": [f"{MIG}::2"]}, "nvidia.com/mig-1g.10gb"),
+            held(UID_B, "b", {"-1": [f"MIG-{GPU}/1/2"]}, "nvidia.com/mig-1g.10gb"),
+        ),
+        {Entry(MIG, STATIC, "a"), Entry(f"MIG-{GPU}/1/2", UID_B, "b")},
+    ),
+}
 
 # By kubelet version: the layout of ``Data``, with one device each of two pods and a pod that has two containers.
 LAYOUTS = {
@@ -61,6 +107,44 @@ def test_r8_a_device_of_two_pods_names_both_whatever_resource_it_is_told_under(t
     assert checkpoint.owners(tmp_path) == {"GPU-0": frozenset({"a", "b"})}
 
 
+@pytest.mark.parametrize(("text", "entries"), TEXTS.values(), ids=TEXTS)
+def test_every_node_names_devices_pods_and_containers_each_once(tmp_path, text, entries):
+    (tmp_path / checkpoint.NAME).write_text(text)
+    found = checkpoint.entries(tmp_path)
+    assert found == checkpoint.parse(text.encode())
+    assert (set(found), len(found)) == (entries, len(entries))
+
+
+def test_a_part_of_a_shared_device_counts_for_the_whole(tmp_path):
+    (tmp_path / checkpoint.NAME).write_text(TEXTS["a shared GPU"][0])
+    assert checkpoint.owners(tmp_path) == {GPU: frozenset({UID_A, UID_B})}
+
+
+@pytest.mark.parametrize("device", ["GPU-0::", "GPU-0::x", "::3", "GPU-0::3\n", "GPU-0:3", "GPU-0::3/1", "GPU-0::٣"])
+def test_only_a_number_at_the_end_makes_a_part(tmp_path, device):
+    write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": "c", "DeviceIDs": {"-1": [device]}}]})
+    assert checkpoint.entries(tmp_path) == (Entry(device, "a", "c"),)
+
+
+@pytest.mark.parametrize("checksum", [0, 2**64 - 1, None, "none"])
+def test_the_checksum_is_left_alone(tmp_path, checksum):
+    data = json.loads(TEXTS["a node without NUMA"][0])
+    (tmp_path / checkpoint.NAME).write_text(json.dumps({**data, "Checksum": checksum}))
+    assert checkpoint.owners(tmp_path) == {GPU: frozenset({UID_A})}
+
+
+@pytest.mark.parametrize("text", [text for text, _ in TEXTS.values()], ids=TEXTS)
+def test_w3_a_part_of_a_checkpoint_is_no_answer_wherever_it_ends(text):
+    for end in range(len(text)):
+        with pytest.raises(checkpoint.CheckpointError):
+            checkpoint.parse(text[:end].encode())
+
+
+def test_a_container_without_a_name_has_none(tmp_path):
+    write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": ["GPU-0"]}}]})
+    assert checkpoint.entries(tmp_path) == (Entry("GPU-0", "a", ""),)
+
+
 @pytest.mark.parametrize("entries", [None, []])
 def test_a_kubelet_that_gave_nothing_away_names_nobody(tmp_path, entries):
     write(tmp_path, {"PodDeviceEntries": entries})
@@ -74,6 +158,8 @@ def test_a_kubelet_that_gave_nothing_away_names_nobody(tmp_path, entries):
         '{"Data": {"PodDeviceEntries": [{}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "", "DeviceIDs": {}}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": 7, "DeviceIDs": {}}]}}',
+        '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": 7, "DeviceIDs": {"-1": ["GPU-0"]}}]}}',
+        '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": null, "DeviceIDs": {"-1": ["GPU-0"]}}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": "GPU-0"}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": "GPU-0"}}]}}',
         '{"Data": {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": [7]}}]}}',

@@ -275,9 +275,9 @@ class Node:
         """The container of a process."""
         return next((process.container for process in self.everybody() if process.pid == pid), None)
 
-    def living(self) -> frozenset[str]:
+    def living(self) -> dict[str, int]:
         """Those of which anything runs."""
-        return frozenset(self.alive)
+        return dict.fromkeys(self.alive, 0)
 
     def owed(self) -> dict[str, Address]:
         """What a test says, unless a tool is still at it."""

@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core.model import Path, State
+from scrubber.devices.calls import UnresponsiveError
 from scrubber.errors import InvalidRequest, Reason
+from scrubber.node.checkpoint import Entry
+from scrubber.node.pods import Tenants
+from scrubber.report import Reporter
+from tests.service.asking import let_on
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ async def test_a_uuid_wins_over_a_longer_uuid_that_begins_like_it(world, reporte
 
 
 async def test_status_is_ordered_by_index_and_tells_the_ledger(world, reporter):
-    status = reporter.status(["1", "0"])
+    status = await reporter.status(["1", "0"])
     assert [device.index for device in status.devices] == [0, 1]
     assert [device.state for device in status.devices] == ["clean", "clean"]
     assert (status.service.ledger_rows, status.service.ledger_fault) == (world.life.ledger.seq, "")
@@ -79,10 +84,10 @@ async def test_a_ledger_that_cannot_be_written_is_told_until_it_can(world, repor
     world.life.disk.full = True
     world.intrude("GPU-0000")
     await world.life.monitor.round()
-    assert "disk is full" in reporter.status([]).service.ledger_fault
+    assert "disk is full" in (await reporter.status([])).service.ledger_fault
     world.life.disk.full = False
     await world.life.monitor.round()
-    assert reporter.status([]).service.ledger_fault == ""
+    assert (await reporter.status([])).service.ledger_fault == ""
 
 
 async def test_history_is_bounded_newest_last_and_of_one_device_or_all(reporter):
@@ -102,3 +107,89 @@ async def test_an_explanation_ends_where_the_device_is(world, reporter):
     assert "it smells of smoke" in told.entries[-1].text
     assert told.advice
     assert told.policy_why
+
+
+# -- whose devices
+
+
+class Register:
+    """Tells whose devices are what, and remembers that it was asked."""
+
+    def __init__(self, world) -> None:
+        first, second = world.uuids[:2]
+        written = (Entry(first, "pod", "main"), Entry(second, "pod", "side"), Entry(second, "other", "app"))
+        self.tenants = Tenants(written, {"pod": "ns/train"})
+        self.late = False
+        self.asked = 0
+
+    async def __call__(self) -> Tenants:
+        self.asked += 1
+        if self.late:
+            raise UnresponsiveError("pods did not answer")
+        return self.tenants
+
+
+@pytest.fixture
+async def register(world):
+    return Register(world)
+
+
+@pytest.fixture
+async def naming(world, reporter, register):
+    """A reporter that is told the names of pods."""
+    return Reporter(world.service, reporter._identity, tenants=register)
+
+
+async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, naming):
+    await let_on(world, "pod", world.uuids[0])
+    device = (await naming.status(["0"])).devices[0]
+    assert (device.owner, device.pod) == ("pod", "ns/train/main")
+    told = (await naming.explain("0")).device
+    assert (told.owner, told.pod) == ("pod", "ns/train/main")
+
+
+async def test_a_granted_device_names_whom_the_kubelet_has_written_down_and_has_no_owner(world, naming):
+    await world.acquire("pod", world.uuids[1], announced=True)
+    device = (await naming.status(["1"])).devices[0]
+    assert (device.state, device.owner, device.pod) == ("granted", "", "other, ns/train/side")
+
+
+async def test_devices_keep_their_order_and_only_those_of_somebody_are_named(world, naming):
+    await let_on(world, "pod", world.uuids[0])
+    assert [(it.index, it.pod) for it in (await naming.status(["1", "0"])).devices] == [(0, "ns/train/main"), (1, "")]
+
+
+async def test_names_that_come_late_keep_no_status_waiting_and_the_owner_is_told(world, naming, register):
+    await let_on(world, "pod", world.uuids[0])
+    register.late = True
+    device = (await naming.status(["0"])).devices[0]
+    assert (device.owner, device.pod) == ("pod", "")
+    assert (await naming.explain("0")).device.pod == ""
+
+
+async def test_nobody_is_asked_for_names_while_every_device_is_nobodys_nor_by_what_the_hooks_need(
+    world, naming, register
+):
+    await naming.status([])
+    await naming.explain("0")
+    assert register.asked == 0
+    await let_on(world, "pod", world.uuids[0])
+    naming.adverts()
+    naming.device(world.uuids[0])
+    assert register.asked == 0
+    await naming.status([])
+    assert register.asked == 1
+
+
+async def test_a_status_is_of_one_moment_whatever_happens_while_names_are_looked_up(world, reporter, register):
+    async def meanwhile() -> Tenants:
+        await world.service.quarantine(world.uuids[1], "it smells of smoke", "ann")
+        tenants: Tenants = register.tenants
+        return tenants
+
+    await let_on(world, "pod", world.uuids[0])
+    before = world.life.ledger.seq
+    status = await Reporter(world.service, reporter._identity, tenants=meanwhile).status([])
+    assert world.life.ledger.seq > before
+    assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
+    assert status.devices[0].pod == "ns/train/main"

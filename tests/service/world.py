@@ -323,9 +323,13 @@ class World:
             self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP, KEEP)
         sight = Sight(
-            self.node, cast("Processes", self.node), self.node.boot_id, Path(self._run_dir.name), self.node.now().uptime
+            self.node,
+            cast("Processes", self.node),
+            self.node.boot_id,
+            Path(self._run_dir.name),
+            self.node.now().uptime,
+            caller=cast("Caller", PretendCaller(self.chance)),
         )
-        sight._caller = cast("Caller", PretendCaller(self.chance))
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = self._jobs(ledger, sight, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
         tools = Tools(self.node.now, token, self.chance.random)

@@ -86,8 +86,8 @@ class Simulated:
         """The simulated container that a process belongs to."""
         return containers.of(pid)
 
-    def living(self) -> frozenset[str]:
-        """The simulated containers of which any process still runs."""
+    def living(self) -> dict[str, int]:
+        """The simulated containers of which any process still runs, each with one of them."""
         return containers.living()
 
     def owed(self) -> dict[str, Address]:

@@ -31,6 +31,6 @@ def members() -> Iterator[tuple[int, str]]:
             yield int(entry.name), container
 
 
-def living() -> frozenset[str]:
-    """Those of which any process still runs."""
-    return frozenset(name for _, name in members())
+def living() -> dict[str, int]:
+    """Those of which any process still runs, each with one of them."""
+    return {name: pid for pid, name in members()}

@@ -1,0 +1,150 @@
+"""What pods are called, by the directories that a kubelet makes for their logs."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from scrubber.node import checkpoint, pods
+from scrubber.node.checkpoint import Entry
+from scrubber.node.pods import Pods, Tenants
+
+UID = "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11"
+STATIC = "4d4b8d5f27b0b5a0c6c1a5ab1f0e9d3c"
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "pods").mkdir()
+    return tmp_path / "pods"
+
+
+@pytest.fixture
+def clock():
+    """A clock that stands until a test moves it."""
+    return [100.0]
+
+
+@pytest.fixture
+def sight(tmp_path, logs, clock):
+    return Pods(tmp_path, logs, lambda: clock[0])
+
+
+def as_it_was(directory, deed):
+    """Whatever was done left the directory's time as it was."""
+    before = directory.stat()
+    deed()
+    os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize(
+    ("directory", "uid", "name"),
+    [
+        (f"default_train_{UID}", UID, "default/train"),
+        (f"kube-system_nvidia-dcgm-exporter-x7k2p_{UID}", UID, "kube-system/nvidia-dcgm-exporter-x7k2p"),
+        (f"a_job.v1-0.b_{UID}", UID, "a/job.v1-0.b"),
+        (f"kube-system_etcd-node1_{STATIC}", STATIC, "kube-system/etcd-node1"),
+        ("default_static_my_own_uid", "my_own_uid", "default/static"),
+    ],
+)
+def test_a_pod_is_called_as_its_directory_says(sight, logs, directory, uid, name):
+    (logs / directory).mkdir()
+    assert sight.names() == {uid: name}
+
+
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "lost+found", "default_train", f"_train_{UID}", f"default__{UID}", "default_train_", f"Default_train_{UID}",
+        f"default_tr\nain_{UID}", f"default_-train_{UID}", f"default_train._{UID}", f"de.fault_train_{UID}",
+        f"default\n_train_{UID}", f"\x1b[2J_train_{UID}",
+    ],
+)  # fmt: skip
+def test_what_no_kubelet_would_have_made_names_nobody(sight, logs, directory):
+    (logs / directory).mkdir()
+    assert sight.names() == {}
+
+
+def test_a_file_and_a_link_name_nobody(sight, logs, tmp_path):
+    (logs / f"default_file_{UID}").touch()
+    (logs / f"default_link_{STATIC}").symlink_to(tmp_path)
+    assert sight.names() == {}
+
+
+def test_a_uid_of_two_names_has_none(sight, logs):
+    for name in ("one", "two"):
+        (logs / f"default_{name}_{UID}").mkdir()
+    (logs / f"default_three_{STATIC}").mkdir()
+    assert sight.names() == {STATIC: "default/three"}
+
+
+def test_names_are_read_anew_when_the_directory_changes(sight, logs):
+    assert sight.names() == {}
+    (logs / f"default_train_{UID}").mkdir()
+    os.utime(logs, ns=(1, 1))
+    assert sight.names() == {UID: "default/train"}
+    (logs / f"default_train_{UID}").rmdir()
+    os.utime(logs, ns=(2, 2))
+    assert sight.names() == {}
+
+
+def test_names_stand_for_a_while_and_no_longer_where_the_directory_shows_no_change(sight, logs, clock):
+    sight.names()
+    as_it_was(logs, (logs / f"default_train_{UID}").mkdir)
+    clock[0] += pods.STANDS - 0.1
+    assert sight.names() == {}
+    clock[0] += 0.1
+    assert sight.names() == {UID: "default/train"}
+
+
+def test_another_directory_in_its_place_is_read_whatever_its_time(sight, logs, tmp_path):
+    sight.names()
+    before = logs.stat()
+    logs.rename(tmp_path / "old")
+    (logs / f"default_train_{UID}").mkdir(parents=True)
+    os.utime(logs, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert sight.names() == {UID: "default/train"}
+
+
+def test_without_a_directory_nobody_has_a_name_and_with_one_again_they_have(sight, logs, tmp_path):
+    (logs / f"default_train_{UID}").mkdir()
+    logs.rename(tmp_path / "away")
+    assert sight.names() == {}
+    (tmp_path / "away").rename(logs)
+    assert sight.names() == {UID: "default/train"}
+    logs.rename(tmp_path / "away")
+    logs.touch()
+    assert sight.names() == {}
+
+
+def test_no_more_than_the_most_are_looked_at(sight, logs, clock, monkeypatch):
+    for number in range(20):
+        (logs / f"default_pod-{number}_uid-{number}").mkdir()
+    assert len(sight.names()) == 20
+    monkeypatch.setattr(pods, "MOST", 7)
+    clock[0] += pods.STANDS
+    assert len(sight.names()) == 7
+
+
+def test_a_look_tells_what_the_kubelet_has_written_down_and_what_the_pods_are_called(sight, logs, tmp_path):
+    (logs / f"default_train_{UID}").mkdir()
+    entry = {"PodUID": UID, "ContainerName": "main", "DeviceIDs": {"-1": ["GPU-0::1"]}}
+    (tmp_path / checkpoint.NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    assert sight.look() == Tenants((Entry("GPU-0", UID, "main"),), {UID: "default/train"})
+
+
+@pytest.mark.parametrize("text", [None, "{"], ids=["none", "half a one"])
+def test_a_look_without_a_checkpoint_tells_the_names_all_the_same(sight, logs, tmp_path, text):
+    (logs / f"default_train_{UID}").mkdir()
+    if text is not None:
+        (tmp_path / checkpoint.NAME).write_text(text)
+    assert sight.look() == Tenants((), {UID: "default/train"})
+
+
+def test_the_pods_of_a_device_are_told_with_their_containers():
+    told = [("GPU-0", "a", "init"), ("GPU-0", "a", "app"), ("GPU-0", "b", ""), ("GPU-1", "c", "app")]
+    tenants = Tenants(tuple(Entry(*one) for one in told))
+    assert tenants.of("GPU-0") == {"a": {"init", "app"}, "b": frozenset()}
+    assert tenants.of("GPU-2") == {}
