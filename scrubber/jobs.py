@@ -214,12 +214,9 @@ class Jobs:
         if record is None or record.job is None:
             return True
         policy = running.ruling.policy
-        async with self.turns.at_driver(Step.HEALTH):
-            vitals = await self._sight.vitals(running.device)
-            if vitals is None or vitals.partial:
-                await asyncio.sleep(self._sight.patience)  # late once is no illness
-                vitals = await self._sight.vitals(running.device)
         judged = verdict.judge(record.job, record.baseline, policy)
+        whole = isinstance(judged, verdict.Passed)
+        vitals = await (self._last_vitals(running.device) if whole else self._sight.vitals(running.device))
         judged = verdict.confirmed(judged, vitals, record.baseline, policy)
         if isinstance(judged, verdict.Passed):
             judged = await self._still_alone(running, judged)
@@ -228,6 +225,15 @@ class Jobs:
         running.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         running.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)
+
+    async def _last_vitals(self, device: str) -> Vitals | None:
+        """Not while another device is reset, when the driver is closed; and who is late once is not ill."""
+        async with self.turns.at_driver(Step.HEALTH):
+            vitals = await self._sight.vitals(device)
+            if vitals is None or vitals.partial:
+                await asyncio.sleep(self._sight.patience)
+                vitals = await self._sight.vitals(device)
+            return vitals
 
     def _conclusion(
         self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, ruling: Ruling

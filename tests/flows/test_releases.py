@@ -1,0 +1,205 @@
+"""What looks like the end of a tenancy and is none, and what is one and does not look like it.
+
+Most of these stories are told elsewhere: crash loops, init and app containers, sidecars, restarts of everything, the
+second life of a static pod and reboots in ``test_scenarios``; force delete, a lost checkpoint, an empty answer of
+PodResources and host processes on a free GPU in ``test_wipes``; who uses a GPU without asking in ``test_skips``. Here
+are those that take their time: somebody looks while nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import grpc
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.testing.pods import Container, Phase
+from scrubber.cli.stage import RESOURCE
+from scrubber.devices.simulated import tenants
+from scrubber.errors import Refused
+from tests.flows.node import WITHIN, Node, brisk
+
+ONE = {RESOURCE: 1}
+FREEZER = Path("/sys/fs/cgroup/freezer")  # of the first version: whoever is frozen in it cannot be killed, either
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A process on a GPU that no kubelet has started there."""
+
+    pid: int
+    handle: int
+
+    def lives(self) -> bool:
+        """Nobody has ended it."""
+        return not select.select([self.handle], [], [], 0)[0]
+
+
+@asynccontextmanager
+async def guest(node: Node, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[Guest]:
+    """One of this pod, or of none; it is gone afterwards."""
+    use = partial(tenants.occupy, container=container) if container else tenants.zombie
+    pid = await asyncio.to_thread(use, node.stage.simulated, uuid, secret)
+    handle = os.pidfd_open(pid)
+    try:
+        yield Guest(pid, handle)
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        await asyncio.to_thread(select.select, [handle], [], [], WITHIN)
+        os.close(handle)
+
+
+@contextmanager
+def stuck(pid: int) -> Iterator[None]:
+    """It hangs in the kernel, in state D; what was sent to it meanwhile arrives afterwards."""
+    group = FREEZER / f"autoclave-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / "freezer.state").write_text("FROZEN")
+    except OSError:
+        pytest.skip("no process can be frozen here: that takes root and control groups of the first version")
+    try:
+        yield
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        (FREEZER / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
+async def test_a_pod_has_not_gone_while_nobody_is_on_its_gpu_because_it_waits_to_start(build):
+    """Looks like a release: of one pod all containers wait to be started again, another one's image is not there yet.
+
+    Nor has it gone when its container was let start and could not be made; but then its GPU counts as used.
+    """
+    node = await build(4)
+    pod, slow = await node.run("pair", Container("left", ONE), Container("right", ONE)), node.pod("slow")
+    gpus = [node.gpu(pod, name) for name in ("left", "right")]
+    before = [node.memory(uuid) for uuid in gpus]
+    await node.kubelet.admit(slow)
+    await node.stage.containers.open_sandbox(slow)
+    granted = node.gpu(slow)
+    [spare] = set(node.stage.uuids) - {*gpus, granted}
+    for name in ("left", "right"):
+        await node.kubelet.exit_container(pod, name)
+    await node.a_round(spare)
+    await kept(node, pod.uid, *gpus)
+    assert ((await node.status(granted)).state, node.kubelet.devices(RESOURCE)[granted]) == ("granted", "Healthy")
+    assert await node.kubelet.sync(pod)
+    assert [node.memory(uuid) for uuid in gpus] == before
+    async with node.door() as plugin:
+        await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[granted]))
+    await kept(node, slow.uid, granted)
+    await node.kubelet.delete(slow)
+    await node.clean(granted)
+    assert await node.scrubs(granted) == 2
+
+
+async def test_whoever_uses_a_gpu_that_is_not_his_is_told_and_never_ended_and_nothing_is_wiped_under_him(build):
+    """Looks like a release: the owner is gone, but a process of another pod has imported its memory.
+
+    No tenancy at all: that pod uses one more GPU, and the host another one, and one that was granted a moment before.
+    """
+    node = await build(5, brisk("budgets: {owner_wait: 0s}", "evict: {leftovers: wait}"))
+    owner, other, waits = await node.run("owner"), await node.run("other"), node.pod("waits")
+    await node.kubelet.admit(waits)
+    left, own, given = (node.gpu(pod) for pod in (owner, other, waits))
+    free, bare = (uuid for uuid in node.stage.uuids if uuid not in {left, own, given})
+    kept_here, theirs = node.memory(left), node.memory(own)
+    async with (
+        guest(node, left, other.uid) as importer,
+        guest(node, given, secret=b"a shell") as shell,
+        guest(node, free, other.uid, b"a second one") as greedy,
+        guest(node, bare, secret=b"a job of the host") as job,
+    ):
+        await node.kubelet.delete(owner)
+        for uuid, name in ((free, other.uid), (bare, "no container")):
+            await node.health(uuid, "Unhealthy")
+            [alarm] = await node.history(uuid, "soiled")
+            assert "without a grant" in alarm.text
+            assert name in alarm.text
+        assert not await node.kubelet.sync(waits)
+        assert "it is still in use" in node.waiting(waits)
+        async with node.door() as plugin:
+            for uuid in (left, free, bare):
+                with pytest.raises(grpc.aio.AioRpcError, match="it is still in use"):
+                    await plugin.Allocate(asking(uuid))
+        assert [it.lives() for it in (importer, shell, greedy, job)] == [True] * 4
+        await kept(node, owner.uid, left)
+        assert [node.memory(uuid) for uuid in (left, given)] == [kept_here, b"a shell"]
+        assert (node.memory(free)[:12], node.memory(bare)) == (b"a second one", b"a job of the host")
+    await node.clean(left, free, bare, given)
+    assert await node.kubelet.sync(waits), node.waiting(waits)
+    assert [await node.scrubs(uuid) for uuid in (left, free, bare, given, own)] == [2, 2, 2, 2, 1]
+    assert node.memory(own) == theirs
+
+
+async def test_a_leftover_that_cannot_be_killed_is_waited_for_and_named_and_its_gpu_goes_to_nobody(build):
+    """A release that is not over: the pod is gone, and a process that it left behind hangs in the kernel."""
+    node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {grace: 10ms}"))
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    async with guest(node, uuid, secret=b"left behind") as leftover:
+        with stuck(leftover.pid):
+            left = node.memory(uuid)
+            await node.kubelet.delete(pod)
+            tried = await node.reach(uuid, lambda device: device.setback != "")
+            assert f"pid {leftover.pid} (" in tried.setback
+            assert "stuck in the kernel (state D)" in tried.setback
+            await node.health(uuid, "Unhealthy")
+            assert (await node.kubelet.run(node.pod("early"))).phase is Phase.FAILED
+            assert (leftover.lives(), node.memory(uuid), await node.scrubs(uuid)) == (True, left, 1)
+        await node.clean(uuid)  # the kill has arrived
+        assert not leftover.lives()
+    assert (node.memory(uuid), await node.scrubs(uuid)) == (b"", 2)
+
+
+async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_who_asks_and_who_did_not_has_all(build):
+    """A release that nobody saw, and none: of another pod only the sandbox was there, which nobody had seen before."""
+    node = await build(2)
+    ends, stays = await node.run("ends"), await node.run("stays")
+    uuid, other = node.gpu(ends), node.gpu(stays)
+    left = node.memory(other)
+    await node.stage.service.end(signal.SIGKILL)
+    await node.kubelet.exit_container(stays, "main")
+    await node.kubelet.delete(ends)
+    assert node.memory(uuid)
+    await node.stage.service.start()
+    refused: list[str] = []
+    while True:
+        await node.health(uuid, "Healthy")  # the kubelet may not have noticed that anything was wrong
+        following = await node.kubelet.run(node.pod("next"))
+        if following.phase is Phase.RUNNING:
+            break
+        refused.append(following.message or node.waiting(node.pods["next"]))
+        assert len(refused) < 20, refused
+    assert (node.gpu(node.pods["next"]), await node.scrubs(uuid)) == (uuid, 2)
+    await kept(node, stays.uid, other)
+    assert await node.kubelet.sync(stays)
+    assert node.memory(other) == left
+
+
+async def kept(node: Node, owner: str, *uuids: str) -> None:
+    """They are this pod's, nothing was scrubbed, and whoever says that it has left is not believed."""
+    for uuid in uuids:
+        status = await node.status(uuid)
+        assert (status.state, status.owner, await node.scrubs(uuid)) == ("exposed", owner, 1), status
+    async with node.stage.scrubber() as scrubber:
+        for uuid in uuids:
+            with pytest.raises(Refused, match="it is still in use"):
+                await scrubber.release([uuid])
+
+
+def asking(*uuids: str) -> wire.AllocateRequest:
+    """What the kubelet sends for one container."""
+    return wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=uuids)])

@@ -1,0 +1,190 @@
+"""A pod is there while a process of it runs and gone when the last has ended, told by real groups of every layout.
+
+The groups are made below the root of each hierarchy that this machine lets us write to, as kubelets and runtimes name
+them; ``test_cgroups`` has the names alone. What is asked looks through the real /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.node.cgroups import Containers
+
+UID = f"{os.getpid():08x}-11aa-4b3c-9d3e-5f6a7b8c9d0e"  # of nobody else
+NEIGHBOUR = f"ffffffff{UID[8:]}"
+ID, INNER = "a1" * 32, "b2" * 32
+OURS = f"autoclave-layouts-{os.getpid()}"  # all groups are below it: others test here at the same time
+POD = {  # the kubelet's driver and the pod's class of service to the group of the pod; systemd wants it with "_"
+    "systemd, burstable": "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{_}.slice",
+    "systemd, guaranteed": "kubepods.slice/kubepods-pod{_}.slice",
+    "systemd, in kind": "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{_}.slice",
+    "cgroupfs, besteffort": "kubepods/besteffort/pod{0}",
+    "cgroupfs, guaranteed": "kubepods/pod{0}",
+}
+CONTAINER = {  # the runtime to the group of a container below that
+    "containerd, systemd": f"cri-containerd-{ID}.scope",
+    "containerd, cgroupfs": ID,
+    "CRI-O, systemd": f"crio-{ID}.scope/container",
+    "CRI-O, cgroupfs": f"crio-{ID}",
+    "docker, systemd": f"docker-{ID}.scope",
+    "docker in a container": f"cri-containerd-{ID}.scope/docker/{INNER}",
+}
+WATCHER = f"crio-conmon-{ID}.scope"  # of the pod, and in no container
+
+Group = Callable[[str], Path]
+
+
+def pod(driver: str, uid: str = UID) -> str:
+    """The group of a pod."""
+    return POD[driver].format(uid, _=uid.replace("-", "_"))
+
+
+def roots() -> dict[str, Path]:
+    """A hierarchy of each version, as far as this machine has them."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    first = [Path(it[1]) for it in mounts if it[2] == "cgroup" and "pids" in it[3].split(",")]
+    second = [Path(it[1]) for it in mounts if it[2] == "cgroup2"]
+    return {name: found[0] for name, found in (("first", first), ("second", second)) if found}
+
+
+@pytest.fixture(params=["second", "first"])
+def group(request: pytest.FixtureRequest) -> Iterator[Group]:
+    """Makes a group, with those above it, in a hierarchy of one version; what was made is removed with the test."""
+    root = roots().get(request.param)
+    if root is None:
+        pytest.skip(f"no control groups of the {request.param} version here")
+    made: list[Path] = []
+
+    def make(name: str) -> Path:
+        at = root
+        for part in (OURS, *name.split("/")):
+            at /= part
+            try:
+                at.mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                pytest.skip(f"no control group can be made here: {error.strerror}")
+            made.append(at)
+        return at
+
+    yield make
+    for directory in reversed(made):
+        directory.rmdir()
+
+
+class Process:
+    """One that sleeps in a group, and is ours to end and to collect."""
+
+    def __init__(self, group: Path) -> None:
+        self._sleeper = subprocess.Popen(["sleep", "60"])
+        self.pid = self._sleeper.pid
+        try:
+            (group / "cgroup.procs").write_text(str(self.pid))
+        except OSError:
+            self.collect()
+            raise
+
+    def end(self) -> None:
+        """Dead, and not collected."""
+        self._sleeper.kill()
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    def collect(self) -> None:
+        """Nothing is left of it."""
+        self._sleeper.kill()
+        self._sleeper.wait()
+
+
+@pytest.fixture
+def enter() -> Iterator[Callable[[Path], Process]]:
+    """Starts a process in a group; it is gone before the group is to be removed."""
+    started: list[Process] = []
+
+    def run(group: Path) -> Process:
+        started.append(Process(group))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.collect()
+
+
+@pytest.fixture
+def sight() -> Containers:
+    """Of this node."""
+    namespace = Path("/proc/self/ns/pid").stat().st_ino
+    return Containers(Path("/proc"), namespace)
+
+
+@pytest.mark.parametrize("driver", POD)
+def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver, group, enter, sight) -> None:
+    members = [enter(group(f"{pod(driver)}/{name}")) for name in (*CONTAINER.values(), WATCHER)]
+    assert {sight.of(process.pid) for process in members} == {UID}
+    for process in members:
+        assert sight.alive(UID), "one is left at least"
+        process.collect()
+    assert not sight.alive(UID), "its groups are all there still, and empty"
+
+
+def test_who_has_ended_keeps_no_pod_alive_whether_it_was_collected_or_not(group, enter, sight) -> None:
+    process = enter(group(pod("systemd, burstable")))
+    assert sight.alive(UID)
+    process.end()
+    assert not sight.alive(UID)
+
+
+def test_who_has_left_its_pod_s_groups_keeps_it_alive_no_longer_and_one_that_has_joined_does(
+    group, enter, sight
+) -> None:
+    """A release, of the pod: whoever has escaped may hold a device all the same, and is found there, as nobody's."""
+    inside, outside = group(f"{pod('cgroupfs, guaranteed')}/{ID}"), group("elsewhere")
+    process = enter(inside)
+    (outside / "cgroup.procs").write_text(str(process.pid))
+    assert (sight.of(process.pid), sight.alive(UID)) == (None, False)
+    (inside / "cgroup.procs").write_text(str(process.pid))
+    assert (sight.of(process.pid), sight.alive(UID)) == (UID, True)
+
+
+def test_a_container_of_no_pod_is_itself_and_keeps_no_pod_alive(group, enter, sight) -> None:
+    process = enter(group(f"docker/{ID}"))
+    assert sight.of(process.pid) == f"container:{ID[:12]}"
+    assert not sight.alive(UID)
+
+
+WITHIN_A_POD = """
+import ctypes, os, sys
+from pathlib import Path
+from scrubber.node.cgroups import Containers
+own, pid = sys.argv[1:]
+Path(own).write_text("0")
+if ctypes.CDLL(None).unshare(0x02000000):  # CLONE_NEWCGROUP: as every container has one, on the second version
+    sys.exit("cannot have a namespace of control groups here")
+path = Path(f"/proc/{pid}/cgroup").read_text()
+assert "/../" in path, path
+print(Containers(Path("/proc"), os.stat("/proc/self/ns/pid").st_ino).of(int(pid)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "driver"), [*((it, it) for it in POD), ("cgroupfs, guaranteed", "cgroupfs, besteffort")]
+)
+def test_a_service_that_is_in_a_pod_itself_tells_the_others_by_the_way_up_to_them(own, driver, group, enter) -> None:
+    """Its own control group is the root of what it is shown, and theirs begin with steps upwards."""
+    beside = group(f"{pod(own, NEIGHBOUR)}/{ID}")
+    process = enter(group(f"{pod(driver)}/{ID}"))
+    asked = subprocess.run(
+        [sys.executable, "-c", WITHIN_A_POD, str(beside / "cgroup.procs"), str(process.pid)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot have a namespace" in asked.stderr:
+        pytest.skip(asked.stderr.strip())
+    assert (asked.stdout.strip(), asked.stderr) == (UID, "")
