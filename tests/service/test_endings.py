@@ -38,6 +38,15 @@ def node(build, tmp_path):
     return one
 
 
+async def left_alone(build, hand):
+    """A clean device of which nothing happens before the hands do what they are for."""
+    world = build(gpus=1, hand=hand)
+    await world.start()
+    await world.clean()
+    await asyncio.sleep(1000)
+    return world, world.uuids[0]
+
+
 class HangsInTheEnd(Hand):
     """Its last step is done, and then the driver hangs."""
 
@@ -48,11 +57,7 @@ class HangsInTheEnd(Hand):
 
 
 async def test_a_driver_that_hangs_in_the_end_has_proven_nothing(build):
-    world = build(gpus=1, hand=HangsInTheEnd)
-    await world.start()
-    await world.clean()
-    [device] = world.uuids
-    await asyncio.sleep(1000)
+    world, device = await left_alone(build, HangsInTheEnd)
     running = await world.service.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (running.receipt, running.why) == (None, "its health could not be read at the end")
@@ -74,11 +79,7 @@ async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(
                 self.node.loop.call_later(3.0, setattr, self.gpu, "hangs", False)
             return report
 
-    world = build(gpus=1, hand=OneLateAnswer)
-    await world.start()
-    await world.clean()
-    [device] = world.uuids
-    await asyncio.sleep(1000)
+    world, device = await left_alone(build, OneLateAnswer)
     running = await world.service.scrub(device, Path.FAST)
     await running.finished.wait()
     assert late == 1
@@ -115,11 +116,7 @@ class FailsAndReports(Hand):
 
 
 async def test_what_was_reported_of_a_device_whose_scrub_failed_for_something_else_is_not_forgotten(build):
-    world = build(gpus=1, hand=FailsAndReports)
-    await world.start()
-    await world.clean()
-    [device] = world.uuids
-    await asyncio.sleep(1000)
+    world, device = await left_alone(build, FailsAndReports)
     running = await world.service.scrub(device, Path.SLOW)
     await running.finished.wait()
     quarantine = world.record(device).quarantine
