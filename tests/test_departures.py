@@ -24,6 +24,7 @@ from scrubber.sight import Sight
 from tests.core import lives
 
 WITHIN = 10.0
+BETWEEN_ROUNDS = 60.0
 POD, OTHER = "pod-of-departures", "another-pod-of-departures"
 
 
@@ -31,7 +32,7 @@ class Place:
     """A simulated GPU, the eyes on it, and who is there."""
 
     def __init__(self, root: Path) -> None:
-        creation.create(root, 1, 2**20)
+        creation.create(root, 2, 2**20)
         backend = Simulated(root)
         self.root = root
         self.uuid = backend.inventory()[0].uuid
@@ -93,7 +94,8 @@ async def test_while_its_pod_lives_the_end_of_another_of_its_processes_is_no_dep
 
 
 async def test_whoever_is_about_to_start_is_followed_from_then_on(place):
-    place.occupy(POD)
+    elsewhere = place.sight.backend.inventory()[1].uuid
+    place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
     await place.sight.full(place.record(None), claimant=POD)
     assert place.ends._followed[place.uuid][0] == place.pids[0]
 
@@ -122,15 +124,21 @@ class Notebook:
         self.ledger.records = {device: SimpleNamespace(since=Moment(at, at))}
 
 
+class Roundless(Monitor):
+    """Looks after nobody by itself."""
+
+    async def round(self, pace: float = 0.0) -> None:
+        """Nothing but departures calls for a look."""
+
+
 @pytest.fixture
 async def watch():
-    """The part of a monitor that waits for departures; by it alone nobody is looked after."""
+    """A monitor whose rounds do nothing."""
     tasks: list[asyncio.Task[None]] = []
 
     def start(notebook: Any, ends: Ends) -> None:  # noqa: ANN401 - stands in for the service
         nobody: Any = None
-        it = Monitor(notebook, nobody, 60.0, ends)
-        tasks.append(asyncio.create_task(it._departures(ends)))
+        tasks.append(asyncio.create_task(Roundless(notebook, nobody, BETWEEN_ROUNDS, ends).run()))
 
     yield start
     for task in tasks:
@@ -162,6 +170,8 @@ async def test_who_comes_and_goes_for_no_change_gets_looks_at_a_slower_pace(plac
     sleep = asyncio.sleep
 
     async def brief(seconds: float) -> None:
+        if seconds == BETWEEN_ROUNDS:
+            await sleep(seconds)
         pauses.append(seconds)
         await sleep(0)
 

@@ -95,9 +95,9 @@ class Reporter:
                 async with asyncio.timeout(self._pace.patience):
                     await source.first()
             await self._watch(source)
-        except Exception:
+        except Exception:  # whatever it is, and handed on: else each heartbeat would repeat the last verdict
             self._seen = None
-            self._tell(judging.FAULT)  # or the last verdict would be repeated by each heartbeat
+            self._tell(judging.FAULT)
             raise
 
     async def _watch(self, source: Source) -> None:

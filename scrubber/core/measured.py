@@ -31,3 +31,10 @@ class Tested:
     mismatch: Mismatch | None = None
     units: int = 0  # multiprocessors that computed
     deviating: tuple[int, ...] = ()  # those whose results differ from what most of them computed, or from their own
+
+
+def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:
+    """Two findings as one: the place of the first, the count of both."""
+    if first is None or second is None:
+        return first or second
+    return Mismatch(first.offset, first.expected, first.got, first.count + second.count)

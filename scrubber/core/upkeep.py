@@ -106,9 +106,9 @@ def advertise(record: Record, policy: Policy, now: Moment) -> answers.Advert:
             return answers.Advert(healthy=True, why=record.state.value)
         case State.SCRUBBING if grounds.yields(record):
             return answers.Advert(healthy=True, why="being tested; whoever asks for it gets it")
-        case State.SCRUBBING if _soon_done(record, policy, now) and grounds.quick(record, policy):
+        case State.SCRUBBING if _soon_done(record, policy, now):
             return answers.Advert(healthy=True, why="being scrubbed, clean within the allocate budget")
-        case State.DIRTY if _just_released(record, policy, now) and grounds.quick(record, policy):
+        case State.DIRTY if _just_released(record, policy, now):
             return answers.Advert(healthy=True, why="released, about to be scrubbed")
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
             return answers.Advert(healthy=False, why=record.state.value)
@@ -343,6 +343,8 @@ def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
     """A tenant has just left. What is still dirty after the allocate budget has somebody on it who does not leave."""
     if record.setback is not None or grounds.path_for(record, policy) is not Path.FAST:
         return False
+    if not grounds.quick(record, policy):
+        return False
     return record.tenancy_began is not None and now.uptime - record.since.uptime <= policy.budgets.allocate
 
 
@@ -350,4 +352,4 @@ def _soon_done(record: Record, policy: Policy, now: Moment) -> bool:
     job = record.job
     if job is None or record.setback is not None or job.path is not Path.FAST or job.trigger is Trigger.REINSTATE:
         return False
-    return now.uptime - job.started.uptime <= policy.budgets.allocate
+    return grounds.quick(record, policy) and now.uptime - job.started.uptime <= policy.budgets.allocate

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scrubber.core.measured import joined
 from scrubber.core.model import Mismatch
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Found, Progress
-from scrubber.cuda.memory import Memory, counted, joined, mismatch
+from scrubber.cuda.memory import Memory, counted, mismatch
 
 PLACES = 8  # of what the last user left, at most
 

@@ -76,13 +76,6 @@ def mismatch(found: Iterable[Found], pattern: Pattern) -> Mismatch | None:
     return Mismatch(first.offset, pattern.byte(first.offset), first.got, sum(it.count for it in wrong))
 
 
-def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:
-    """Two findings as one: the place of the first, the count of both."""
-    if first is None or second is None:
-        return first or second
-    return Mismatch(first.offset, first.expected, first.got, first.count + second.count)
-
-
 def counted(progress: Progress, total: int) -> Step:
     """Tell how far it is in all."""
     done = 0

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scrubber.core.measured import Tested
+from scrubber.core.measured import Tested, joined
 from scrubber.core.model import Mismatch
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Card, CudaError, Program, Progress, Step, Unit
-from scrubber.cuda.memory import Memory, counted, joined
+from scrubber.cuda.memory import Memory, counted
 from scrubber.cuda.patterns import Kind, Pattern
 
 INVERTED = (0x00, 0x55, 0x33, 0x0F)  # bytes whose bits are turned round, and back

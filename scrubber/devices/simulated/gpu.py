@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from scrubber.core.measured import Scratched, Tested
+from scrubber.core.measured import Scratched, Tested, joined
 from scrubber.core.model import Mismatch, Uncovered, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
 from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
@@ -50,7 +50,7 @@ class SimulatedGpu:
             for pattern in () if faults.skip_clears else wanted:
                 self._answer()
                 cells.fill(pattern, step)
-                mismatch = memory.joined(mismatch, cells.compare(pattern, step))
+                mismatch = joined(mismatch, cells.compare(pattern, step))
             covered, allocatable = cells.size if wanted else 0, self._allocatable(cells.size)
             missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
             return Cleared(covered, allocatable, residue.bytes, mismatch, residue.begins, missing)

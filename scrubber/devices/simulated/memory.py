@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from scrubber.core.measured import joined
 from scrubber.core.model import Mismatch
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import patterns
@@ -112,13 +113,6 @@ def opened(place: Place, stuck_bits: tuple[StuckBit, ...]) -> Iterator[Memory]:
             os.close(handle)
     except OSError as error:
         raise DeviceError(f"cannot reach the memory of {place.directory.name}: {error}") from error
-
-
-def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:
-    """Two findings as one: the place of the first, the count of both."""
-    if first is None or second is None:
-        return first or second
-    return Mismatch(first.offset, first.expected, first.got, first.count + second.count)
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int, int]]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from scrubber.core.measured import Tested
+from scrubber.core.measured import Tested, joined
 from scrubber.core.model import Mismatch
 from scrubber.devices.base import Progress
-from scrubber.devices.simulated import chip, memory, patterns
+from scrubber.devices.simulated import chip, patterns
 from scrubber.devices.simulated.memory import Memory, Step
 from scrubber.devices.simulated.patterns import Pattern
 
@@ -47,14 +47,14 @@ def run(cells: Memory, key: bytes, bad_units: Collection[int], box: Box, progres
     for name, passes in tests.items():
         left = list(passes)
         while left and not box.over():  # looked at between passes, so that nothing that was found is lost
-            found = memory.joined(found, left.pop(0)())
+            found = joined(found, left.pop(0)())
         ended += [] if left else [name]
     units, deviating = 0, tuple[int, ...]()
     if not box.over():
         units, deviating = chip.UNITS, chip.deviating(key, bad_units)
         ended.append(ARITHMETIC)
     for clearing in _held(cells, patterns.zero, step):
-        found = memory.joined(found, clearing())
+        found = joined(found, clearing())
     skipped = tuple(name for name in (*tests, ARITHMETIC) if name not in ended)
     return Tested(tuple(ended), skipped, cells.size, found, units, deviating)
 
