@@ -7,19 +7,25 @@ ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
 READY := .venv/.ready
+# What the image is made of: the releases of requirements.lock, each by its hash.
+IMAGE := --universal --python-version 3.11 --extra cluster --generate-hashes --constraint requirements.lock \
+  --no-emit-index-url --no-emit-find-links --no-annotate --no-header
 
 MAKEFLAGS += --no-builtin-rules
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench mutate night soak proto kernels docs lock clean
+.PHONY: help demo observe test lint format bench mutate night soak proto kernels docs dashboards deploy preview lock clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(READY) ## the whole story on simulated GPUs
 	@$(BIN)/autoclave demo $(ARGS)
+
+observe: $(READY) ## a bad day in a loop, with figures and a Prometheus on the loopback; Ctrl-C ends it
+	@$(BIN)/python -m dashboards.trial $(ARGS)
 
 test: $(READY) ## the whole gate: every test, the linters among them
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(ARGS)
@@ -39,7 +45,7 @@ mutate: $(READY) ## every mutant of the core, not only the gate's sample
 night: $(READY) ## the gate with many random examples, every mutant and all rehearsals
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 $(ARGS)
 
-soak: $(READY) ## 200 random kills and 1,000 pods through the whole chain
+soak: $(READY) ## ten minutes of tenants that check their memory, 200 random kills, 1,000 pods
 	@$(BIN)/python -m pytest -q --soak tests/soak $(ARGS)
 
 proto: $(READY) ## regenerate the committed stubs from the .proto files
@@ -52,14 +58,28 @@ kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
 	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
 	@PYTHONPATH=build/kernels $(BIN)/python -m scrubber.cuda.compiling
 
-docs: $(READY) ## write the generated pages anew: commands, policy schema
+docs: $(READY) ## write the generated pages anew: commands, metrics, policy schema, alert manifest
 	@$(BIN)/python -m scrubber.cli.manual > docs/cli.md
+	@$(BIN)/python -m dashboards.reference > docs/metrics.md
 	@$(BIN)/python -m policies.schema > policies/schema.json
+	@$(BIN)/python -m dashboards.prometheusrule > dashboards/kubernetes/prometheusrule.yaml
+
+dashboards: $(READY) ## write the committed dashboards anew
+	@$(BIN)/python -m dashboards
+
+preview: $(READY) ## pictures of the dashboards, with the data of make observe; needs npm and chromium
+	@$(BIN)/python -m dashboards.preview $(or $(ARGS),http://127.0.0.1:19477 build/pictures --last 15m)
+
+deploy: $(READY) ## write anew what is made of the chart, and what the chart is made of
+	@$(BIN)/python -m deploy.generate
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
 	@$(BIN)/python -m pip install -qq uv
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \
 	  --no-emit-find-links --no-annotate --no-header $(ARGS) pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile -q $(IMAGE) $(ARGS) pyproject.toml -o deploy/requirements/none.lock
+	@$(BIN)/uv pip compile -q $(IMAGE) --extra cuda12 $(ARGS) pyproject.toml -o deploy/requirements/cuda12.lock
+	@$(BIN)/uv pip compile -q $(IMAGE) --extra cuda13 $(ARGS) pyproject.toml -o deploy/requirements/cuda13.lock
 
 clean: ## remove the environment and everything that was made
 	@rm -rf .venv build dist .*_cache .hypothesis

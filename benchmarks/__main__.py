@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, idle, memory, nvidia, release, start
+from benchmarks import acquire, chain, idle, memory, nvidia, release, scrape, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "acquire": acquire.measure,
     "start": start.measure,
     "idle": idle.measure,
+    "scrape": scrape.measure,
     "memory": memory.measure,
     "nvidia": nvidia.measure,
 }

@@ -16,16 +16,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from benchmarks.figures import Figure, quantile
 from benchmarks.processes import await_line, crowd
 from scrubber.core import events as ev
-from scrubber.core.model import Moment, Owner, Record
+from scrubber.core.model import Moment, Owner, Record, State
 from scrubber.core.states import apply
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
+from scrubber.monitor import PACE, Monitor
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from scrubber.sight import Sight
@@ -87,7 +90,7 @@ class Node:
         """Nothing was seen yet."""
         host = Host(self.root.path, pid_namespace=proc.own_namespace(PROC))
         settings = self.root.path / "settings"
-        self.backend = Nvidia(host, self.pods.get, lambda: frozenset(self.pods.values()), settings)
+        self.backend = Nvidia(host, self.pods.get, lambda: {pod: pid for pid, pod in self.pods.items()}, settings)
         processes = Processes(PROC, self.pods.get, full_sight=False)
         self.sight = Sight(self.backend, processes, "boot", self.root.path, 0.0)
 
@@ -108,6 +111,8 @@ class Node:
             if info.uuid in owners:
                 exposed = ev.Exposed(Owner(owners[info.uuid], BEGAN, seen=True))
                 record = apply(record, ev.Entry(0, info.uuid, BEGAN, "op", exposed))
+            else:
+                record = replace(record, state=State.CLEAN)
             found.append(record)
         return found
 
@@ -116,12 +121,33 @@ class Node:
         await asyncio.gather(*(self.sight.full(record) for record in await self.records(owners)))
         ends, before = time.monotonic() + seconds, time.process_time()
         began = time.monotonic()
+        monitor = await self._monitor(owners)
         while time.monotonic() < ends:
-            for record in await self.records(owners):
-                await self.sight.vitals(record.device.uuid)
-                await self.sight.quick(record)
+            await monitor.round(PACE)
             await asyncio.sleep(self.backend.pace)
         return (time.process_time() - before) / (time.monotonic() - began)
+
+    async def _monitor(self, owners: dict[str, str]) -> Monitor:
+        """One whose service finds nothing to be done: it is about looking."""
+        records = {record.device.uuid: record for record in await self.records(owners)}
+
+        async def tend(device: str) -> Record:
+            await self.sight.vitals(device)
+            await self.sight.quick(records[device])
+            return records[device]
+
+        async def nothing(*_about: object) -> None: ...
+
+        service: Any = SimpleNamespace(
+            ledger=SimpleNamespace(records=records),
+            at_rest=lambda _record, _seen: True,
+            tend=tend,
+            now=lambda: BEGAN,
+            try_ledger=nothing,
+            meet=nothing,
+            bring_back=nothing,
+        )
+        return Monitor(service, self.sight, self.backend.pace)
 
     @contextmanager
     def tenants(self) -> Iterator[dict[str, str]]:

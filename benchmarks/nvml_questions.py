@@ -91,6 +91,11 @@ def of_gpu(nvml: Session, gpu: Handle) -> tuple[Question, ...]:
         Question(pynvml.nvmlDeviceGetHandleByPciBusId, (place,)),
         *(Question(call, (gpu,)) for call in _PLAIN),
         Question(pynvml.nvmlDeviceGetMemoryInfo, (gpu, pynvml.nvmlMemory_v2), "version 2"),
+        Question(pynvml.nvmlDeviceGetTemperatureV, (gpu, pynvml.NVML_TEMPERATURE_GPU)),
+        Question(pynvml.nvmlDeviceGetTemperature, (gpu, pynvml.NVML_TEMPERATURE_GPU)),
+        Question(
+            pynvml.nvmlDeviceGetTemperatureThreshold, (gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN), "slowdown"
+        ),
         Question(pynvml.nvmlDeviceGetTotalEccErrors, (gpu, uncorrected, volatile), "uncorrected, volatile"),
         Question(pynvml.nvmlDeviceGetFieldValues, (gpu, action), f"field {action}: recovery action"),
         Question(pynvml.nvmlDeviceGetNvLinkState, (gpu, 0), "link 0"),
@@ -131,6 +136,7 @@ _PLAIN: tuple[Callable[..., Any], ...] = (
     pynvml.nvmlDeviceGetAccountingMode,
     pynvml.nvmlDeviceGetComputeMode,
     pynvml.nvmlDeviceGetPowerManagementLimit,
+    pynvml.nvmlDeviceGetPowerUsage,
     pynvml.nvmlDeviceGetPowerManagementDefaultLimit,
     pynvml.nvmlDeviceGetMigMode,
     pynvml.nvmlDeviceGetMaxMigDeviceCount,

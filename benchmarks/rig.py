@@ -10,9 +10,12 @@ from scrubber.cli.stage import Stage
 
 
 @asynccontextmanager
-async def service(gpus: int, memory: str = "1MiB", policy: str = "fast") -> AsyncIterator[Stage]:
+async def service(
+    gpus: int, memory: str = "1MiB", policy: str = "fast", flags: tuple[str, ...] = ()
+) -> AsyncIterator[Stage]:
     """A running service whose GPUs are all clean."""
     stage = Stage(gpus, memory=memory, policy=policy)
+    stage.service.arguments += flags
     try:
         await stage.start()
         await all_clean(stage)

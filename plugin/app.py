@@ -1,28 +1,37 @@
-"""Builds the plugin and runs it. All long-running tasks of the process are named here."""
+"""Builds the plugin and runs it. All long-running tasks of the process are named here.
+
+The door for figures and probes is open before anything else begins, so that it can say what is waited for.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import grpc.aio
 import structlog
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from plugin import config, response
 from plugin.cluster import starting, threads
 from plugin.cluster.reporter import Reporter
 from plugin.config import Config, Way
 from plugin.device_plugin import DevicePlugin
+from plugin.figures import Figures
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
 from plugin.registration import kubelet, registry, sockets
+from plugin.tally import Tally
 from scrubber.api import client
 from scrubber.errors import FatalError
+from scrubber.exposition.door import Door
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="app")
 
@@ -39,8 +48,11 @@ def run(chosen: Config) -> int:
     try:
         with sockets.sole_instance(chosen.kubelet_dir):
             return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
-    except* FatalError as group:
-        raise _first(group) from None
+    except BaseExceptionGroup as group:  # no except*: what is raised in one comes out as a group, by Python's version
+        fatal = group.subgroup(FatalError)
+        if fatal is None:
+            raise
+        raise _first(fatal) from None
 
 
 async def _serve(chosen: Config, reporter: Reporter | None) -> int:
@@ -71,37 +83,61 @@ async def _tell(work: asyncio.Task[None]) -> None:
     """End with the error of a task; one that nobody can mend from outside is told in full, as nothing else holds it."""
     try:
         await work
-    except* FatalError:
+    except FatalError:
         raise
-    except* Exception:
-        logger.exception("a fault inside the device plugin: it ends")
+    except Exception as error:  # whatever ends the program is told before it does
+        rest = error.split(FatalError)[1] if isinstance(error, ExceptionGroup) else error
+        if rest is not None:
+            logger.exception("a fault inside the device plugin: it ends", exc_info=rest)
         raise
 
 
 async def _work(chosen: Config, reporter: Reporter | None) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
-    async with client.Scrubber(chosen.scrubber_socket) as scrubber, asyncio.TaskGroup() as tasks:
+    async with client.Scrubber(chosen.scrubber_socket) as scrubber:
         listing = Listing(scrubber, chosen.resource_prefix, chosen.mig_strategy)
-        gate = Gate(scrubber, listing)
-        tasks.create_task(listing.follow(), name="listing")
-        if reporter is not None:
-            tasks.create_task(reporter.run(listing), name="reports to the cluster")
-        await listing.first()
-        known: frozenset[str] = frozenset()
-        while True:
-            for resource in sorted(await listing.more(known)):
-                plugin = DevicePlugin(resource, listing, gate, chosen.style, partial(_shared_nodes, chosen.driver_root))
-                tasks.create_task(_registration(chosen, resource, plugin).run(), name=f"registration of {resource}")
-            known = listing.resources()
+        async with _shown(chosen, listing) as tally, asyncio.TaskGroup() as tasks:
+            tasks.create_task(listing.follow(), name="listing")
+            if reporter is not None:
+                tasks.create_task(reporter.run(listing), name="reports to the cluster")
+            await _register(chosen, listing, Gate(scrubber, listing), tally, tasks)
 
 
-def _registration(chosen: Config, resource: str, plugin: DevicePlugin) -> _Registered:
+@asynccontextmanager
+async def _shown(chosen: Config, listing: Listing) -> AsyncIterator[Tally]:
+    """Whatever is told to this tally is shown where the flag says, if it says anything."""
+    figures = CollectorRegistry()
+    tally = Tally(figures)
+    if not chosen.metrics_address:
+        yield tally
+        return
+    now = Figures(listing, tally, chosen.version)
+    figures.register(now)
+    ProcessCollector(registry=figures)
+    async with Door(figures, now.obstacles).serve(chosen.metrics_address):
+        yield tally
+
+
+async def _register(chosen: Config, listing: Listing, gate: Gate, tally: Tally, tasks: asyncio.TaskGroup) -> None:
+    """Each resource that there is, and each that comes to be."""
+    known: frozenset[str] = frozenset()
+    shared_nodes = partial(_shared_nodes, chosen.driver_root)
+    while True:
+        for resource in sorted(await listing.more(known)):
+            tally.expect(resource)
+            plugin = DevicePlugin(resource, listing, gate, tally, chosen.style, shared_nodes)
+            staying = _registration(chosen, resource, plugin, tally).run()
+            tasks.create_task(staying, name=f"registration of {resource}")
+        known = listing.resources()
+
+
+def _registration(chosen: Config, resource: str, plugin: DevicePlugin, tally: Tally) -> _Registered:
     def add(server: grpc.aio.Server) -> None:
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
 
     if chosen.registration is Way.REGISTRY:
-        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir)
-    return kubelet.Registration(resource, add, chosen.kubelet_dir)
+        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir, tally.heard)
+    return kubelet.Registration(resource, add, chosen.kubelet_dir, tally.heard)
 
 
 def _shared_nodes(root: Path) -> list[str]:

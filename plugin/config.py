@@ -15,6 +15,7 @@ from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 from scrubber.errors import FatalError
+from scrubber.exposition import door
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
@@ -50,6 +51,8 @@ class Config:
     node_name: str = ""
     taint_when_all_out: bool = False
     service_account: Path = credentials.SERVICE_ACCOUNT  # no flag: Kubernetes puts it there
+    metrics_address: str = ""
+    version: str = ""  # no flag: the release knows it
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -85,6 +88,7 @@ def check(config: Config) -> None:
     if config.registration is Way.REGISTRY:
         _check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     _check_cluster(config.cluster)
+    _check_address(config.metrics_address)
     _check_length(config.scrubber_socket, "--run-dir")
     # Longer names may come; whoever has no room for this one must not wait for them to be told.
     _check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
@@ -114,6 +118,15 @@ def _check_cluster(asked: credentials.Asked) -> None:
         return
     if asked.reports is Reports.ON and (why := credentials.lacking(asked, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
+
+
+def _check_address(address: str) -> None:
+    if not address:
+        return
+    try:
+        door.parse(address)
+    except ValueError as error:
+        raise FatalError(f"cannot use --metrics-address {address!r}: {error}") from error
 
 
 def _check_directory(path: Path, what: str, flag: str) -> None:

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
+from plugin.tally import Hook, Outcome, Tally
 from scrubber.errors import AutoclaveError, InvalidRequest, Reason, Refused
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="device plugin")
@@ -36,6 +38,7 @@ SharedNodes: TypeAlias = Callable[[], Collection[str]]
 
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 FAULT = "a fault inside the device plugin"
+OP = 8  # letters of the id of an operation
 _FINAL, _TRIED_AGAIN = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE
 _OWN_WORDS = {
     Reason.UNREACHABLE: "the scrub service of this node does not answer",
@@ -44,16 +47,34 @@ _OWN_WORDS = {
 }
 
 
+@dataclass(slots=True)
+class _Answer:
+    """What a question has led to, and by which id it is called in both logs and in the ledger."""
+
+    op: str
+    receipt: str = ""
+
+
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     """One resource."""
 
     def __init__(
-        self, resource: str, listing: Listing, gate: Gate, style: response.Style, shared_nodes: SharedNodes
+        self,
+        resource: str,
+        listing: Listing,
+        gate: Gate,
+        tally: Tally,
+        style: response.Style,
+        shared_nodes: SharedNodes,
     ) -> None:
-        """Ask these two, answer in this style; ``shared_nodes`` looks which nodes of the driver there are now."""
+        """Ask the first two and tell the third, answer in this style.
+
+        ``shared_nodes`` looks which nodes of the driver there are now.
+        """
         self._resource = resource
         self._listing = listing
         self._gate = gate
+        self._tally = tally
         self._style = style
         self._shared_nodes = shared_nodes
 
@@ -67,25 +88,30 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             async for shown in lists:
                 healthy = sum(device.healthy for device in shown)
                 logger.info("list", resource=self._resource, devices=len(shown), healthy=healthy)
+                self._tally.listed(self._resource)
                 yield wire.ListAndWatchResponse(devices=map(_device, shown))
 
     async def GetPreferredAllocation(
         self, request: wire.PreferredAllocationRequest, context: Context
     ) -> wire.PreferredAllocationResponse:
         """A wish, from memory alone; the kubelet chooses by itself where there is none."""
+        begun = time.monotonic()
         known = self._listing.shown(self._resource)
+        wishes = [self._prefer(known, each) for each in request.container_requests]
+        outcome = Outcome.FAULT if None in wishes else Outcome.OK
+        self._tally.answered(Hook.PREFERRED, outcome, _since(begun))
         return wire.PreferredAllocationResponse(
-            container_responses=[self._prefer(known, each) for each in request.container_requests]
+            container_responses=[wire.ContainerPreferredAllocationResponse(deviceIDs=ids or ()) for ids in wishes]
         )
 
     async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:
         """The gate of a new tenant: all devices of all containers together, or none."""
         groups = [list(each.devices_ids) for each in request.container_requests]
-        async with self._answered("Allocate", groups, context, _FINAL):
+        async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as reply:
             named = self._gate.named(self._resource, groups)
             # Made first: what could not be answered is not acquired.
             answer = wire.AllocateResponse(container_responses=self._responses(named))
-            await self._gate.acquire(self._resource, list(chain(*named)))
+            reply.receipt = await self._gate.acquire(self._resource, list(chain(*named)), reply.op)
             return answer
 
     async def PreStartContainer(
@@ -93,21 +119,20 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     ) -> wire.PreStartContainerResponse:
         """The gate of every container start."""
         groups = [list(request.devices_ids)]
-        async with self._answered("PreStartContainer", groups, context, _TRIED_AGAIN):
+        async with self._answered(Hook.PRE_START, groups, context, _TRIED_AGAIN) as reply:
             (devices,) = self._gate.named(self._resource, groups)
-            await self._gate.start(devices, context.time_remaining())
+            await self._gate.start(devices, context.time_remaining(), reply.op)
             return wire.PreStartContainerResponse()
 
-    def _prefer(
-        self, known: Sequence[Device], asked: wire.ContainerPreferredAllocationRequest
-    ) -> wire.ContainerPreferredAllocationResponse:
-        ids: list[str] = []
+    def _prefer(self, known: Sequence[Device], asked: wire.ContainerPreferredAllocationRequest) -> Sequence[str] | None:
         try:
             available, must = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
-            ids = preferred.prefer(known, available, must, asked.allocation_size)
+            return preferred.prefer(known, available, must, asked.allocation_size)
         except Exception:  # an error would fail the pod, which can do well without our wish
-            logger.exception("no preference", hook="GetPreferredAllocation", resource=self._resource, outcome="fault")
-        return wire.ContainerPreferredAllocationResponse(deviceIDs=ids)
+            logger.exception(
+                "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=Outcome.FAULT.value
+            )
+            return None
 
     def _responses(self, named: Sequence[Sequence[Device]]) -> Iterator[wire.ContainerAllocateResponse]:
         shared = self._shared_nodes() if self._style.pass_device_specs else ()
@@ -115,24 +140,30 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
 
     @asynccontextmanager
     async def _answered(
-        self, hook: str, groups: Sequence[Sequence[str]], context: Context, no: grpc.StatusCode
-    ) -> AsyncIterator[None]:
-        """One line in the log, and for an error the code that makes the kubelet do the right thing."""
-        begun = time.monotonic()
-        log = logger.bind(hook=hook, resource=self._resource, devices=list(chain(*groups)))
+        self, hook: Hook, groups: Sequence[Sequence[str]], context: Context, no: grpc.StatusCode
+    ) -> AsyncIterator[_Answer]:
+        """One line in the log, one time, and for an error the code that makes the kubelet do the right thing."""
+        begun, reply = time.monotonic(), _Answer(uuid.uuid4().hex[:OP])
+        log = logger.bind(op=reply.op, hook=hook.value, resource=self._resource, devices=list(chain(*groups)))
+
+        def ended(outcome: Outcome, reason: Reason | None = None) -> dict[str, Any]:
+            seconds = _since(begun)
+            self._tally.answered(hook, outcome, seconds, reason=reason, receipt=reply.receipt)
+            return {"outcome": outcome.value, "reason": reason.value if reason else "", "seconds": seconds}
+
         try:
-            yield
+            yield reply
         except AutoclaveError as error:
-            log.warning("no", outcome="refused", reason=error.reason.value, error=error.message, seconds=_since(begun))
+            log.warning("no", error=error.message, **ended(Outcome.REFUSED, error.reason))
             await context.abort(_code(error, no), _for_tenants(error))
         except asyncio.CancelledError:
-            log.warning("the kubelet gave up", outcome="cancelled", reason="", seconds=_since(begun))
+            log.warning("the kubelet gave up", **ended(Outcome.CANCELLED))
             raise
         except Exception:  # the kubelet gets a no in our words, the log the rest
-            log.exception(FAULT, outcome="fault", reason=Reason.INTERNAL.value, seconds=_since(begun))
+            log.exception(FAULT, **ended(Outcome.FAULT, Reason.INTERNAL))
             await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         else:
-            log.info("yes", outcome="ok", reason="", seconds=_since(begun))
+            log.info("yes", **ended(Outcome.OK))
 
 
 def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:

@@ -50,11 +50,14 @@ class Gate:
             raise InvalidRequest(f"{unknown[0]} is no device of {resource}", Reason.UNKNOWN_DEVICE)
         return [[known[name] for name in group] for group in groups]
 
-    async def acquire(self, resource: str, devices: Sequence[Device]) -> None:
-        """All of these devices may go to a new tenant, or an error; the list shows a refusal before the error does."""
+    async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> str:
+        """All of these devices may go to a new tenant, or an error; the list shows a refusal before the error does.
+
+        Gives the receipt of the first one: what leads from a figure to a proof. ``op``: by which id our log calls this.
+        """
         ids = [device.uuid for device in devices]
         try:
-            await self._acquire(ids)
+            return await self._acquire(ids, op)
         except AutoclaveError as error:
             if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
                 self._listing.unanswered()
@@ -63,14 +66,14 @@ class Gate:
             await asyncio.sleep(SETTLING)
             raise
 
-    async def _acquire(self, ids: Sequence[str]) -> None:
+    async def _acquire(self, ids: Sequence[str], op: str) -> str:
         """Ask, and once more when the service is back in a moment: it restarts sometimes, and a no is the pod's end."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
             try:
                 left = ACQUIRE_WITHIN - (clock() - began)
-                await self._scrubber.acquire(ids, announced=True, timeout=left)
+                granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=left)
             except AutoclaveError as error:
                 left = SECOND_CHANCE - (clock() - began)
                 if error.reason not in RESTARTING or left <= 0:
@@ -78,12 +81,12 @@ class Gate:
                 await asyncio.sleep(PAUSE)
                 await self._scrubber.reachable(left)
             else:
-                return
+                return granted[0].receipt if granted else ""
 
-    async def start(self, devices: Sequence[Device], left: float | None) -> None:
+    async def start(self, devices: Sequence[Device], left: float | None, op: str = "") -> None:
         """A container may start on these devices, or an error; the kubelet waits for ``left`` seconds, or for ever.
 
         A service that does not answer changes nothing in the list here: the container waits and is tried again.
         """
         within = START_WITHIN if left is None else min(left, START_WITHIN)
-        await self._scrubber.start([device.uuid for device in devices], timeout=within)
+        await self._scrubber.start([device.uuid for device in devices], op=op, timeout=within)

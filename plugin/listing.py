@@ -97,6 +97,14 @@ class Listing:
         """Every device of every resource as the service told of it; None while nothing is believed."""
         return tuple(self._known.values()) if self._first.is_set() and not self._doubted else None
 
+    def silent(self) -> str:
+        """Why the service's word is not believed; nothing while it is."""
+        return "" if self.standing() is not None else self._warned or "it has not answered"
+
+    def followed(self, resource: str) -> bool:
+        """Whether somebody, who can only be the kubelet, has a stream of this resource's list open."""
+        return bool(self._of(resource))
+
     async def moved(self, since: Shown | None) -> None:
         """Wait until the devices stand otherwise than they did."""
         await self._bell.until(lambda: self.standing() != since)

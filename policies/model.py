@@ -203,6 +203,9 @@ class Evict(Model):
     grace: Annotated[Duration, Field(ge=0)] = 2.0
     """The time between TERM and KILL."""
 
+    give_up: Annotated[Duration, Field(ge=0)] = 600.0
+    """How long one that was told to end and has not is waited for; then the device is quarantined until it is gone."""
+
     bystanders: tuple[Bystander, ...] = _operators()
     """Programs, as [NAMESPACE:]PATH, that are left alone and are no users; no device is reset while one has it open."""
 

@@ -28,6 +28,7 @@ from scrubber.devices.nvidia.library import Library
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.errors import FatalError
+from scrubber.figures import Figures
 from scrubber.hooks import Tools
 from scrubber.jobs import Jobs
 from scrubber.ledger import opening, places, store
@@ -40,6 +41,7 @@ from scrubber.node.ends import Ends
 from scrubber.node.kernellog import KernelLog
 from scrubber.node.pods import Pods
 from scrubber.node.processes import Processes
+from scrubber.readings import Thermometer
 from scrubber.report import Identity, Reporter
 from scrubber.rulebook import Rulebook
 from scrubber.service import Service
@@ -48,6 +50,7 @@ from scrubber.steps.child import BrokenError
 from scrubber.steps.frames import Assignment
 from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
+from scrubber.tally import Tally
 
 logger = log.get("app")
 
@@ -69,6 +72,8 @@ class App:
     monitor: Monitor
     rulebook: Rulebook
     nursery: Nursery
+    figures: Figures
+    thermometer: Thermometer
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
@@ -129,7 +134,7 @@ class _Hiring:
     backend: Backend
     nursery: Nursery
     full_sight: bool
-    root: str
+    pod_logs: str
     namespace: int | None
 
     async def hire(self, device: str, policy: Policy) -> Worker:
@@ -142,7 +147,7 @@ class _Hiring:
             service=os.getpid(),
             reach=self.backend.reach(device, care),
             bystanders=policy.evict.bystanders,
-            root=self.root,
+            pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
         )
         worker = await Worker.spawn(assignment, self.nursery)
@@ -153,9 +158,7 @@ class _Hiring:
 
     async def mend(self, address: Address) -> Worker:
         """It has no device to look after, and no policy."""
-        assignment = Assignment(
-            address, (), self.full_sight, os.getpid(), root=self.root, pid_namespace=self.namespace
-        )  # fmt: skip
+        assignment = Assignment(address, (), self.full_sight, os.getpid(), pid_namespace=self.namespace)
         return await Worker.spawn(assignment, self.nursery)
 
     def lacks(self, device: DeviceInfo) -> str | None:
@@ -163,7 +166,7 @@ class _Hiring:
         return self.backend.lacks(device) or self.nursery.cupy.lacks or None
 
 
-def open_ledger(config: ScrubberConfig) -> Ledger:
+def open_ledger(config: ScrubberConfig, tally: Tally) -> Ledger:
     """The ledger, replayed; a damaged one is set aside, loudly, and every device is unknown."""
     believed: list[store.Loaded] = []
 
@@ -178,10 +181,10 @@ def open_ledger(config: ScrubberConfig) -> Ledger:
     opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), believe)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    return Ledger(opened, clock.now, loaded=believed[-1])
+    return Ledger(opened, clock.now, loaded=believed[-1], witness=tally)
 
 
-def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: Ledger) -> App:
+def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: Ledger, tally: Tally) -> App:
     """Everything, ready to be started."""
     # A simulated GPU is a file of this user's; for real ones every process of the node must be seen.
     full_sight = not isinstance(backend, Simulated)
@@ -190,7 +193,7 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
 
     @cache
     def known(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
-        return Bystanders(tuple(map(Bystander.said, bystanders)), PROC, config.host_root).knows
+        return Bystanders(tuple(map(Bystander.said, bystanders)), PROC, config.pod_logs).knows
 
     def ignored(device: str) -> Callable[[Holder], bool]:
         return known(rulebook.ruling(ledger.records[device].device).policy.evict.bystanders)
@@ -199,10 +202,10 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
     sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored, ends=ends)
     nursery = Nursery(warm_cuda=full_sight)
 
-    hiring = _Hiring(backend, nursery, full_sight, str(config.host_root), namespace)
+    hiring = _Hiring(backend, nursery, full_sight, str(config.pod_logs), namespace)
     jobs = Jobs(ledger, sight, hiring.hire, hiring.mend, clock.now, secrets.token_hex, WATCH_EVERY)
     tools = Tools(clock.now, secrets.token_hex, random.SystemRandom().random)
-    service = Service(ledger, sight, jobs, rulebook, tools, hiring.lacks)
+    service = Service(ledger, sight, jobs, rulebook, tools, hiring.lacks, told=tally.vitals)
     simulated_dir = "" if full_sight else str(config.simulated_dir)
     about = Identity(
         scrubber.__version__,
@@ -215,5 +218,7 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
     # A caller of its own: no hook waits behind a look that is for people.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, NAMES_WITHIN)
     reporter = Reporter(service, about, lambda: nursery.cupy, tenants)
-    monitor = Monitor(service, sight, backend.pace, ends)
-    return App(config, ledger, service, reporter, monitor, rulebook, nursery)
+    monitor = Monitor(service, sight, backend.pace, ends, tally.failed)
+    thermometer = Thermometer(sight)
+    figures = Figures(service, reporter, tally, lambda: monitor.ended, lambda: thermometer.latest, clock.now().wall)
+    return App(config, ledger, service, reporter, monitor, rulebook, nursery, figures, thermometer)

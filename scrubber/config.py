@@ -17,6 +17,7 @@ from policies import faults, judge, tree
 from policies.base import Model, Word, impossible
 from policies.units import Size
 from scrubber.errors import FatalError
+from scrubber.exposition import door
 
 STATE_DIR = "/var/lib/autoclave"
 RUN_DIR = "/run/autoclave"
@@ -71,6 +72,15 @@ def check_path(value: object) -> Path:
 Absolute = Annotated[Path, PlainValidator(check_path)]
 
 
+def check_address(value: object) -> str:
+    """Where to listen, or nothing."""
+    if not isinstance(value, str):
+        raise ValueError("expected HOST:PORT such as 127.0.0.1:9475")  # noqa: TRY004 - pydantic wants this one
+    if value:
+        door.parse(value)
+    return value
+
+
 class ScrubberConfig(Model):
     """Everything ``autoclave scrubber`` can be told."""
 
@@ -90,7 +100,7 @@ class ScrubberConfig(Model):
     """Where the kubelet keeps its socket and its checkpoint."""
 
     pod_logs_dir: Absolute = Path(POD_LOGS_DIR)
-    """Where the kubelet keeps the logs of pods on the host (its podLogsDir): tells people what a pod is called."""
+    """Where the kubelet keeps the logs of pods on the host (its podLogsDir): tells pods, and bystanders in pods."""
 
     host_root: Absolute = Path("/")
     """Where the host's /dev, /proc/driver, /run, /sys and /var are seen; / unless they are mounted elsewhere."""
@@ -106,6 +116,9 @@ class ScrubberConfig(Model):
 
     simulated_memory: Size = 64 * 2**20
     """How much memory a new simulated GPU has."""
+
+    metrics_address: Annotated[str, PlainValidator(check_address)] = ""
+    """Where /metrics, /healthz and /readyz are shown, as HOST:PORT; nowhere when empty."""
 
     log_level: LogLevel = LogLevel.INFO
     """The least that is worth a line."""
@@ -127,7 +140,7 @@ class ScrubberConfig(Model):
     @property
     def socket(self) -> Path:
         """The door for whoever hands devices out."""
-        return self.run_dir / "scrubber.sock"
+        return socket(self.run_dir)
 
     @property
     def admin_socket(self) -> Path:
@@ -173,6 +186,11 @@ class Resolved:
 class _Given:
     value: object
     origin: str
+
+
+def socket(run_dir: Path) -> Path:
+    """Where whoever hands devices out knocks."""
+    return run_dir / "scrubber.sock"
 
 
 def admin_socket(run_dir: Path) -> Path:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 
 from asyncinotify import Inotify, Mask
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from policies.faults import PolicyError
 from scrubber import app, log
@@ -15,8 +17,11 @@ from scrubber.api import server, sockets
 from scrubber.config import LogFormat, ScrubberConfig
 from scrubber.devices.base import Backend
 from scrubber.errors import FatalError, LedgerUnavailable
+from scrubber.exposition import door
+from scrubber.figures import Figures
 from scrubber.ledger.ledger import Ledger
 from scrubber.rulebook import Rulebook
+from scrubber.tally import Tally
 
 logger = log.get("daemon")
 
@@ -41,6 +46,35 @@ def run(config: ScrubberConfig) -> int:
 
 
 async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -> int:
+    """Show how it stands, if that is wanted, from before the first step to after the last."""
+    shown = _Shown()
+    if not config.metrics_address:
+        return await _live(config, backend, rulebook, shown)
+    ProcessCollector(registry=shown.registry)
+    async with door.Door(shown.registry, shown.obstacles).serve(config.metrics_address):
+        return await _live(config, backend, rulebook, shown)
+
+
+class _Shown:
+    """What there is to show: little at first, and all once there is a service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.tally = Tally(self.registry)
+        self.not_yet = "the service is starting"
+        self._figures: Figures | None = None
+
+    def show(self, built: app.App) -> None:
+        """From now on what is true is looked up."""
+        self._figures = built.figures
+        self.registry.register(built.figures)
+
+    def obstacles(self) -> Sequence[str]:
+        """What is in the way of handing anything out."""
+        return self._figures.obstacles() if self._figures is not None else (self.not_yet,)
+
+
+async def _live(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, shown: _Shown) -> int:
     """Recover, open the doors, look after the devices; undo it all in the reverse order."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -48,23 +82,26 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
         loop.add_signal_handler(number, stop.set)
     changed = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, changed.set)
-    ledger = await _ledger(config, stop)
+    ledger = await _ledger(config, stop, shown)
     if ledger is None:
         return 0
-    built = app.build(config, backend, rulebook, ledger)
+    built = app.build(config, backend, rulebook, ledger, shown.tally)
     alarm = backend.alarm()  # before the first look, which shall see what was told before us as well
     await built.nursery.start()  # before there are doors: it warms up while we recover
     with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
         await built.service.recover()
     await built.monitor.round()
-    doors = server.Doors(built.service, built.reporter, config.run_dir)
+    doors = server.Doors(built.service, built.reporter, shown.tally, config.run_dir)
     await doors.open()
+    shown.show(built)
     logger.info("serving", run_dir=str(config.run_dir), policy=rulebook.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
         asyncio.create_task(_watch_policy(rulebook, changed), name="policy file"),
         asyncio.create_task(_follow_policy(rulebook, changed), name="policy"),
     ]
+    if config.metrics_address:
+        tasks.append(asyncio.create_task(built.thermometer.run(), name="readings"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await _shut_down(built, doors, tasks)
@@ -87,18 +124,18 @@ async def _shut_down(built: app.App, doors: server.Doors, tasks: list[asyncio.Ta
     logger.info("stopped", ledger_row=built.ledger.seq)
 
 
-async def _ledger(config: ScrubberConfig, stop: asyncio.Event) -> Ledger | None:
+async def _ledger(config: ScrubberConfig, stop: asyncio.Event, shown: _Shown) -> Ledger | None:
     """The ledger, as soon as it can be opened. Until then the doors say why nothing is granted."""
     closed: server.ClosedDoors | None = None
     attempt = 0
     try:
         while not stop.is_set():
             try:
-                return app.open_ledger(config)
+                return app.open_ledger(config, shown.tally)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
                 closed = closed or await server.ClosedDoors.open(config.run_dir)
-                closed.message = error.message
+                closed.message = shown.not_yet = error.message
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1
             with suppress(TimeoutError):

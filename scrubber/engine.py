@@ -1,7 +1,8 @@
 """Runs the steps of a path, one after the other, each with its deadline, in a worker that can be killed.
 
 Decides nothing: before each step it says so, looks and asks the fence, during each step it watches for intruders,
-after each step it reports. The first step that does not pass ends the path.
+after each step it reports. The first step that does not pass ends the path. A step that only reads is begun while that
+look is taken, for most of a short path is looks; what it found counts when the fence has let it pass.
 
 Steps that have the memory in hand share a worker, for what one reads another wrote. It has ended before anything else
 is looked at or changed on the device, and the others have ended before it begins.
@@ -23,6 +24,7 @@ from scrubber.devices.base import DeviceError, Progress
 from scrubber.steps.base import Order
 
 ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})
+READING = frozenset({Step.VERIFY, Step.HEALTH})  # nothing on the device is changed by them
 
 
 class Hand(Protocol):
@@ -46,6 +48,9 @@ class Hand(Protocol):
         ...
 
 
+Coming = asyncio.Task[Hand]  # a worker that is being made while whoever needs it still looks
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One path to run for one job."""
@@ -61,62 +66,88 @@ class Task:
 class Surroundings:
     """What the engine asks of whoever runs it."""
 
-    worker: Callable[[tuple[Step, ...]], AbstractAsyncContextManager[Hand]]  # gone when left, whatever happened
+    worker: Callable[[tuple[Step, ...]], AbstractAsyncContextManager[Coming]]  # gone when left, whatever happened
     look: Callable[[], Awaitable[Facts]]
     fence: Callable[[Step, Facts], Fenced | None]
     note: Callable[[ev.Event], Awaitable[None]]
     progress: Progress
     watch_every: float
     turn: Callable[[Step], AbstractAsyncContextManager[None]]  # when nothing of ours is in the way of a step
-    apart: Callable[[Step], AbstractAsyncContextManager[None]]  # what we must keep our own hands off while a step runs
+    apart: Callable[[Step], AbstractAsyncContextManager[None] | None]  # how we keep our own hands off, where we have to
 
 
 async def run(task: Task, around: Surroundings) -> None:
     """Run the path. Everything that happens is noted before the next thing happens."""
     for _, together in groupby(task.steps, ON_MEMORY.__contains__):
         steps = tuple(together)
-        async with around.worker(steps) as hand:
-            if not await _all_passed(hand, steps, task, around):
+        async with around.worker(steps) as coming:
+            if not await _all_passed(coming, steps, task, around):
                 return
 
 
-async def _all_passed(hand: Hand, steps: tuple[Step, ...], task: Task, around: Surroundings) -> bool:
+async def _all_passed(coming: Coming, steps: tuple[Step, ...], task: Task, around: Surroundings) -> bool:
     """What one worker has to do."""
     for step in steps:
         async with around.turn(step):
-            if not await _passed(hand, step, task, around, last=step is steps[-1]):
+            if not await _passed(coming, step, task, around, last=step is steps[-1]):
                 return False
     return True
 
 
-async def _passed(hand: Hand, step: Step, task: Task, around: Surroundings, *, last: bool) -> bool:
+async def _passed(coming: Coming, step: Step, task: Task, around: Surroundings, *, last: bool) -> bool:
     # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
     await around.note(ev.StepStarted(task.job, step, task.path))
-    fenced = around.fence(step, await around.look())
-    if fenced is not None:
-        await around.note(ev.StepFinished(task.job, _aborted(step, task.path, fenced)))
-        return False
-    result = await _apart(hand, step, task, around)
+    result = await (
+        _while_looked(coming, step, task, around) if step in READING else _fenced(coming, step, task, around)
+    )
     if last and result.outcome is Outcome.PASSED:
-        result = await hand.finish(result)
+        result = await (await coming).finish(result)
     await around.note(ev.StepFinished(task.job, result))
     return result.outcome is Outcome.PASSED
 
 
-async def _apart(hand: Hand, step: Step, task: Task, around: Surroundings) -> StepResult:
-    """The step, with our own hands off. While we cannot let go, it is not begun; that is no fault of the device."""
+async def _while_looked(coming: Coming, step: Step, task: Task, around: Surroundings) -> StepResult:
+    """The step beside the look. Where the fence says no, the worker is killed and whatever it found is nothing."""
+    doing = asyncio.create_task(_watched(coming, step, task, around))
     try:
-        async with around.apart(step):
+        fenced = around.fence(step, await around.look())
+        if fenced is not None and await _has_died(doing, around.watch_every):
+            fenced = around.fence(step, await around.look())  # the first look may have met the worker dying
+        return await doing if fenced is None else _aborted(step, task.path, fenced)
+    finally:
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+
+
+async def _has_died(doing: asyncio.Task[StepResult], within: float) -> bool:
+    await asyncio.wait({doing}, timeout=within)
+    return doing.done() and doing.result().outcome is Outcome.DIED
+
+
+async def _fenced(coming: Coming, step: Step, task: Task, around: Surroundings) -> StepResult:
+    """The step after the look."""
+    fenced = around.fence(step, await around.look())
+    return await _apart(coming, step, task, around) if fenced is None else _aborted(step, task.path, fenced)
+
+
+async def _apart(coming: Coming, step: Step, task: Task, around: Surroundings) -> StepResult:
+    """The step, with our own hands off. While we cannot let go, it is not begun; that is no fault of the device."""
+    apart = around.apart(step)
+    if apart is None:  # nothing to let go of, so that the look just taken is still the last before the step
+        return await _watched(coming, step, task, around)
+    try:
+        async with apart:
             fenced = around.fence(step, await around.look())  # again: that may have taken its time
             if fenced is not None:
                 return _aborted(step, task.path, fenced)
-            return await _watched(hand, step, task, around)
+            return await _watched(coming, step, task, around)
     except DeviceError as error:
         return _aborted(step, task.path, Fenced(Blame.SERVICE, str(error)))
 
 
-async def _watched(hand: Hand, step: Step, task: Task, around: Surroundings) -> StepResult:
+async def _watched(coming: Coming, step: Step, task: Task, around: Surroundings) -> StepResult:
     """The step, unless somebody appears on the device: then the worker is killed at once."""
+    hand = await coming
     doing = asyncio.create_task(hand.do(step, task.path, task.orders[step], task.deadlines[step], around.progress))
     watching = asyncio.create_task(_intruder(step, around))
     try:

@@ -18,13 +18,14 @@ from policies.model import Policy
 from scrubber import carrying, log
 from scrubber.core import answers, decide, grounds, starting
 from scrubber.core import events as ev
-from scrubber.core.model import DeviceInfo, Facts, Grant, Moment, Record, Sign, State
+from scrubber.core.model import DeviceInfo, Facts, Grant, Moment, Record, State, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.errors import InvalidRequest, NotReady, Reason, Refused
-from scrubber.jobs import Jobs, Running
+from scrubber.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.rulebook import Rulebook
+from scrubber.running import Running
 from scrubber.sight import Sight
 
 logger = log.get("hooks")
@@ -64,16 +65,17 @@ class Hooks:
         self._tools = tools
         self._lacks = lacks
         self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
-        self.signs: dict[str, tuple[Sign, ...]] = {}  # what the last look was told to be wrong
+        self.vitals: dict[str, Vitals] = {}  # what each device said of itself at the last look that it answered
         self._withheld: dict[str, tuple[Moment, float]] = {}  # asked for in vain: its state since then, and until when
         self._stopping = False
 
-    async def acquire(self, devices: Sequence[str], *, announced: bool) -> dict[str, Grant | None]:
+    async def acquire(self, devices: Sequence[str], *, announced: bool, op: str = "") -> dict[str, Grant | None]:
         """Grants for all of these devices, or an error and none. Waits within the policy's budget.
 
-        Where policy leaves the wait to the announced start, there is no grant yet.
+        Where policy leaves the wait to the announced start, there is no grant yet. ``op``: by which id whoever asks
+        calls this; so it is called in the ledger and in the log.
         """
-        op = self._op()
+        op = self._op(op)
         began = self.now().uptime
         policies = [self._policy(device) for device in devices]
         budget = began + min(policy.budgets.allocate for policy in policies)
@@ -100,19 +102,19 @@ class Hooks:
         finally:  # whatever it was, a deadline of the caller included: the same question would get the same no
             self._withhold(missing)
 
-    async def start(self, devices: Sequence[str], owner: str | None) -> None:
+    async def start(self, devices: Sequence[str], owner: str | None, *, op: str = "") -> None:
         """A container of ``owner`` may start on all of these devices, or an error.
 
         Without an owner the kubelet's checkpoint says whose they are; should that change while the devices are made
         ready, whoever asked has lost them.
         """
-        op = self._op()
+        op = self._op(op)
         budget = self.now().uptime + min(self._policy(d).budgets.start for d in devices)
         joined: set[str] = set()
         claimant = owner
         while True:
             async with self._locked(devices, budget):
-                holder = owner or await self._claimant(devices)
+                holder = owner or await self._claimant(devices, op)
                 if claimant not in (None, holder):
                     raise NotReady(
                         Reason.OWNER_UNKNOWN, "cannot start: the devices were given to another pod meanwhile"
@@ -183,19 +185,20 @@ class Hooks:
     def _with_domain(self, record: Record, facts: Facts) -> Facts:
         return replace(facts, domain_resetting=grounds.resetting(record, self.ledger.records.values()))
 
-    async def _claimant(self, devices: Sequence[str]) -> str:
+    async def _claimant(self, devices: Sequence[str], op: str) -> str:
         """Whose the devices are, by the kubelet's checkpoint."""
         try:
             owners = await self._sight.owners(devices)
         except (CheckpointError, DeviceError) as error:
-            logger.error("cannot tell who is about to start", devices=devices, error=str(error))  # noqa: TRY400 - expected
+            logger.error("cannot tell who is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
             why = "cannot start: the kubelet's checkpoint cannot be read, so nobody knows whose the devices are"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
         claimant = starting.claimant(owners)
         if isinstance(claimant, str):
             return claimant
         if claimant.reason is Reason.OWNER_AMBIGUOUS:
-            logger.error("the kubelet gave a device away twice", owners={it: sorted(who) for it, who in owners.items()})
+            told = {it: sorted(who) for it, who in owners.items()}
+            logger.error("the kubelet gave a device away twice", op=op, owners=told)
         raise NotReady(claimant.reason, claimant.message)
 
     async def _admit(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
@@ -277,9 +280,10 @@ class Hooks:
     def _policy(self, device: str) -> Policy:
         return self.rulebook.ruling(self._known(device).device).policy
 
-    def _op(self) -> str:
+    def _op(self, given: str = "") -> str:
+        """By which id what is done now is called: the caller's, where it has one."""
         self._demand_running()
-        return self._tools.token(4)
+        return given or self._tools.token(4)
 
     def _demand_running(self) -> None:
         if self._stopping:

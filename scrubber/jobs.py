@@ -8,73 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 from policies.hardware import Slices
 from policies.model import Eviction, Policy
-from scrubber import carrying, engine, log
+from scrubber import carrying, engine
 from scrubber.core import answers, decide, grounds, upkeep, verdict
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Job, Moment, Receipt, Record, State, Step, StepResult, Trigger, Vitals
+from scrubber.core.model import Facts, Job, Moment, Record, State, Step, StepResult, Trigger, Vitals
 from scrubber.core.model import Path as ScrubPath
 from scrubber.devices.base import Address
 from scrubber.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.ledger.ledger import Ledger
 from scrubber.rulebook import Ruling
+from scrubber.running import Running
 from scrubber.sight import Sight
 from scrubber.steps.base import Order
 from scrubber.steps.child import BrokenError
 from scrubber.turns import Turns
 
-logger = log.get("jobs")
-
 MENDS_WITHIN = 60.0  # seconds
 Spawn = Callable[[str, Policy], Awaitable[engine.Hand]]  # for a device, as its policy wants it handled
 Mend = Callable[[Address], Awaitable[engine.Hand]]  # to bring back what a reset owes
-
-
-@dataclass(eq=False)
-class Running:
-    """A job under way, for whoever wants to wait for it or watch it."""
-
-    id: str
-    device: str
-    op: str
-    ruling: Ruling
-    done: int = 0
-    total: int = 0
-    receipt: Receipt | None = None
-    step: Step | None = None  # it stands in the ledger, or is about to
-    why: str = "it was cut off"  # not clean, unless the end says otherwise
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-    _moved: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def report(self, done: int, total: int) -> None:
-        """Progress of the present step, in bytes."""
-        self.done, self.total = done, total
-        self._turn()
-
-    def end(self) -> None:
-        """Nothing more will come."""
-        self.finished.set()
-        self._turn()
-
-    async def updates(self) -> AsyncIterator[None]:
-        """One turn at every change until the job is over. Any number may watch."""
-        while not self.finished.is_set():
-            await self._moved.wait()
-            yield
-
-    def _turn(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
-
-
-def _lost_ledger(running: Running, error: LedgerUnavailable) -> None:
-    """The record stays SCRUBBING; the monitor closes it as interrupted once the ledger can be written again."""
-    logger.error("job lost its ledger", op=running.op, device=running.device, error=error.message)
 
 
 class Locks:
@@ -138,7 +94,7 @@ class Jobs:
         await self._ledger.append(op, (device, event))
         if self._stopping:  # stopped meanwhile: the next start closes what stands in the ledger now
             raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
-        running = Running(job.id, device, op, ruling)
+        running = Running(job.id, device, op, ruling, path, trigger)
         self._running[device] = running
         running.task = asyncio.create_task(self._carry(running), name=f"job {job.id}")
         return running
@@ -163,7 +119,8 @@ class Jobs:
         await asyncio.wait({running.task})
         if self._running.get(device) is running:  # cut before its first turn: it could not clear up after itself
             del self._running[device]
-            running.end()
+            running.called_off = True
+            running.end(self._ledger.records[device].state, 0.0)
 
     async def stop(self) -> None:
         """Cut all jobs off: the service goes down. Not a failure of any device."""
@@ -180,21 +137,19 @@ class Jobs:
         try:
             await self._scrub(running)
         except asyncio.CancelledError:
+            running.called_off = True
             await self._interrupt(running, "the service was stopped" if self._stopping else "it was called off")
-        except LedgerUnavailable as error:
-            _lost_ledger(running, error)
+        except LedgerUnavailable as error:  # still SCRUBBING: the monitor closes it once the ledger can be written
+            running.unrecorded = error.message
         except BrokenError as error:  # no worker is to be had, which the nursery has logged
             await self._give_up(running, str(error))
-        except Exception as error:  # a fault of ours must not leave the device in SCRUBBING for ever
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the device in SCRUBBING for ever
             if self._record(running) is not None:
-                logger.exception("job failed inside", op=running.op, device=running.device)
+                running.fault = error
                 await self._give_up(running, f"a fault inside the service: {error!r}")
         finally:
             del self._running[running.device]
-            running.end()
-            state = self._ledger.records[running.device].state.value
-            seconds = round(self._now().uptime - started, 3)
-            logger.info("job ended", op=running.op, device=running.device, job=running.id, state=state, seconds=seconds)
+            running.end(self._ledger.records[running.device].state, self._now().uptime - started)
 
     async def _scrub(self, running: Running) -> None:
         """Path, verdict, consequence; the slow path after the fast one where policy says so."""
@@ -203,6 +158,7 @@ class Jobs:
             record = self._record(running)
             if record is None or record.job is None:
                 return
+            running.path = record.job.path
             async with self.turns.at_device(record, record.job):
                 await engine.run(self._task(record, record.job, running, key), self._surroundings(running))
             if await self._concluded(running):
@@ -242,7 +198,8 @@ class Jobs:
             name = (ruling.rule, ruling.policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, self._now()))
         escalate, confined = ruling.policy.paths.escalate, record.quarantine is not None
-        match verdict.consequence(judged, job.path, escalate=escalate, confined=confined):
+        given_up = grounds.given_up(record, ruling.policy, self._now())
+        match verdict.consequence(judged, job.path, escalate=escalate, confined=confined, given_up=given_up):
             case verdict.Escalate(path):
                 return ev.Escalated(job.id, judged.detail, path)
             case verdict.Confine(sickness):
@@ -282,7 +239,7 @@ class Jobs:
         try:
             await self._ledger.append(running.op, (running.device, event))
         except LedgerUnavailable as error:
-            _lost_ledger(running, error)
+            running.unrecorded = error.message
 
     def _record(self, running: Running) -> Record | None:
         """The device's record while it still belongs to this job."""
@@ -336,9 +293,9 @@ class Jobs:
             apart=lambda step: self._apart(device, step),
         )
 
-    def _apart(self, device: str, step: Step) -> AbstractAsyncContextManager[None]:
+    def _apart(self, device: str, step: Step) -> AbstractAsyncContextManager[None] | None:
         """A reset bears no look of ours at what it resets."""
-        return self._sight.away(*self._domain(device)) if step is Step.RESET else nullcontext()
+        return self._sight.away(*self._domain(device)) if step is Step.RESET else None
 
     def _domain(self, device: str) -> list[str]:
         return [device, *(it.device.uuid for it in self._siblings(self._ledger.records[device]))]
@@ -354,22 +311,34 @@ class Jobs:
         ]
 
     @asynccontextmanager
-    async def _worker(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> AsyncIterator[engine.Hand]:
+    async def _worker(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> AsyncIterator[engine.Coming]:
         """A worker for this device, known to our eyes so that it is not taken for an intruder."""
-        async with self.turns.at_memory(steps), self._ours(await self._spawn(device, policy)) as hand:
-            yield hand
+        async with self.turns.at_memory(steps), self._ours(lambda: self._spawn(device, policy)) as coming:
+            yield coming
 
     @asynccontextmanager
-    async def _ours(self, hand: engine.Hand) -> AsyncIterator[engine.Hand]:
-        self._sight.own(hand.pid)
+    async def _ours(self, make: Callable[[], Awaitable[engine.Hand]]) -> AsyncIterator[engine.Coming]:
+        coming = asyncio.create_task(self._owned(make))
         try:
-            yield hand
+            yield coming
         finally:
-            try:
-                await hand.kill()
-            finally:
-                # Whatever is left of it now is somebody on the device, and must be seen as such.
-                self._sight.disown(hand.pid)
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait({coming})
+            if not coming.cancelled() and coming.exception() is None:
+                await self._put_away(coming.result())
+
+    async def _owned(self, make: Callable[[], Awaitable[engine.Hand]]) -> engine.Hand:
+        hand = await make()
+        self._sight.own(hand.pid)
+        return hand
+
+    async def _put_away(self, hand: engine.Hand) -> None:
+        try:
+            await hand.kill()
+        finally:
+            # Whatever is left of it now is somebody on the device, and must be seen as such.
+            self._sight.disown(hand.pid)
 
     async def bring_back(self, device: str) -> StepResult | None:
         """Have a worker give a device what a reset still owes it; None where nothing is owed any more.
@@ -380,5 +349,6 @@ class Jobs:
             address = (await self._sight.owed()).get(device)  # again: whoever had the driver may have brought it back
             if address is None:
                 return None
-            async with self._ours(await self._mend(address)) as hand:
+            async with self._ours(lambda: self._mend(address)) as coming:
+                hand = await coming
                 return await hand.do(Step.SETTINGS, ScrubPath.SLOW, Order(), MENDS_WITHIN, lambda _done, _total: None)

@@ -1,15 +1,17 @@
 """The level-triggered loop: compares what is seen with what the ledger says, and asks the service.
 
 Rounds are the safety net. What has just been heard of a device, or who has just left it, calls for a look at once.
+Most devices need nothing most of the time: they are asked all together, and where they are many, in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from scrubber import log
-from scrubber.core.model import Moment
+from scrubber.core.model import Facts, Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.errors import AutoclaveError, LedgerUnavailable
 from scrubber.node.ends import Ends
@@ -22,19 +24,35 @@ PACE = 0.004  # seconds between the beginnings of two looks: whoever asks a hook
 BREATH, LONGEST_BREATH = 0.05, 0.4  # seconds at least between a round and the next that an alarm calls for
 LONGEST_PAUSE = 2.0  # seconds at most between two looks that an end calls for and that change nothing
 AT_ONCE = 8  # devices looked after at the same time: more, and whoever asks a hook waits behind all of them
+RESTS = 5.0  # seconds at most between two looks at a device that was at rest; with no more than AT_ONCE, every round
+RESTING = frozenset({State.CLEAN, State.QUARANTINED})  # in other states somebody is there, or a deed is due soon
 
 
 class Monitor:
     """One round a second is enough: hooks look for themselves, this is for what nobody asks about."""
 
-    def __init__(self, service: Service, sight: Sight, interval: float = 1.0, ends: Ends | None = None) -> None:
-        """``interval`` is the pause between two rounds; ``ends`` names devices that somebody has just left."""
+    def __init__(
+        self,
+        service: Service,
+        sight: Sight,
+        interval: float = 1.0,
+        ends: Ends | None = None,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``interval`` is the pause between two rounds; ``ends`` names devices that somebody has just left.
+
+        ``failed`` is told of each look that came to nothing.
+        """
+        self._failed = failed
         self._service = service
         self._sight = sight
         self._interval = interval
         self._ends = ends
         self._few = asyncio.Semaphore(AT_ONCE)
         self._complaint = ""
+        self._resting: dict[str, Record] = {}  # as they were at the last look; the oldest look first
+        self._meets = 0.0  # when the inventory is due
+        self.ended: Moment | None = None  # the last round
 
     async def run(self, alarm: int | None = None) -> None:
         """Rounds until cancelled. A round that fails is told once and tried again.
@@ -64,6 +82,7 @@ class Monitor:
         heard = await _readable(alarm, max(self._interval - breath, breath))
         if heard:
             self._sight.backend.hush()  # before we look: what comes later rings again
+            self._wake()
         return min(2 * breath, LONGEST_BREATH) if heard else BREATH
 
     async def _departures(self, ends: Ends) -> None:
@@ -86,15 +105,55 @@ class Monitor:
         return record.since if record is not None else None
 
     async def round(self, pace: float = 0.0) -> None:
-        """Meet every device, then tend each; what fails for one, or hangs, keeps no other waiting."""
-        chores = (self._service.try_ledger, self._meet, self._service.bring_back)
-        attempts = [await _attempt(chore) for chore in chores]
-        results = await self._tend_all(tuple(self._service.ledger.records), pace)
+        """Meet every device, then tend those that need it; what fails for one, or hangs, keeps no other waiting."""
+        attempts = [await _attempt(chore) for chore in (self._service.try_ledger, *self._chores())]
+        if any(attempts):
+            self._meets = 0.0
+        due = self._due()
+        seen = await self._sight.glance(due)
+        restless = [record.device.uuid for record in due if not self._at_rest(record, seen.get(record.device.uuid))]
+        results = await self._tend_all(restless, pace)
         failures = [failure for failure in (*attempts, *results) if failure is not None]
         for failure in failures:
             self._complain(failure)
         if not failures:
             self._complaint = ""
+        self.ended = self._service.now()
+
+    def _wake(self) -> None:
+        """Something was heard, of whichever device: none is at rest any more."""
+        self._resting.clear()
+        self._meets = 0.0
+
+    def _chores(self) -> Iterable[Callable[[], Awaitable[None]]]:
+        now = asyncio.get_running_loop().time()
+        if now < self._meets:
+            return ()
+        self._meets = now + RESTS - self._interval / 2
+        return self._meet, self._service.bring_back
+
+    def _due(self) -> list[Record]:
+        """All but those at rest, and of these the ones whose last look is the oldest."""
+        records = self._service.ledger.records
+        self._resting = {device: record for device, record in self._resting.items() if records.get(device) is record}
+        rounds = max(1, int(RESTS / self._interval))
+        turn = max(AT_ONCE, math.ceil(len(self._resting) / rounds))
+        spared = frozenset([*self._resting][turn:])
+        return [record for device, record in records.items() if device not in spared]
+
+    def _at_rest(self, record: Record, seen: Facts | None) -> bool:
+        try:
+            rests = seen is not None and self._service.at_rest(record, seen)
+        except Exception:  # noqa: BLE001 - it is met again, and told, where the device is tended by itself
+            rests = False
+        self._note_rest(record.device.uuid, record if rests else None)
+        return rests
+
+    def _note_rest(self, device: str, record: Record | None) -> None:
+        """``record`` is None where the device is not at rest."""
+        self._resting.pop(device, None)  # what was looked at last stands last
+        if record is not None and record.state in RESTING:
+            self._resting[device] = record
 
     async def _tend_all(self, devices: Sequence[str], pace: float) -> list[BaseException]:
         """What failed."""
@@ -105,7 +164,7 @@ class Monitor:
     async def _tend(self, device: str, after: float) -> None:
         await asyncio.sleep(after)
         async with self._few:
-            await self._service.tend(device)
+            self._note_rest(device, await self._service.tend(device))
 
     async def _meet(self) -> None:
         incarnation = await self._sight.incarnation()
@@ -114,6 +173,7 @@ class Monitor:
 
     def _complain(self, error: BaseException) -> None:
         """Say it once, not once a second."""
+        self._failed()
         text = repr(error)
         if text == self._complaint:
             return

@@ -76,7 +76,7 @@ class Reporter:
     async def status(self, gpus: Sequence[str]) -> view.Status:
         """Some devices or all, by index, and whose they are."""
         uuids = [self.find(gpu) for gpu in gpus] or list(self._service.ledger.records)
-        about = self._about()  # of the same moment as the devices: whoever waits for news goes by its row
+        about = self.about()  # of the same moment as the devices: whoever waits for news goes by its row
         devices = await self._with_pods(uuids)
         return view.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
 
@@ -164,11 +164,13 @@ class Reporter:
 
     def _with_signs(self, record: Record, advert: answers.Advert) -> answers.Advert:
         """What is told of it is shown also where it keeps nobody out."""
-        ailment, signs = _ailment(record), self._service.signs.get(record.device.uuid, ())
+        vitals, ailment = self._service.vitals.get(record.device.uuid), _ailment(record)
+        signs = vitals.signs if vitals is not None else ()
         also = (f"{sign.ailment.value}: {sign.detail}" for sign in signs if sign.ailment.value != ailment)
         return replace(advert, why="; ".join((advert.why, *also)))
 
-    def _about(self) -> view.ServiceStatus:
+    def about(self) -> view.ServiceStatus:
+        """The service itself."""
         ledger, rulebook, identity = self._service.ledger, self._service.rulebook, self._identity
         return view.ServiceStatus(
             version=identity.version,

@@ -5,6 +5,7 @@ A file that cannot be read or is wrong changes nothing: the policy that was in f
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,11 @@ class Rulebook:
     def name(self) -> str:
         """The name the policy gives itself."""
         return self._book[0].name
+
+    @property
+    def digest(self) -> str:
+        """Names all that it says: nodes that show the same one are under the same policy."""
+        return hashlib.sha256(self._book[0].model_dump_json().encode()).hexdigest()[:16]
 
     @property
     def path(self) -> Path | None:

@@ -7,7 +7,7 @@ what operators ask for, and what the monitor does by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scrubber import log
@@ -16,22 +16,24 @@ from scrubber.core import events as ev
 from scrubber.core.model import (
     Ailment,
     DeviceInfo,
+    Facts,
     Incarnation,
     Outcome,
     Path,
     Record,
     Sickness,
-    Sign,
     State,
     Trigger,
+    Vitals,
 )
 from scrubber.devices.base import DeviceError
 from scrubber.errors import NotReady, Reason, Refused
 from scrubber.hooks import ROUNDS, Hooks, Lacks, Tools, raise_refusals
-from scrubber.jobs import Jobs, Running
+from scrubber.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.rulebook import Rulebook, Ruling
+from scrubber.running import Running
 from scrubber.sight import Sight
 
 logger = log.get("service")
@@ -40,21 +42,34 @@ logger = log.get("service")
 MEND_AGAIN = 60.0  # seconds after a try to bring back what a reset owes that has failed
 
 
+def _unheard(_record: Record, _vitals: Vitals) -> None:
+    """Where nobody wants to know."""
+
+
 class Service(Hooks):
     """Who may have a device, and what is done about it."""
 
     def __init__(
-        self, ledger: Ledger, sight: Sight, jobs: Jobs, rulebook: Rulebook, tools: Tools, lacks: Lacks
-    ) -> None:  # fmt: skip
-        """Nothing is done yet: ``recover`` comes first."""
+        self,
+        ledger: Ledger,
+        sight: Sight,
+        jobs: Jobs,
+        rulebook: Rulebook,
+        tools: Tools,
+        lacks: Lacks,
+        *,
+        told: Callable[[Record, Vitals], None] = _unheard,
+    ) -> None:
+        """Nothing is done yet: ``recover`` comes first. ``told`` hears what devices say of themselves."""
         super().__init__(ledger, sight, jobs, rulebook, tools, lacks)
+        self._told = told
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._mend_again: dict[str, float] = {}  # uptime
         self._tests = asyncio.Lock()
 
-    async def release(self, devices: Sequence[str]) -> None:
+    async def release(self, devices: Sequence[str], *, op: str = "") -> None:
         """The last user is gone, says the caller; believed when nobody is found."""
-        op = self._op()
+        op = self._op(op)
         budget = self.now().uptime + min(self._policy(device).budgets.allocate for device in devices)
         async with self._locked(devices, budget):
             replies = await self._ask_all(devices, self._ask_release, budget)
@@ -63,14 +78,15 @@ class Service(Hooks):
             if notes:
                 await self.ledger.append(op, *notes)
         for device in devices:
-            await self.tend(device)
+            await self.tend(device, op)
 
     # -- for operators
 
-    async def scrub(self, device: str, path: Path | None) -> Running:
+    async def scrub(self, device: str, path: Path | None, *, op: str = "") -> Running:
         """Start a scrub now, or join the one that runs."""
         async with self.jobs.locks.of([device]):
-            await self._closed_orphan(device, self._op())
+            op = self._op(op)
+            await self._closed_orphan(device, op)
             record = self._known(device)
             running = self.jobs.of(device)
             if running is not None:
@@ -78,7 +94,7 @@ class Service(Hooks):
             if record.state is State.QUARANTINED:
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: it is quarantined; use reinstate")
             self._demand_means(device, "scrub")
-            record = await self._settled(device)
+            record = await self._settled(device, op)
             if record.state in (State.GRANTED, State.EXPOSED):
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is {record.state.value}; release it first")
             await self._demand_free(record)
@@ -86,9 +102,9 @@ class Service(Hooks):
             if record.sickness is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
             wanted = path or grounds.path_for(record, ruling.policy)
-            return await self.jobs.begin(device, wanted, Trigger.REQUEST, ruling, self._op())
+            return await self.jobs.begin(device, wanted, Trigger.REQUEST, ruling, self._op(op))
 
-    async def quarantine(self, device: str, reason: str, by: str) -> None:
+    async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
         """Take a device out by hand. In use: reported sick now, taken out when it is released."""
         async with self.jobs.locks.of([device]):
             record = self._known(device)
@@ -98,13 +114,14 @@ class Service(Hooks):
                 vitals = await self._sight.vitals(device)
                 policy = self._policy(record.device.uuid)
                 event = upkeep.confine(record, sickness, by, vitals, policy, self.now(), self._tools.chance())
-            await self.ledger.append(self._op(), (device, event))
+            await self.ledger.append(self._op(op), (device, event))
             await self.jobs.cut(device)
 
-    async def reinstate(self, device: str, reason: str, by: str) -> Running:
+    async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
         """Bring a quarantined device back by evidence: the slow path, passed."""
         async with self.jobs.locks.of([device]):
-            await self._closed_orphan(device, self._op())
+            op = self._op(op)
+            await self._closed_orphan(device, op)
             running = self.jobs.of(device)
             record = self._known(device)
             if running is not None and record.job is not None and record.job.trigger is Trigger.REINSTATE:
@@ -114,27 +131,27 @@ class Service(Hooks):
             if record.state is not State.QUARANTINED:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             self._demand_means(device, "reinstate")
-            await self._demand_free(await self._settled(device))
-            await self._hear(device)
+            await self._demand_free(await self._settled(device, op))
+            await self._hear(device, op)
             ruling = self.rulebook.ruling(record.device)
             return await self.jobs.begin(
-                device, Path.SLOW, Trigger.REINSTATE, ruling, self._op(), _words(by, reason)
+                device, Path.SLOW, Trigger.REINSTATE, ruling, self._op(op), _words(by, reason)
             )  # fmt: skip
 
-    async def excuse(self, device: str, reason: str, by: str) -> Running:
+    async def excuse(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
         """End a quarantine without evidence, as a person wants it. Its memory is proven like after any tenant."""
         async with self.jobs.locks.of([device]):
-            await self._closed_orphan(device, self._op())
+            op = self._op(op)
+            await self._closed_orphan(device, op)
             if self._known(device).quarantine is None:
                 raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
             self._demand_means(device, "reinstate")
             await self._without_job(device)
-            record = await self._settled(device)
+            record = await self._settled(device, op)
             await self._demand_free(record)
             ruling = self.rulebook.ruling(record.device)
-            await self._hear(device)
-            op = self._op()
-            await self.ledger.append(op, (device, ev.Reinstated(_words(by, reason))))
+            await self._hear(device, op)
+            await self.ledger.append(self._op(op), (device, ev.Reinstated(_words(by, reason))))
             path = grounds.path_for(self._known(device), ruling.policy)
             return await self.jobs.begin(device, path, Trigger.REINSTATE, ruling, op)
 
@@ -199,38 +216,52 @@ class Service(Hooks):
         finally:
             del self._mending[device]
 
-    def _notice(self, device: str, signs: tuple[Sign, ...]) -> None:
+    def _notice(self, device: str, vitals: Vitals) -> None:
         """Say what begins and what ends; whether it takes the device out is for the policy to say."""
-        before, self.signs[device] = self.signs.get(device, ()), signs
-        known, told = ({sign.ailment for sign in each} for each in (before, signs))
-        for sign in signs:
+        self._told(self._known(device), vitals)
+        if vitals.partial:
+            return
+        before, self.vitals[device] = self.vitals.get(device, Vitals()), vitals
+        known, told = ({sign.ailment for sign in each.signs} for each in (before, vitals))
+        for sign in vitals.signs:
             if sign.ailment not in known:
                 logger.warning("something is wrong", device=device, sign=sign.ailment.value, detail=sign.detail)
         for ailment in known - told:
             logger.info("it is not told any more", device=device, sign=ailment.value)
 
-    async def tend(self, device: str) -> None:
-        """Compare what is seen with what is recorded, and do the next sensible thing about it."""
+    def at_rest(self, record: Record, seen: Facts) -> bool:
+        """Whether what was seen calls for nothing, so that ``tend`` need not look as well. Does nothing itself."""
+        device, vitals = record.device.uuid, seen.vitals
+        if self._stopping or record.job is not None or self.ledger.records.get(device) is not record:
+            return False
+        if record.owner is not None and not record.owner.seen:  # takes a look at the checkpoint
+            return False
+        if vitals is None or vitals != self.vitals.get(device) or device in self.blocked:
+            return False
+        ruling = self.rulebook.ruling(record.device)
+        answer = upkeep.tend(record, self._in_company(record, seen), ruling.policy, self.now(), chance=0.0)
+        return isinstance(answer, answers.Proceed) and not self._test_due(record, ruling)
+
+    async def tend(self, device: str, op: str = "") -> Record | None:
+        """Compare what is seen with what is recorded, and do the next sensible thing about it.
+
+        The record, when nothing was left to be done.
+        """
         if self._stopping:
-            return
+            return None
         vitals = await self._sight.vitals(device)
-        if vitals is not None and not vitals.partial:
-            self._notice(device, vitals.signs)
+        if vitals is not None:
+            self._notice(device, vitals)
         async with self.jobs.locks.of([device]):
-            op = self._op()
+            op = self._op(op)
             if await self._closed_orphan(device, op):
-                return
+                return None
             for _ in range(ROUNDS):
                 record = self._known(device)
-                seen = replace(
-                    await self._sight.quick(record),
-                    vitals=vitals,
-                    wanted=self.withheld(record),
-                    allotted=await self._allotted(record),
-                    successor=grounds.successor(record, self.ledger.records.values()),
-                )
-                facts = self._with_domain(record, seen)
+                seen = await self._sight.quick(record)
+                seen = replace(seen, vitals=vitals, allotted=await self._allotted(record))
                 ruling = self.rulebook.ruling(record.device)
+                facts = self._in_company(record, seen)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
                 self.blocked.pop(device, None)
                 match answer:
@@ -238,23 +269,29 @@ class Service(Hooks):
                         await self.ledger.append(op, (device, event))
                     case answers.Cut():
                         if not await self.jobs.call_off(device):
-                            return
+                            return None
                     case answers.Blocked(why):
                         self.blocked[device] = why
-                        return
+                        return None
                     case answers.Scrub() | answers.Probe() if (lacks := self._lacks(record.device)) is not None:
                         self.blocked[device] = f"cannot clear its memory: {lacks}"
-                        return
+                        return None
                     case answers.Scrub(path, trigger):
                         await self.jobs.begin(device, path, trigger, ruling, op)
-                        return
+                        return None
                     case answers.Probe(path):
                         await self.jobs.begin(device, path, Trigger.PROBATION, ruling, op)
-                        return
+                        return None
                     case answers.Proceed():
-                        await self._burn_in(record, ruling, op)
-                        return
+                        return None if await self._burn_in(record, ruling, op) else record
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
+            return None
+
+    def _in_company(self, record: Record, seen: Facts) -> Facts:
+        """With what others have to do with it: whoever asked for it, and the devices beside it."""
+        records = self.ledger.records.values()
+        successor = grounds.successor(record, records)
+        return self._with_domain(record, replace(seen, wanted=self.withheld(record), successor=successor))
 
     async def _allotted(self, record: Record) -> frozenset[str] | None:
         """Asked for an owner who was let start and never came: nothing else would show that nobody will."""
@@ -265,13 +302,20 @@ class Service(Hooks):
         except (CheckpointError, DeviceError):
             return None
 
-    async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> None:
-        """Test a device that nobody needs now."""
-        if not ruling.policy.periodic.every or self._lacks(record.device) is not None:
-            return
+    async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> bool:
+        """Test a device that nobody needs now; whether that was begun."""
+        if not ruling.policy.periodic.every:
+            return False
         async with self._tests:  # from the look at the others to the record of what was begun
-            if grounds.burn_in_due(record, self.ledger.records.values(), ruling.policy, self.now()):
+            due = self._test_due(record, ruling)
+            if due:
                 await self.jobs.begin(record.device.uuid, Path.SLOW, Trigger.BURN_IN, ruling, op)
+            return due
+
+    def _test_due(self, record: Record, ruling: Ruling) -> bool:
+        if not ruling.policy.periodic.every or self._lacks(record.device) is not None:
+            return False
+        return grounds.burn_in_due(record, self.ledger.records.values(), ruling.policy, self.now())
 
     async def stop(self) -> None:
         """No more deeds; running jobs are cut off and recorded as such."""
@@ -292,12 +336,12 @@ class Service(Hooks):
             raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; ask again")
         return self._known(device)
 
-    async def _settled(self, device: str) -> Record:
+    async def _settled(self, device: str, op: str) -> Record:
         """The record after what is stale about it was recorded."""
         record = self._known(device)
         stale = grounds.distrust(record, await self._sight.quick(record))
         if stale is not None:
-            await self.ledger.append(self._op(), (device, stale))
+            await self.ledger.append(self._op(op), (device, stale))
         return self._known(device)
 
     async def _demand_free(self, record: Record) -> None:
@@ -310,14 +354,14 @@ class Service(Hooks):
             )
         stuck = [holder for holder in facts.holders if not grounds.terminable(holder, record, policy)]
         if stuck:
-            names = ", ".join(f"{h.command} (pid {h.pid}, {h.container or 'no container'})" for h in stuck)
+            names = grounds.names(tuple(stuck))
             raise Refused(Reason.IN_USE, f"cannot scrub {record.device.uuid}: it is used by {names}; end that first")
 
-    async def _hear(self, device: str) -> None:
+    async def _hear(self, device: str, op: str) -> None:
         """What was reported before a person's word is no answer to it."""
         before = upkeep.heard(self._known(device).baseline, await self._sight.vitals(device))
         if before is not None:
-            await self.ledger.append(self._op(), (device, before))
+            await self.ledger.append(self._op(op), (device, before))
 
     async def _closed_orphan(self, device: str, op: str) -> bool:
         """A record in SCRUBBING whose job is gone: its ledger failed under it. Close it."""

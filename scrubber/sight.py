@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from scrubber import log
 from scrubber.away import Away
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
-from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError
-from scrubber.devices.calls import Caller, Round
+from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
+from scrubber.devices.calls import Caller, Round, in_turn
 from scrubber.node import checkpoint
 from scrubber.node.ends import Ends
 from scrubber.node.identity import kubelet_epoch
@@ -120,6 +120,14 @@ class Sight:
         the process is the owner's; of one without, somebody may be waiting for it, so that it stands for less time, and
         for none at the last look before a use.
         """
+        unchanged = self._unchanged(record)
+        try:
+            return await self._caller.ask(record.device.uuid, unchanged, self.patience) if unchanged else None
+        except DeviceError:
+            return None
+
+    def _unchanged(self, record: Record) -> Callable[[], Facts | None] | None:
+        """The question for that, to be asked in a thread; None where the last look cannot stand."""
         visit = self._last(record)
         if visit is None or (record.state not in TENANTED and asyncio.get_running_loop().time() > visit.at + LINGERS):
             return None
@@ -128,17 +136,48 @@ class Sight:
         if witness is None or (owner is not None and visit.facts.owner_alive is not True):
             return None
 
-        def same() -> bool:
+        def ask() -> Facts | None:
             if self._in_reset(record.device.uuid):  # then it is not asked
-                return False
+                return None
             here = self._processes.lives(witness) and self.backend.listed(record.device.uuid) <= visit.listed
-            return here and self._incarnation() == visit.facts.incarnation
+            same = here and self._incarnation() == visit.facts.incarnation
+            return replace(visit.facts, epoch=self.epoch()) if same else None
 
-        try:
-            unchanged = await self._caller.ask(record.device.uuid, same, self.patience)
-        except DeviceError:
+        return ask
+
+    async def glance(self, records: Sequence[Record]) -> dict[str, Facts]:
+        """Health, and who is there, of those of which the driver alone can tell: in one thread, one after the other.
+
+        Who is missing is to be asked by itself: also the one that hangs, and all behind it. It holds up one glance; the
+        next is without it, or is none for as long as the first has not returned.
+        """
+        driver, epoch = cache(self._incarnation), self.epoch()  # the same for all
+        prompt = [it for it in records if it.device.uuid not in self._late]
+        questions = {it.device.uuid: self._glimpse(it, driver, epoch) for it in prompt}
+        known = {uuid: ask for uuid, ask in questions.items() if ask is not None}
+        told = await in_turn(self._caller, "glance", known, self.patience)
+        return {uuid: facts for uuid, facts in told.items() if facts is not None}
+
+    def _glimpse(
+        self, record: Record, driver: Callable[[], Incarnation], epoch: str
+    ) -> Callable[[], Facts | None] | None:  # fmt: skip
+        """What a thread is to ask about one of them; None where the answer could only be that it takes more."""
+        uuid, unchanged = record.device.uuid, self._unchanged(record) if self.backend.lists_users else None
+        free = record.state is not State.EXPOSED and (not self.backend.lists_users or self._was_free(record))
+        if unchanged is None and not free:
             return None
-        return replace(visit.facts, epoch=self.epoch()) if unchanged else None
+
+        def ask() -> Facts | None:
+            if self._in_reset(uuid):
+                return None
+            incarnation = driver()
+            vitals, in_use = self.backend.look(uuid)
+            if free and in_use is False:
+                return Facts(incarnation, epoch, (), self._since, vitals=vitals)
+            seen = unchanged() if unchanged is not None else None
+            return seen and replace(seen, vitals=vitals)
+
+        return ask
 
     async def full(self, record: Record, siblings: Sequence[Record] = (), claimant: str | None = None) -> Facts:
         """Facts that a deed may rest on: everybody who has the device, or one of its siblings, open.
@@ -268,6 +307,10 @@ class Sight:
         """GPUs to which a reset that was cut off still owes something, and where; raises DeviceError."""
         return await self._caller.ask("owed", self.backend.owed, self.patience)
 
+    async def readings(self) -> Mapping[str, Readings]:
+        """What whole GPUs measure; of none while the driver is left alone, or does not answer in time."""
+        return (await in_turn(self._caller, "readings", {"all": self.backend.readings}, self.patience)).get("all", {})
+
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
         return await self._driver.ask()
@@ -325,9 +368,7 @@ class Sight:
         return {uuid: found.get(uuid, frozenset()) for uuid in uuids}
 
     async def _alive(self, container: str | None) -> bool | None:
-        if container is None:
-            return None
-        return container in await self._living.ask(container)
+        return None if container is None else container in await self._living.ask(container)
 
     async def _count(self, _asked: frozenset[str]) -> Mapping[str, int]:
         self._members = await self._caller.ask("containers", self.backend.living, self.patience)
@@ -346,9 +387,7 @@ class _Visit:
 
 def _silent(error: DeviceError) -> Vitals:
     """What is to be thought of a device that gave no answer."""
-    if isinstance(error, DeviceLostError):
-        return Vitals(lost=True)
-    return Vitals(unresponsive=True, why=str(error))
+    return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True, why=str(error))
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:

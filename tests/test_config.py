@@ -56,7 +56,7 @@ def test_every_value_can_be_given_in_every_place(file):
         "backend": "simulated", "policy": "fast", "state_dir": "/s", "run_dir": "/r", "kubelet_dir": "/k",
         "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace",
         "simulated_dir": "/g", "simulated_gpus": 7, "simulated_memory": "1MiB", "log_level": "error",
-        "log_format": "json",
+        "log_format": "json", "metrics_address": "127.0.0.1:9475",
     }  # fmt: skip
     wanted = ScrubberConfig.model_validate(
         {

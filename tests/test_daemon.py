@@ -51,11 +51,9 @@ def stalled_scrub(service):
     drills.stall_clears(service.simulated_dir, uuid)
 
     async def begin(admin: client.Admin) -> None:
-        async for _ in admin.scrub([uuid], no_wait=True):
-            pass
-        status = await admin.status()
-        while (job := status.devices[0].job) is None or job.step != "clear":
-            status = await admin.status(newer_than=status.service.ledger_rows, wait=1)
+        async for told in admin.scrub([uuid]):
+            if told.step == "clear" and told.done_bytes:  # its worker is born, and writes
+                return
 
     asking.ask(service.run_dir, begin)
     [zygote] = children(service.process.pid)

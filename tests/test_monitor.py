@@ -13,6 +13,7 @@ from scrubber import monitor
 from scrubber.devices.simulated import creation, drills
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.monitor import Monitor
+from tests.core import lives
 
 
 class Counting(Monitor):
@@ -90,3 +91,13 @@ async def test_after_a_calm_the_first_alarm_is_heard_at_once_again(bank):
     drills.xid(bank.root, bank.uuid, 13)
     assert await one._rest(bank.alarm, monitor.LONGEST_BREATH) == monitor.LONGEST_BREATH
     assert not asyncio.get_running_loop().remove_reader(bank.alarm)  # it is watched during rests only
+
+
+async def test_what_was_heard_wakes_every_device_that_rests(bank):
+    one = counting_on(bank, 0.02)
+    one._note_rest(bank.uuid, lives.CLEAN)
+    await one._rest(bank.alarm, 0.01)
+    assert bank.uuid in one._resting
+    drills.xid(bank.root, bank.uuid, 13)
+    await one._rest(bank.alarm, 0.01)
+    assert not one._resting

@@ -50,7 +50,6 @@ def _assignment(where: Where) -> Assignment:
         (str(Path(where.root) / f"dev/nvidia{where.minor}"),),
         full_sight=True,
         service=os.getpid(),
-        root=where.root,
         pid_namespace=where.pid_namespace,
     )
 

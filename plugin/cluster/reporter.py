@@ -76,7 +76,8 @@ class Reporter:
                 for strand in strands:
                     tasks.create_task(self._guarded(strand.run))
         finally:
-            await self._say_farewell()
+            # In a task of its own: within one that is cancelled, early releases of Python 3.11 know no timeouts.
+            await asyncio.create_task(self._say_farewell())
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """A fault of ours costs the cluster its picture for a while, and the plugin nothing."""

@@ -15,7 +15,7 @@ import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc, sockets
+from scrubber.api import convert, operation, scrub_pb2, scrub_pb2_grpc, sockets
 from scrubber.core import view
 from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
@@ -74,20 +74,22 @@ class Scrubber(_Door):
         self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool = False, timeout: float = SHORT
+        self, devices: Sequence[str], *, announced: bool = False, op: str = "", timeout: float = SHORT
     ) -> tuple[view.Granted, ...]:
-        """Grants for all devices, or an error: none."""
+        """Grants for all devices, or an error: none. ``op``: by which id the caller's log calls this."""
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced)
-        answer = await self._ask(self._stub.Acquire(request, timeout=timeout))
+        answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation.carried(op)))
         return tuple(convert.from_message(view.Granted, grant) for grant in answer.grants)
 
-    async def start(self, devices: Sequence[str], owner: str = "", *, timeout: float = 30.0) -> None:
+    async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start; an error means it must not. No owner: the kubelet's checkpoint knows."""
-        await self._ask(self._stub.Start(scrub_pb2.StartRequest(devices=devices, owner=owner), timeout=timeout))
+        request = scrub_pb2.StartRequest(devices=devices, owner=owner)
+        await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation.carried(op)))
 
-    async def release(self, devices: Sequence[str], *, timeout: float = SHORT) -> None:
+    async def release(self, devices: Sequence[str], *, op: str = "", timeout: float = SHORT) -> None:
         """Say that the last user is gone."""
-        await self._ask(self._stub.Release(scrub_pb2.ReleaseRequest(devices=devices), timeout=timeout))
+        request = scrub_pb2.ReleaseRequest(devices=devices)
+        await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation.carried(op)))
 
     async def watch(self) -> AsyncGenerator[view.Adverts, None]:
         """The full list at once and at every change, until the caller stops."""
@@ -174,6 +176,8 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
+    if code is grpc.StatusCode.CANCELLED:  # by the service, at its end: who gives up here himself hears nothing of gRPC
+        return NotReady(Reason.SHUTTING_DOWN, "the scrub service was stopped before it had answered; ask again")
     return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
 
 

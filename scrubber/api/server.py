@@ -7,28 +7,24 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Self, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf import any_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 
-from scrubber import log
 from scrubber.api import convert, requests, scrub_pb2, scrub_pb2_grpc, sockets
+from scrubber.api.answering import Asked, Context, abort, answered, told
 from scrubber.core import showing, view
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
-from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason
-from scrubber.jobs import Running
+from scrubber.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.report import Reporter
+from scrubber.running import Running
 from scrubber.service import Service
+from scrubber.tally import Tally
 
-logger = log.get("api")
 T = TypeVar("T")
-Context = grpc.aio.ServicerContext[Any, Any]
 
 WATCH_SETTLES = 0.02  # seconds: several changes make one list, and whoever asks a hook is answered before it is made
 HEARTBEAT = 2.0  # seconds after which the same list is told again: an open stream alone is no sign of life
@@ -41,16 +37,17 @@ SERVER_OPTIONS = (("grpc.max_receive_message_length", 64 * 1024), ("grpc.so_reus
 class Scrubber(scrub_pb2_grpc.ScrubberServicer):
     """For whoever hands devices out."""
 
-    def __init__(self, service: Service, reporter: Reporter) -> None:
-        """Ask these two."""
+    def __init__(self, service: Service, reporter: Reporter, tally: Tally) -> None:
+        """Ask these two, and have it counted."""
         self._service = service
         self._reporter = reporter
+        self._tally = tally
 
     async def Acquire(self, request: scrub_pb2.AcquireRequest, context: Context) -> scrub_pb2.AcquireResponse:
         """See the proto."""
-        async with _Answered(context):
-            devices = requests.devices(request.devices)
-            grants = await self._service.acquire(devices, announced=request.announced)
+        async with answered(context, "acquire", self._tally.answered) as asked:
+            asked.devices = requests.devices(request.devices)
+            grants = await self._service.acquire(asked.devices, announced=request.announced, op=asked.op)
             answer = scrub_pb2.AcquireResponse()
             for device, grant in grants.items():
                 granted = view.Granted(device, grant.id if grant else "", grant.receipt or "" if grant else "")
@@ -59,15 +56,17 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "start", self._tally.answered) as asked:
+            asked.devices = requests.devices(request.devices)
             owner = requests.owner(request.owner) if request.owner else None
-            await self._service.start(requests.devices(request.devices), owner)
+            await self._service.start(asked.devices, owner, op=asked.op)
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
         """See the proto."""
-        async with _Answered(context):
-            await self._service.release(requests.devices(request.devices))
+        async with answered(context, "release", self._tally.answered) as asked:
+            asked.devices = requests.devices(request.devices)
+            await self._service.release(asked.devices, op=asked.op)
             return scrub_pb2.ReleaseResponse()
 
     async def Watch(
@@ -95,7 +94,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
 
     async def Status(self, request: scrub_pb2.StatusRequest, context: Context) -> scrub_pb2.StatusResponse:
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "status", quiet=True):
             gpus = requests.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
                 await self._service.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
@@ -105,11 +104,13 @@ class Admin(scrub_pb2_grpc.AdminServicer):
         self, request: scrub_pb2.ScrubRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "scrub") as asked:
             names = requests.devices(request.gpus, needed=not request.all)
             uuids = [self._reporter.find(name) for name in names] or sorted(self._service.ledger.records)
             path = _path(request.path)
-        streams = [self._job(partial(self._service.scrub, uuid, path), uuid, no_wait=request.no_wait) for uuid in uuids]
+            asked.quiet = True  # each device has a line of its own
+        each = [(uuid, partial(self._service.scrub, uuid, path, op=asked.op)) for uuid in uuids]
+        streams = [self._job(Asked("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each]
         async for progress in _merged(streams):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
@@ -117,10 +118,12 @@ class Admin(scrub_pb2_grpc.AdminServicer):
         self, request: scrub_pb2.QuarantineRequest, context: Context
     ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "quarantine") as asked:
             uuid = self._reporter.find(requests.devices([request.gpu])[0])
+            asked.devices = [uuid]
             reason = requests.words(request.reason, "the reason", needed=True)
-            await self._service.quarantine(uuid, reason, requests.words(request.by, "the name of who asks"))
+            by = requests.words(request.by, "the name of who asks")
+            await self._service.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
 
@@ -128,23 +131,25 @@ class Admin(scrub_pb2_grpc.AdminServicer):
         self, request: scrub_pb2.ReinstateRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "reinstate") as asked:
             uuid = self._reporter.find(requests.devices([request.gpu])[0])
             reason = requests.words(request.reason, "the reason")
             by = requests.words(request.by, "the name of who asks") or "an operator"
+            asked.quiet = True  # the device has a line of its own
         use_case = self._service.excuse if request.without_evidence else self._service.reinstate
-        async for progress in self._job(partial(use_case, uuid, reason, by), uuid, no_wait=False):
+        begin = partial(use_case, uuid, reason, by, op=asked.op)
+        async for progress in self._job(Asked("reinstate", asked.op, [uuid]), begin, no_wait=False):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "explain", quiet=True):
             explanation = await self._reporter.explain(requests.devices([request.gpu])[0])
             return convert.to_message(explanation, scrub_pb2.ExplainResponse())
 
     async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
         """See the proto."""
-        async with _Answered(context):
+        async with answered(context, "history", quiet=True):
             gpu = requests.devices([request.gpu])[0] if request.gpu else ""
             answer = scrub_pb2.HistoryResponse()
             for entry in await self._reporter.history(gpu, request.since, request.limit):
@@ -152,11 +157,14 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             return answer
 
     async def _job(
-        self, begin: Callable[[], Awaitable[Running]], uuid: str, *, no_wait: bool
+        self, asked: Asked, begin: Callable[[], Awaitable[Running]], *, no_wait: bool
     ) -> AsyncIterator[view.ScrubProgress]:  # fmt: skip
         """Start or join a job and tell how it goes. A refusal is this device's result, not the stream's end."""
+        (uuid,) = asked.devices
         try:
-            running = await begin()
+            async with told(asked):
+                running = await begin()
+                asked.job = running.id
         except AutoclaveError as error:
             state = self._service.ledger.records[uuid].state.value
             result = view.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
@@ -220,49 +228,14 @@ def _path(word: str) -> ScrubPath | None:
         raise InvalidRequest("the path is neither fast nor slow") from None
 
 
-class _Answered:
-    """Turns our errors, and faults of ours, into gRPC's, with the reason beside the sentence."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def __aenter__(self) -> None:
-        return
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
-            return
-        if isinstance(error, AutoclaveError):
-            await _abort(self._context, _code(error), error.reason, error.message)
-        logger.error("fault while answering", exc_info=error)
-        await _abort(self._context, grpc.StatusCode.INTERNAL, Reason.INTERNAL, "a fault inside the scrub service")
-
-
-def _code(error: AutoclaveError) -> grpc.StatusCode:
-    if error.reason is Reason.UNKNOWN_DEVICE:
-        return grpc.StatusCode.NOT_FOUND
-    if isinstance(error, InvalidRequest):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    if isinstance(error, NotReady) or error.reason is Reason.LEDGER_UNAVAILABLE:
-        return grpc.StatusCode.UNAVAILABLE
-    return grpc.StatusCode.FAILED_PRECONDITION
-
-
-async def _abort(context: Context, code: grpc.StatusCode, reason: Reason, message: str) -> NoReturn:
-    info = any_pb2.Any()
-    info.Pack(error_details_pb2.ErrorInfo(reason=reason.value, domain="autoclave"))
-    number = code_pb2.Code.Value(code.name)
-    status = rpc_status.to_status(status_pb2.Status(code=number, message=message, details=[info]))
-    await context.abort(code, message, tuple(status.trailing_metadata))
-
-
 class Doors:
     """The two servers. Opened once the ledger is recovered, closed before anything else is."""
 
-    def __init__(self, service: Service, reporter: Reporter, run_dir: Path) -> None:
+    def __init__(self, service: Service, reporter: Reporter, tally: Tally, run_dir: Path) -> None:
         """Nothing is bound yet."""
         self._service = service
         self._reporter = reporter
+        self._tally = tally
         self._run_dir = run_dir
         self._servers: list[grpc.aio.Server] = []
 
@@ -271,7 +244,9 @@ class Doors:
         for name in SOCKETS:
             server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=512)
             if name == "scrubber":
-                scrub_pb2_grpc.add_ScrubberServicer_to_server(Scrubber(self._service, self._reporter), server)
+                scrub_pb2_grpc.add_ScrubberServicer_to_server(
+                    Scrubber(self._service, self._reporter, self._tally), server
+                )
             else:
                 scrub_pb2_grpc.add_AdminServicer_to_server(Admin(self._service, self._reporter), server)
             await _add_health(server)
@@ -317,7 +292,7 @@ class _Refusing(grpc.GenericRpcHandler):
 
         async def refuse(_request: bytes, context: Context) -> bytes:
             message = f"nothing is granted: {self._doors.message}"
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
+            await abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
 
         return grpc.unary_unary_rpc_method_handler(refuse)
 

@@ -22,6 +22,8 @@ VERBS = {
     "plugin": ("plugin", "Run the device plugin of this node."),
     "status": ("status", "Show GPUs: where each stands, and why."),
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
+    "acquire": ("acquire", "Take clean GPUs for a job, where no kubelet hands them out."),
+    "release": ("release", "Give GPUs back that a job had, once the job has ended."),
     "quarantine": ("quarantine", "Take a GPU out until somebody reinstates it."),
     "reinstate": ("reinstate", "Bring a quarantined GPU back through the slow path."),
     "explain": ("explain", "Tell how a GPU came to be where it is."),

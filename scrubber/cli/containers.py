@@ -56,11 +56,17 @@ class Containers:
         for uuid in (uuid for ids in devices.values() for uuid in ids):
             memory = layout.find(self._simulated, uuid).memory
             last = memory.stat().st_size // BLOCK - 1
-            words = (str(memory), mark(pod.uid), container.kind.value, f"0 {last // 2} {last}")
+            blocks = " ".join(map(str, self.marked(pod, last)))
+            words = (str(memory), mark(pod.uid), container.kind.value, blocks)
             process = await _started(pod.uid, CONTAINER, *words)
             running.append(process)
             if container.kind is Kind.INIT:
                 await process.wait()
+
+    def marked(self, pod: Pod, last: int) -> tuple[int, ...]:
+        """The blocks, the last of which is ``last``, that a container of this pod writes its mark into."""
+        del pod
+        return (0, last // 2, last)
 
     async def stop(self, pod: Pod, container: Container) -> None:
         """Return when it has ended."""

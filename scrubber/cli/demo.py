@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import sqlite3
@@ -116,7 +115,7 @@ async def _show(play: Play, *, keep: bool) -> int:
         play.check(False, f"the story goes on: {error!r}")
     finally:
         for pid in play.pids:
-            _end(pid)
+            tenants.kill(pid)
         await play.stage.clear_away(keep=keep)
     _close(play, keep=keep)
     return 0 if play.held else 1
@@ -329,21 +328,6 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def _end(pid: int) -> None:
-    """End a tenant of ours, if it still is one: a number alone names nobody."""
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if b"scrubber.devices.simulated.tenant" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    finally:
-        os.close(process)
 
 
 def _close(play: Play, *, keep: bool) -> None:

@@ -48,14 +48,22 @@ PATIENCE = 10.0  # seconds for a service that listens and is slow
     show_default=True,
     help="Where the host's /etc, /proc/driver, /run, /sys, /usr and /var are seen.",
 )
-def command(output: str, run_dir: Path, kubelet_dir: Path, host_root: Path) -> int:
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(roster.NAMES),
+    metavar="NAME",
+    help="Tell only this finding, and judge by it; may be given again.",
+)
+def command(output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, only: tuple[str, ...]) -> int:
     """Say whether this node can keep the promise; each finding with its remedy.
 
     Looks at the scrub service, its policy and its GPUs, at the driver and what hands GPUs to containers, at the node,
     the kubelet and the device plugin, and changes nothing. Run it as the user that runs the service, and where that
-    runs. Exit code 1 when something is broken; a service that does not answer is.
+    runs. Exit code 1 when something is broken; a service that does not answer is, and so is a report without a finding.
     """
     findings = roster.judge(gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute()))
+    findings = tuple(finding for finding in findings if not only or finding.name in only)
     if output == "table":
         table.show(HEADERS, rows(findings))
     else:

@@ -14,10 +14,13 @@ from typing import Any
 
 import click
 
+import scrubber.cli.lean  # noqa: F401 - it does its work while it is loaded, before anything else loads structlog
+
+# isort: split
 from plugin import app, config, response
 from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
-from scrubber import log
+from scrubber import __version__, log
 from scrubber.cli import environment
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -119,6 +122,12 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
     help="What the cluster calls this node; NODE_NAME is read too.",
 )
 @click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are out.")
+@click.option(
+    "--metrics-address",
+    default="",
+    metavar="HOST:PORT",
+    help="Where to show /metrics, /healthz and /readyz  [default: nowhere].",
+)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="From which on.")
 @click.option(
     "--log-format",
@@ -151,6 +160,8 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         cluster_reports=Reports(flags["cluster_reports"]),
         node_name=flags["node_name"],
         taint_when_all_out=flags["taint_when_all_out"],
+        metrics_address=flags["metrics_address"],
+        version=__version__,
         log_level=flags["log_level"],
         log_format=flags["log_format"],
     )

@@ -34,6 +34,9 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 @_flag("--simulated-dir", metavar="DIR", help="Simulated GPUs [default: STATE-DIR/simulated].")
 @_flag("--simulated-gpus", type=int, metavar="N", help="How many simulated GPUs [default: 2].")
 @_flag("--simulated-memory", metavar="SIZE", help="Memory of a new one [default: 64MiB].")
+@_flag(
+    "--metrics-address", metavar="HOST:PORT", help="Where to show /metrics, /healthz and /readyz [default: nowhere]."
+)
 @_flag("--log-level", type=click.Choice([it.value for it in config.LogLevel]), help="From which on [default: info].")
 @_flag(
     "--log-format",

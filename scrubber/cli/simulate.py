@@ -199,6 +199,17 @@ def drift(target: targets.Target, watts: int) -> str:
 
 
 @drill
+@click.option("--celsius", type=click.IntRange(1, 150), default=95, show_default=True, help="How hot.")
+def heat(target: targets.Target, celsius: int) -> str:
+    """Let the GPU say that it is hot.
+
+    Figures show it, and nothing is judged by it: `simulate sign GPU heat` is what a policy can act on.
+    """
+    drills.heat(target.root, target.uuid, celsius)
+    return f"it says that it is at {celsius} degrees Celsius; {_healed_by(target)}"
+
+
+@drill
 def heal(target: targets.Target) -> str:
     """Take every fault back. What was counted stays, and so do processes."""
     drills.heal(target.root, target.uuid)

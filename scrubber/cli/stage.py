@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from plugin.testing.kubelet import Kubelet
 from scrubber import config
@@ -54,6 +54,11 @@ class Program:
                 stderr=log,
                 start_new_session=True,
             )
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no process, or no longer."""
+        return self.process is None or self.process.returncode is not None
 
     async def end(self, number: signal.Signals) -> int | None:
         """Send a signal and wait; the exit status, or None when it did not run."""
@@ -169,11 +174,15 @@ class Stage:
         if not keep:
             shutil.rmtree(self.root)
 
+    def _given_up(self, attempts: RetryCallState) -> bool:
+        """Nobody waits for a service that has ended."""
+        return self.service.ended or stop_after_delay(ANSWERS_WITHIN)(attempts)
+
     async def _first_answer(self) -> view.Status:
         try:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(Unreachable),
-                stop=stop_after_delay(ANSWERS_WITHIN),
+                stop=self._given_up,
                 wait=wait_fixed(0.05),
                 reraise=True,
             ):

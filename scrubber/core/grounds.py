@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from policies.model import Eviction, Mode, Policy, Route
+from scrubber import strangers
 from scrubber.core import events as ev
 from scrubber.core.model import (
     Ailment,
@@ -18,6 +19,7 @@ from scrubber.core.model import (
     Quarantine,
     Receipt,
     Record,
+    Setback,
     State,
     Step,
     Trigger,
@@ -26,6 +28,7 @@ from scrubber.core.model import (
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
 OWN_PAUSE = 0.25  # of the time between two tests: by so much the pauses of two devices may differ
 GONE = frozenset({Ailment.LOST, Ailment.REPLACED})  # nobody is on what is not there
+BLAMELESS = frozenset({Ailment.STUCK_PROCESS})  # says nothing of the device: to come back from it is no flapping
 CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
 CUT_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
 
@@ -171,6 +174,24 @@ def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
     return rule is Eviction.TERMINATE
 
 
+def setback(record: Record, why: str, at: Moment) -> Setback:
+    """What the job that ends now leaves behind. Who cannot be ended is known from one scrub to the next."""
+    before = record.setback
+    count = before.count + 1 if before is not None else 1
+    stuck = tuple(it for result in record.job.results for it in result.findings.stuck) if record.job else ()
+    if not stuck:
+        return Setback(why, at, count)
+    known = {(it.pid, it.started) for it in before.stuck} if before is not None else set()
+    same = any((it.pid, it.started) in known for it in stuck)
+    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at)
+
+
+def given_up(record: Record, policy: Policy, now: Moment) -> bool:
+    """Whether those who cannot be ended were waited for as long as policy says."""
+    since = setback(record, "", now).stuck_since
+    return since is not None and now.uptime - since.uptime >= policy.evict.give_up
+
+
 def proof_stands(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
     """Whether a receipt still proves what the policy in force asks for."""
     if receipt is None or receipt.policy_digest != policy.proof_digest:
@@ -201,4 +222,4 @@ def path_for(record: Record, policy: Policy) -> Path:
 
 def names(holders: tuple[Holder, ...]) -> str:
     """Who they are, for operators."""
-    return ", ".join(f"{it.command} (pid {it.pid}, {it.container or 'no container'})" for it in holders)
+    return ", ".join(strangers.process(it.command, it.pid, it.container or "no container") for it in holders)

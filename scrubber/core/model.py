@@ -1,13 +1,14 @@
 """The words of the house: values that decisions are made from.
 
-Everything here is frozen and compared by value. Hardware is described as it was seen, never as it is hoped to be: what
-could not be read is ``None``, and ``None`` is never a yes.
+Frozen, and compared by value. Hardware is described as it was seen: what could not be read is ``None``, never a yes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+
+from scrubber.core.naming import named
 
 
 class State(Enum):
@@ -98,6 +99,7 @@ class Ailment(Enum):
     SWITCH = "switch"
     REBOOT_REQUIRED = "reboot-required"
     REPLACED = "replaced"
+    STUCK_PROCESS = "stuck-process"
     FLAPPING = "flapping"
     OPERATOR = "operator"
 
@@ -116,11 +118,6 @@ class Incarnation:
 
     boot_id: str
     driver: str
-
-
-def named(index: int, number: int | None) -> str:
-    """How people call a device: the index, and for a slice its number on that GPU, as in 0:1."""
-    return str(index) if number is None else f"{index}:{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +248,7 @@ class Findings:
     units_faulty: int | None = None  # ... and those whose memory did not hold what was written
     tests: tuple[str, ...] = ()  # of the self-test, those that came to their end
     deviating: tuple[int, ...] = ()  # units that did not compute what the others did
+    stuck: tuple[Holder, ...] = ()  # told to end, and still there
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +347,8 @@ class Setback:
     detail: str
     at: Moment
     count: int = 1
+    stuck: tuple[Holder, ...] = ()  # who was told to end by it and did not ...
+    stuck_since: Moment | None = None  # ... and when a scrub first found that
 
 
 @dataclass(frozen=True, slots=True)

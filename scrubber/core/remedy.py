@@ -60,6 +60,11 @@ REMEDIES: dict[Ailment, Remedy] = {
     ),
     Ailment.HEAT: Remedy(Course.WAIT, f"look after cooling and power; {_BACK} once it has cooled down", doubtful=False),
     Ailment.REPLACED: Remedy(Course.RESET, f"nothing: another GPU sits in its place; {_BACK} should it be put back"),
+    Ailment.STUCK_PROCESS: Remedy(
+        Course.WAIT,
+        "a process that cannot be ended holds it: look at its kernel stack (/proc/PID/stack), reboot the node if it"
+        f" stays; {_BACK} once nobody is on it",
+    ),
     Ailment.FLAPPING: Remedy(Course.PERSON, f"it does not stay well: {_RMA}"),
     Ailment.OPERATOR: Remedy(Course.PERSON, "bring it back with `autoclave reinstate` when you are done with it"),
 }

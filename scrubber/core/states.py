@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import grounds
-from scrubber.core.model import Baseline, Job, Moment, Path, Record, Setback, State, Trigger
+from scrubber.core.model import Baseline, Job, Moment, Path, Record, State, Trigger
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -178,8 +178,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.ScrubPassed():
             return _pass(record, event, at)
         case ev.ScrubFailed():
-            count = record.setback.count + 1 if record.setback else 1
-            return replace(record, job=None, setback=Setback(event.why, at, count))
+            return replace(record, job=None, setback=grounds.setback(record, event.why, at))
         case ev.ScrubInterrupted():
             return replace(record, job=None)
         case ev.Heard():
@@ -234,6 +233,10 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     )
 
 
+def _to_blame(record: Record) -> bool:
+    return record.quarantine is not None and record.quarantine.sickness.ailment not in grounds.BLAMELESS
+
+
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     """Clean: the proof starts to stand, and everything it ends is over."""
     returns, took = record.returns, record.took
@@ -242,7 +245,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     if record.quarantine is not None:
         # Whom a person brings back starts anew: maintenance is no flapping.
         by_itself = _job(record).trigger is Trigger.PROBATION
-        returns = (*record.returns[-9:], at.wall) if by_itself else ()
+        returns = () if not by_itself else (*record.returns[-9:], at.wall) if _to_blame(record) else record.returns
     return replace(
         record,
         job=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from policies.units import format_size
 from scrubber.core import events as ev
+from scrubber.core import grounds
 from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult, Uncovered
 
 
@@ -27,7 +28,7 @@ def tell(event: ev.Event) -> str:
         case ev.Released(why):
             return f"released: {why}"
         case ev.Soiled(why, holders):
-            return f"no longer clean: {why}{_by(holders)}"
+            return f"no longer clean: {why}{_by(holders)}" + (": unauthorised use" if holders else "")
         case ev.ScrubStarted(job):
             return f"{_job(job)} started"
         case ev.ProbationStarted(job, by):
@@ -60,10 +61,7 @@ def _announced(grant: Grant) -> str:
 
 
 def _by(holders: tuple[Holder, ...]) -> str:
-    names = ", ".join(
-        f"{holder.command} (pid {holder.pid}, {holder.container or 'no container'})" for holder in holders
-    )
-    return f" by {names}" if names else ""
+    return f" by {grounds.names(holders)}" if holders else ""
 
 
 def _xids(codes: tuple[tuple[int, int], ...]) -> str:

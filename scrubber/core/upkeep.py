@@ -123,7 +123,8 @@ def confine(
     # What is out already comes back no more often for being lost; and it must be known as lost, or it is told for ever.
     lost = record.quarantine is not None and sickness.ailment in grounds.GONE
     alone = remedy.of(sickness).course is remedy.Course.PERSON  # says why already, and more than that it flaps
-    if len(recent) >= rules.flap_limit and not alone and not lost:
+    excused = lost or sickness.ailment in grounds.BLAMELESS
+    if len(recent) >= rules.flap_limit and not alone and not excused:
         detail = f"{sickness.detail}; {FLAPPING.format(count=len(recent))}"
         sickness = Sickness(Ailment.FLAPPING, detail, sticky=True)
     before, probes = record.quarantine, _probes(record)
@@ -267,11 +268,18 @@ def _tend_quarantined(
     due = probation(record, policy, now)
     seen = facts.vitals  # None while another one is reset: then nobody can tell
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
-    ill = record.quarantine is not None and remedy.persists(record.quarantine.sickness, facts.vitals)
+    ill = record.quarantine is not None and _lasts(record.quarantine.sickness, facts)
     if not isinstance(due, answers.Probe) or absent or ill or not grounds.clearable(record, facts, policy):
         return answers.Proceed()
     before = heard(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
     return due if before is None else answers.Note(before)
+
+
+def _lasts(sickness: Sickness, facts: Facts) -> bool:
+    """Whether a trial could only fail: it is told still, or who cannot be ended is still there."""
+    if sickness.ailment is Ailment.STUCK_PROCESS:
+        return facts.holders != ()
+    return remedy.persists(sickness, facts.vitals)
 
 
 def _gone(record: Record, facts: Facts) -> Sickness | None:

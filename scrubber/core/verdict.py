@@ -153,14 +153,22 @@ def proven_fault(job: Job) -> Sickness | None:
     return failure.sickness if failure is not None else None
 
 
-def consequence(failure: Failed, path: Path, *, escalate: bool, confined: bool) -> Consequence:
-    """What follows a failed path. ``confined`` is a device on probation: whatever fails, it stays in quarantine."""
+def consequence(
+    failure: Failed, path: Path, *, escalate: bool, confined: bool, given_up: bool = False
+) -> Consequence:  # fmt: skip
+    """What follows a failed path. ``confined`` is a device on probation: whatever fails, it stays in quarantine.
+
+    ``given_up``: who cannot be ended was waited for long enough.
+    """
     heard = failure.sickness.ailment is Ailment.XID  # which no path takes back: it is judged, and tried after that
     if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not heard:
         return Escalate(Path.SLOW)
     if failure.blame is Blame.DEVICE:
         return Confine(failure.sickness)
-    return StayConfined() if confined else LeaveDirty()
+    if confined:
+        return StayConfined()
+    stuck = failure.sickness.ailment is Ailment.STUCK_PROCESS
+    return Confine(failure.sickness) if stuck and given_up else LeaveDirty()
 
 
 def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, str], now: Moment) -> Receipt:
@@ -221,6 +229,8 @@ def _from_result(result: StepResult) -> Failed:
         return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.LOST, detail))
     if result.step is Step.RESET and result.blame is Blame.DEVICE:
         return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.RESET_FAILED, detail))
+    if result.blame is Blame.TENANT and result.findings.stuck:
+        return failed(result.step, result.blame, detail, Sickness(Ailment.STUCK_PROCESS, detail))
     return failed(result.step, result.blame, detail)
 
 

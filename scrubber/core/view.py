@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.model import Uncovered, named
+from scrubber.core.model import Uncovered
+from scrubber.core.naming import named
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,16 @@ class Verified:
     mismatch: Mismatch | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What a whole GPU measures of itself; None is what it does not tell, which is not zero."""
+
+    index: int  # what people call it, also while it is sliced
+    celsius: float | None
+    slowdown_celsius: float | None  # from here on it slows itself down
+    watts: float | None
+
+
 class Backend(Protocol):
     """Which devices there are, and how they are. Asks, never changes anything."""
 
@@ -116,8 +126,19 @@ class Backend(Protocol):
         """Health as the device reports it now."""
         ...
 
+    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
+        """``vitals`` and ``in_use`` in one, for what both ask is asked once: the monitor does nothing else all day."""
+        ...
+
     def heard(self, uuid: str) -> Vitals | None:
         """What was told unasked alone, as partial vitals; None without a log. Answers while let go; asks no driver."""
+        ...
+
+    def readings(self) -> Mapping[str, Readings]:
+        """What whole GPUs measure, sliced or not, by UUID; one that cannot be read is left out, and no other with it.
+
+        Nothing is judged by it. Need not answer while let go.
+        """
         ...
 
     def files(self, uuid: str) -> tuple[str, ...]:

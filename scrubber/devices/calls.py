@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 from scrubber.devices.base import DeviceError
@@ -83,6 +84,26 @@ class Caller:
             self._idle.append(thread)
         else:
             thread.jobs.put(None)
+
+
+async def in_turn(
+    caller: Caller, key: str, questions: Mapping[str, Callable[[], T]], deadline: float
+) -> dict[str, T]:  # fmt: skip
+    """The answers to all of these questions, which one thread asks one after the other.
+
+    A question that fails has none; nor have one that is not answered before the deadline, and all behind it.
+    """
+    found: dict[str, T] = {}
+
+    def ask() -> None:
+        for name, question in questions.items():
+            with suppress(DeviceError):
+                found[name] = question()
+
+    if questions:
+        with suppress(UnresponsiveError):
+            await caller.ask(key, ask, deadline)
+    return found.copy()  # a thread that is late goes on
 
 
 class Round(Generic[T]):

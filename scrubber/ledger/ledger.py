@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from scrubber import carrying, log
 from scrubber.core import events as ev
@@ -31,17 +31,26 @@ NOTABLE = (
     ev.Distrusted,
     ev.GrantedUnproven,
     ev.Escalated,
-    ev.ScrubFailed,
-    ev.ScrubInterrupted,
-    ev.ProbationStarted,
     ev.Sickened,
     ev.Quarantined,
     ev.Reinstated,
-)  # what somebody who reads the log wants to know; the rest is there at level debug
+)  # what somebody who reads the log wants to know; the end of a job is told with its job, the rest at level debug
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and whoever asks for a device waits with it
 SIGHTINGS = (ev.Soiled, ev.Exposed)  # a proof that they end would stand if a full disk made us forget them
 KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
+
+
+class Witness(Protocol):
+    """Whoever wants to know what has become true, and how long that took. It must not wait."""
+
+    def row(self, entry: Entry, before: Record | None) -> None:
+        """This has become true of a device that stood so before."""
+        ...
+
+    def written(self, seconds: float) -> None:
+        """So long until it was durable."""
+        ...
 
 
 def replay(records: Sequence[Record], entries: Sequence[Entry]) -> tuple[Record, ...]:
@@ -62,8 +71,10 @@ class Ledger:
         keep: int = KEEP,
         fold_at_once: int = FOLD_AT_ONCE,
         loaded: Loaded | None = None,
+        witness: Witness | None = None,
     ) -> None:
         """Read everything the store holds, unless whoever opened it has just done so."""
+        self._witness = witness
         self._store = store
         self._now = now
         self._keep = keep
@@ -128,26 +139,43 @@ class Ledger:
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()
-        changed = self._legal(op, at, events)
+        changed, before = self._legal(op, at, events)
         drafts = [Draft(device, at, op, event) for device, event in events]
+        began = asyncio.get_running_loop().time()
         try:
-            await self._write(lambda: self._store.append(drafts))
+            entries = await self._write(lambda: self._store.append(drafts))
         except LedgerUnavailable:
             self._unwritten |= {device: event for device, event in events if isinstance(event, SIGHTINGS)}
             raise
         self.fault = None  # a write that worked, and nothing less: what can be read need not be writable
         self._records.update(changed)
+        self._tell(entries, before, asyncio.get_running_loop().time() - began)
         self._rows += len(drafts)
         if self._rows >= self._most:
             self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
         self._head = self._store.head
 
-    def _legal(self, op: str, at: Moment, events: Sequence[tuple[str, Event]]) -> dict[str, Record]:
+    def _legal(
+        self, op: str, at: Moment, events: Sequence[tuple[str, Event]]
+    ) -> tuple[dict[str, Record], list[Record | None]]:
+        """The records that these events change, and how each event finds its own."""
         changed: dict[str, Record] = {}
+        found: list[Record | None] = []
         for device, event in events:
             before = changed.get(device, self._records.get(device))
+            found.append(before)
             changed[device] = states.apply(before, Entry(0, device, at, op, event))
-        return changed
+        return changed, found
+
+    def _tell(self, entries: Sequence[Entry], before: Sequence[Record | None], seconds: float) -> None:
+        if self._witness is None:
+            return
+        try:
+            self._witness.written(seconds)
+            for entry, record in zip(entries, before, strict=True):
+                self._witness.row(entry, record)
+        except Exception:  # what is true stays true, whoever cannot count it
+            logger.exception("cannot count what was recorded")
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()

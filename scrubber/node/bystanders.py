@@ -22,7 +22,7 @@ from scrubber.core.model import Holder
 from scrubber.node import cgroups
 from scrubber.node.proc import BlindError, pids, status
 
-_LOGS = "var/log/pods"  # the kubelet makes a directory for each pod: NAMESPACE_NAME_UID; none of them holds a _
+_PARTS = 3  # the kubelet makes a directory for each pod: NAMESPACE_NAME_UID; none of them holds a _
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
 _ROOT = "0"
 _WAY_UP = re.compile(r"^(?:/[.][.])+(?=/)")  # shown before paths where our own control group is not the root
@@ -45,11 +45,11 @@ class Bystander:
 class Bystanders:
     """Knows some programs again."""
 
-    def __init__(self, known: Sequence[Bystander], proc: Path, root: Path = Path("/")) -> None:
-        """``root``: where the host's files are seen."""
+    def __init__(self, known: Sequence[Bystander], proc: Path, logs: Path) -> None:
+        """``logs``: where the kubelet makes the directories of pods, as seen from here."""
         self._known = known
         self._proc = proc
-        self._logs = root / _LOGS
+        self._logs = logs
 
     def knows(self, holder: Holder) -> bool:
         """Whether this process is one of them. Whoever cannot be looked into is none."""
@@ -86,7 +86,7 @@ class Bystanders:
         """Of a pod: one, if the kubelet knows it."""
         with os.scandir(self._logs) as entries:
             names = [entry.name.split("_") for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return {name[0] for name in names if len(name) == 3 and name[2] == pod}  # noqa: PLR2004 -- see _LOGS
+        return {name[0] for name in names if len(name) == _PARTS and name[2] == pod}
 
     def _of_the_host(self, process: str) -> bool:
         """Started by root, from root's file, among the mounts that the host itself sees."""

@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from itertools import chain
 
 from scrubber.node.proc import ENDED
 
@@ -23,6 +23,7 @@ from scrubber.node.proc import ENDED
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
 _MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) \S+ \S+ (\S+ [1-9].*)$", re.MULTILINE)  # with a file, and where that is
 _FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
+_AT_ONCE = 65536  # bytes; the kernel gives less each time
 _READINGS = 5  # a process may map and unmap while we read
 
 _NONE: frozenset[str] = frozenset()
@@ -81,12 +82,10 @@ class Search:
         return devices
 
     def _mapped_in(self, task: str) -> frozenset[str]:
-        devices = _NONE
         if not self._mapped:
-            return devices
-        for place, path in _FILE.findall(_maps(task)):
-            devices |= self._mapped.get(place, _NONE) | self._mapped.get(path, _NONE)
-        return devices
+            return _NONE
+        named = self._mapped.keys() & set(chain.from_iterable(_FILE.findall(_maps(task))))
+        return _NONE.union(*(self._mapped[name] for name in named))
 
     def _nodes_in(self, task: str) -> frozenset[str]:
         """A mapping shows where its node is, which is the tenant's choice: the kernel is asked what that leads to."""
@@ -123,6 +122,12 @@ def _identity(found: os.stat_result) -> Identity:
 
 def _maps(task: str) -> bytes:
     try:
-        return Path(f"{task}/maps").read_bytes()
+        handle = os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC)  # half the price of a Path: the hot loop again
     except ENDED:
         return b""
+    try:
+        return b"".join(iter(lambda: os.read(handle, _AT_ONCE), b""))
+    except ENDED:
+        return b""
+    finally:
+        os.close(handle)

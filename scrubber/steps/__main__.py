@@ -39,7 +39,7 @@ def main() -> None:
     sight = Processes(
         proc, container_of, full_sight=assignment.full_sight, namespace=assignment.pid_namespace
     )  # fmt: skip
-    known = Bystanders(tuple(map(Bystander.said, assignment.bystanders)), proc, Path(assignment.root))
+    known = Bystanders(tuple(map(Bystander.said, assignment.bystanders)), proc, Path(assignment.pod_logs))
 
     def holders() -> tuple[Holder, ...] | None:
         return sight.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]

@@ -12,7 +12,9 @@ import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
+from scrubber import strangers
 from scrubber.core.model import Blame, Findings, Holder, Outcome
 from scrubber.steps.base import Bench, Order, Report
 
@@ -30,6 +32,7 @@ def run(order: Order, bench: Bench) -> Report:
     found: dict[_Key, Holder] = {}
     ended: list[int] = []
     tried: set[_Key] = set()
+    outlived: set[_Key] = set()
     while (holders := _look(bench)) is not None:
         found |= {_key(holder): holder for holder in holders}
         findings = Findings(holders=tuple(found.values()), terminated=tuple(ended))
@@ -41,10 +44,13 @@ def run(order: Order, bench: Bench) -> Report:
         # A worker on another device may open all of them for a moment: it is waited for, never ended.
         condemned = {_key(it) for it in holders if _may_end(it, order) and not bench.ours(it.pid)} - tried
         if condemned:
-            ended += _terminate(condemned, bench, order.grace)
+            gone, alive = _terminate(condemned, bench, order.grace)
+            ended += gone
+            outlived |= alive
             tried |= condemned
         elif time.monotonic() >= patience_ends:
-            return _refuse(f"still on the device: {_names(holders)}", findings)
+            stuck = tuple(it for it in holders if _key(it) in outlived)
+            return _refuse(f"still on the device: {_names(holders)}", replace(findings, stuck=stuck))
         else:
             _wait(holders, min(_LOOK_AGAIN, patience_ends - time.monotonic()))
     return _refuse(
@@ -77,24 +83,24 @@ def _names(holders: tuple[Holder, ...]) -> str:
 
 
 def _name(holder: Holder) -> str:
-    where = "" if holder.container is None else f" in container {holder.container}"
-    stuck = ", stuck in the kernel (state D): only its driver or a reboot ends it" if holder.state == "D" else ""
-    return f"pid {holder.pid} ({holder.command}{where}{stuck})"
+    where = "no container" if holder.container is None else f"container {holder.container}"
+    stuck = "stuck in the kernel (state D): only its driver or a reboot ends it" if holder.state == "D" else ""
+    return f"pid {holder.pid} ({strangers.quoted(holder.command)} in {where}, {stuck or f'state {holder.state}'})"
 
 
-def _terminate(condemned: Collection[_Key], bench: Bench, grace: float) -> list[int]:
-    """TERM, the grace, KILL: the pids of those that are gone then."""
+def _terminate(condemned: Collection[_Key], bench: Bench, grace: float) -> tuple[list[int], set[_Key]]:
+    """TERM, the grace, KILL: the pids of those that are gone then, and who is still there."""
     with _pinned(condemned) as pinned:
         # The pidfd pins whoever has the number now. Only a look taken after that says whether it is the one we mean.
         again = {_key(holder): holder for holder in _look(bench) or ()}
         doomed = {
-            handle: pid
-            for handle, (pid, started) in pinned.items()
-            if (holder := again.get((pid, started))) is not None and holder.container is None
+            handle: key
+            for handle, key in pinned.items()
+            if (holder := again.get(key)) is not None and holder.container is None
         }
         alive = _signal(doomed, signal.SIGTERM, grace)
         alive = _signal(alive, signal.SIGKILL, _KILLED_WITHIN)
-        return [pid for handle, pid in doomed.items() if handle not in alive]
+        return [pid for handle, (pid, _) in doomed.items() if handle not in alive], set(alive.values())
 
 
 @contextmanager
@@ -111,7 +117,7 @@ def _pinned(keys: Collection[_Key]) -> Iterator[dict[int, _Key]]:
         yield handles
 
 
-def _signal(doomed: Mapping[int, int], number: signal.Signals, seconds: float) -> dict[int, int]:
+def _signal(doomed: Mapping[int, _Key], number: signal.Signals, seconds: float) -> dict[int, _Key]:
     """Send a signal to each, then wait: those that have not ended by the end of it."""
     for handle in doomed:
         try:
@@ -121,7 +127,7 @@ def _signal(doomed: Mapping[int, int], number: signal.Signals, seconds: float) -
     ends = time.monotonic() + seconds
     alive = dict(doomed)
     while alive and (gone := _ended(alive, ends - time.monotonic())):
-        alive = {handle: pid for handle, pid in alive.items() if handle not in gone}
+        alive = {handle: key for handle, key in alive.items() if handle not in gone}
     return alive
 
 

@@ -24,7 +24,7 @@ class Assignment:
     service: int  # the pid that is no holder, although it may look at the device
     reach: tuple[str, ...] = ()  # the files of all that a reset takes down
     bystanders: tuple[str, ...] = ()  # who may have the device open and is no user
-    root: str = "/"  # where the host's files are seen
+    pod_logs: str = "/var/log/pods"  # where the kubelet's directories of pods are seen
     pid_namespace: int | None = None  # the one that shows the whole node, if that is not the machine's first
 
 

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from scrubber import app
 from scrubber.api import client, server, sockets
 from scrubber.config import Backend, ScrubberConfig
 from scrubber.rulebook import Rulebook
+from scrubber.tally import Tally
 
 
 class House:
@@ -27,8 +29,9 @@ class House:
         )
         sockets.prepare(self.config.run_dir)
         backend = app.build_backend(self.config)
-        self.built = app.build(self.config, backend, Rulebook("fast"), app.open_ledger(self.config))
-        self.doors = server.Doors(self.built.service, self.built.reporter, self.config.run_dir)
+        tally = Tally(CollectorRegistry())
+        self.built = app.build(self.config, backend, Rulebook("fast"), app.open_ledger(self.config, tally), tally)
+        self.doors = server.Doors(self.built.service, self.built.reporter, tally, self.config.run_dir)
 
     async def open(self):
         await self.built.monitor.round()

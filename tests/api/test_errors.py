@@ -6,9 +6,11 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.tally import Tally
 
 CODE = grpc.StatusCode
 CASES = [
@@ -31,7 +33,8 @@ async def door(short_tmp):
 
     service = SimpleNamespace(acquire=acquire, no=None, socket=short_tmp / "s.sock")
     listening = grpc.aio.server()
-    scrub_pb2_grpc.add_ScrubberServicer_to_server(server.Scrubber(cast("Any", service), cast("Any", None)), listening)
+    asked = server.Scrubber(cast("Any", service), cast("Any", None), Tally(CollectorRegistry()))
+    scrub_pb2_grpc.add_ScrubberServicer_to_server(asked, listening)
     listening.add_insecure_port(f"unix:{service.socket}")
     await listening.start()
     yield service
@@ -59,6 +62,23 @@ async def test_a_reason_that_only_a_newer_service_knows_is_still_a_no(door, monk
         with pytest.raises(Refused) as heard:
             await service.acquire(["GPU-1"])
     assert (heard.value.reason, heard.value.message) == (Reason.INTERNAL, door.no.message)
+
+
+async def test_a_call_that_the_service_cuts_off_because_it_ends_is_told_as_its_end_and_as_no_fault(short_tmp):
+    class Ending(server.Scrubber):
+        async def Acquire(self, _request: Any, context: Any) -> Any:  # noqa: N802, ANN401 - gRPC's own at its end
+            await context.abort(CODE.CANCELLED, "CANCELLED")
+
+    ending = grpc.aio.server()
+    asked = Ending(cast("Any", None), cast("Any", None), Tally(CollectorRegistry()))
+    scrub_pb2_grpc.add_ScrubberServicer_to_server(asked, ending)
+    ending.add_insecure_port(f"unix:{short_tmp}/s.sock")
+    await ending.start()
+    async with client.Scrubber(short_tmp / "s.sock") as service:
+        with pytest.raises(NotReady) as heard:
+            await service.acquire(["GPU-1"])
+    assert heard.value.reason is Reason.SHUTTING_DOWN
+    await ending.stop(None)
 
 
 async def test_a_fault_of_ours_is_told_as_one_and_keeps_its_text_to_itself(door):

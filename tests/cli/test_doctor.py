@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from plugin.testing import checkpoint
 from policies import load
 from scrubber.cli import asking, doctor, stage
+from scrubber.core.diagnosis import roster
 from scrubber.errors import NotReady
 from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, levels, only
 
@@ -306,6 +307,23 @@ def test_a_file_in_the_place_of_a_directory_is_wrong_usage(autoclave, short_tmp)
     assert autoclave("doctor", "--kubelet-dir", short_tmp / "file").exit_code == 2
 
 
+def test_who_asks_for_some_findings_is_told_no_others_and_judged_by_them(examine, kubelet, short_tmp):
+    nowhere = short_tmp / "nowhere"
+    code, found = examine(kubelet.directory, nowhere, only=["kubelet-dir", "rival-plugin"])
+    assert (code, levels(found)) == (0, {"kubelet-dir": "ok", "rival-plugin": "ok"})
+    kubelet.listen("nvidia-gpu.sock")
+    code, found = examine(kubelet.directory, nowhere, only=["kubelet-dir", "rival-plugin"])
+    assert (code, levels(found)) == (1, {"kubelet-dir": "ok", "rival-plugin": "broken"})
+
+
+def test_a_report_that_has_seen_nothing_is_not_good(examine, kubelet, short_tmp):
+    assert examine(kubelet.directory, short_tmp / "nowhere", only=["disk"]) == (1, {})
+
+
+def test_a_finding_that_there_is_not_is_wrong_usage(autoclave):
+    assert autoclave("doctor", "--only", "rival-plugn").exit_code == 2
+
+
 def test_looking_leaves_nothing_behind(examine, kubelet, short_tmp):
     before = sorted(short_tmp.rglob("*"))
     examine(kubelet.directory, short_tmp / "run")
@@ -324,3 +342,4 @@ def test_a_path_that_no_socket_can_have_is_a_finding_too(examine, short_tmp):
 def test_every_check_stands_in_its_page():
     page = PAGE.read_text()
     assert sorted(name for name in EVERYTHING | NVIDIA if f"| `{name}` |" not in page) == []
+    assert sorted(roster.NAMES) == sorted(EVERYTHING | NVIDIA)

@@ -100,6 +100,7 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["scrub", "0", "--all"], "name GPUs, or say --all"),
         (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow'"),
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
+        (["acquire"], "missing argument 'GPU...'"),
         (["quarantine", "0"], "missing option '--reason'"),
         (["quarantine", "--reason", "x"], "missing argument 'GPU'"),
         (["history", "--since", "yesterday"], "found 'yesterday', expected 10m"),
@@ -107,7 +108,7 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["simulate", "xid", "0", "many"], "'many' is not a valid integer"),
         (["simulate", "leak", "0", "--size", "1MB"], "expected a size of whole bytes"),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'"),
-        (["scrubber", "--metrics-address", "x"], "no such option '--metrics-address'"),
+        (["scrubber", "--metrics-port", "1"], "no such option '--metrics-port'"),
         (["scrubber", "--backend", "amd"], "'amd' is not one of"),
     ],
 )

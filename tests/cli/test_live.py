@@ -12,6 +12,7 @@ import pytest
 
 from scrubber.cli import asking
 from scrubber.core import view
+from scrubber.devices.simulated import tenants
 
 LONG = "x" * 501
 
@@ -116,6 +117,30 @@ def test_heat_is_shown_and_links_take_a_gpu_out_until_they_are_back(autoclave, s
 
 def test_scrub_without_waiting_says_that_it_runs(autoclave, gpu):
     assert " running " in told(autoclave("scrub", gpu, "--no-wait"))
+
+
+def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
+    (grant,) = json.loads(told(autoclave("acquire", gpu, "-o", "json")))["items"]
+    assert grant["receipt"] == service.settled(gpu, "granted").receipt.id
+    pid = tenants.zombie(service.simulated_dir, grant["device"])  # a job's program: in no container
+    service.settled(gpu, "exposed")
+    refused = autoclave("acquire", gpu)
+    assert refused.exit_code == 1
+    assert f"GPU {gpu}: it is exposed; once its job has ended, `autoclave release` it" in refused.stderr
+    assert service.settled(gpu, "exposed").job is None
+    tenants.kill(pid)
+    assert told(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) was given back\n"
+    assert service.settled(gpu, "clean").receipt.id != grant["receipt"]
+
+
+def test_acquire_takes_all_or_none(autoclave, service, gpu):
+    told(autoclave("quarantine", gpu, "--reason", "test"))
+    other = next(
+        it.index for it in asking.ask(service.run_dir, lambda admin: admin.status()).devices if it.state == "clean"
+    )
+    for names in ((other, gpu), (other, "GPU-none")):
+        assert autoclave("acquire", *names).exit_code in {1, 2}
+    assert service.settled(other, "clean").receipt
 
 
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):

@@ -174,7 +174,7 @@ def test_a_process_that_holds_a_gpu_is_named_and_blocks_where_policy_waits(servi
     with service.hold(0) as holder:
         refused = try_again(autoclave)
         assert refused.exit_code == 1
-        assert "it is used by python" in refused.stderr
+        assert 'it is used by "python"' in refused.stderr
         holder.communicate("")
     (service.root / "policy.yaml").write_text(POLICY)
     service.hear("policy loaded")

@@ -200,6 +200,15 @@ def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
     assert re.fullmatch(r"79 \d+\.\d+\n", layout.places(gpus)[1].events.read_text())
 
 
+def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
+    told = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
+    assert told == "GPU 1: it says that it is at 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
+    cool, hot = (documents.read(place.readings, documents.Measured) for place in layout.places(gpus))
+    assert (cool, hot) == (documents.Measured(), documents.Measured(celsius=97.0))
+    drill(autoclave, gpus, "heal", "1")
+    assert documents.read(layout.places(gpus)[1].readings, documents.Measured) == documents.Measured()
+
+
 def test_a_drifted_setting_is_left_behind(autoclave, gpus):
     drill(autoclave, gpus, "drift", "1", "--watts", "99")
     assert documents.read(layout.places(gpus)[1].settings, documents.Settings).power_limit_watts == 99

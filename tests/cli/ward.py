@@ -2,6 +2,7 @@
 
 import json
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -55,9 +56,9 @@ def kubelet(short_tmp):
 def examine(autoclave, tmp_path):
     """The exit code and the findings of one look, by name; at a host without a driver, unless another is named."""
 
-    def look(kubelet_dir: Path, run_dir: Path, host: Path = tmp_path) -> tuple[int, Findings]:
+    def look(kubelet_dir: Path, run_dir: Path, host: Path = tmp_path, only: Sequence[str] = ()) -> tuple[int, Findings]:
         places = ("--kubelet-dir", kubelet_dir, "--run-dir", run_dir, "--host-root", host)
-        run = autoclave("doctor", "-o", "json", *places)
+        run = autoclave("doctor", "-o", "json", *places, *(word for name in only for word in ("--only", name)))
         found: Findings = {}
         for it in json.loads(run.stdout)["findings"]:
             found.setdefault(it["name"], []).append(it)

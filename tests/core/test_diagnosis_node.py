@@ -32,6 +32,7 @@ def test_without_a_service_the_place_of_the_look_is_judged(here, level):
     ("lacks", "level"),
     [
         (Capability.SYS_PTRACE, Level.BROKEN),
+        (Capability.DAC_READ_SEARCH, Level.BROKEN),
         (Capability.KILL, Level.WARNING),
         (Capability.SYS_ADMIN, Level.BROKEN),
     ],

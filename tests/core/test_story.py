@@ -71,7 +71,7 @@ LIFE = [
     (ev.ProbationStarted(lives.job(Path.SLOW), "ann"),
      "probation: scrub job-1 on the slow path (release) started by ann"),
     (ev.StepFinished("job-1", result(Step.EVICT, holders=(lives.LEFTOVER,), terminated=(43, 44))),
-     "evict passed in 0.250 s: found orphan (pid 43, no container); ended pid 43, 44"),
+     'evict passed in 0.250 s: found "orphan" (pid 43, no container); ended pid 43, 44'),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12)),
      "clear passed in 0.250 s: 12 bytes of the last user were found"),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12, residue_at=(4096, 8192), uncovered=REST)),
@@ -94,7 +94,8 @@ LIFE = [
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
     (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cut off, nothing was proven: it was killed"),
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
-     "no longer clean: it was used without a grant by train-b (pid 42, pod-b), nv-hostengine (pid 44, no container)"),
+     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
+      "container): unauthorised use")),
     (ev.Soiled("7 bytes are held"), "no longer clean: 7 bytes are held"),
     (ev.Described(replace(lives.DEVICE, index=3)), "now seen as NVIDIA H100 80GB HBM3 at index 3"),
     (ev.Distrusted("the node was rebooted", lives.REBOOTED),

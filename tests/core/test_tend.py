@@ -57,7 +57,7 @@ UNSEEABLE = "it cannot be proven that nobody uses it"
 
 def leave(holder):
     where = holder.container or "no container"
-    return Blocked(f"waiting for {holder.command} (pid {holder.pid}, {where}) to leave it")
+    return Blocked(f'waiting for "{holder.command}" (pid {holder.pid}, {where}) to leave it')
 
 
 def waiting(count):

@@ -12,7 +12,7 @@ import pytest
 
 from scrubber.core.model import Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
 from scrubber.devices.simulated import drills
 
 SOON = 0.02
@@ -150,7 +150,7 @@ async def test_a_hanging_gpu_makes_only_itself_unresponsive(bank) -> None:
 def test_the_interpreter_does_not_wait_for_a_stuck_call_at_exit() -> None:
     code = """
 import asyncio, threading
-from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
 
 async def main():
     try:
@@ -162,3 +162,21 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=10, check=True)
     assert (done.stdout, done.stderr) == (b"told\n", b"")
+
+
+def refused() -> int:
+    raise DeviceError("it is lost")
+
+
+async def test_of_questions_in_turn_one_that_fails_has_no_answer_and_the_others_have() -> None:
+    assert await in_turn(Caller(), "all", {"a": lambda: 1, "b": refused, "c": lambda: 3}, LONG) == {"a": 1, "c": 3}
+
+
+async def test_of_questions_in_turn_those_before_one_that_hangs_are_answered(gate: threading.Event) -> None:
+    caller = Caller()
+    questions = {"a": lambda: True, "b": gate.wait, "c": lambda: True}
+    assert await in_turn(caller, "all", questions, SOON) == {"a": True}
+    assert await in_turn(caller, "all", {"c": lambda: True}, LONG) == {}
+    gate.set()
+    await released(caller)
+    assert await in_turn(caller, "all", questions, LONG) == {"a": True, "b": True, "c": True}

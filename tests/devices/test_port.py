@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +37,7 @@ class Subject(Protocol):
     def damage(self, uuid: str) -> None: ...
     def leak(self, uuid: str) -> None: ...
     def sign(self, uuid: str) -> None: ...
+    def heat(self, uuid: str, celsius: int) -> None: ...
     def hang(self, uuid: str) -> None: ...
     def heal(self, uuid: str) -> None: ...
     def load_driver(self) -> None: ...
@@ -60,6 +62,9 @@ class OnFiles:
 
     def sign(self, uuid: str) -> None:
         drills.sign(self.root, uuid, Ailment.SRAM, "so it is")
+
+    def heat(self, uuid: str, celsius: int) -> None:
+        drills.heat(self.root, uuid, celsius)
 
     def hang(self, uuid: str) -> None:
         drills.hang(self.root, uuid)
@@ -97,6 +102,9 @@ class OnNvml:
 
     def sign(self, uuid: str) -> None:
         self.gpu(uuid).set({"sram.exceeded": 1})
+
+    def heat(self, uuid: str, celsius: int) -> None:
+        self.gpu(uuid).set({"temperature.0": celsius})
 
     def hang(self, uuid: str) -> None:
         self.file = self.rig.root.path / "hangs"
@@ -160,6 +168,21 @@ def test_a_lost_device_is_named_and_lost_and_never_unused(subject: Subject) -> N
     assert used is None
 
 
+def test_one_look_says_what_both_questions_say(subject: Subject) -> None:
+    one, other = first(subject), second(subject)
+    subject.occupy(one)
+    subject.damage(other)
+    assert subject.backend.look(one) == (Vitals(), True)
+    assert subject.backend.look(other) == (Vitals(ecc_uncorrectable=2), False)
+    subject.lose(one)
+    assert subject.backend.look(one) == (Vitals(lost=True), None)
+
+
+def test_memory_of_nobody_makes_a_look_unsure(subject: Subject) -> None:
+    subject.leak(first(subject))
+    assert subject.backend.look(first(subject)) == (Vitals(leaked_bytes=LEAK), subject.backend.in_use(first(subject)))
+
+
 def test_damage_is_told_of_the_damaged_device_only(subject: Subject) -> None:
     subject.damage(first(subject))
     assert subject.backend.vitals(first(subject)) == Vitals(ecc_uncorrectable=2)
@@ -179,6 +202,24 @@ def test_a_sign_is_told_of_that_device_only_to_the_service_and_to_a_worker(subje
     for eyes in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
         assert [sign.ailment for sign in eyes(one).signs] == [Ailment.SRAM]
         assert eyes(other) == Vitals()
+
+
+def test_every_gpu_measures_itself_and_a_hot_one_says_so_alone(subject: Subject) -> None:
+    before = subject.backend.readings()
+    assert {uuid: each.index for uuid, each in before.items()} == {
+        info.uuid: info.index for info in subject.backend.inventory()
+    }
+    for each in before.values():
+        assert None not in (each.celsius, each.slowdown_celsius, each.watts)
+    subject.heat(first(subject), 97)
+    assert subject.backend.readings() == {**before, first(subject): replace(before[first(subject)], celsius=97)}
+
+
+def test_a_lost_gpu_measures_nothing_and_keeps_no_other_from_it(subject: Subject) -> None:
+    before, one = dict(subject.backend.readings()), first(subject)
+    subject.lose(one)
+    del before[one]
+    assert subject.backend.readings() == before
 
 
 async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subject) -> None:

@@ -91,9 +91,9 @@ _PLAIN = _words("""
 
 # Of a GPU, and one number: a clock, a sensor, a link, a cause ...
 _NUMBERED = _words("""
-    ClockInfo MaxClockInfo ApplicationsClock DefaultApplicationsClock Temperature TemperatureV NvLinkState
-    NvLinkVersion NvLinkRemoteDeviceType RetiredPages RetiredPages_v2 MigDeviceHandleByIndex GpuInstanceById
-    GpuInstanceRemainingCapacity
+    ClockInfo MaxClockInfo ApplicationsClock DefaultApplicationsClock Temperature TemperatureV
+    TemperatureThreshold NvLinkState NvLinkVersion NvLinkRemoteDeviceType RetiredPages RetiredPages_v2
+    MigDeviceHandleByIndex GpuInstanceById GpuInstanceRemainingCapacity
 """)
 
 _RESETS = ("ApplicationsClocks", "GpuLockedClocks", "MemoryLockedClocks")

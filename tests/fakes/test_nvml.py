@@ -172,6 +172,7 @@ def test_clocks_heat_and_links():
     remote = pynvml.nvmlDeviceGetNvLinkRemotePciInfo(first(), 17)
     assert pynvml.nvmlDeviceGetClockInfo(first(), pynvml.NVML_CLOCK_MEM) == 3201
     assert pynvml.nvmlDeviceGetTemperature(first(), 0) == pynvml.nvmlDeviceGetTemperatureV(first(), 0) == 31
+    assert pynvml.nvmlDeviceGetTemperatureThreshold(first(), pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN) == 90
     assert pynvml.nvmlDeviceGetPowerUsage(first()) == 76000
     assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(first()) == 1
     assert pynvml.nvmlDeviceGetNvLinkState(first(), 17) == 1

@@ -24,9 +24,10 @@ import pytest
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, Phase
 from scrubber.cli.stage import RESOURCE
-from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated import layout, tenants
 from scrubber.errors import Refused
 from tests.flows.node import WITHIN, Node, brisk
+from tests.hanging import hanging
 
 ONE = {RESOURCE: 1}
 FREEZER = Path("/sys/fs/cgroup/freezer")  # of the first version: whoever is frozen in it cannot be killed, either
@@ -162,6 +163,32 @@ async def test_a_leftover_that_cannot_be_killed_is_waited_for_and_named_and_its_
         await node.clean(uuid)  # the kill has arrived
         assert not leftover.lives()
     assert (node.memory(uuid), await node.scrubs(uuid)) == (b"", 2)
+
+
+async def test_a_leftover_that_never_dies_takes_its_gpu_out_and_gives_it_back_by_going_away(build, tmp_path):
+    """A release that is never over: it hangs for longer than policy waits for, and is named as the reason."""
+    words = ("budgets: {owner_wait: 0s}", "evict: {grace: 10ms, give_up: 0s}", "quarantine: {probation: {first: 1s}}")
+    node = await build(1, brisk(*words))
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    with hanging(layout.find(node.stage.simulated, uuid).memory, tmp_path / "nowhere") as leftover:
+        await node.kubelet.delete(pod)
+        out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
+        assert out is not None
+        assert (out.reason, out.next_path, out.sticky) == ("stuck-process", "fast", False)
+        assert f'pid {leftover.pid} ("python' in out.detail
+        assert "in no container, stuck in the kernel (state D)" in out.detail
+        async with node.stage.admin() as admin:
+            [advice] = (await admin.explain(uuid)).advice
+        assert "look at its kernel stack (/proc/PID/stack)" in advice
+        await node.health(uuid, "Unhealthy")
+        assert (leftover.state, await node.scrubs(uuid)) == ("D", 1)
+        leftover.let_go()
+        await node.clean(uuid)
+    assert await node.scrubs(uuid) == 2
+    assert len(await node.history(uuid, "probation-started")) == 1, "tried only once nobody was on it"
+    await node.health(uuid, "Healthy")
+    await node.run("next")
 
 
 async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_who_asks_and_who_did_not_has_all(build):

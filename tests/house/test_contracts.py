@@ -19,6 +19,7 @@ PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
     "plugin: floors", "registration knows no device", "the kubelet stand-in stands alone", "the plugin stays small",
 )  # fmt: skip
 REPORTS = "the API server's client is loaded by name"
+FIGURES = "of the plugin, dashboards know the figures"
 HANDS, CUPY = "what takes a GPU into its hands", "CuPy is loaded by name"
 CUDA, NO_NVML = "CUDA's room is entered", "CUDA's room knows no NVML"
 STEPS, LOOKS, DRIVER = "steps do not know each other", "looks never act", "the plugin never loads a driver library"
@@ -60,6 +61,11 @@ PLANTED = [
     ("scrubber/cuda/memory.py", "import numpy", CUPY),
     ("plugin/__init__.py", "from scrubber.core import decide", DOOR),
     ("dashboards/__init__.py", "from scrubber import service", DOOR),
+    ("dashboards/query.py", "from scrubber.core import states", DOOR),
+    ("dashboards/node.py", "from plugin import gate", FIGURES),
+    ("dashboards/node.py", "from scrubber.cli import stage", DOOR),
+    ("dashboards/trial/day.py", "from scrubber import service", DOOR),
+    ("dashboards/trial/day.py", "from plugin import gate", FIGURES),
     ("plugin/__init__.py", "from policies import load", POLICIES),
     ("policies/model.py", "from scrubber.core import model", HOUSES),
     ("scrubber/service.py", "import plugin", HOUSES),

@@ -35,14 +35,15 @@ class Node:
         (self.process / "exe").symlink_to(self.exe)
         (self.process / "ns/mnt").symlink_to(root / "host")
         self.be(0)
-        (root / "var/log/pods").mkdir(parents=True)
+        self.logs = root / "elsewhere/pods"
+        self.logs.mkdir(parents=True)
         self.holder = Holder(7, proc.status(str(self.process)).started, "any name", None)
 
     def be(self, user: int) -> None:
         (self.process / "status").write_text(f"Name:\tx\nUid:\t{user}\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
 
     def log(self, directory: str) -> Path:
-        path = self.root / "var/log/pods" / directory
+        path = self.logs / directory
         path.mkdir()
         return path
 
@@ -52,7 +53,7 @@ class Node:
 
     def knows(self, namespace: str | None = None, holder: Holder | None = None) -> bool:
         known = [Bystander("/usr/bin/another"), Bystander(str(self.exe), namespace)]
-        return Bystanders(known, self.proc.path, self.root).knows(holder or self.holder)
+        return Bystanders(known, self.proc.path, self.logs).knows(holder or self.holder)
 
 
 @pytest.fixture
@@ -147,12 +148,12 @@ def test_a_pod_that_two_namespaces_claim_is_of_none(node: Node) -> None:
 
 
 def test_what_is_no_directory_is_not_the_kubelet_s(node: Node) -> None:
-    (node.root / f"var/log/pods/gpu-tools_a_{U}").symlink_to(node.root)
+    (node.logs / f"gpu-tools_a_{U}").symlink_to(node.root)
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
 
 def test_without_the_kubelet_s_logs_no_pod_is_known(node: Node) -> None:
-    (node.root / "var/log/pods").rmdir()
+    node.logs.rmdir()
     assert not node.knows("gpu-tools", replace(node.holder, container=U))
 
 
@@ -161,7 +162,7 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
     device.touch()
     (node.process / "fd/3").symlink_to(device)
     sight = Processes(node.proc.path, lambda _pid: None, full_sight=True)
-    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.root)
+    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
     assert sight.holders({"gpu": [str(device)]}, ignored=known.knows) == {"gpu": ()}
     assert [holder.pid for holder in sight.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
 
@@ -175,8 +176,8 @@ def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> 
 
 
 def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:
-    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.root)
+    known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
     assert known.runs(node.exe.name, lambda _pid: None)
     assert not known.runs(node.exe.name, lambda _pid: "pod-a")
     assert not known.runs("another", lambda _pid: None)
-    assert not Bystanders([], node.proc.path, node.root).runs(node.exe.name, lambda _pid: None)
+    assert not Bystanders([], node.proc.path, node.logs).runs(node.exe.name, lambda _pid: None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 
-from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc, server, sockets
+from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc, sockets
 from scrubber.core import view
 from scrubber.errors import AutoclaveError
 
@@ -55,6 +55,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
         self.left: list[float] = []  # seconds that whoever asks still waits
         self.announced: list[bool] = []
         self.answer: Answer = yes
+        self.receipt = "a-receipt"  # of everything that goes out
         self._moved = asyncio.Event()
         self._seen = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -82,7 +83,8 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
 
     async def Acquire(self, request, context):
         self.announced.append(request.announced)
-        return await self._answered("acquire", request, context, scrub_pb2.AcquireResponse())
+        granted = [scrub_pb2.Granted(device=each, receipt=self.receipt) for each in request.devices]
+        return await self._answered("acquire", request, context, scrub_pb2.AcquireResponse(grants=granted))
 
     async def Start(self, request, context):
         return await self._answered("start", request, context, scrub_pb2.StartResponse())
@@ -98,7 +100,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
         self.asked.append((what, tuple(request.devices)))
         self.left.append(context.time_remaining())
         await self._notice()
-        async with server._Answered(context):
+        async with answering.translated(context):
             await self.answer(list(request.devices))
         return response
 

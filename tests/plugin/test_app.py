@@ -18,11 +18,12 @@ from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
 from tests.live import Service
 from tests.plugin.live_plugin import Plugin
+from tests.plugin.scraping import scrape
 from tests.plugin.scrub_door import ScrubDoor, gpu
 
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
-HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube"}
+HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments"}
 
 
 @pytest.fixture
@@ -220,7 +221,8 @@ async def test_a_second_instance_is_refused_and_the_first_goes_on(door, kubelet,
     [
         (["--strategy", "magic"], "invalid value for '--strategy': unknown device list strategy 'magic'"),
         (["--mig-strategy", "some"], "'some' is not one of 'none', 'single', 'mixed'"),
-        (["--metrics-address", "x"], "no such option '--metrics-address'"),
+        (["--metric-address", "x"], "no such option '--metric-address'"),
+        (["--metrics-address", "x"], "cannot use --metrics-address 'x': expected HOST:PORT"),
         (["--kubelet-dir", "/nonexistent"], "cannot use the kubelet directory /nonexistent: no such file or directory"),
         (["--kubelet-dir", ""], "--kubelet-dir': found nothing, expected a path"),
         (["--kubelet-dir", "/etc/passwd"], "cannot use the kubelet directory /etc/passwd: it is no directory"),
@@ -266,8 +268,9 @@ async def test_flags_win_over_the_environment_and_that_over_the_file(door, short
 
 async def test_it_stays_small(door, kubelet, plugin):
     door.say(*(gpu(index) for index in range(8)))
-    it = await plugin()
+    it = await plugin("--metrics-address", "127.0.0.1:0")
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 8})
+    await scrape((await it.hear("showing metrics"))["address"])
     assert int(it.status()["VmRSS"].split()[0]) <= MEMORY
 
 

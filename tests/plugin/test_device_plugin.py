@@ -6,6 +6,7 @@ import time
 import grpc
 import grpc.aio
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from plugin.device_plugin import DevicePlugin
@@ -13,6 +14,7 @@ from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.response import Strategy, Style
+from plugin.tally import Tally
 from scrubber.errors import NotReady, Reason, Refused
 from tests.plugin.conftest import WITHIN
 from tests.plugin.scrub_door import gpu, hang, no
@@ -39,10 +41,17 @@ def shared_nodes():
 
 
 @pytest.fixture
-async def kubelet(short_tmp, listing, shared_nodes):
+def figures():
+    """What was counted."""
+    return CollectorRegistry()
+
+
+@pytest.fixture
+async def kubelet(short_tmp, listing, shared_nodes, figures):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
-    plugin = DevicePlugin(GPU, listing, Gate(listing._scrubber, listing), style, lambda: list(shared_nodes))
+    gate = Gate(listing._scrubber, listing)
+    plugin = DevicePlugin(GPU, listing, gate, Tally(figures), style, lambda: list(shared_nodes))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")
@@ -75,6 +84,17 @@ async def read(stream):
     async with asyncio.timeout(WITHIN):
         message = await stream.read()
     return {device.ID: device.health for device in message.devices}
+
+
+def counted(figures):
+    """How often each hook ended in each way, and with which no; only what happened at all."""
+    ends = ("autoclave_hook_duration_seconds_count", "autoclave_hook_refusals_total")
+    return {
+        (it.labels["hook"], it.labels.get("outcome") or it.labels["reason"]): it.value
+        for family in figures.collect()
+        for it in family.samples
+        if it.name in ends and it.value
+    }
 
 
 async def test_both_optional_hooks_are_wanted(kubelet):
@@ -119,11 +139,12 @@ async def test_a_wish_that_cannot_be_met_is_no_error(kubelet, available, size):
     assert await prefer(kubelet, available, size) == [[]]
 
 
-async def test_a_fault_in_the_preference_costs_the_wish_and_not_the_pod(kubelet, monkeypatch):
+async def test_a_fault_in_the_preference_costs_the_wish_and_not_the_pod(kubelet, figures, monkeypatch):
     monkeypatch.setattr("plugin.preferred.prefer", lambda *_: 1 / 0)
     with capture_logs() as lines:
         assert await prefer(kubelet, [A], 1) == [[]]
     assert [(line["hook"], line["outcome"]) for line in lines] == [("GetPreferredAllocation", "fault")]
+    assert counted(figures) == {("GetPreferredAllocation", "fault"): 1}  # and is no refusal
 
 
 async def test_a_preference_asks_nobody(kubelet, door):
@@ -214,7 +235,7 @@ async def test_without_a_deadline_a_start_is_answered_too(kubelet, door):
     assert 28 < door.left[0] < 29.5  # gRPC adds a little
 
 
-async def test_a_start_that_the_kubelet_gave_up_is_given_up_and_told(kubelet, door):
+async def test_a_start_that_the_kubelet_gave_up_is_given_up_and_told(kubelet, door, figures):
     door.answer = hang
     with capture_logs() as lines:
         asking = asyncio.create_task(start(kubelet, A))
@@ -225,9 +246,10 @@ async def test_a_start_that_the_kubelet_gave_up_is_given_up_and_told(kubelet, do
             while not lines:  # noqa: ASYNC110 - the log has no event
                 await asyncio.sleep(0.01)
     assert [(line["hook"], line["outcome"]) for line in lines] == [("PreStartContainer", "cancelled")]
+    assert counted(figures) == {("PreStartContainer", "cancelled"): 1}  # nobody was told no
 
 
-async def test_a_fault_of_ours_is_internal_and_its_traceback_is_in_the_log(kubelet, door, monkeypatch):
+async def test_a_fault_of_ours_is_internal_and_its_traceback_is_in_the_log(kubelet, door, figures, monkeypatch):
     monkeypatch.setattr("plugin.response.respond", lambda *_: 1 / 0)
     with capture_logs() as lines, pytest.raises(grpc.aio.AioRpcError) as failed:
         await allocate(kubelet, [A])
@@ -236,10 +258,11 @@ async def test_a_fault_of_ours_is_internal_and_its_traceback_is_in_the_log(kubel
         "a fault inside the device plugin",
     )
     assert [(line["outcome"], line["exc_info"]) for line in lines] == [("fault", True)]
+    assert counted(figures) == {("Allocate", "fault"): 1, ("Allocate", "internal"): 1}
     assert door.asked == []  # what cannot be answered is not acquired
 
 
-async def test_each_hook_is_one_line_in_the_log(kubelet, door):
+async def test_each_hook_is_one_line_in_the_log_and_one_time(kubelet, door, figures):
     with capture_logs() as lines:
         await allocate(kubelet, [B], [C])
         await start(kubelet, B)
@@ -259,3 +282,14 @@ async def test_each_hook_is_one_line_in_the_log(kubelet, door):
         ]
     ]
     assert all(0 <= line["seconds"] < WITHIN for line in lines)
+    assert counted(figures) == {
+        ("Allocate", "ok"): 1, ("PreStartContainer", "ok"): 1, ("Allocate", "refused"): 1, ("Allocate", "in-use"): 1,
+    }  # fmt: skip
+
+
+async def test_a_receipt_that_no_exemplar_can_hold_costs_the_figure_its_proof_and_the_pod_nothing(
+    kubelet, door, figures
+):
+    door.receipt = "r" * 200
+    await allocate(kubelet, [B])
+    assert counted(figures) == {("Allocate", "ok"): 1}

@@ -118,8 +118,9 @@ class Hand:
             return Report(Outcome.FAILED, "cannot prove who uses the device", Blame.TENANT)
         found = [process for process in self.gpu.processes.values() if process is not self.process]
         holders = tuple(Holder(it.pid, it.started, it.name, it.container) for it in found)
-        ended = [process for process in found if process.container is None and _condemned(process, order)]
-        if ended:
+        told = [process for process in found if process.container is None and _condemned(process, order)]
+        ended = [process for process in told if not process.stuck]
+        if told:
             await self.spend(order.grace / 2)
         for process in ended:
             if process.alive and process.container is None:
@@ -128,7 +129,8 @@ class Hand:
         left = [process for process in self.gpu.processes.values() if process is not self.process]
         findings = Findings(holders=holders, terminated=tuple(process.pid for process in ended))
         if left:
-            return Report(Outcome.FAILED, "still on the device", Blame.TENANT, findings)
+            stuck = tuple(Holder(it.pid, it.started, it.name, it.container, "D") for it in told if it in left)
+            return Report(Outcome.FAILED, "still on the device", Blame.TENANT, replace(findings, stuck=stuck))
         return Report(Outcome.PASSED, findings=findings)
 
     def _reach(self) -> int:

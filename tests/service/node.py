@@ -13,7 +13,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from scrubber.core.model import Ailment, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
-from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.node.processes import nobody
 from tests.service.virtual import VirtualLoop
 
@@ -51,6 +51,7 @@ class Process:
     seen: bool = False
     alive: bool = True
     unwatched: bool = False  # it was there while no service was up
+    stuck: bool = False  # it hangs in the kernel, and no signal reaches it
 
 
 @dataclass(eq=False)
@@ -249,6 +250,10 @@ class Node:
         self._open()
         return self._answering(uuid).vitals()
 
+    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
+        """Both at once."""
+        return self.vitals(uuid), self.in_use(uuid)
+
     def heard(self, uuid: str) -> Vitals | None:
         """What the kernel has logged of it and of switches, whatever the driver does."""
         gpu = self.gpus.get(uuid)
@@ -256,6 +261,10 @@ class Node:
             return None
         signs = tuple(sign for sign in gpu.signs if sign.ailment is Ailment.SWITCH)
         return Vitals(xids=tuple(gpu.xids), signs=signs, partial=True)
+
+    def readings(self) -> dict[str, Readings]:
+        """It measures nothing."""
+        return {}
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """One pretend file a device."""

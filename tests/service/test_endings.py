@@ -301,5 +301,5 @@ async def test_a_sign_stays_told_over_one_answer_that_is_late(world):
     await asyncio.sleep(5)
     world.node.gpus[device].hangs = True
     await asyncio.sleep(3)
-    assert world.service.signs[device] == (Sign(Ailment.HEAT, "hot"),)
+    assert world.service.vitals[device].signs == (Sign(Ailment.HEAT, "hot"),)
     world.node.heal()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from scrubber.core.model import Path, State
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.errors import InvalidRequest, Reason
+from scrubber.monitor import RESTS
 from scrubber.node.checkpoint import Entry
 from scrubber.node.pods import Tenants
 from scrubber.report import Reporter
@@ -44,13 +46,13 @@ async def test_a_name_that_means_no_device_or_several_is_refused(reporter, name,
 async def test_a_slice_is_found_by_its_gpu_and_its_number_and_by_its_gpu_when_it_is_alone_there(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
-    await world.life.monitor.round()
+    await asyncio.sleep(RESTS + 1)
     assert [reporter.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
     with pytest.raises(InvalidRequest) as refused:
         reporter.find("3")
     assert refused.value.reason is Reason.INVALID_REQUEST
     world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
-    await world.life.monitor.round()
+    await asyncio.sleep(RESTS + 1)
     assert reporter.find("3") == world.uuids[1]
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from plugin.testing.kubelet import NotRunning, PodEnded
 from plugin.testing.pods import Container, Kind, Phase, Pod, State
@@ -17,12 +19,16 @@ from scrubber.cli.stage import RESOURCE
 from tests.flows.node import Node
 from tests.soak.dice import dice as dice_of
 from tests.soak.waiting import within
-from tests.soak.witness import Witness
 
 R = TypeVar("R")
 
-AT_ONCE = 5  # pods, on three GPUs: some must wait
-RUNS_WITHIN = 40.0  # seconds for an admitted pod, with a kill about every second
+KINDS = ((Kind.INIT,), (Kind.SIDECAR, Kind.APP))
+
+
+class Careless(Protocol):
+    """A runtime that can be told to leave something behind."""
+
+    careless: set[tuple[str, str]]  # pod UID, container
 
 
 @dataclass
@@ -34,6 +40,7 @@ class Tally:
     waited: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=Counter)
     crashes: int = 0
+    gave_up: int = 0
     zombies: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -57,14 +64,18 @@ class Tally:
 class Pods:
     """All of them. ``over`` ends the coming, not the going."""
 
-    def __init__(self, node: Node, witness: Witness, seed: str) -> None:
+    at_once = 5  # pods, on three GPUs: some must wait
+    runs_within = 40.0  # seconds for an admitted pod, with a kill about every second
+    patience = math.inf  # seconds after which a pod that does not run is deleted
+
+    def __init__(self, node: Node, runtime: Careless, seed: str) -> None:
         self.tally = Tally()
         self.over = False
         self.kubelet_runs = asyncio.Event()
         self.kubelet_runs.set()
         self._shaken = asyncio.Event()
         self._kubelet = node.kubelet
-        self._witness = witness
+        self._runtime = runtime
         self._seed = seed
         self._placed: dict[str, int] = {}  # UID to GPUs, as a scheduler counts
 
@@ -73,7 +84,7 @@ class Pods:
         dice = dice_of(self._seed, "coming")
         async with asyncio.TaskGroup() as lives:
             while not self.over:
-                pod = _pod(dice, self.tally.pods)
+                pod = self._next(dice, self.tally.pods)
                 if not await self._fits(pod, dice):
                     continue
                 self.tally.pods += 1
@@ -86,13 +97,24 @@ class Pods:
         shaken, self._shaken = self._shaken, asyncio.Event()
         shaken.set()
 
+    def _next(self, dice: random.Random, number: int) -> Pod:
+        """One or two GPUs; some with an init container that uses the same, some with a sidecar that has its own."""
+        gpus = {RESOURCE: dice.choice((1, 1, 1, 2))}
+        main, shape = Container("main", gpus), dice.random()
+        if shape < 0.2:
+            return Pod(f"pod-{number}", (Container("init", gpus, Kind.INIT), main))
+        if shape < 0.35:
+            side = Container("side", {RESOURCE: 1}, Kind.SIDECAR)
+            return Pod(f"pod-{number}", (side, Container("main", {RESOURCE: 1})))
+        return Pod(f"pod-{number}", (main,))
+
     async def _fits(self, pod: Pod, dice: random.Random) -> bool:
         """As a scheduler would place it; one in ten is bound to the node whatever it offers."""
         bound = dice.random() < 0.1
 
         def room() -> bool:
             free = self._kubelet.allocatable.get(RESOURCE, 0) - sum(self._placed.values())
-            return len(self._placed) < AT_ONCE and (bound or free >= _gpus(pod))
+            return len(self._placed) < self.at_once and (bound or free >= _gpus(pod))
 
         while not self.over and not room():
             with suppress(TimeoutError):
@@ -116,8 +138,9 @@ class Pods:
 
     async def _up(self, pod: Pod, dice: random.Random) -> bool:
         """Whether it runs in the end; not when a new kubelet does not admit it again."""
-        async with within(RUNS_WITHIN, lambda: f"{pod.name} to run: {pod.status} {pod.statuses}"):
-            while True:
+        gives_up = time.monotonic() + self.patience
+        async with within(self.runs_within, lambda: f"{pod.name} to run: {pod.status} {pod.statuses}"):
+            while time.monotonic() < gives_up:
                 for container in pod.of_kind(Kind.INIT):
                     if pod.statuses[container.name].state is State.RUNNING:  # the kubelet died in the middle of it
                         await self._kubelet.exit_container(pod, container.name)
@@ -128,6 +151,8 @@ class Pods:
                     return False
                 self.tally.wait(pod)
                 await asyncio.sleep(dice.uniform(0.05, 0.2))
+        self.tally.gave_up += 1
+        return False
 
     async def _work(self, pod: Pod, dice: random.Random) -> None:
         """Its containers crash a few times, and some leave a process behind."""
@@ -157,7 +182,7 @@ class Pods:
             await self._kubelet.finish(pod)
         if end == "force-deleted":
             await self._insist(lambda: self._kubelet.force_delete(pod))
-            self._placed.pop(pod.uid)
+            self._placed.pop(pod.uid, None)
             await asyncio.sleep(dice.uniform(0.1, 1.2))
             await self._kubelet.end_orphan(pod)
         else:
@@ -166,7 +191,7 @@ class Pods:
     def _maybe_careless(self, pod: Pod, name: str, dice: random.Random) -> None:
         if dice.random() < 0.25:
             self.tally.zombies += 1
-            self._witness.careless.add((pod.uid, name))
+            self._runtime.careless.add((pod.uid, name))
 
     async def _insist(self, deed: Callable[[], Awaitable[R]]) -> R:
         """Again with the next kubelet when one dies in the middle of it."""
@@ -177,19 +202,10 @@ class Pods:
             await asyncio.sleep(0.01)
 
 
-def _pod(dice: random.Random, number: int) -> Pod:
-    """One or two GPUs; some with an init container that uses the same, some with a sidecar that has its own."""
-    gpus = {RESOURCE: dice.choice((1, 1, 1, 2))}
-    main, shape = Container("main", gpus), dice.random()
-    if shape < 0.2:
-        return Pod(f"pod-{number}", (Container("init", gpus, Kind.INIT), main))
-    if shape < 0.35:
-        return Pod(f"pod-{number}", (Container("side", {RESOURCE: 1}, Kind.SIDECAR), Container("main", {RESOURCE: 1})))
-    return Pod(f"pod-{number}", (main,))
-
-
 def _gpus(pod: Pod) -> int:
-    return sum(it.resources[RESOURCE] for it in pod.of_kind(Kind.SIDECAR, Kind.APP))
+    """As a scheduler counts: init containers run one after the other, and before the others."""
+    inits, later = ([it.resources.get(RESOURCE, 0) for it in pod.of_kind(*kinds)] for kinds in KINDS)
+    return max(*inits, 0, sum(later))
 
 
 def _plain(words: str) -> str:

@@ -6,7 +6,9 @@ import asyncio
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from plugin.testing.pods import Kind, Pod, State
 from scrubber.cli.stage import RESOURCE
@@ -15,31 +17,36 @@ from tests.flows.node import Node
 from tests.soak.dice import dice
 from tests.soak.pods import Pods
 from tests.soak.waiting import within
-from tests.soak.witness import Witness
 
 STRIKES = (("kubelet",), ("plugin",), ("service",), ("kubelet", "plugin"), ("service", "plugin"))
 BACK_WITHIN = 30.0  # seconds until what was started again is registered and pods start
 LONGEST_OUTAGE = 0.4  # seconds
 
 
+class Begun(Protocol):
+    """A runtime that counts its containers."""
+
+    begun: Counter[Kind]
+
+
 class Storm:
     """A number of kills, and what lives through them."""
 
-    def __init__(self, node: Node, witness: Witness, pods: Pods, seed: str) -> None:
+    def __init__(self, node: Node, runtime: Begun, pods: Pods, seed: str) -> None:
         self.killed: Counter[str] = Counter()
         self.during: Counter[str] = Counter()  # kills in the middle of a call
         self.seconds = 0.0
-        self._node, self._witness, self._pods = node, witness, pods
+        self._node, self._runtime, self._pods = node, runtime, pods
         self._dice = dice(seed, "storm")
         self._down: dict[str, asyncio.Task[None]] = {}
 
-    async def rage(self, kills: int) -> None:
-        """So many kills while pods come and go; in the end everything runs and every pod has gone."""
+    async def rage(self, enough: Callable[[], bool]) -> None:
+        """Kills while pods come and go, until it is enough; then everything runs and every pod has gone."""
         began = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._pods.keep_coming())
             try:
-                while self.killed.total() < kills:
+                while not enough():
                     await self._strike()
             finally:
                 self._pods.over = True
@@ -123,7 +130,7 @@ class Storm:
     async def _goes_on(self) -> None:
         """With everything back the plugin registers, and containers start again."""
         kubelet, stage = self._node.kubelet, self._node.stage
-        wanted = self._witness.begun.total() + self._dice.choice((1, 1, 3))
+        wanted = self._runtime.begun.total() + self._dice.choice((1, 1, 3))
 
         def what() -> str:
             words = f"plugin: {stage.plugin.last_words()}; service: {stage.service.last_words()}"
@@ -131,7 +138,7 @@ class Storm:
 
         async with within(BACK_WITHIN, what):
             await kubelet.registered(RESOURCE, BACK_WITHIN)
-            await kubelet.until(lambda: self._witness.begun.total() >= wanted, BACK_WITHIN)
+            await kubelet.until(lambda: self._runtime.begun.total() >= wanted, BACK_WITHIN)
 
     def _heal(self) -> None:
         for uuid in self._node.stage.uuids:

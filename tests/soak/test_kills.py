@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-
 import pytest
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
-from plugin.testing.pods import Phase, Pod
-from scrubber.cli.stage import RESOURCE
-from scrubber.core import view
-from scrubber.errors import Unreachable
-from scrubber.ledger import audit
-from tests.flows.node import WITHIN, Node
+from tests.flows.node import Node
+from tests.soak.aftermath import complaints, demand_none, demand_whole
 from tests.soak.conftest import witness
 from tests.soak.pods import Pods
 from tests.soak.storm import Storm
-from tests.soak.waiting import within
 
 GPUS = 3
 FEW, MANY = 6, 200
-HEALS_WITHIN = 120.0
 
 
 @pytest.mark.timeout(1500)
@@ -29,56 +19,12 @@ async def test_no_container_starts_on_a_gpu_that_was_not_proven_clean_whatever_i
     node: Node = await build(GPUS)
     pods = Pods(node, witness(node.stage), seed)
     storm = Storm(node, witness(node.stage), pods, seed)
-    await storm.rage(MANY if soak else FEW)
+    kills = MANY if soak else FEW
+    await storm.rage(lambda: storm.killed.total() >= kills)
     print(told(node, pods, storm))  # noqa: T201 - shown with -s, and when the test fails
     demand_none([*witness(node.stage).faults, *pods.tally.faults, *map(repr, node.kubelet.panics)])
     await demand_whole(node)
-    demand_none(complaints(node))
-
-
-def demand_none(faults: list[str]) -> None:
-    """All of them are told."""
-    assert not faults, "\n".join(faults)
-
-
-async def demand_whole(node: Node) -> None:
-    """Everything is as on the first day: nobody's, registered, and each GPU takes a pod."""
-    async with within(HEALS_WITHIN, lambda: "every GPU to be nobody's and offered again"):
-        await answer(node)
-        for number, uuid in enumerate(node.stage.uuids):
-            device = await node.stage.settled(number, is_nobodys, WITHIN)
-            # A start whose container never came stands, as such a grant does, until somebody asks for the GPU: below.
-            assert is_nobodys(device) or device.owner not in node.kubelet.pods, (
-                f"{uuid} is {device.state}: {device.why}"
-            )
-        await node.kubelet.registered(RESOURCE)
-        await node.offered(GPUS)
-    fresh = [Pod.of(f"fresh-{number}", {RESOURCE: 1}) for number in range(GPUS)]
-    for status in await asyncio.gather(*map(node.kubelet.run, fresh)):
-        assert status.phase is Phase.RUNNING, status.message
-    assert {node.gpu(pod) for pod in fresh} == set(node.stage.uuids)
-    demand_none(witness(node.stage).faults)
-    found = audit.verify(node.stage.ledger)
-    assert (found.broken, found.set_aside) == (None, ())
-
-
-def is_nobodys(device: view.DeviceStatus) -> bool:
-    """Clean, or granted to a pod that never came."""
-    return device.state in ("clean", "granted")
-
-
-async def answer(node: Node) -> None:
-    """Wait for the service, which may have been started again just now."""
-    retrying = AsyncRetrying(retry=retry_if_exception_type(Unreachable), wait=wait_fixed(0.05))
-    async for attempt in retrying:
-        with attempt:
-            await node.status(node.stage.uuids[0])
-
-
-def complaints(node: Node) -> list[str]:
-    """Lines of both logs that tell of a fault of ours, or that are no lines of a log."""
-    lines = [line for log in (node.stage.service.log, node.stage.plugin.log) for line in log.read_text().splitlines()]
-    return [line for line in lines if not line.startswith("{") or "exception" in json.loads(line)]
+    demand_none([*witness(node.stage).faults, *complaints(node)])
 
 
 def told(node: Node, pods: Pods, storm: Storm) -> str:

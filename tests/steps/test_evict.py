@@ -19,6 +19,7 @@ from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.steps import evict
 from scrubber.steps.base import Bench, Order, Report
+from tests.hanging import hanging
 
 POD = f"pod-{uuid.uuid4()}"
 LEFTOVERS = Order(terminate_leftovers=True, tenancy_began=0.0, grace=0.05)
@@ -194,6 +195,27 @@ def test_one_that_cannot_be_killed_is_named_as_stuck(floor: Floor) -> None:
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert "stuck in the kernel (state D)" in report.detail
     assert report.findings.terminated == ()
+
+
+def test_a_process_that_no_signal_ends_is_told_to_end_and_is_found_stuck(floor: Floor, bank, tmp_path: Path) -> None:
+    with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
+        report = floor.run(LEFTOVERS)
+        assert process.state == "D"
+        assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
+        assert [(it.pid, it.state) for it in report.findings.stuck] == [(process.pid, "D")]
+        assert f'pid {process.pid} ("python' in report.detail
+        assert "in no container, stuck in the kernel (state D)" in report.detail
+        process.let_go()
+        assert floor.run(LEFTOVERS).outcome is Outcome.PASSED
+    assert process.process.returncode == -signal.SIGTERM, "the first signal it was sent"
+
+
+def test_whoever_was_not_told_to_end_is_not_found_stuck(floor: Floor, bank, tmp_path: Path) -> None:
+    with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
+        report = floor.run(replace(LEFTOVERS, tenancy_began=clock.now().uptime + 1))
+        assert (report.outcome, report.findings.stuck) == (Outcome.FAILED, ())
+        assert f'pid {process.pid} ("python' in report.detail
+        assert process.state == "S", "nothing was sent to it"
 
 
 def test_one_that_is_dead_already_holds_nothing(floor: Floor) -> None:

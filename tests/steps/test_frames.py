@@ -33,7 +33,7 @@ def test_an_assignment_is_heard_as_it_was_said() -> None:
         service=4711,
         reach=("/a",),
         bystanders=("ns:/x",),
-        root="/host",
+        pod_logs="/host/var/log/pods",
     )
     assert frames.assignment(frames.encode(assignment)) == assignment
 

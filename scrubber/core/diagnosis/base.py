@@ -78,6 +78,7 @@ class Checkpoint:
 class Capability(Enum):
     """What the service needs of root, by its number in the kernel."""
 
+    DAC_READ_SEARCH = 2
     KILL = 5
     SYS_PTRACE = 19
     SYS_ADMIN = 21

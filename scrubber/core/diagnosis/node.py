@@ -55,6 +55,10 @@ def _privileges(facts: base.Facts) -> Iterator[base.Finding]:
 
 
 LOSSES = {
+    Capability.DAC_READ_SEARCH: (
+        base.Level.BROKEN,
+        "it cannot look into processes of other users, who might use a GPU, so nothing is handed out",
+    ),
     Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that nobody uses a GPU, so nothing is handed out"),
     Capability.KILL: (base.Level.WARNING, "it cannot end what a tenant left behind"),
     Capability.SYS_ADMIN: (base.Level.BROKEN, "it cannot see who has a GPU mapped, so nothing is handed out"),

@@ -15,6 +15,14 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     *kubelet.CHECKS,
 )
 
+NAMES = (
+    "service", "service-door", "run-dir", "ledger", "ledger-set-aside", "policy", "concession", "device", "driver",
+    "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi", "pid-namespace",
+    "privileges", "cgroups", "kernel-log", "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet",
+    "checkpoint", "double-allocation", "plugin",
+)  # fmt: skip
+"""What findings are called, for whoever wants to hear of some only."""
+
 
 def judge(facts: Facts) -> tuple[Finding, ...]:
     """Everything that there is to say, in the order of ``CHECKS``."""

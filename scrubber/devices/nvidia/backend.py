@@ -13,8 +13,8 @@ import pynvml
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
-from scrubber.devices.base import Address, Care, DeviceError
-from scrubber.devices.nvidia import boards, driver, locks, unfinished, users, vitals, xidlog
+from scrubber.devices.base import Address, Care, DeviceError, Readings
+from scrubber.devices.nvidia import boards, driver, locks, readings, unfinished, users, vitals, xidlog
 from scrubber.devices.nvidia.ears import Ears, Lines
 from scrubber.devices.nvidia.host import NAME, Host
 from scrubber.devices.nvidia.inventory import Inventory
@@ -22,6 +22,7 @@ from scrubber.devices.nvidia.library import SLICE, Library
 from scrubber.devices.nvidia.place import RECREATE
 from scrubber.devices.nvidia.signs.best import Keeper
 from scrubber.devices.nvidia.signs.watch import Watch
+from scrubber.devices.nvidia.users import Usage
 from scrubber.devices.nvidia.vitals import Signs
 
 
@@ -109,9 +110,12 @@ class Nvidia:
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
                 return None  # its slices' users are not its own
             usage = users.look(nvml, handle, self._host.runs)
+        return self._used(usage, self._baselines.learn(uuid, self.driver(), usage))
+
+    def _used(self, usage: Usage, idle: int) -> bool | None:
         if usage.listed is not True and not self._host.names_every_process():
             return None
-        return users.in_use(usage, self._baselines.learn(uuid, self.driver(), usage))
+        return users.in_use(usage, idle)
 
     def listed(self, uuid: str) -> frozenset[int]:
         """Everybody whom its lists name."""
@@ -120,16 +124,28 @@ class Nvidia:
 
     def vitals(self, uuid: str) -> Vitals:
         """Health as the driver tells it now, and what it has told unasked."""
+        return self.look(uuid)[0]
+
+    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
+        """By one look at its users; who is on a GPU that does not answer, or is sliced, cannot be told."""
         loaded = self.driver()
+        in_use: bool | None = None
+
+        def leaked(usage: Usage) -> int:
+            nonlocal in_use
+            idle = self._baselines.learn(uuid, loaded, usage)
+            in_use = self._used(usage, idle)
+            return users.leaked(usage, idle)
+
         with self._library.session() as nvml:
             found = vitals.of(
                 nvml,
                 uuid,
                 self._host.runs,
-                lambda usage: users.leaked(usage, self._baselines.learn(uuid, loaded, usage)),
+                leaked,
                 self._signs(uuid),
             )
-        return self._with_heard(uuid, found)
+        return self._with_heard(uuid, found), in_use
 
     def heard(self, uuid: str) -> Vitals:
         """XIDs, and fatal errors of switches. Answers while NVML is closed, and while it hangs."""
@@ -160,6 +176,11 @@ class Nvidia:
     def close(self) -> None:
         """Listen no more."""
         self._ears.close()
+
+    def readings(self) -> dict[str, Readings]:
+        """Temperature and power of every GPU that can be read; DriverClosedError while NVML is closed."""
+        with self._library.session() as nvml:
+            return readings.of_all(nvml, self.in_reset)
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """Device nodes, and for a slice the driver's files that open it as well. Answers while NVML is closed."""

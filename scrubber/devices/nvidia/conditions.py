@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pynvml
 
+from scrubber import strangers
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError, DeviceLostError, Users
 from scrubber.devices.nvidia import sysfs, users
@@ -84,7 +85,7 @@ def in_the_way(users: tuple[Holder, ...] | None, beside: int | None = None) -> s
     """Who must leave first. The persistence daemon may stay at first: it lets go when the mode is switched off."""
     if users is None:
         return "nobody can tell who has it open: run the service as root and in the node's own pid namespace"
-    names = [f"{user.command} (pid {user.pid})" for user in users if user.pid != beside]
+    names = [strangers.process(user.command, user.pid) for user in users if user.pid != beside]
     return f"it is open in {', '.join(names)}: stop that first" if names else None
 
 

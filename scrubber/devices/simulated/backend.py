@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from scrubber import log
 from scrubber.core.model import DeviceInfo, Vitals
-from scrubber.devices.base import Address, Care, DeviceError
+from scrubber.devices.base import Address, Care, DeviceError, Readings
 from scrubber.devices.simulated import condition, containers, documents, layout, lease
 from scrubber.devices.simulated.bell import Bell
 from scrubber.devices.simulated.documents import Driver
@@ -56,7 +57,7 @@ class Simulated:
     def in_use(self, uuid: str) -> bool | None:
         """Exact while the device answers: the kernel knows who has its memory open."""
         place = self._present(uuid)
-        return None if condition.faults(place).lost else lease.held(place.memory)
+        return _in_use(place, lost=condition.faults(place).lost)
 
     def listed(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
         """Nobody: whoever uses it shows its file."""
@@ -66,9 +67,23 @@ class Simulated:
         """Health as the device's files say it now."""
         return condition.vitals(self._present(uuid))
 
+    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
+        """Each of its files is read once."""
+        place = self._present(uuid)
+        found = condition.vitals(place)
+        return found, _in_use(place, lost=found.lost)
+
     def heard(self, uuid: str) -> Vitals | None:
         """Its event log, also while it hangs."""
         return Vitals(xids=condition.xids(self._present(uuid)), partial=True)
+
+    def readings(self) -> dict[str, Readings]:
+        """As the GPUs' documents say."""
+        found: dict[str, Readings] = {}
+        for place in layout.places(self._root):
+            with suppress(DeviceError):
+                found[place.info().uuid] = condition.readings(place)
+        return found
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """The memory file."""
@@ -136,3 +151,7 @@ class Simulated:
         if place.info().uuid != uuid:
             raise DeviceError(f"cannot ask {uuid}: another gpu has taken its place")
         return place
+
+
+def _in_use(place: Place, *, lost: bool) -> bool | None:
+    return None if lost else lease.held(place.memory)

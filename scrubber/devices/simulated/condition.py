@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 
 from scrubber.core.model import Vitals, Xid
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, DeviceLostError, Readings
 from scrubber.devices.simulated import documents
-from scrubber.devices.simulated.documents import Counters, Faults
+from scrubber.devices.simulated.documents import Counters, Faults, Measured
 from scrubber.devices.simulated.layout import Place
 
 _BLINK = 0.02  # how soon a blocked call notices that its fault was healed
@@ -43,16 +43,27 @@ def vitals(place: Place) -> Vitals:
     )
 
 
+def readings(place: Place) -> Readings:
+    """What it measures; nothing is told by one of an older version, which has no such document."""
+    if faults(place).lost:
+        raise DeviceLostError(f"cannot read what {place.directory.name} measures: it has fallen off the bus")
+    index = place.info().index
+    if not place.readings.exists():
+        return Readings(index, None, None, None)
+    told = documents.read(place.readings, Measured)
+    return Readings(index, told.celsius, told.slowdown_celsius, told.watts)
+
+
 def xids(place: Place) -> tuple[Xid, ...]:
     """The event log, numbered by line; a line that says anything else, or is not ended yet, makes it unreadable."""
     try:
-        return _numbered(place.events.read_text())
+        return _numbered(documents.contents(place.events))
     except (OSError, OverflowError, TypeError, ValueError) as error:  # TypeError: a line with too many words
         raise DeviceError(f"cannot read events.log of {place.directory.name}: {error}") from error
 
 
-def _numbered(text: str) -> tuple[Xid, ...]:
-    *lines, rest = text.split("\n")
+def _numbered(text: bytes) -> tuple[Xid, ...]:
+    *lines, rest = text.decode().split("\n")
     if rest:
         raise ValueError("the last line is not complete")
     events: list[Xid] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.simulated import chip, documents, layout
-from scrubber.devices.simulated.documents import Counters, Driver, Faults, Settings
+from scrubber.devices.simulated.documents import Counters, Driver, Faults, Measured, Settings
 from scrubber.devices.simulated.layout import Place
 
 DEFAULT_MEMORY_BYTES = 64 * 2**20
@@ -66,5 +66,6 @@ def _make(root: Path, index: int, memory_bytes: int) -> None:
     documents.write(place.settings, BASELINE)
     documents.write(place.baseline, BASELINE)
     documents.write(place.counters, Counters())
+    documents.write(place.readings, Measured())
     documents.write(place.faults, Faults())
     place.directory.rename(root / f"gpu{index}")

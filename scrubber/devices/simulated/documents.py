@@ -19,6 +19,7 @@ from scrubber.core.model import DeviceInfo, Sign
 from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
+_PIECE = 64 * 1024  # bytes of one read
 LATER = {"later": True}  # a field that documents of an older version do not have
 
 
@@ -51,6 +52,15 @@ class Counters:
     remap_pending: bool = False
     remap_failed: bool = False
     leaked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the device measures of itself; GPUs of an older version have no such document, and do not tell."""
+
+    celsius: float = 41.0
+    slowdown_celsius: float = 90.0
+    watts: float = 75.0
 
 
 class Resetting(Enum):
@@ -86,17 +96,30 @@ class Faults:
     signs: tuple[Sign, ...] = field(default=(), metadata=LATER)  # what is told of it until it is healed
 
 
-Document = Driver | Settings | Counters | Faults | DeviceInfo
+Document = Driver | Settings | Counters | Measured | Faults | DeviceInfo
 
 
 def read(path: Path, kind: type[T]) -> T:
     """The document in a file, exactly as its kind describes it."""
     try:
-        value = _decoded(cast("type", kind), path.read_bytes())
+        value = _decoded(cast("type", kind), contents(path))
     except (OSError, ValueError) as error:
         raise DeviceError(f"cannot read {path.name} of {path.parent.name}: {error}") from error
     assert isinstance(value, kind)  # noqa: S101 -- tells mypy what _decode has just done
     return value
+
+
+def contents(path: Path) -> bytes:
+    """All of a small file, in three calls of the kernel: the monitor reads many of them, again and again."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = part = os.read(handle, _PIECE)
+        while len(part) == _PIECE:
+            part = os.read(handle, _PIECE)
+            text += part
+        return text
+    finally:
+        os.close(handle)
 
 
 @lru_cache(maxsize=4096)

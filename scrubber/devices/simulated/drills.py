@@ -13,7 +13,7 @@ from pathlib import Path
 from scrubber.core.model import Ailment, Sign
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip, documents, layout
-from scrubber.devices.simulated.documents import Counters, Faults, Resetting, StuckBit
+from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, StuckBit
 
 _BITS = 8
 
@@ -98,10 +98,26 @@ def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
         documents.write(place.settings, replace(current, power_limit_watts=power_limit_watts))
 
 
+def heat(root: Path, uuid: str, celsius: float) -> None:
+    """It is so hot until it is healed; nothing is judged by that."""
+    place = layout.find(root, uuid)
+    with layout.locked(place.directory):
+        documents.write(place.readings, Measured(celsius=float(celsius)))
+
+
 def heal(root: Path, uuid: str) -> None:
     """Nothing is broken any more. What was counted and logged stays, and so do processes."""
+    _cool(root, uuid)
     _change_faults(root, uuid, lambda _: Faults())
     _change_counters(root, uuid, lambda old: Counters(ecc_uncorrectable=old.ecc_uncorrectable))
+
+
+def _cool(root: Path, uuid: str) -> None:
+    """As hot as it was made; one that measures nothing goes on so."""
+    place = layout.find(root, uuid)
+    with layout.locked(place.directory):
+        if place.readings.exists():
+            documents.write(place.readings, Measured())
 
 
 def _change_counters(root: Path, uuid: str, change: Callable[[Counters], Counters]) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo
@@ -16,48 +17,53 @@ from scrubber.devices.simulated import documents
 NAME = "simulated"  # of the backend
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a path takes its time to be made, and the monitor needs each of them all day
 class Place:
     """The directory of one simulated GPU."""
 
     directory: Path
 
-    @property
+    @cached_property
     def memory(self) -> Path:
         """The sparse file that is the device memory."""
         return self.directory / "memory"
 
-    @property
+    @cached_property
     def chip(self) -> Path:
         """The file that is the memory on the chip, unit after unit; GPUs of an older version have none yet."""
         return self.directory / "scratch"
 
-    @property
+    @cached_property
     def device(self) -> Path:
         """What the device is."""
         return self.directory / "device.json"
 
-    @property
+    @cached_property
     def settings(self) -> Path:
         """The settings in force."""
         return self.directory / "settings.json"
 
-    @property
+    @cached_property
     def baseline(self) -> Path:
         """The settings that should be in force."""
         return self.directory / "baseline.json"
 
-    @property
+    @cached_property
     def counters(self) -> Path:
         """What the device has counted."""
         return self.directory / "counters.json"
 
-    @property
+    @cached_property
+    def readings(self) -> Path:
+        """What the device measures; GPUs of an older version have none."""
+        return self.directory / "readings.json"
+
+    @cached_property
     def faults(self) -> Path:
         """What is broken on purpose."""
         return self.directory / "faults.json"
 
-    @property
+    @cached_property
     def events(self) -> Path:
         """The driver's error events, one a line: the XID, and the uptime at which it was reported."""
         return self.directory / "events.log"

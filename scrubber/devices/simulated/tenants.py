@@ -15,6 +15,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip, containers, layout
 from scrubber.devices.simulated.layout import Place
 
+_PROGRAM = "scrubber.devices.simulated.tenant"
 _START_SECONDS = 10.0
 _END_SECONDS = 5.0
 
@@ -47,6 +48,21 @@ def release(root: Path, uuid: str) -> tuple[int, ...]:
     return ended
 
 
+def kill(pid: int) -> None:
+    """End a tenant that listens to nothing, if it still is one: a number alone names nobody."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _PROGRAM.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    finally:
+        os.close(process)
+
+
 def scan(root: Path, uuid: str, needle: bytes) -> int:
     """How often the next tenant would find some bytes: reads all of the memory, as any tenant may."""
     return _count(layout.find(root, uuid).memory, needle)
@@ -67,7 +83,7 @@ def _count(path: Path, needle: bytes) -> int:
 
 def _start(place: Place, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]) -> int:
     chip.make(place)
-    program = (sys.executable, "-P", "-m", "scrubber.devices.simulated.tenant")
+    program = (sys.executable, "-P", "-m", _PROGRAM)
     done = subprocess.run(
         [*program, str(place.memory), str(place.chip), manner, *map(str, offsets)],
         input=secret,

@@ -32,7 +32,7 @@ def test_it_takes_root(rig) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_whoever_has_it_open_is_named(rig) -> None:
     users = somebody() + somebody(12, "nv-hostengine")
-    words = "it is open in train (pid 4711), nv-hostengine (pid 12): stop that first"
+    words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first'
     assert refused(rig, users=lambda: users) == f"cannot reset: {words}"
 
 
@@ -126,7 +126,7 @@ def test_all_that_is_in_the_way_is_told_at_once_and_in_order(rig, gpu) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_who_comes_between_the_first_look_and_the_deed_stops_it(rig) -> None:
     looks = iter([nobody(), *[somebody()] * 1000])
-    assert "it is open in train (pid 4711)" in refused(rig, users=lambda: next(looks))
+    assert 'it is open in "train" (pid 4711)' in refused(rig, users=lambda: next(looks))
 
 
 def test_a_gpu_that_wants_a_reset_and_says_nothing_else_gets_it(rig, gpu) -> None:

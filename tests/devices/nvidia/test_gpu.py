@@ -180,7 +180,7 @@ def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu,
 @pytest.mark.usefixtures("root")
 def test_ecc_is_left_where_somebody_is_in_the_way_of_the_reset(rig, gpu, baseline) -> None:
     gpu.set({"ecc.pending": 0})
-    with pytest.raises(DeviceError, match="it is open in train"):
+    with pytest.raises(DeviceError, match='it is open in "train"'):
         touch(rig, 0, somebody, baseline=baseline).reset()
     assert gpu["ecc.pending"] == "0"
 
@@ -237,7 +237,7 @@ def test_a_slice_is_reset_with_its_gpu_and_all_slices_come_back(rig, cut) -> Non
 
 @pytest.mark.usefixtures("root")
 def test_a_slice_is_not_reset_while_anybody_is_on_its_gpu(rig, cut) -> None:
-    with pytest.raises(DeviceError, match="it is open in train"):
+    with pytest.raises(DeviceError, match='it is open in "train"'):
         slice_of(rig, cut[0], somebody).reset()
     assert by_tool(rig) == []
 
@@ -285,7 +285,7 @@ def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
-    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: it is open in train"):
+    with pytest.raises(DeviceError, match=f'cannot reset {cut[0]}: it is open in "train"'):
         slice_of(rig, cut[0], somebody, slices="recreate").reset()
     with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: nobody can tell who has it open"):
         slice_of(rig, cut[0], lambda: None, slices="recreate").reset()

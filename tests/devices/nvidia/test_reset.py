@@ -165,7 +165,7 @@ def test_only_what_the_policy_names_is_tried(rig) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_somebody_who_comes_between_two_means_stops_the_second(rig) -> None:
     rig.machine.set({"smi.reset": "unsupported"})
-    with pytest.raises(DeviceError, match="it is open in train"):
+    with pytest.raises(DeviceError, match='it is open in "train"'):
         reset.reset(target(rig, users=lambda: somebody() if by_tool(rig) else ()))
     assert not by_kernel(rig)
 
@@ -258,13 +258,13 @@ def test_the_daemon_lets_go_for_the_reset_and_comes_back(rig, gpu, kept_ready) -
 @pytest.mark.usefixtures("gpu")
 def test_who_only_bears_the_daemons_name_is_in_the_way(rig, kept_ready) -> None:
     users = somebody(os.getpid() + 1, "nvidia-persiste")
-    assert "it is open in nvidia-persiste" in refused(rig, host=kept_ready, users=lambda: users)
+    assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, users=lambda: users)
     assert persisted(rig) == []
 
 
 def test_a_daemon_that_does_not_let_go_is_in_the_way_after_all(rig, gpu, kept_ready) -> None:
     users = somebody(os.getpid(), "nvidia-persiste")
-    assert "it is open in nvidia-persiste" in refused(rig, host=kept_ready, users=lambda: users)
+    assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, users=lambda: users)
     assert gpu["persistence_mode"] == "1"
 
 

@@ -94,6 +94,15 @@ async def test_while_a_tool_is_at_it_a_device_is_not_asked_how_it_is_nor_who_use
     assert vitals.lost
 
 
+async def test_what_gpus_measure_is_told_of_none_while_the_driver_is_let_go(rig, gpu, eyes) -> None:
+    sight = eyes()
+    assert len(await sight.readings()) == len(rig.machine.gpus)
+    async with sight.away(gpu.uuid):
+        assert await sight.readings() == {}
+    await sight.back()
+    assert len(await sight.readings()) == len(rig.machine.gpus)
+
+
 async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_itself_is_done(rig, gpu, eyes) -> None:
     sight = eyes()
     with locks.claimed(bench.lock(rig)):

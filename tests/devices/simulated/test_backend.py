@@ -70,6 +70,12 @@ def test_an_unreadable_gpu_that_was_never_known_stops_the_inventory(bank) -> Non
         bank.backend.inventory()
 
 
+@pytest.mark.parametrize("name", ["readings", "faults", "device"])
+def test_a_gpu_that_cannot_be_read_measures_nothing_and_keeps_no_other_from_it(bank, name: str) -> None:
+    (bank.root / f"gpu0/{name}.json").write_text("{")
+    assert [each.index for each in bank.backend.readings().values()] == [1]
+
+
 @pytest.mark.parametrize("name", ["counters", "faults"])
 def test_a_broken_document_is_never_read_as_healthy(bank, name: str) -> None:
     uuid = bank.first

@@ -11,7 +11,7 @@ import pytest
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import documents
-from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Settings, StuckBit
+from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, Settings, StuckBit
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Se
     [
         Counters(ecc_uncorrectable=3, remap_pending=True),
         Settings(),
+        Measured(celsius=97.5),
         Faults(reset=Resetting.SLOW, reset_seconds=2.5, stuck_bits=(StuckBit(7, 1), StuckBit(9, 0))),
         Faults(bad_units=(1, 7), skip_scratch=True),
         DeviceInfo("GPU-1", 0, "Simulated GPU", 4096, numa_node=1),

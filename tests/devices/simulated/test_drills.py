@@ -31,6 +31,15 @@ def test_a_fault_shows_in_the_vitals_of_its_gpu_until_it_is_healed(bank, name: s
     assert bank.backend.vitals(bank.first) == Vitals(ecc_uncorrectable=sick.ecc_uncorrectable)
 
 
+def test_heat_is_told_until_it_is_healed_and_is_no_illness(bank) -> None:
+    before = bank.backend.readings()
+    drills.heat(bank.root, bank.first, 97)
+    assert bank.backend.readings()[bank.first].celsius == 97.0
+    assert bank.backend.vitals(bank.first) == Vitals()
+    drills.heal(bank.root, bank.first)
+    assert bank.backend.readings() == before
+
+
 def test_faults_add_up(bank) -> None:
     drills.ecc(bank.root, bank.first)
     drills.remap(bank.root, bank.first)

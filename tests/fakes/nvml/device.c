@@ -205,6 +205,7 @@ NUMBER_OF(nvmlDeviceGetMaxClockInfo, "clock.max")
 NUMBER_OF(nvmlDeviceGetApplicationsClock, "clock.app")
 NUMBER_OF(nvmlDeviceGetDefaultApplicationsClock, "clock.app_default")
 NUMBER_OF(nvmlDeviceGetTemperature, "temperature")
+NUMBER_OF(nvmlDeviceGetTemperatureThreshold, "temperature.limit")
 
 #define PAIR(symbol, first, second)                                                                                    \
     API int symbol(const Handle *device, u32 *one, u32 *other)                                                         \

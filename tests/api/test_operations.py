@@ -1,0 +1,236 @@
+"""One operation through both houses: the plugin's line, the service's, the job's and the rows bear the same id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from plugin import tally
+from plugin.device_plugin import DevicePlugin
+from plugin.devices import MigStrategy
+from plugin.gate import Gate
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.listing import Listing
+from plugin.response import Strategy, Style
+from scrubber import log
+from scrubber.api import operation
+from scrubber.core import events as ev
+from scrubber.core.events import Entry
+from scrubber.errors import AutoclaveError, Reason, Refused
+from tests.api.conftest import House
+
+GPU, WITHIN = "nvidia.com/gpu", 10.0
+FRESH = re.compile(r"[0-9a-f]{8}")
+
+
+@pytest.fixture
+async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePluginAsyncStub]:
+    """The kubelet's end of a real plugin that asks the real service."""
+    async with house.scrubber() as scrubber:
+        listing = Listing(scrubber, "nvidia.com", MigStrategy.NONE)
+        following = asyncio.create_task(listing.follow())
+        async with asyncio.timeout(WITHIN):
+            await listing.first()
+        style = Style(strategies=(Strategy.ENVVAR,))
+        plugin = DevicePlugin(GPU, listing, Gate(scrubber, listing), tally.Tally(CollectorRegistry()), style, list)
+        server = grpc.aio.server()
+        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
+        server.add_insecure_port(f"unix:{house.config.run_dir}/plugin.sock")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"unix:{house.config.run_dir}/plugin.sock") as channel:
+            yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
+        await server.stop(None)
+        following.cancel()
+        await asyncio.wait({following})
+
+
+async def allocate(kubelet: deviceplugin_pb2_grpc.DevicePluginAsyncStub, *uuids: str) -> None:
+    request = wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=uuids)])
+    await kubelet.Allocate(request, timeout=WITHIN)
+
+
+async def since(house: House, row: int) -> list[Entry]:
+    """What was recorded after this row."""
+    return [entry for entry in await house.built.ledger.history(None, None, 1000) if entry.seq > row]
+
+
+async def soil(house: House, uuid: str) -> int:
+    """Its proof holds no longer, and no monitor runs that would see to it. The row that says so."""
+    await house.built.ledger.append("05011ed0", (uuid, ev.Soiled("it was used without a grant")))
+    return house.built.ledger.seq
+
+
+async def test_an_allocate_that_scrubs_is_one_operation_in_both_logs_and_in_the_ledger(house, kubelet) -> None:
+    uuid = house.uuids[0]
+    row = await soil(house, uuid)
+    with capture_logs() as lines:
+        await allocate(kubelet, uuid)
+    by_room = {line["room"]: line for line in lines if line["log_level"] != "debug"}
+    assert sum(line["log_level"] != "debug" for line in lines) == 3
+    op = by_room["device plugin"]["op"]
+    assert FRESH.fullmatch(op)
+    assert {room: (line["event"], line["op"], line["outcome"]) for room, line in by_room.items()} == {
+        "jobs": ("job ended", op, "ok"), "api": ("yes", op, "ok"), "device plugin": ("yes", op, "ok"),
+    }  # fmt: skip
+    entries = await since(house, row)
+    assert {entry.op for entry in entries} == {op}
+    kinds = {type(entry.event) for entry in entries}
+    assert {ev.ScrubStarted, ev.StepFinished, ev.ScrubPassed, ev.Granted} <= kinds
+    (receipt,) = [entry.event.receipt for entry in entries if isinstance(entry.event, ev.ScrubPassed)]
+    job = by_room["jobs"]
+    assert (job["device"], job["path"], job["trigger"], job["state"], job["receipt"]) == (
+        uuid, "fast", "acquire", "clean", receipt.id,
+    )  # fmt: skip
+    assert 0 <= job["seconds"] <= by_room["api"]["seconds"] <= by_room["device plugin"]["seconds"] + 0.01
+
+
+async def test_each_question_is_one_line_at_its_end(house) -> None:
+    one, other = house.uuids
+    with capture_logs() as lines:
+        async with house.scrubber() as scrubber:
+            await scrubber.acquire([one], op="abcd")
+            await scrubber.start([one], "pod-a", op="ABCDEF0123456789abcdef0123456789")
+            with pytest.raises(AutoclaveError):
+                await scrubber.acquire([one, other], op="beef")
+            await scrubber.release([one], op="cafe")
+    told = [
+        (it["request"], it["op"], it["devices"], it["outcome"], it["log_level"]) for it in lines if it["room"] == "api"
+    ]
+    assert told == [
+        ("acquire", "abcd", [one], "ok", "info"),
+        ("start", "ABCDEF0123456789abcdef0123456789", [one], "ok", "info"),
+        ("acquire", "beef", [one, other], "refused", "warning"),
+        ("release", "cafe", [one], "ok", "info"),
+    ]
+    await house.clean(one)
+
+
+async def test_the_scrub_after_a_release_bears_the_id_of_the_release(house) -> None:
+    uuid = house.uuids[0]
+    async with house.scrubber() as scrubber:
+        await scrubber.acquire([uuid])
+        row = house.built.ledger.seq
+        with capture_logs() as lines:
+            await scrubber.release([uuid], op="5c5c5c5c")
+            await house.clean(uuid)
+    assert {entry.op for entry in await since(house, row)} == {"5c5c5c5c"}
+    assert [it["op"] for it in lines if it["event"] == "job ended"] == ["5c5c5c5c"]
+
+
+async def test_what_an_operator_asks_for_is_one_line_a_device_and_one_operation(house) -> None:
+    one, other = house.uuids
+    row = house.built.ledger.seq
+    with capture_logs() as lines:
+        async with house.admin() as admin:
+            await admin.status()
+            await admin.quarantine(one, "it smells", "ann")
+            async for _ in admin.scrub([], every=True):
+                pass
+            async for _ in admin.reinstate(one, "aired", "ann"):
+                pass
+            await admin.explain(one)
+    shown = [it for it in lines if it["log_level"] != "debug"]
+    asked = sorted((it["request"], it["devices"], it["outcome"], it["reason"]) for it in shown if it["room"] == "api")
+    assert asked == [
+        ("quarantine", [one], "ok", ""),
+        ("reinstate", [one], "ok", ""),
+        ("scrub", [one], "refused", "quarantined"),
+        ("scrub", [other], "ok", ""),
+    ]
+    ops = {it["request"]: it["op"] for it in shown if it["room"] == "api"}
+    assert len(set(ops.values())) == 3
+    assert {entry.op for entry in await since(house, row)} == set(ops.values())
+    jobs = {it["job"]: it["op"] for it in shown if it["event"] == "job ended"}
+    begun = {it["job"]: it["op"] for it in shown if it["room"] == "api" and "job" in it}
+    assert jobs == begun
+    assert {it["request"] for it in lines if it["log_level"] == "debug" and it["room"] == "api"} == {
+        "status", "scrub", "reinstate", "explain",
+    }  # fmt: skip
+
+
+async def test_a_return_without_evidence_is_one_operation(house) -> None:
+    uuid = house.uuids[0]
+    async with house.admin() as admin:
+        await admin.quarantine(uuid, "it smells", "ann")
+        row = house.built.ledger.seq
+        with capture_logs() as lines:
+            async for _ in admin.reinstate(uuid, "aired", "ann", without_evidence=True):
+                pass
+    ops = {it["op"] for it in lines if it["room"] in ("api", "jobs")}
+    assert {entry.op for entry in await since(house, row)} == ops
+    assert len(ops) == 1
+
+
+async def test_a_fault_of_ours_is_one_line_with_its_traceback(house, monkeypatch) -> None:
+    monkeypatch.setattr(house.built.service, "acquire", lambda *_, **__: 1 / 0)
+    async with house.scrubber() as scrubber:
+        with capture_logs() as lines, pytest.raises(Refused) as failed:
+            await scrubber.acquire(house.uuids, op="abcd")
+    assert failed.value.reason is Reason.INTERNAL
+    (line,) = lines
+    assert (line["event"], line["log_level"], line["op"]) == ("a fault inside the scrub service", "error", "abcd")
+    assert line["exc_info"]
+
+
+async def test_a_caller_that_leaves_is_told_as_such(house) -> None:
+    uuid = house.uuids[0]
+    async with house.built.service.jobs.locks.of([uuid]), house.scrubber() as scrubber:
+        with capture_logs() as lines:
+            asking = asyncio.create_task(scrubber.acquire([uuid], op="abcd"))
+            while not house.built.service.jobs.locks._locks[uuid]._waiters:  # noqa: ASYNC110 - a lock has no event
+                await asyncio.sleep(0)
+            asking.cancel()
+            async with asyncio.timeout(WITHIN):
+                while not lines:  # noqa: ASYNC110 - the log has no event
+                    await asyncio.sleep(0.01)
+    assert [(it["event"], it["outcome"], it["op"]) for it in lines] == [("whoever asked has left", "cancelled", "abcd")]
+
+
+@pytest.mark.parametrize("sent", ["", "abc", "g" * 8, "a" * 33, "abcd\n", "ab cd", b"abcd"])
+def test_what_is_no_id_is_never_taken_for_one(sent: str | bytes) -> None:
+    assert FRESH.fullmatch(operation.of(((operation.KEY, sent), ("else", "abcd"))))
+
+
+def test_an_id_is_carried_as_it_was_given() -> None:
+    assert [operation.of(operation.carried(op)) for op in ("abcd", "0" * 32)] == ["abcd", "0" * 32]
+    assert operation.carried("") == ()
+    assert operation.of(None) != operation.of(())
+
+
+async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
+    now = [0.0]
+    written: list[dict[str, Any]] = []
+
+    def keep(_logger: object, _method: str, line: EventDict) -> str:
+        written.append(dict(line))
+        raise structlog.DropEvent
+
+    uuid = house.uuids[0]
+    structlog.configure(processors=[structlog.processors.add_log_level, log.Repeats(lambda: now[0]), keep])
+    try:
+        async with house.scrubber() as scrubber, house.admin() as admin:
+            await admin.quarantine(uuid, "it smells", "ann")
+            for _ in range(42):
+                with pytest.raises(Refused):
+                    await scrubber.acquire([uuid], announced=True)
+            now[0] = log.WINDOW
+            with pytest.raises(Refused):
+                await scrubber.acquire([uuid], announced=True)
+    finally:
+        structlog.reset_defaults()
+    refused = [line for line in written if line["event"] == "no"]
+    assert [line.get("left_out") for line in refused] == [None] * log.MOST + [37]
+    assert len({line["op"] for line in refused}) == log.MOST + 1
+    assert {json.dumps(line["devices"]) for line in refused} == {json.dumps([uuid])}

@@ -1,0 +1,182 @@
+"""Whoever cannot be ended is waited for, then takes the device out, and lets it back by going away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.model import Evict, Policy
+from scrubber.core import events as ev
+from scrubber.core import grounds, remedy, upkeep, verdict
+from scrubber.core.answers import Note, Probe, Proceed
+from scrubber.core.model import (
+    Ailment,
+    Blame,
+    Holder,
+    Moment,
+    Outcome,
+    Path,
+    Record,
+    Setback,
+    Sickness,
+    Sign,
+    State,
+    Step,
+    Trigger,
+    Vitals,
+    Xid,
+)
+from scrubber.core.remedy import Course
+from scrubber.core.verdict import Confine, LeaveDirty, StayConfined
+from tests.core import lives
+from tests.core.lives import ENFORCE, FOREIGN, LEFTOVER, NOW, OF_B, RUTHLESS, facts, later, live, rows
+
+STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
+GIVE_UP = ENFORCE.evict.give_up
+SICK = Sickness(Ailment.STUCK_PROCESS, "evict failed: still on the device: pid 43 (orphan)")
+
+
+def patient(time: str) -> Policy:
+    return Policy(evict=Evict.model_validate({"give_up": time}))
+
+
+def trial(*stuck: Holder, blame: Blame = Blame.TENANT, before: Record = lives.DIRTY) -> Record:
+    """A scrub whose evict found these told to end and still there, or failed for somebody else."""
+    found = lives.result(Step.EVICT, outcome=Outcome.FAILED, holders=(LEFTOVER,), stuck=stuck)
+    return live(before, ev.ScrubStarted(lives.job()), ev.StepFinished("job-1", replace(found, blame=blame, detail="x")))
+
+
+def failed(record: Record, at: Moment) -> Record:
+    return live(record, ev.ScrubFailed("job-1", "still on the device"), at=at)
+
+
+def test_a_setback_knows_who_could_not_be_ended_and_since_when():
+    first = failed(trial(STUCK), NOW)
+    assert first.setback == Setback("still on the device", NOW, 1, (STUCK,), NOW)
+    again = failed(trial(STUCK, OTHER, before=first), later(60))
+    assert again.setback == Setback("still on the device", later(60), 2, (STUCK, OTHER), NOW)
+
+
+SINCE = rows(
+    ("the same one", (STUCK,), NOW),
+    ("one of them has gone, another stays", (OTHER, STUCK), NOW),
+    ("another one", (OTHER,), later(60)),
+    ("its number has gone to another one", (replace(STUCK, started=STUCK.started + 9),), later(60)),
+    ("nobody who was told to end", (), None),
+)
+
+
+@pytest.mark.parametrize(("stuck", "since"), SINCE)
+def test_each_one_is_waited_for_anew(stuck, since):
+    after = failed(trial(*stuck, before=failed(trial(STUCK), NOW)), later(60)).setback
+    assert after is not None
+    assert (after.stuck_since, after.stuck, after.count) == (since, stuck, 2)
+
+
+@pytest.mark.parametrize(
+    ("policy", "seconds", "given_up"),
+    [
+        (ENFORCE, GIVE_UP - 0.001, False),
+        (ENFORCE, GIVE_UP, True),
+        (patient("30s"), 29, False),
+        (patient("30s"), 30, True),
+    ],
+)
+def test_it_is_given_up_when_policy_says_so(policy, seconds, given_up):
+    record = trial(STUCK, before=failed(trial(STUCK), NOW))
+    assert grounds.given_up(record, policy, later(seconds)) is given_up
+
+
+def test_who_is_seen_for_the_first_time_is_given_up_at_once_only_where_there_is_no_time_to_wait():
+    assert not grounds.given_up(trial(STUCK), ENFORCE, later(1e6))
+    assert grounds.given_up(trial(STUCK), patient("0s"), NOW)
+
+
+@pytest.mark.parametrize("stuck", [(), (OTHER,)], ids=["nobody was told to end", "another one was"])
+def test_who_is_waited_for_is_never_given_up(stuck):
+    assert not grounds.given_up(trial(*stuck, before=failed(trial(STUCK), NOW)), ENFORCE, later(1e6))
+
+
+def test_the_reason_is_what_evict_says_of_the_process():
+    record = trial(STUCK)
+    assert record.job is not None
+    judged = verdict.judge(record.job, record.baseline, ENFORCE)
+    assert isinstance(judged, verdict.Failed)
+    assert (judged.blame, judged.sickness) == (Blame.TENANT, Sickness(Ailment.STUCK_PROCESS, "evict failed: x"))
+
+
+THEN = rows(
+    ("it is waited for", SICK, Blame.TENANT, False, False, LeaveDirty()),
+    ("it was waited for long enough", SICK, Blame.TENANT, False, True, Confine(SICK)),
+    ("its device is out for something else", SICK, Blame.TENANT, True, True, StayConfined()),
+    ("somebody else is on it", lives.LOST, Blame.TENANT, False, True, LeaveDirty()),
+    ("a fault of ours", lives.LOST, Blame.SERVICE, False, True, LeaveDirty()),
+)
+
+
+@pytest.mark.parametrize(("sickness", "blame", "confined", "given_up", "then"), THEN)
+@pytest.mark.parametrize("path", Path)
+def test_what_follows(sickness, blame, confined, given_up, then, path):
+    failure = verdict.failed(Step.EVICT, blame, "x", sickness)
+    assert verdict.consequence(failure, path, escalate=True, confined=confined, given_up=given_up) == then
+
+
+# -- and back
+
+
+def out(record: Record = lives.DIRTY, vitals: Vitals | None = None) -> Record:
+    event = upkeep.confine(record, SICK, "autoclave", vitals, ENFORCE, NOW, 0.0)
+    return live(record, ev.ScrubStarted(lives.job()), event)
+
+
+BACK = rows(
+    ("nobody is on it any more", (), RUTHLESS, Probe(Path.FAST)),
+    ("it is still there", (STUCK,), ENFORCE, Proceed()),
+    ("it left state D and is still there", (LEFTOVER,), RUTHLESS, Proceed()),
+    ("somebody else came", (FOREIGN,), ENFORCE, Proceed()),
+    ("a container came", (OF_B,), RUTHLESS, Proceed()),
+    ("nobody can say", None, ENFORCE, Proceed()),
+)
+
+
+@pytest.mark.parametrize(("holders", "policy", "answer"), BACK)
+def test_it_is_tried_again_by_itself_once_nobody_is_on_it(holders, policy, answer):
+    assert upkeep.tend(out(), facts(holders), policy, later(90_000), 0.0) == answer
+
+
+def test_what_is_owed_is_not_forgotten_over_that():
+    assert upkeep.tend(out(replace(lives.DIRTY, owed=Path.SLOW)), facts(), ENFORCE, later(90), 0.0) == Probe(Path.SLOW)
+
+
+def test_a_person_is_told_where_to_look():
+    asked = remedy.of(SICK)
+    assert asked.course is Course.WAIT
+    assert "/proc/PID/stack" in asked.advice
+    assert "reboot the node if it stays" in asked.advice
+
+
+def test_to_come_back_from_that_is_no_flapping_and_does_not_undo_any():
+    tried = live(
+        replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(Path.FAST, Trigger.PROBATION), "autoclave")
+    )
+    assert live(tried, lives.passed(tried)).returns == (1.0,)
+    flapped = replace(lives.DIRTY, returns=(NOW.wall,) * 9)
+    found = upkeep.confine(flapped, SICK, "autoclave", None, ENFORCE, NOW, 0.0).quarantine
+    assert (found.sickness, found.next_probe is None) == (SICK, False)
+
+
+def test_a_fault_of_the_device_that_comes_meanwhile_is_the_graver_reason():
+    worse = upkeep.tend(out(), facts((STUCK,), vitals=Vitals(xids=(Xid(1, 79),))), ENFORCE, NOW, 0.0)
+    assert isinstance(worse, Note)
+    assert isinstance(worse.event, ev.Quarantined)
+    assert worse.event.quarantine.sickness.ailment is Ailment.XID
+    hot = facts((STUCK,), vitals=Vitals(signs=(Sign(Ailment.HEAT, "hot"),)))
+    assert upkeep.tend(out(), hot, ENFORCE, later(90_000), 0.0) == Proceed()
+
+
+def test_a_reboot_ends_the_process_and_the_device_is_tried_on_the_slow_path():
+    after = live(out(), ev.Distrusted("the node was rebooted", lives.REBOOTED))
+    assert after.state is State.QUARANTINED
+    seen = facts(incarnation=lives.REBOOTED)
+    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == Probe(Path.SLOW)

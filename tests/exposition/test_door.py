@@ -1,0 +1,195 @@
+"""The HTTP door over real sockets: right answers, wrong questions, and clients that are slow for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from scrubber.errors import FatalError
+from scrubber.exposition import door
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@asynccontextmanager
+async def opened(registry: CollectorRegistry | None = None, obstacles=list) -> AsyncIterator[str]:
+    async with door.Door(registry or CollectorRegistry(), obstacles).serve("127.0.0.1:0") as address:
+        yield address
+
+
+async def get(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+    def ask() -> tuple[int, str, str]:
+        request = urllib.request.Request(f"http://{address}{path}", method=method, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - http, as above
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def said(address: str, *parts: bytes) -> bytes:
+    """What comes back for these bytes."""
+    reader, writer = await asyncio.open_connection(*door.parse(address))
+    for part in parts:
+        writer.write(part)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other side ends it, one way or another."""
+    heard = bytearray()
+    async with asyncio.timeout(10):
+        try:
+            while some := await reader.read(2**16):
+                heard += some
+        except ConnectionError:
+            pass
+    return bytes(heard)
+
+
+async def test_metrics_are_openmetrics_for_who_asks_for_that_and_text_for_others():
+    registry = CollectorRegistry()
+    Counter("autoclave_things", "Things.", registry=registry).inc(3, {"receipt": "abc"})
+    async with opened(registry) as address:
+        status, kind, text = await get(address, "/metrics", Accept=OPENMETRICS)
+        assert (status, kind.split(";")[0]) == (200, "application/openmetrics-text")
+        (family,) = text_string_to_metric_families(text)
+        (sample,) = (it for it in family.samples if it.name == "autoclave_things_total")
+        assert sample.exemplar is not None
+        assert (sample.value, sample.exemplar.labels) == (3.0, {"receipt": "abc"})
+        status, kind, text = await get(address, "/metrics?name=x")
+        assert (status, kind.split(";")[0]) == (200, "text/plain")
+        assert "autoclave_things_total 3.0" in text
+
+
+async def test_who_lives_is_healthy_and_who_is_ready_has_no_obstacles():
+    obstacles = ["the ledger cannot be written", "no device was found"]
+    async with opened(obstacles=lambda: obstacles) as address:
+        assert (await get(address, "/healthz"))[::2] == (200, "ok\n")
+        status, _, text = await get(address, "/readyz")
+        assert (status, text) == (
+            503,
+            "not ready: the ledger cannot be written\nnot ready: no device was found\n",
+        )
+        obstacles.clear()
+        assert (await get(address, "/readyz"))[::2] == (200, "ready\n")
+
+
+async def test_head_has_no_body_and_other_places_and_methods_are_told():
+    async with opened() as address:
+        assert (await get(address, "/healthz", "HEAD"))[::2] == (200, "")
+        assert (await get(address, "/else"))[0] == 404
+        assert (await get(address, "/metrics", "POST"))[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\n" + b"a" * 9000 + b"\r\n\r\n", b"431"),
+        (b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"400"),
+    ],
+)
+async def test_what_is_no_question_is_told_so(asked, status):
+    async with opened() as address:
+        assert (await said(address, asked)).split(b" ")[1] == status
+
+
+async def test_who_says_nothing_keeps_nobody_waiting_and_is_cut_off(monkeypatch):
+    monkeypatch.setattr(door, "PATIENCE", 0.3)
+    async with opened() as address:
+        silent = [await asyncio.open_connection(*door.parse(address)) for _ in range(20)]
+        assert (await get(address, "/healthz"))[0] == 200
+        for reader, writer in silent:
+            assert await all_of(reader) == b""
+            writer.close()
+
+
+async def test_who_does_not_read_his_answer_is_cut_off(monkeypatch):
+    monkeypatch.setattr(door, "PATIENCE", 0.3)
+
+    class Much(Collector):
+        def collect(self) -> Iterator[Metric]:
+            family = Metric("autoclave_much", "Much.", "gauge")
+            for number in range(300_000):
+                family.add_sample("autoclave_much", {"number": str(number)}, 1.0)
+            yield family
+
+    registry = CollectorRegistry()
+    registry.register(Much())
+    async with opened(registry) as address:
+        reader, writer = await asyncio.open_connection(*door.parse(address), limit=16)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        first = await reader.readuntil(b" ")  # it has begun, and now nobody reads
+        assert first == b"HTTP/1.1 "
+        assert (await get(address, "/healthz"))[0] == 200
+        await asyncio.sleep(0.5)  # what is awaited is that nothing comes
+        head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
+        assert len(body) < int(head.split(b"Content-Length: ")[1].split()[0])
+        writer.close()
+
+
+async def test_too_many_at_a_time_are_turned_away(monkeypatch):
+    monkeypatch.setattr(door, "MOST", 2)
+    async with opened() as address:
+        held = [await asyncio.open_connection(*door.parse(address)) for _ in range(2)]
+        reader, writer = await asyncio.open_connection(*door.parse(address))
+        assert await all_of(reader) == b""
+        for _, each in (*held, (reader, writer)):
+            each.close()
+
+
+async def test_figures_that_cannot_be_made_are_an_error_and_the_door_stays_open():
+    class Broken(Collector):
+        broken = False  # it is asked when it is registered, too
+
+        def collect(self) -> Iterator[Metric]:
+            if self.broken:
+                raise RuntimeError("broken")
+            yield Metric("autoclave_whole", "Whole.", "gauge")
+
+    registry, collector = CollectorRegistry(), Broken()
+    registry.register(collector)
+    collector.broken = True
+    async with opened(registry) as address:
+        assert (await get(address, "/metrics"))[0] == 500
+        assert (await get(address, "/healthz"))[0] == 200
+
+
+async def test_an_address_that_is_taken_is_told_with_the_flag():
+    async with opened() as address:
+        with pytest.raises(FatalError, match=r"cannot show metrics at .*: address already in use.*--metrics-address"):
+            async with door.Door(CollectorRegistry(), list).serve(address):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [("127.0.0.1:9475", ("127.0.0.1", 9475)), ("[::1]:0", ("::1", 0)), ("node.example:80", ("node.example", 80))],
+)
+def test_addresses(address, parsed):
+    assert door.parse(address) == parsed
+
+
+@pytest.mark.parametrize(
+    "address", ["", "9475", ":9475", "host:", "host:65536", "::1:9475", "[::1]", "[host]:1", "a:-1"]
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match=r"expected|address"):
+        door.parse(address)

@@ -1,0 +1,195 @@
+"""When a job looks and when its worker begins: what changes anything is begun after the look that allows it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
+from scrubber.engine import Surroundings
+from scrubber.jobs import Jobs
+from scrubber.steps.child import BrokenError
+from tests.service.asking import rows
+from tests.service.hand import Hand
+from tests.service.node import Kind
+
+READS = [Step.VERIFY, Step.HEALTH]
+A_WHILE = 2.0  # longer than any step takes
+
+
+class Words(list[str]):
+    """What was told so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = asyncio.Event()
+
+    def say(self, word: str) -> None:
+        self.append(word)
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def until(self, word: str) -> None:
+        async with asyncio.timeout(60):
+            while word not in self:
+                await self._more.wait()
+
+
+class Eyes(Jobs):
+    """Tells when it looks, and takes its time over it."""
+
+    heard: Words
+    takes = 0.0
+    blinded = 0  # so many looks at a verify can tell nothing
+    cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
+
+    def _surroundings(self, running) -> Surroundings:
+        around = super()._surroundings(running)
+
+        async def look() -> Facts:
+            self.heard.say("looks")
+            facts = await around.look()
+            await asyncio.sleep(self.takes)
+            self.heard.say("has looked")
+            if self.blinded and running.step is Step.VERIFY:
+                Eyes.blinded -= 1
+                return replace(facts, holders=None)
+            return facts
+
+        async def note(event) -> None:
+            await around.note(event)
+            begins = isinstance(event, ev.StepStarted)
+            step = event.step if begins else event.result.step
+            self.heard.say(f"step-{'started' if begins else 'finished'} {step.value}")
+            if self.heard[-1] == "step-finished clear":
+                self.cleared()
+
+        return replace(around, look=look, note=note)
+
+
+class Busy(Hand):
+    """Tells when it begins a step."""
+
+    async def do(self, step, *rest):
+        Eyes.heard.say(f"does {step.value}")
+        result = await super().do(step, *rest)
+        Eyes.heard.say(f"did {step.value}")
+        return result
+
+
+@pytest.fixture
+async def seen(build, monkeypatch):
+    """A clean world whose jobs are listened to from now on."""
+    monkeypatch.setattr(Eyes, "heard", Words(), raising=False)
+    world = build(gpus=1, hand=Busy, jobs=Eyes)
+    await world.start()
+    await world.clean()
+    Eyes.heard.clear()
+    return world
+
+
+async def scrubbed(world, path):
+    running = await world.service.scrub(world.uuids[0], path)
+    await running.finished.wait()
+    return running
+
+
+async def test_each_step_that_changes_something_has_one_look_of_its_own_before_it_and_a_reset_two(seen):
+    await scrubbed(seen, Path.SLOW)
+    look = ["looks", "has looked"]
+    for step in set(Step) - set(READS):
+        begun = Eyes.heard.index(f"step-started {step.value}") + 1
+        before = Eyes.heard[begun : Eyes.heard.index(f"does {step.value}")]
+        assert before == look * (2 if step is Step.RESET else 1), step
+
+
+@pytest.mark.parametrize("step", READS)
+async def test_a_step_that_only_reads_is_begun_while_its_look_is_taken_and_counts_after_it(seen, monkeypatch, step):
+    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    await scrubbed(seen, Path.FAST)
+    begun = Eyes.heard.index(f"step-started {step.value}") + 1
+    heard = [it for it in Eyes.heard[begun : Eyes.heard.index(f"step-finished {step.value}")] if it != "looks"]
+    assert heard == [f"does {step.value}", f"did {step.value}", "has looked"]
+
+
+async def test_what_a_step_has_read_is_nothing_when_its_look_shows_somebody(seen, monkeypatch):
+    """Also when it has long been done, and whoever was there has gone again."""
+    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    world, device = seen, seen.uuids[0]
+    guests = []
+    monkeypatch.setattr(Eyes, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
+    running = await world.service.scrub(device, Path.FAST)
+    await Eyes.heard.until("did verify")
+    assert "step-finished verify" not in Eyes.heard
+    for guest in guests:
+        world.node.leave(guest)
+    await running.finished.wait()
+    last = rows(world, ev.StepFinished, device)[-1].result
+    assert (last.step, last.outcome, last.blame) == (Step.VERIFY, Outcome.ABORTED, Blame.TENANT)
+    assert running.receipt is None
+    assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
+
+
+@pytest.mark.parametrize(("blinded", "outcome"), [(1, Outcome.DIED), (2, Outcome.ABORTED)])
+async def test_a_worker_that_dies_under_a_look_is_looked_past_once(seen, monkeypatch, blinded, outcome):
+    """The driver lists it and it is gone: who has the device cannot be told in that moment."""
+
+    async def die(self, step, path, *rest) -> StepResult:
+        if step is Step.VERIFY:
+            return StepResult(step, path, Outcome.DIED, 0.0, blame=Blame.SERVICE)
+        return await Hand.do(self, step, path, *rest)
+
+    monkeypatch.setattr(Busy, "do", die)
+    monkeypatch.setattr(Eyes, "blinded", blinded)
+    running = await scrubbed(seen, Path.FAST)
+    last = rows(seen, ev.StepFinished, seen.uuids[0])[-1].result
+    assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
+
+
+async def test_a_worker_is_made_while_its_first_step_is_looked_at(seen, monkeypatch):
+    hire = seen.life.jobs._spawn
+
+    async def slowly(*who) -> Hand:
+        await asyncio.sleep(A_WHILE)
+        hand: Hand = await hire(*who)
+        return hand
+
+    monkeypatch.setattr(seen.life.jobs, "_spawn", slowly)
+    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    running = await seen.service.scrub(seen.uuids[0], Path.FAST)
+    began = seen.loop.time()
+    await Eyes.heard.until("does evict")
+    assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+@pytest.mark.parametrize("made", ["in time", "never", "too late"])
+async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(seen, monkeypatch, made):
+    """The fence says no while it is being made; whether it is there by then or could not be had is all the same."""
+    world, device = seen, seen.uuids[0]
+    hire, hands = world.life.jobs._spawn, list[Hand]()
+
+    async def slowly(*who) -> Hand:
+        if made == "never":
+            raise BrokenError("cannot start a worker")
+        if made == "too late":
+            await asyncio.sleep(60)
+        hands.append(await hire(*who))
+        return hands[-1]
+
+    monkeypatch.setattr(world.life.jobs, "_spawn", slowly)
+    monkeypatch.setattr(Eyes, "takes", A_WHILE)
+    running = await world.service.scrub(device, Path.FAST)
+    world.intrude(device, container=True)
+    began = world.loop.time()
+    await running.finished.wait()
+    assert world.loop.time() - began < 2 * A_WHILE
+    assert (world.record(device).state, running.receipt) == (State.DIRTY, None)
+    assert not [it for it in Eyes.heard if it.startswith("does")]
+    assert len(hands) == (made == "in time")
+    assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
+    assert not world.life.sight._ours

@@ -1,0 +1,80 @@
+"""A process that no signal ends takes its device out in the end; whoever may be there never does, however long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.core.model import Ailment, State
+
+GIVE_UP = 600.0  # of the default policy
+LAST_TRY = 70.0  # seconds at most from then to the end of the scrub that finds it: a pause, and the scrub
+LONG = 1000.0
+
+
+async def left_behind(world, *, stuck):
+    """A device whose tenant is gone, but for a process."""
+    device = world.uuids[0]
+    tenant = await world.tenancy(device)
+    await asyncio.sleep(5)
+    [process] = world.node.gpus[device].users()
+    process.stuck = stuck
+    world.node.end_container(tenant, leaving=True)
+    return device, process
+
+
+async def test_a_leftover_that_cannot_be_ended_is_waited_for_and_then_the_reason_of_a_quarantine(world):
+    device, process = await left_behind(world, stuck=True)
+    await asyncio.sleep(GIVE_UP - 5)
+    assert world.state(device) is not State.QUARANTINED
+    assert world.record(device).setback.count > 5, "it was told to end again and again"
+    await asyncio.sleep(LAST_TRY)
+    out = world.record(device).quarantine
+    assert (out.sickness.ailment, out.by, out.next_probe is None) == (Ailment.STUCK_PROCESS, "autoclave", False)
+    assert process.alive
+    rows = len(world.truth.entries)
+    await asyncio.sleep(LONG)
+    assert [it for it in world.truth.entries[rows:] if it.device == device] == [], "nothing is tried while it is there"
+    world.node.leave(process)
+    await world.clean(device)
+    assert (world.record(device).returns, world.record(device).setback) == ((), None)
+    await world.tenancy(device)
+
+
+async def test_a_reboot_brings_it_back(world):
+    device, _ = await left_behind(world, stuck=True)
+    await asyncio.sleep(GIVE_UP + LAST_TRY)
+    assert world.state(device) is State.QUARANTINED
+    await world.die()
+    world.node.reboot()
+    await world.start()
+    await world.clean(device)
+    assert world.record(device).receipt.path.value == "slow"
+
+
+@pytest.mark.parametrize("container", [True, False], ids=["another pod's", "the host's"])
+async def test_whoever_is_waited_for_is_never_given_up(world, container):
+    device = world.uuids[0]
+    process = world.intrude(device, container=container)
+    process.stuck = True
+    await asyncio.sleep(LONG)
+    assert (world.state(device), process.alive) == (State.DIRTY, True)
+    assert world.record(device).setback is None
+
+
+async def test_a_leftover_under_a_policy_that_waits_is_never_given_up(build):
+    world = build(policy="observe")
+    await world.start()
+    device, process = await left_behind(world, stuck=True)
+    await asyncio.sleep(LONG)
+    assert (world.record(device).quarantine, process.alive) == (None, True)
+
+
+async def test_the_time_goes_on_over_a_restart_of_the_service(world):
+    device, _ = await left_behind(world, stuck=True)
+    await asyncio.sleep(GIVE_UP / 2)
+    await world.die()
+    await world.start()
+    await asyncio.sleep(GIVE_UP / 2 + LAST_TRY)
+    assert world.record(device).quarantine.sickness.ailment is Ailment.STUCK_PROCESS

@@ -1,0 +1,97 @@
+"""Each job leaves one line in the log, however it ends; there stands why, and nowhere else above level debug."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from scrubber.core.model import Path, Trigger
+from scrubber.running import Running
+from scrubber.steps.child import BrokenError
+from tests.service.hand import Hand
+from tests.service.world import World
+
+Befalls = Callable[[World, Running], Awaitable[None]]
+
+
+class NoMore(Hand):
+    """No worker is to be had."""
+
+    def __init__(self, *_: object) -> None:
+        raise BrokenError("cannot start a worker")
+
+
+class Broken(Hand):
+    """A fault of ours."""
+
+    def __init__(self, *_: object) -> None:
+        raise ZeroDivisionError
+
+
+async def nothing(_world: World, _running: Running) -> None:
+    """It is left to itself."""
+
+
+async def at_once(world: World, running: Running) -> None:
+    """Called off before its first turn."""
+    await world.service.jobs.cut(running.device)
+
+
+async def on_the_way(world: World, running: Running) -> None:
+    """Called off in the middle."""
+    await asyncio.sleep(0.3)
+    await world.service.jobs.cut(running.device)
+
+
+async def no_room(world: World, _running: Running) -> None:
+    """The disk is full from the middle on."""
+    await asyncio.sleep(0.3)
+    world.life.disk.full = True
+
+
+@pytest.mark.parametrize(
+    ("hand", "befalls", "outcome", "level", "more"),
+    [
+        (Hand, nothing, "ok", "info", {"receipt", "seconds"}),
+        (NoMore, nothing, "failed", "warning", {"why", "seconds"}),
+        (Hand, at_once, "cancelled", "warning", {"why", "seconds"}),
+        (Hand, on_the_way, "cancelled", "warning", {"why", "seconds"}),
+        (Hand, no_room, "unrecorded", "error", {"error", "seconds"}),
+        (Broken, nothing, "fault", "error", {"exc_info", "seconds"}),
+    ],
+)
+async def test_every_end_of_a_job_is_one_line(
+    build: Callable[..., World], hand: type[Hand], befalls: Befalls, outcome: str, level: str, more: set[str]
+) -> None:
+    world = build(hand=hand, gpus=1)
+    await world.start(watching=False)
+    await asyncio.sleep(100)  # what the first look begins is over
+    device = world.uuids[0]
+    with capture_logs() as lines:
+        running = await world.service.scrub(device, Path.SLOW, op="0b0b0b0b")
+        await befalls(world, running)
+        await running.finished.wait()
+    shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]
+    (told,) = shown
+    assert (told["event"], told["outcome"], told["log_level"], told["op"]) == ("job ended", outcome, level, "0b0b0b0b")
+    assert (told["device"], told["job"], told["path"], told["trigger"]) == (device, running.id, "slow", "request")
+    assert told["state"] == world.state(device).value
+    known = {"event", "outcome", "log_level", "op", "device", "job", "path", "trigger", "state", "room"}
+    assert told.keys() - known == more
+    world.life.disk.full = False
+
+
+async def test_a_job_that_is_cut_before_its_first_turn_is_told_of_as_well(world: World) -> None:
+    device = world.uuids[0]
+    ruling = world.service.rulebook.ruling(world.record(device).device)
+    with capture_logs() as lines:
+        # not by ``begin``: it comes back a turn later
+        running = await world.service.jobs._begin(device, Path.FAST, Trigger.REQUEST, ruling, "0b0b0b0b", "ann")
+        await world.service.jobs.cut(device)
+    assert (running.done, running.step) == (0, None)
+    shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]
+    assert shown == [("job ended", "cancelled", 0.0)]

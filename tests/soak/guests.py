@@ -1,0 +1,254 @@
+"""The runtime of the long soak: containers are tenants that look for themselves, and so is whoever sits beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from plugin.kubelet_api import deviceplugin_pb2
+from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.runtime import CannotCreate, Devices
+from scrubber.cli.containers import Containers
+from scrubber.devices.simulated import containers, layout
+
+Key = tuple[str, str]  # pod UID, container
+Process = asyncio.subprocess.Process
+PROGRAM = Path(__file__).with_name("tenant.py")
+ENDS_WITHIN = 20.0  # seconds for a process that was told to end, on a machine that has much to do
+KILLED = (-signal.SIGTERM, -signal.SIGKILL)
+
+
+@dataclass
+class Words:
+    """What tenants tell: files in a directory, and what a tenant says that fails by itself."""
+
+    directory: Path
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir()
+        self.errors.touch()
+
+    @property
+    def errors(self) -> Path:
+        """Stands there from the beginning, empty."""
+        return self.directory / "errors"
+
+    def told(self) -> list[str]:
+        """Everything until now."""
+        files = (it for it in sorted(self.directory.iterdir()) if not it.name.startswith("."))
+        return [text for it in files if (text := it.read_text())]
+
+    async def begin(self, uid: str, deeds: str, memories: Iterable[Path], container: str = "") -> Process | None:
+        """A tenant of a container, or of none, as soon as it says that it is there; None when it never does."""
+        environment = {containers.MARK: container} if container else {}
+        with self.errors.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(PROGRAM), str(self.directory), uid, deeds, *map(str, memories)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                env=environment,
+                start_new_session=True,
+            )
+        said = b""
+        try:
+            assert process.stdout is not None
+            said = await process.stdout.readline()
+        finally:
+            if not said:
+                await killed(process)
+        return process if said else None
+
+
+@dataclass(eq=False)
+class Guest:
+    """A process that no kubelet has started, on the GPU of a pod or of nobody."""
+
+    process: Process
+    what: str
+    may_be_killed: bool
+
+
+@dataclass
+class Seen:
+    """What came about."""
+
+    starts: Counter[str] = field(default_factory=Counter)  # by the container's kind
+    tenants: set[str] = field(default_factory=set)  # pods of which a container ran on a GPU
+    handovers: int = 0  # a GPU went from one pod to another
+    faults: list[str] = field(default_factory=list)
+
+
+class Guests(Containers):
+    """Runs tenants as containers, and guests beside them; whoever ends though nobody ended it is a fault."""
+
+    def __init__(self, simulated: Path) -> None:
+        super().__init__(simulated)
+        self.words = Words(simulated.parent / "words")
+        self.seen = Seen()
+        self.begun: Counter[Kind] = Counter()
+        self.careless: set[Key] = set()  # containers that leave a process behind at their next end
+        self.guests: set[Guest] = set()
+        self._on: dict[Key, tuple[str, ...]] = {}  # containers that run, to their GPUs
+        self._last: dict[str, str] = {}  # GPU to the pod that was on it last
+        self._shot: set[Process] = set()
+
+    async def start(
+        self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
+    ) -> None:
+        del response
+        uuids = tuple(uuid for ids in devices.values() for uuid in ids)
+        is_init = container.kind is Kind.INIT
+        deeds = "scan write check tell" if is_init else "scan write tell watch"
+        process = await self.words.begin(pod.uid, deeds, self._memories(uuids), pod.uid)
+        if process is None:
+            raise CannotCreate(f"{container.name} of {pod.name} did not come up: see what it told")
+        self._running.setdefault((pod.uid, container.name), []).append(process)
+        self._count(pod, container, uuids)
+        if is_init:
+            await self._ends_well(process, f"{container.name} of {pod.name}", may_be_killed=False)
+        else:
+            self._on[pod.uid, container.name] = uuids
+
+    async def stop(self, pod: Pod, container: Container) -> None:
+        key = (pod.uid, container.name)
+        if key in self.careless and self.lives(*key):
+            self.careless.discard(key)
+            await self.leave_behind(key)
+        self._on.pop(key, None)
+        await super().stop(pod, container)
+
+    def lives(self, uid: str, name: str) -> bool:
+        """Whether the container runs on a GPU at this moment."""
+        running = self._running.get((uid, name), ())
+        return (uid, name) in self._on and bool(running) and all(it.returncode is None for it in running)
+
+    def gpus(self, uid: str, name: str) -> tuple[str, ...]:
+        """Those that a container runs on."""
+        return self._on.get((uid, name), ())
+
+    def shoot(self, uid: str, name: str) -> None:
+        """Its processes are killed; nobody hears of it before ``stop``."""
+        for process in self._running[uid, name]:
+            if process.returncode is None:
+                self._shot.add(process)
+                process.kill()
+
+    async def leave_behind(self, key: Key, *, deaf: bool = False) -> None:
+        """Beside a container that runs: a process of the host that has its memory open, and watches it."""
+        deeds = "deaf tell wait watch" if deaf else "tell wait watch"
+        guest = await self._guest("leftover", key[0], deeds, self._on[key][:1], may_be_killed=True)
+        if guest is not None and self.lives(*key):
+            await self._go(guest)
+
+    @asynccontextmanager
+    async def importer(self, key: Key, by: str) -> AsyncIterator[bool]:
+        """A process of another pod has imported the memory of a container that runs; whether it came to that."""
+        guest = await self._guest("importer", key[0], "tell wait watch", self._on[key][:1], container=by)
+        async with self._staying(guest):
+            came = guest is not None and self.lives(*key)
+            if guest is not None and came:
+                await self._go(guest)
+            yield came
+
+    @asynccontextmanager
+    async def foreigner(self, uid: str, uuid: str) -> AsyncIterator[Guest | None]:
+        """A process of the host has a GPU open; it writes there as soon as ``welcome`` says so."""
+        guest = await self._guest("foreigner", uid, "tell wait write watch", (uuid,), may_be_killed=True)
+        async with self._staying(guest):
+            yield guest
+
+    async def welcome(self, guest: Guest, uid: str, uuid: str) -> None:
+        """It writes from now on, and is nobody's leftover: it was there when the GPU was nobody's."""
+        guest.may_be_killed = False
+        self._last[uuid] = uid
+        await self._go(guest)
+
+    async def end_guests(self) -> None:
+        """Those that are left."""
+        for guest in list(self.guests):
+            await self._end_guest(guest)
+
+    async def clear_away(self) -> None:
+        await self.end_guests()
+        await super().clear_away()
+
+    def _memories(self, uuids: Collection[str]) -> list[Path]:
+        return [layout.find(self._simulated, uuid).memory for uuid in uuids]
+
+    def _count(self, pod: Pod, container: Container, uuids: Collection[str]) -> None:
+        self.begun[container.kind] += 1
+        self.seen.starts[container.kind.value] += 1
+        if uuids:
+            self.seen.tenants.add(pod.uid)
+        for uuid in uuids:
+            before = self._last.get(uuid)
+            self.seen.handovers += before not in (None, pod.uid)
+            self._last[uuid] = pod.uid
+
+    async def _guest(
+        self,
+        what: str,
+        uid: str,
+        deeds: str,
+        uuids: Collection[str],
+        container: str = "",
+        *,
+        may_be_killed: bool = False,
+    ) -> Guest | None:
+        process = await self.words.begin(uid, deeds, self._memories(uuids), container)
+        if process is None:
+            return None
+        guest = Guest(process, f"the {what} on {', '.join(uuids)}", may_be_killed)
+        self.guests.add(guest)
+        return guest
+
+    async def _go(self, guest: Guest) -> None:
+        assert guest.process.stdin is not None
+        guest.process.stdin.write(b"\n")
+
+    @asynccontextmanager
+    async def _staying(self, guest: Guest | None) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            if guest is not None:
+                await self._end_guest(guest)
+
+    async def _end_guest(self, guest: Guest) -> None:
+        self.guests.discard(guest)
+        await self._ends_well(guest.process, guest.what, may_be_killed=guest.may_be_killed)
+
+    async def _end(self, uid: str, name: str) -> None:
+        """Told to end; it looks once more. A sandbox has nothing to look at."""
+        if not name:
+            await super()._end(uid, name)
+        for process in self._running.pop((uid, name), ()):
+            await self._ends_well(process, f"{name} of {uid}", may_be_killed=False)
+
+    async def _ends_well(self, process: Process, who: str, *, may_be_killed: bool) -> None:
+        try:
+            assert process.stdin is not None
+            process.stdin.close()
+            async with asyncio.timeout(ENDS_WITHIN):
+                code = await process.wait()
+        finally:
+            if process.returncode is None:  # the kubelet died while we waited, or it does not end
+                self._shot.add(process)
+            await killed(process)
+        shot = may_be_killed or process in self._shot
+        if code != 0 and not (shot and code in KILLED):
+            self.seen.faults.append(f"{who} (pid {process.pid}) ended with {code}, and nobody here has ended it")
+
+
+async def killed(process: Process) -> None:
+    """It is gone, whatever it was doing."""
+    if process.returncode is None:
+        process.kill()
+    await asyncio.shield(process.wait())

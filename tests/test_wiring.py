@@ -1,0 +1,140 @@
+"""Parts that work only if the program gives them the right others: the whole service, put together as it always is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from scrubber.api import client
+from scrubber.cli import asking
+from scrubber.core import view
+from scrubber.devices.simulated import tenants
+from tests.live import Service
+
+WITHIN = 10.0
+ROUNDLESS = """
+from scrubber import cli
+from scrubber.devices.simulated.backend import Simulated
+Simulated.pace = 3600.0
+cli.main()
+"""
+QUICK = "name: quick\ndefaults: {paths: {first_look: fast}, clear: {passes: zero}%s}\n"
+POD = str(uuid.uuid4())
+
+
+def policy(root: Path, words: str = "") -> Path:
+    file = root / "policy.yaml"
+    file.write_text(QUICK % words)
+    return file
+
+
+@contextmanager
+def guest(pid: int) -> Iterator[int]:
+    """A process that is gone afterwards, by its pidfd."""
+    handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        select.select([handle], [], [], WITHIN)
+        os.close(handle)
+
+
+class Roundless(Service):
+    """After its first round the next one does not come while a test lasts."""
+
+    def start(self, until: str = "serving") -> None:
+        self.command[1:3] = ["-c", ROUNDLESS]
+        super().start(until)
+
+
+@pytest.fixture
+def roundless(short_tmp: Path) -> Iterator[Service]:
+    """One clean GPU that nobody looks after but because of what happens to it."""
+    it = Roundless(short_tmp, 1, "--policy", policy(short_tmp))
+    yield it
+    it.stop()
+
+
+def test_whoever_sees_a_tenant_tells_the_monitor_of_its_end_so_that_it_waits_for_no_round(roundless: Service) -> None:
+    device = roundless.settled(0, "clean").device
+
+    async def tenancy() -> None:
+        async with client.Scrubber(roundless.run_dir / "scrubber.sock") as scrubber:
+            await scrubber.acquire([device], announced=True)
+            with guest(tenants.occupy(roundless.simulated_dir, device, b"secret", POD)):
+                await scrubber.start([device], POD)
+
+    async def clean(admin: client.Admin) -> view.DeviceStatus:
+        """Its status once it is clean again, told row by row: it was exposed when this is asked."""
+        status = await admin.status()
+        async with asyncio.timeout(WITHIN):
+            while status.devices[0].state != "clean":
+                status = await admin.status(newer_than=status.service.ledger_rows, wait=WITHIN)
+        return status.devices[0]
+
+    before = roundless.settled(0, "clean").receipt
+    asyncio.run(tenancy())
+    after = asking.ask(roundless.run_dir, clean).receipt
+    assert before is not None
+    assert after is not None
+    assert (after.previous, after.processes_found) == (before.digest, 0)
+
+
+@pytest.fixture
+def service(short_tmp: Path) -> Iterator[Service]:
+    """One clean GPU; a pod of the namespace ``tools`` may have it open, with a program that tests can run."""
+    logs = short_tmp / "elsewhere"
+    (logs / f"tools_exporter-x_{POD}").mkdir(parents=True)
+    words = f", evict: {{bystanders: ['tools:{Path(sys.executable).resolve()}']}}"
+    it = Service(short_tmp, 1, "--policy", policy(short_tmp, words), "--pod-logs-dir", logs)
+    it.settled(0, "clean")
+    yield it
+    if it.process.poll() is None:
+        it.stop()
+
+
+def scrub(service: Service) -> view.ScrubResult:
+    """A scrub that somebody asks for, as it ends."""
+
+    async def ask(admin: client.Admin) -> view.ScrubResult:
+        results = [update.result async for update in admin.scrub(["0"])]
+        assert results[-1] is not None
+        return results[-1]
+
+    return asking.ask(service.run_dir, ask)
+
+
+def test_bystanders_are_known_by_the_directory_where_the_kubelet_of_this_node_keeps_its_logs(service: Service) -> None:
+    """By the service, which would call it a user, and by its workers, which would wait for it to leave."""
+    device = service.settled(0, "clean").device
+    with guest(tenants.occupy(service.simulated_dir, device, b"", POD)) as handle:
+        done = scrub(service)
+        assert (done.clean, done.why) == (True, "")
+        assert not select.select([handle], [], [], 0)[0]
+    service.stop()
+    assert [line for line in service.heard if "no longer clean" in line] == []
+
+
+def test_whoever_uses_a_clean_gpu_unasked_is_told_in_one_warning_and_is_left_alone(service: Service) -> None:
+    device = service.settled(0, "clean").device
+    pid = tenants.zombie(service.simulated_dir, device)
+    with guest(pid) as handle:
+        told = service.hear("unauthorised use")
+        assert (told["level"], told["device"]) == ("warning", device)
+        assert f"(pid {pid}, no container): unauthorised use" in told["event"]
+        assert "it is used by" in scrub(service).why
+        assert not select.select([handle], [], [], 0)[0]
+    service.settled(0, "clean")
+    service.stop()
+    assert sum("unauthorised use" in line for line in service.heard) == 1
