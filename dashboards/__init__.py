@@ -1,1 +1,1 @@
-"""Dashboards as code, alert rules and runbooks. Not written yet; this package keeps its place and its contracts."""
+"""Dashboards as code (``build``) and as they are committed (``shipped``), alert rules and runbooks."""

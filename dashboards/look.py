@@ -1,0 +1,76 @@
+"""How things look, the same on every page: the colours of states, the words for numbers, what makes a figure alarming.
+
+The colours are Okabe's and Ito's, which people with any colour vision can tell apart; a test measures it.
+"""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+from grafana_foundation_sdk.models.dashboard import Threshold, ValueMap, ValueMapping, ValueMappingResult
+
+from scrubber.core.model import State, Step, Trigger
+
+GREEN, YELLOW, ORANGE, VERMILLION = "#009E73", "#F0E442", "#E69F00", "#D55E00"
+SKY, BLUE, PURPLE, GREY = "#56B4E9", "#0072B2", "#CC79A7", "#999999"
+GOOD, WARN, BAD, PLAIN = GREEN, ORANGE, VERMILLION, "text"
+
+STATES = {
+    State.UNKNOWN: GREY,
+    State.DIRTY: ORANGE,
+    State.SCRUBBING: YELLOW,
+    State.CLEAN: GREEN,
+    State.GRANTED: SKY,
+    State.EXPOSED: BLUE,
+    State.QUARANTINED: VERMILLION,
+}
+STATE_COLOURS = {state.value: colour for state, colour in STATES.items()}
+HEALTH_COLOURS = {"/ healthy$/": GREEN, "/ unhealthy$/": ORANGE}
+PATH_COLOURS = {"fast": SKY, "slow": PURPLE}
+QUANTILE_COLOURS = {"p50": SKY, "p95": ORANGE, "p99": VERMILLION}
+
+# Drawn where a figure is not there although everything works, so that it is not taken for a collector that failed.
+NONE = "none"
+NO_ROW = -1
+
+
+def apart(*names: str) -> dict[str, str]:
+    """Colours for a few names that are neither good nor bad, so that neighbours differ."""
+    return dict(zip(names, cycle((SKY, ORANGE, GREEN, PURPLE, YELLOW, BLUE)), strict=False))
+
+
+def words(said: dict[float, tuple[str, str]]) -> list[ValueMapping]:
+    """Numbers shown as words, each in its colour."""
+    results = {
+        f"{number:g}": ValueMappingResult(text=word, color=colour, index=place)
+        for place, (number, (word, colour)) in enumerate(said.items())
+    }
+    return [ValueMap(options=results)]
+
+
+STEP_COLOURS = apart(*(step.value for step in Step))
+TRIGGER_COLOURS = apart(*(trigger.value for trigger in Trigger))
+NUMBER_OF = {state: number for number, state in enumerate(State)}
+STATE_WORDS = words({number: (state.value, STATES[state]) for state, number in NUMBER_OF.items()})
+
+
+def yes_or_no(yes: str, no: str) -> list[ValueMapping]:
+    """1 is good, 0 is not."""
+    return words({1: (yes, GOOD), 0: (no, BAD)})
+
+
+def no_or_yes(no: str, yes: str) -> list[ValueMapping]:
+    """0 is good, 1 is not."""
+    return words({0: (no, GOOD), 1: (yes, BAD)})
+
+
+Levels = tuple[tuple[float, str], ...]
+
+NEUTRAL: Levels = ()  # a figure that is neither good nor bad
+SHOULD_BE_ZERO: Levels = ((0, GOOD), (1, BAD))
+BETTER_ZERO: Levels = ((0, GOOD), (1, WARN))
+
+
+def steps(levels: Levels) -> list[Threshold]:
+    """A colour from each of these values on; without any, Grafana would put a red from 80 on."""
+    return [Threshold(value=None, color=PLAIN), *(Threshold(value=value, color=colour) for value, colour in levels)]

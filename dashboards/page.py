@@ -1,0 +1,150 @@
+"""A page: what stands at its top, and bands of panels laid out from left to right.
+
+Classic schema: what sidecars and operators read, and every Grafana from 12 on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as grafana
+from grafana_foundation_sdk.models import prometheus
+
+from dashboards.look import BAD
+from dashboards.panels import SOURCE
+from dashboards.query import DEVICE_ID, Scope, most
+from scrubber.metrics import DEVICE, QUARANTINED
+
+TAG = "autoclave"
+WIDTH = 24
+EVERYTHING = ".*"
+AT_THE_TOP = ""  # the library would hide it in a menu
+
+ABOUT = {
+    "cluster": "Where several clusters meet in one Prometheus; All where there is only one.",
+    "node": "The label that the PodMonitor puts on, or whoever scrapes.",
+    "gpu": "The index, and for a slice its number there: 0:1.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Panels of one height under one heading; a folded one is opened by whoever looks for it, and asks nothing."""
+
+    heading: str
+    height: int
+    panels: tuple[tuple[int, grafana.Panel], ...]  # each with its width, of 24
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A dashboard. ``uid`` is what links and bookmarks rest on: it never changes."""
+
+    uid: str
+    title: str
+    about: str
+    scope: Scope
+    bands: tuple[Band, ...]
+    one: tuple[str, ...] = ()  # the variables that have one value, and not several or all
+
+    def build(self) -> grafana.Dashboard:
+        """All of it, as Grafana has it."""
+        return grafana.Dashboard(
+            uid=self.uid,
+            title=self.title,
+            description=self.about,
+            tags=[TAG],
+            editable=False,
+            refresh="30s",
+            graph_tooltip=grafana.DashboardCursorSync.CROSSHAIR,
+            time=grafana.DashboardDashboardTime(from_val="now-3h", to="now"),
+            links=[_others()],
+            templating=grafana.DashboardDashboardTemplating(list_val=list(self._variables())),
+            annotations=grafana.AnnotationContainer(list_val=[self._quarantines()]),
+            panels=self._laid_out(),
+        )
+
+    def text(self) -> str:
+        """All of it, as it is committed."""
+        return json.dumps(self.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    def _variables(self) -> Iterator[grafana.VariableModel]:
+        yield grafana.VariableModel(
+            type_val=grafana.VariableType.DATASOURCE, name="datasource", label="Data source", query="prometheus",
+            description="The Prometheus that scrapes Autoclave.",
+        )  # fmt: skip
+        before: tuple[str, ...] = ()
+        for name in self.scope.variables:
+            values = f"label_values({Scope(before).of(DEVICE)}, {name})"
+            several = name not in self.one
+            yield grafana.VariableModel(
+                type_val=grafana.VariableType.QUERY, name=name, label=name.upper() if name == "gpu" else name.title(),
+                description=ABOUT[name], datasource=SOURCE, query={"query": values, "refId": name}, definition=values,
+                multi=several, include_all=several, all_value=EVERYTHING if several else None,
+                sort=grafana.VariableSort.NATURAL_ASC,
+                refresh=grafana.VariableRefresh.ON_TIME_RANGE_CHANGED,
+                current=grafana.VariableOption(text=["All"], value=["$__all"]) if several else None,
+            )  # fmt: skip
+            before = (*before, name)
+
+    def _quarantines(self) -> grafana.AnnotationQuery:
+        """Each time a device was taken out: the moment alone, or what is out for days would colour every panel."""
+        out = most(self.scope.of(QUARANTINED), *DEVICE_ID, "reason")
+        expression = f"{out} unless {out.removesuffix(')')} offset 1m)"
+        events = grafana.AnnotationQuery(
+            name="Quarantined", datasource=SOURCE, enable=True, icon_color=BAD, expr=expression, step="60s",
+            target=prometheus.Dataquery(ref_id="Quarantined", expr=expression, range_val=True, instant=False),
+            title_format="{{node}} GPU {{gpu}} is kept out", text_format="{{reason}}", tag_keys="cluster,node,gpu",
+        )  # fmt: skip
+        events.placement = AT_THE_TOP
+        return events
+
+    def _laid_out(self) -> list[grafana.Panel | grafana.RowPanel]:
+        made: list[grafana.Panel | grafana.RowPanel] = []
+        numbers, top = count(1), 0
+        for band in self.bands:
+            row = grafana.RowPanel(
+                id_val=next(numbers), title=band.heading, collapsed=band.folded, panels=[],
+                grid_pos=grafana.GridPos(x=0, y=top, w=WIDTH, h=1),
+            )  # fmt: skip
+            panels, below = _placed(band, top + 1, numbers)
+            made.append(row)
+            if band.folded:
+                row.panels, top = panels, top + 1
+            else:
+                made.extend(panels)
+                top = below
+        return made
+
+
+def link(uid: str, **labels: str) -> str:
+    """To another page, with the time and all that is chosen here, and what these fields of a row say."""
+    kept = [f"${{{name}:queryparam}}" for name in ("datasource", "cluster") if name not in labels]
+    chosen = [f"var-{name}=${{__data.fields.{field}}}" for name, field in labels.items()]
+    return f"/d/{uid}?" + "&".join(["${__url_time_range}", *kept, *chosen])
+
+
+def _placed(band: Band, top: int, numbers: Iterator[int]) -> tuple[list[grafana.Panel], int]:
+    left, placed = 0, []
+    for width, panel in band.panels:
+        if left + width > WIDTH:
+            left, top = 0, top + band.height
+        panel.id_val = next(numbers)
+        panel.grid_pos = grafana.GridPos(x=left, y=top, w=width, h=band.height)
+        placed.append(panel)
+        left += width
+    return placed, top + band.height
+
+
+def _others() -> grafana.DashboardLink:
+    pages = grafana.DashboardLink(
+        title="Autoclave", type_val=grafana.DashboardLinkType.DASHBOARDS, icon="external link", tags=[TAG],
+        tooltip="The other pages, with the same time and choice", as_dropdown=True, include_vars=True, keep_time=True,
+    )  # fmt: skip
+    pages.placement = AT_THE_TOP
+    return pages

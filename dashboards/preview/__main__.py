@@ -1,0 +1,63 @@
+"""``python -m dashboards.preview PROMETHEUS_URL OUT_DIR``: a picture of each page (``make preview``)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from dashboards import shipped
+from dashboards.preview import asking, drawing
+
+
+def _duration(_: click.Context, __: click.Parameter, said: str) -> str:
+    try:
+        asking.seconds(said or "1s")
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return said
+
+
+@click.command(help="A picture of each page, with the data of a Prometheus. A preview, not Grafana.")
+@click.argument("url", metavar="PROMETHEUS_URL")
+@click.argument("out", metavar="OUT_DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--page", "uids", multiple=True, metavar="UID", help="Only this page; may be repeated.")
+@click.option("--theme", type=click.Choice(["light", "dark"]), default="dark", show_default=True)
+@click.option(
+    "--last",
+    metavar="TIME",
+    default="",
+    callback=_duration,
+    help="How much to show, as in 15m [default: what each page says].",
+)
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="A variable, as in gpu=3.")
+@click.option("--cells", type=click.IntRange(min=1), help="Only the top of each page, so many cells of its grid high.")
+def main(
+    url: str, out: Path, uids: tuple[str, ...], theme: str, last: str, choices: tuple[str, ...], cells: int | None
+) -> None:
+    """Ask, draw, and say where the pictures are."""
+    url, ends = url.rstrip("/"), time.time()
+    scrape = asking.scrape_interval(url)
+    chosen = {name: value for name, _, value in (choice.partition("=") for choice in choices)}
+    out.mkdir(parents=True, exist_ok=True)
+    site = drawing.prepared()
+    with drawing.served(site) as address:
+        for uid, page in sorted(shipped.pages().items()):
+            if uids and uid not in uids:
+                continue
+            span = last or page["time"]["from"].removeprefix("now-")
+            source = asking.Source(url, ends - asking.seconds(span), ends, scrape)
+            panels, values = asking.unfolded(page), asking.choices(page, source, chosen)
+            data = {
+                "dashboard": {**page, "panels": panels}, "theme": theme, "from": source.begins, "to": ends,
+                "span": span, "chosen": values, "asked": asking.asked(panels, source, values),
+                "marks": asking.marks(page, source, values),
+            }  # fmt: skip
+            into = out / f"{uid}.png"
+            drawing.picture(site, address, data, cells or asking.height(panels), into)
+            click.echo(f"{into} {into.stat().st_size // 1024} KiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The pages as they are shipped, and all that they ask. Needs nothing but what is installed with the program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+# What a page at its defaults looks at: everything, over an hour.
+EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__rate_interval": "2m", "__range": "3600s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One query of one panel, with all variables filled in. A range query is drawn over time."""
+
+    page: str
+    panel: str
+    ref: str
+    expression: str
+    instant: bool
+
+
+def pages() -> dict[str, dict[str, Any]]:
+    """Every page by its uid."""
+    folder = resources.files("dashboards") / "grafana"
+    texts = [file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".json")]
+    return {page["uid"]: page for page in map(json.loads, texts)}
+
+
+def panels(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """All panels of a page, those in folded bands too, without the headings."""
+    for panel in page["panels"]:
+        if panel["type"] == "row":
+            yield from panel["panels"]
+        else:
+            yield panel
+
+
+def questions(chosen: Mapping[str, str] | None = None) -> Iterator[Question]:
+    """All that is asked when these values are chosen (see ``EVERYTHING``): panels, then annotations."""
+    values = {**EVERYTHING, **(chosen or {})}
+    for uid, page in sorted(pages().items()):
+        for panel in panels(page):
+            for target in panel["targets"]:
+                expression = filled(target["expr"], values)
+                yield Question(uid, panel["title"], target["refId"], expression, target["instant"])
+        for event in page["annotations"]["list"]:
+            yield Question(uid, f"annotation {event['name']}", "A", filled(event["expr"], values), instant=False)
+
+
+def filled(expression: str, values: Mapping[str, str]) -> str:
+    """A query with its variables replaced."""
+    for name, value in values.items():
+        expression = expression.replace(f"${name}", value)
+    return expression

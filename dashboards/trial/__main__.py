@@ -1,0 +1,104 @@
+"""``make observe``: a node that has one bad day after the other, and a Prometheus that watches it, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dashboards.trial import day
+from dashboards.trial.day import DAY, EVENING, Act
+from dashboards.trial.node import GPUS, LOOPBACK, Node
+from dashboards.trial.prometheus import Prometheus, installed
+from scrubber.errors import AutoclaveError, FatalError
+
+FOLDER = Path(__file__).parents[1] / "grafana"
+PORT = 19475  # the first of three
+LASTS = 20.0  # seconds
+EVERY = 1.0
+MISSING = """
+Prometheus is not installed: there are figures, but nobody collects them.
+  Debian, Ubuntu: apt install prometheus (and then: systemctl disable --now prometheus, if you want none of your own)
+"""
+GRAFANA = """
+In Grafana (12 or newer):
+  1. Connections, Add new connection, Prometheus; URL http://{address}
+  2. Dashboards, New, Import, Upload: each file in {folder}
+  3. open Autoclave / Fleet; the other pages are linked at its top
+docs/observability.md says what each page answers, and follows three faults from page to page.
+"""
+
+
+async def observe(port: int, seconds: float) -> None:
+    """Until cancelled. An alert's condition must be true for a second here, and not for minutes."""
+    async with AsyncExitStack() as ends:
+        node = Node(port)
+        ends.push_async_callback(node.clear_away)
+        await node.up()
+        tell(f"A node of {GPUS} simulated GPUs; its directory is {node.stage.root}")
+        tell(f"  scrub service  http://{node.service}/metrics")
+        tell(f"  device plugin  http://{node.plugin}/metrics")
+        if installed():
+            prometheus = Prometheus(port + 2, EVERY)
+            ends.push_async_callback(prometheus.clear_away)
+            await prometheus.start(node)
+            tell(f"  Prometheus     http://{prometheus.address}/alerts")
+            tell(GRAFANA.format(address=prometheus.address, folder=FOLDER))
+        else:
+            tell(MISSING)
+        while True:
+            await day.play(node, (*DAY, EVENING), partial(lasts, seconds), say)
+
+
+async def lasts(seconds: float, acts: Sequence[Act]) -> None:
+    """Each trouble stays for a while, so that it can be seen."""
+    alerts = ", ".join(alert for act in acts for alert in act.alerts)
+    if alerts:
+        tell(f"          fires: {alerts}")
+    await asyncio.sleep(seconds)
+
+
+def say(line: str) -> None:
+    """What happens now."""
+    tell(f"{time.strftime('%H:%M:%S')}  {line}")
+
+
+def tell(line: str) -> None:
+    """At once, also into a pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+    """Cancel this and nothing else: what it has begun is needed for its end."""
+    task = asyncio.create_task(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    await task
+
+
+def main(arguments: list[str]) -> int:
+    """The command. Ended by Ctrl-C or SIGTERM, which is no failure; what was started is ended then, too."""
+    parser = argparse.ArgumentParser(prog="make observe ARGS=...", description=__doc__)
+    parser.add_argument("--port", type=int, default=PORT, help=f"the first of three on {LOOPBACK} (default: {PORT})")
+    parser.add_argument("--lasts", type=float, default=LASTS, help=f"seconds for each trouble (default: {LASTS:g})")
+    chosen = parser.parse_args(arguments)
+    try:
+        asyncio.run(_until_told(observe(chosen.port, chosen.lasts)))
+    except asyncio.CancelledError:
+        tell("ended, and nothing is left of it")
+    except (AutoclaveError, FatalError, TimeoutError) as error:
+        sys.stderr.write(f"cannot go on: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,290 @@
+"""What every page keeps to: each rule takes a page as it is committed and names the faults that it finds.
+
+They are dashboard-linter's, and more. It would have ``job`` and ``instance`` in every query; ``cluster``, ``node`` and
+``gpu`` stand for them here: what people look for is a GPU on a node, and an instance is another one after a restart.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import promql_parser as promql
+
+from dashboards import look, shipped
+from scrubber.exposition.table import Kind
+from tests.dashboards import rulefiles
+from tests.dashboards.rulefiles import RECORDED, TABLE
+
+Page = dict[str, Any]
+SOURCE = "${datasource}"
+UNITS = {"watt": "_watts", "celsius": "_celsius", "bytes": "_bytes", "binBps": "_bytes", "s": "_seconds",
+         "percentunit": "_ratio|:ratio_| / "}  # fmt: skip
+CALL = re.compile(r"(\w+)\([^()]*\[([^\]]*)\](?: offset ([^()]*))?\)")
+WINDOW = re.compile(r"\[([^\]]*)\]")
+EMPTY_CELL = [{"matcher": {"id": "byRegexp", "options": "/.*/"}, "properties": [{"id": "noValue", "value": "-"}]}]
+COUNTING = {"rate", "increase"}
+COUNTERS = {
+    series for row in TABLE.values() for series in row.series if row.kind is Kind.COUNTER or row.kind is Kind.HISTOGRAM
+} | {"process_cpu_seconds_total"}
+
+
+def asked(page: Page) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every target, with the name of its panel; annotations are asked too."""
+    for panel in shipped.panels(page):
+        yield from ((panel["title"], target) for target in panel["targets"])
+    for event in page["annotations"]["list"]:
+        yield event["name"], event["target"]
+
+
+def parsed(target: dict[str, Any]) -> Any:  # noqa: ANN401 - the parser's classes have no common face
+    return promql.parse(shipped.filled(target["expr"], shipped.EVERYTHING))
+
+
+def variables(page: Page) -> list[dict[str, Any]]:
+    return [variable for variable in page["templating"]["list"] if variable["type"] == "query"]
+
+
+def one_source(page: Page) -> list[str]:
+    holders = [*shipped.panels(page), *variables(page), *page["annotations"]["list"]]
+    holders += [target for panel in shipped.panels(page) for target in panel["targets"]]
+    return [f"{it.get('title', it.get('name'))} asks elsewhere" for it in holders if it["datasource"]["uid"] != SOURCE]
+
+
+def says_what_it_is(page: Page) -> list[str]:
+    wrong, seen = [], set()
+    for panel in shipped.panels(page):
+        defaults = panel["fieldConfig"]["defaults"]
+        told = {
+            "title": panel["title"] and panel["title"] not in seen,
+            "description": len(panel["description"]) > len("What it draws"),
+            "unit": defaults.get("unit"),
+            "targets": panel["targets"],
+            "words for nothing": defaults.get("noValue"),
+            "words for an empty cell": panel["type"] != "table" or panel["fieldConfig"]["overrides"][:1] == EMPTY_CELL,
+        }
+        wrong += [f"{panel['title']} lacks {what}" for what, there in told.items() if not there]
+        seen.add(panel["title"])
+    return wrong
+
+
+def shows_in_its_unit(page: Page) -> list[str]:
+    """A unit and the name of what is shown in it say the same; a column of a table has its own."""
+    wrong = []
+    for panel in shipped.panels(page):
+        config = panel["fieldConfig"]
+        columns = [it["value"] for one in config["overrides"] for it in one["properties"] if it["id"] == "unit"]
+        units = columns if panel["type"] == "table" else [config["defaults"]["unit"]] * len(panel["targets"])
+        for unit, target in zip(units, panel["targets"], strict=True):
+            meant = re.search(UNITS.get(unit, ""), target["expr"])
+            other = unit not in UNITS and re.search("_watts|_celsius|_bytes", target["expr"])
+            wrong += [] if meant and not other else [f"{panel['title']}: {target['refId']} in {unit}"]
+    return wrong
+
+
+def lies_in_the_grid(page: Page) -> list[str]:
+    wrong: list[str] = []
+    ids: set[int] = set()
+    for surface in (page["panels"], *(panel.get("panels", []) for panel in page["panels"])):
+        taken: set[tuple[int, int]] = set()
+        for panel in surface:
+            at = panel["gridPos"]
+            cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+            if taken & cells or panel["id"] in ids or not cells or at["x"] + at["w"] > 24:
+                wrong.append(f"{panel['title']} lies on another, beside the page, or has another's number")
+            taken |= cells
+            ids.add(panel["id"])
+    return wrong
+
+
+def parses(page: Page) -> list[str]:
+    wrong = []
+    for panel, target in asked(page):
+        try:
+            parsed(target)
+        except ValueError as error:
+            wrong.append(f"{panel}: {error}")
+    return wrong
+
+
+def asks_for_what_there_is(page: Page) -> list[str]:
+    """A figure of the process is joined by instance, which is the same on both only within one process."""
+    return [
+        f"{panel} {word}"
+        for panel, target in asked(page)
+        for word in rulefiles.unknown(parsed(target))
+        if word != "on instance"
+    ]
+
+
+def looks_back_as_far_as_is_shown(page: Page) -> list[str]:
+    """``$__rate_interval``, or all that is shown: in an instant query. Silence is looked for further back."""
+    wrong = []
+    for panel, target in asked(page):
+        calls = CALL.findall(target["expr"])
+        for call, window, offset in calls:
+            allowed = {"$__rate_interval"} | ({"$__range"} if target["instant"] else set())
+            if call == "last_over_time" and not offset:
+                allowed = {"6h"}
+            wrong += [f"{panel}: {call} over {window}"] if {window, offset or window} - allowed else []
+        if len(WINDOW.findall(target["expr"])) != len(calls):
+            wrong.append(f"{panel}: a window outside a call")
+    return wrong
+
+
+def counts_with_counters(page: Page) -> list[str]:
+    """rate() is of counters, and a counter is seen through it: added up as it stands, a restart would show as a fall.
+
+    The one other form is ``max_over_time(x) unless last_over_time(x offset)``: counters that were not there before.
+    """
+    wrong = []
+    for panel, target in asked(page):
+        expr = parsed(target)
+        rated = [part for part in rulefiles.parts(expr) if isinstance(part, promql.Call) and part.func.name in COUNTING]
+        wrong += [
+            f"{panel}: {part.func.name} of {it.name}"
+            for part in rated for it in rulefiles.selectors(part) if it.name not in COUNTERS
+        ]  # fmt: skip
+        seen = [it.name for part in rated for it in rulefiles.selectors(part)]
+        for part in rulefiles.parts(expr):
+            if isinstance(part, promql.BinaryExpr) and str(part.op) == "unless" and _were_not_there(part):
+                seen += [it.name for it in rulefiles.selectors(part)]
+        bare = [it.name for it in rulefiles.selectors(expr) if it.name in COUNTERS]
+        wrong += [f"{panel}: {name} as it stands" for name in set(bare) if bare.count(name) != seen.count(name)]
+    return wrong
+
+
+def _were_not_there(part: promql.BinaryExpr) -> bool:
+    left, right = part.lhs.prettify(), part.rhs.prettify()
+    before = left.removesuffix(")").replace("max_over_time", "last_over_time", 1) + " offset"
+    return left.startswith("max_over_time(") and right.startswith(before)
+
+
+def narrows_by_what_is_chosen(page: Page) -> list[str]:
+    chosen = [variable["name"] for variable in variables(page)]
+    wrong = []
+    for panel, target in asked(page):
+        for it in rulefiles.selectors(promql.parse(_plain(target["expr"]))):
+            said = {matcher.name: matcher.value for matcher in it.matchers.matchers}
+            has = _labels(it)
+            wrong += [
+                f"{panel}: {it.name} not by {name}"
+                for name in chosen if name in has and said.get(name) != f"${name}"
+            ]  # fmt: skip
+    return wrong
+
+
+def offers_a_choice(page: Page) -> list[str]:
+    """Sorted, described, each narrowed by those before it, all of the same metric.
+
+    One of them, or several and All, which matches a missing label.
+    """
+    wrong: list[str] = []
+    before: list[str] = []
+    metrics: set[str] = set()
+    for it in variables(page):
+        query = re.fullmatch(r"label_values\((\w+)\{(.*)\}, (\w+)\)", it["query"]["query"])
+        if query is None or query[3] != it["name"]:
+            wrong.append(f"{it['name']} asks {it['query']['query']}")
+            continue
+        metrics.add(query[1])
+        how = (it["multi"], it["includeAll"], it.get("allValue"))
+        good = it["sort"] and it["description"] and how in {(True, True, ".*"), (False, False, None)}
+        narrowed = query[2] == ", ".join(f'{name}=~"${name}"' for name in before)
+        wrong += [] if good and narrowed else [f"{it['name']} is not sorted, for several, or narrowed"]
+        before.append(it["name"])
+    wrong += [f"{metrics} are several"] if len(metrics) != 1 else []
+    used = " ".join(target["expr"] for _, target in asked(page))
+    return wrong + [f"{name} is used by nobody" for name in before if f"${name}" not in used]
+
+
+def means_its_colours(page: Page) -> list[str]:
+    """No red that nobody chose (Grafana puts one from 80 on where nothing is said), and only colours of the house."""
+    house = {look.GREEN, look.YELLOW, look.ORANGE, look.VERMILLION, look.SKY, look.BLUE, look.PURPLE, look.GREY}
+    wrong = []
+    for panel in shipped.panels(page):
+        steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
+        first = [(step["value"], step["color"]) for step in steps[:1]]
+        wrong += [f"{panel['title']} leaves its thresholds to Grafana"] if first != [(None, look.PLAIN)] else []
+        text = str(panel["fieldConfig"])
+        colours = set(re.findall(r"'(?:color|fixedColor)': '([^']+)'", text)) - {look.PLAIN}
+        wrong += [f"{panel['title']} is {colour}" for colour in sorted(colours - house)]
+        wrong += [
+            f"{panel['title']}: {word} is {colour}" for word, colour in _state_colours(panel["fieldConfig"])
+            if look.STATE_COLOURS.get(word, colour) != colour
+        ]  # fmt: skip
+    return wrong
+
+
+def stands_as_agreed(page: Page) -> list[str]:
+    others = {"type": "dashboards", "tags": ["autoclave"], "asDropdown": True, "includeVars": True, "keepTime": True}
+    agreed = {
+        "editable": False, "refresh": "30s", "graphTooltip": 1, "tags": ["autoclave"], "timezone": "browser",
+    }  # fmt: skip
+    wrong = [f"{key} is {page.get(key)}" for key, value in agreed.items() if page.get(key) != value]
+    wrong += [] if page["uid"].startswith("autoclave-") and page["title"].startswith("Autoclave / ") else ["its name"]
+    wrong += [] if page["description"] and page["schemaVersion"] > 38 else ["its description or schema"]
+    wrong += [] if [others.items() <= link.items() for link in page["links"]] == [True] else ["its links"]
+    wrong += [] if [it["name"] for it in page["annotations"]["list"]] == ["Quarantined"] else ["its annotations"]
+    return wrong + ([] if page["templating"]["list"][0]["name"] == "datasource" else ["its data source"])
+
+
+def leads_somewhere(page: Page) -> list[str]:
+    """Every link goes to a page of ours, with variables that it has, from fields that are in the row."""
+    pages, wrong = shipped.pages(), []
+    for panel in shipped.panels(page):
+        for url in re.findall(r"'url': '([^']+)'", str(panel["fieldConfig"])):
+            uid, _, query = url.removeprefix("/d/").partition("?")
+            there = {it["name"] for it in variables(pages[uid])} if uid in pages else set()
+            chosen = dict(re.findall(r"var-(\w+)=\$\{__data\.fields\.(\w+)\}", query))
+            given = rulefiles.given(parsed(panel["targets"][0]))
+            good = (
+                chosen and chosen.keys() <= there and set(chosen.values()) <= given and "${__url_time_range}" in query
+            )
+            wrong += [] if good else [f"{panel['title']} leads to {url}"]
+    return wrong
+
+
+def calls_by_labels_that_there_are(page: Page) -> list[str]:
+    return [
+        f"{panel}: {label} in {target['legendFormat']}"
+        for panel, target in asked(page)
+        for label in re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", ""))
+        if label not in rulefiles.given(parsed(target))
+    ]
+
+
+RULES: tuple[Callable[[Page], list[str]], ...] = (
+    one_source,
+    says_what_it_is,
+    shows_in_its_unit,
+    lies_in_the_grid,
+    parses,
+    asks_for_what_there_is,
+    looks_back_as_far_as_is_shown,
+    counts_with_counters,
+    narrows_by_what_is_chosen,
+    offers_a_choice,
+    means_its_colours,
+    stands_as_agreed,
+    leads_somewhere,
+    calls_by_labels_that_there_are,
+)
+
+
+def _plain(expression: str) -> str:
+    """With windows in it, and the variables of the page as they stand."""
+    return shipped.filled(expression, {name: it for name, it in shipped.EVERYTHING.items() if name.startswith("__")})
+
+
+def _labels(selector: promql.VectorSelector) -> frozenset[str]:
+    given = rulefiles.given(selector)
+    return given if selector.name in RECORDED else given | {"cluster", "node"}
+
+
+def _state_colours(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for override in config["overrides"]:
+        for it in override["properties"]:
+            if it["id"] == "color":
+                yield override["matcher"]["options"], it["value"]["fixedColor"]
+    for colour, word in re.findall(r"'color': '([^']+)', 'index': \d+, 'text': '(\w+)'", str(config)):
+        yield word, colour

@@ -1,0 +1,162 @@
+"""Each alert says what a person who is woken needs, has its page, and was seen to fire and to keep quiet."""
+
+import json
+import re
+
+import promql_parser as promql
+import pytest
+
+from scrubber.cli import manual
+from tests.dashboards import rulefiles
+from tests.dashboards.rulefiles import ALERTS, ROOT, RUNBOOKS, UNIT_TESTS
+
+NAMES = [rule["alert"] for rule in ALERTS]
+PAGES = {path.stem: path.read_text() for path in sorted(RUNBOOKS.glob("*.md")) if path.stem != "README"}
+HEADINGS = [
+    "What it means",
+    "What Autoclave has already done",
+    "What to do",
+    "How you know it is over",
+]
+HOME = "https://github.com/autoclave-gpu/autoclave/blob/main/docs/runbooks"
+WOKEN = {"critical": "a person, now", "warning": "a ticket", "info": "nobody"}
+VARIABLES = {  # of each page
+    page["uid"]: {variable["name"] for variable in page["templating"]["list"]}
+    for page in (json.loads(path.read_text()) for path in (ROOT / "dashboards" / "grafana").glob("*.json"))
+}
+LABEL = re.compile(r"\$labels\.(\w+)")
+COMMAND = re.compile(r"`autoclave ([^`]*)`")
+FIELDS = re.compile(r"^\| `([a-z_.]+)` \|", re.MULTILINE)
+
+each_alert = pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
+
+
+def test_each_alert_has_its_page_and_each_page_its_alert():
+    assert sorted(PAGES) == sorted(NAMES)
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_answers_the_same_four_questions(name):
+    title, *sections = re.split(r"^## ", PAGES[name], flags=re.MULTILINE)
+    assert title == f"# {name}\n\n"
+    assert [section.splitlines()[0] for section in sections] == HEADINGS
+    assert [section for section in sections if len(section.split("\n", 1)[1].split()) < 3] == []
+
+
+@each_alert
+def test_an_alert_says_how_grave_it_is_how_long_it_waits_and_where_to_read_on(alert):
+    notes = alert["annotations"]
+    assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"Autoclave[A-Z]\w+", alert["alert"])
+    assert alert["labels"].keys() == {"severity"}
+    assert alert["labels"]["severity"] in WOKEN
+    assert notes.keys() == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert notes["runbook_url"] == f"{HOME}/{alert['alert']}.md"
+    uid, _, asked = notes["dashboard_url"].removeprefix("/d/").partition("?")
+    assert set(re.findall(r"var-(\w+)=", asked)) <= VARIABLES[uid]
+    assert len(COMMAND.findall(notes["description"])) == 1, "one command to run"
+
+
+@each_alert
+def test_an_alert_names_the_gpu_and_the_node_that_it_knows(alert):
+    has = rulefiles.given(promql.parse(alert["expr"]))
+    notes = alert["annotations"]
+    named = set(LABEL.findall(notes["summary"]))
+    assert has & {"gpu", "node", "reason", "resource", "sign", "xid"} <= named
+    if "uuid" in has:
+        assert "$labels.uuid" in notes["description"]
+    assert set(LABEL.findall(" ".join(notes.values()))) <= has
+
+
+def tried(files):
+    """For each alert the sets of labels that it fired with in the unit tests; an empty set is a time of quiet."""
+    seen: dict[str, list[frozenset[str]]] = {}
+    for file in files:
+        for test in file["tests"]:
+            for check in test.get("promql_expr_test", ()):
+                name = re.fullmatch(r'ALERTS\{alertname="(\w+)", alertstate="firing"\}', check["expr"])
+                if name:
+                    fired = [frozenset(re.findall(r'(\w+)="', it["labels"])) for it in check["exp_samples"]]
+                    seen.setdefault(name[1], []).extend(fired or [frozenset()])
+    return seen
+
+
+SEEN = tried(map(rulefiles.read, UNIT_TESTS))
+
+
+@each_alert
+def test_an_alert_was_seen_to_fire_and_to_keep_quiet(alert):
+    seen = SEEN.get(alert["alert"], [])
+    assert any(seen), "no unit test lets it fire"
+    assert frozenset() in seen, "no unit test says when it does not fire"
+
+
+@each_alert
+def test_what_an_alert_names_was_there_when_it_fired(alert):
+    names = set(LABEL.findall(" ".join(alert["annotations"].values()))) - {"cluster"}
+    assert [labels for labels in SEEN[alert["alert"]] if labels and not names <= labels] == []
+
+
+def test_an_alert_that_is_never_tried_or_never_quiet_is_found():
+    fires = {"expr": 'ALERTS{alertname="A", alertstate="firing"}', "exp_samples": [{"labels": 'ALERTS{node="n"}'}]}
+    assert tried([{"tests": [{"promql_expr_test": [fires]}]}]) == {"A": [{"node"}]}
+
+
+def test_no_page_and_no_alert_asks_for_a_command_that_there_is_not():
+    told = manual.text()
+    texts = [*PAGES.items(), *((rule["alert"], rule["annotations"]["description"]) for rule in ALERTS)]
+    wrong = []
+    for name, text in texts:
+        for command in COMMAND.findall(text):
+            words = re.sub(r"\{\{.*?\}\}", "X", command).split()
+            verb = " ".join(words[:2] if words[0] in {"ledger", "policy"} else words[:1])
+            part = told.partition(f"Usage: autoclave {verb} ")[2].partition("```")[0]
+            flags = [word for word in words if word.startswith("-")]
+            wrong += [(name, command)] if not part or any(flag not in part for flag in flags) else []
+    assert wrong == []
+
+
+def test_no_page_names_a_field_of_policies_or_a_finding_that_there_is_not():
+    fields = set(FIELDS.findall((ROOT / "docs" / "policies.md").read_text()))
+    fields |= {field.rpartition(".")[0] for field in fields}
+    named = {
+        (name, field)
+        for name, page in PAGES.items()
+        for field in re.findall(r"`([a-z]+\.[a-z_]+)(?:: [^`]*)?`", page)
+        if not field.startswith(("ledger.db", "kubelet."))
+    }
+    assert [it for it in named if it[1] not in fields] == []
+    findings = set(re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs" / "doctor.md").read_text(), re.MULTILINE))
+    pointed = re.findall(r"`autoclave doctor`(?: has|:) `([a-z-]+)`", "\n".join(PAGES.values()))
+    assert pointed
+    assert set(pointed) <= findings
+
+
+def test_links_between_pages_lead_somewhere():
+    found = {(name, link) for name, page in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", page)}
+    assert [it for it in found if not (RUNBOOKS / it[1]).exists()] == []
+
+
+def rows(path):
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in path.read_text().splitlines()
+        if line.startswith("| [Autoclave")
+    ]
+
+
+def test_the_index_lists_each_page_with_its_severity():
+    assert [row[:2] for row in rows(RUNBOOKS / "README.md")] == [
+        [f"[{rule['alert']}]({rule['alert']}.md)", rule["labels"]["severity"]] for rule in ALERTS
+    ]
+
+
+def test_the_table_of_thresholds_says_of_each_alert_whom_it_wakes_how_long_it_waits_and_why():
+    table = rows(ROOT / "docs" / "alerts.md")
+    assert [row[:4] for row in table] == [
+        [f"[{rule['alert']}](runbooks/{rule['alert']}.md)", severity, WOKEN[severity], rule["for"]]
+        for rule in ALERTS
+        for severity in [rule["labels"]["severity"]]
+    ]
+    assert [row for row in table if len(row) != 6 or not all(row)] == []

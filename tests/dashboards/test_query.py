@@ -1,0 +1,117 @@
+"""What the questions of the pages mean, asked of Prometheus' own engine: promtool, with series that were thought up."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from dashboards import look, query, shipped
+from scrubber import metrics
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
+)
+
+SCOPE = query.Scope(("cluster", "node"))
+BUILD = 'autoclave_build_info{node="n1"}'
+GPU = 'node="n1", gpu="0", uuid="GPU-a"'
+ALIVE = {BUILD: "1x60"}
+DEAD = {BUILD: "1x10 stale"}
+
+
+def answers(tmp_path, expression, series, expected):
+    """Ask after half an hour, of series with a figure every half minute; all that is shown is 10 minutes."""
+    shown = {**shipped.EVERYTHING, "__range": "10m"}
+    asked = {
+        "expr": shipped.filled(expression, shown),
+        "eval_time": "30m",
+        "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
+    }
+    given = [{"series": name, "values": values} for name, values in series.items()]
+    file = tmp_path / "asked.yaml"
+    file.write_text(json.dumps({"tests": [{"interval": "30s", "input_series": given, "promql_expr_test": [asked]}]}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+CASES = {
+    "a counter that grew counts what it grew by": (
+        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
+    ),
+    "a counter that was born with its first count counts it": (
+        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
+    ),
+    "a counter that was born with its first count and has ended since counts it": (
+        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"}, {"{}": 1},
+    ),
+    "a counter that was not heard for one scrape was not born then": (
+        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
+    ),
+    "a counter that rests counts nothing": (
+        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x70"}, {"{}": 0},
+    ),
+    "nothing to count is a zero while the service is heard": (
+        SCOPE.or_none(SCOPE.grown(metrics.RESIDUE)), ALIVE, {"{}": 0},
+    ),
+    "nothing to count is nothing when the service is silent": (
+        SCOPE.or_none(SCOPE.grown(metrics.RESIDUE)), DEAD, {},
+    ),
+    "what there is to count is not joined by a zero": (
+        SCOPE.or_none(SCOPE.grown(metrics.XIDS, "xid"), "xid"),
+        {**ALIVE, f'autoclave_xids_total{{{GPU}, xid="79"}}': "_x50 1x20"}, {'{xid="79"}': 1},
+    ),
+    "the zero bears a name where others do": (
+        SCOPE.or_none(SCOPE.grown(metrics.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
+    ),
+    "a table is empty while the service is heard": (
+        SCOPE.or_silence(query.most(SCOPE.of(metrics.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
+    ),
+    "a table has a row when nothing is heard": (
+        SCOPE.or_silence(query.most(SCOPE.of(metrics.QUARANTINED), "reason"), "reason", -1), DEAD,
+        {'{reason="nothing is scraped"}': -1},
+    ),
+    "a node that is heard is not silent": (SCOPE.silent(), ALIVE, {}),
+    "a node that was heard is silent": (SCOPE.silent(), DEAD, {'{node="n1"}': 1}),
+    "a state is a number, also while two scrapers tell of it": (
+        SCOPE.states(*query.DEVICE_ID),
+        {
+            f'autoclave_device_state{{{GPU}, pod="{pod}", state="{word}"}}': f"{word == 'dirty':d}x60"
+            for pod in "ab" for word in look.STATE_COLOURS
+        },
+        {f"{{{GPU}}}": 1},
+    ),
+    "a device without a sensor has a row": (
+        SCOPE.or_unknown(SCOPE.of(metrics.TEMPERATURE)),
+        {f'autoclave_device_info{{{GPU}, model="x"}}': "1x60"}, {f"{{{GPU}}}": look.NO_ROW},
+    ),
+    "a device with a sensor has its figure only": (
+        SCOPE.or_unknown(SCOPE.of(metrics.TEMPERATURE)),
+        {
+            f'autoclave_device_info{{{GPU}, model="x"}}': "1x60",
+            f"autoclave_device_temperature_celsius{{{GPU}}}": "55x60",
+        },
+        {f"{{{GPU}}}": 55},
+    ),
+    "a mean is of what was done in the time shown": (
+        SCOPE.mean(metrics.TIME_TO_CLEAN, *query.PLACE),
+        {
+            'autoclave_time_to_clean_seconds_sum{node="n1"}': "100x45 104x20",
+            'autoclave_time_to_clean_seconds_count{node="n1"}': "1x45 3x20",
+        },
+        {'{node="n1"}': 2},
+    ),
+    "a mean of nothing is not there": (
+        SCOPE.mean(metrics.TIME_TO_CLEAN, *query.PLACE),
+        {
+            'autoclave_time_to_clean_seconds_sum{node="n1"}': "100x70",
+            'autoclave_time_to_clean_seconds_count{node="n1"}': "1x70",
+        },
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "series", "expected"), CASES.values(), ids=CASES)
+def test_a_question_means_what_it_says(tmp_path, expression, series, expected):
+    answers(tmp_path, expression, series, expected)

@@ -1,0 +1,24 @@
+"""The page about metrics says what the tables say."""
+
+from pathlib import Path
+
+import pytest
+
+from dashboards import reference
+from plugin import metrics as of_the_plugin
+from scrubber import metrics as of_the_service
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_the_committed_page_is_the_one_that_is_made_now():
+    made = reference.text().rstrip("\n") + "\n"
+    assert PAGE.read_text() == made, "write it anew: python -m dashboards.reference > docs/metrics.md"
+
+
+@pytest.mark.parametrize("row", [*of_the_service.TABLE, *of_the_plugin.TABLE], ids=lambda row: row.name)
+def test_each_metric_is_one_line_with_all_there_is_to_say(row):
+    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith(f"| `{row.name}` |")]
+    assert line.count("|") == 6
+    assert all(f"`{word}`" in line for word in row.labels)
+    assert row.help in line

@@ -1,0 +1,137 @@
+"""Rules ask for what there is, and do what they say: held against the metric tables, and run by promtool."""
+
+import re
+import shutil
+import subprocess
+
+import promql_parser as promql
+import pytest
+from prometheus_client.utils import floatToGoString
+
+from dashboards import prometheusrule
+from plugin import metrics as plugin_metrics
+from plugin import tally as plugin_tally
+from plugin.registration.events import Cause
+from policies import load, xids
+from policies.xidtable import Action
+from scrubber import tally
+from scrubber.core.model import Ailment, State
+from tests.dashboards import rulefiles
+from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE, UNIT_TESTS
+
+EXPRESSIONS = {**RECORDED, **{rule["alert"]: promql.parse(rule["expr"]) for rule in ALERTS}}
+promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+
+AILMENTS = {ailment.value for ailment in Ailment}
+WORDS = {  # what a condition may name, by label
+    "reason": AILMENTS,
+    "sign": AILMENTS,
+    "state": {state.value for state in State},
+    "proof": {tally.RECEIPT, tally.NONE},
+    "by": {tally.EVIDENCE, tally.PERSON},
+    "hook": {hook.value for hook in plugin_tally.Hook},
+    "outcome": {word.value for word in (*plugin_tally.Outcome, *Cause)},
+    "xid": {str(code) for code in xids.ROWS},
+    "job": {"autoclave-scrubber", "autoclave-plugin"},
+    "policy": {"observe"},
+}
+
+
+def run(*args):
+    done = subprocess.run(["promtool", *args], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
+
+
+def test_a_rule_asks_only_for_metrics_and_labels_that_there_are():
+    assert {name: wrong for name, expr in EXPRESSIONS.items() if (wrong := rulefiles.unknown(expr))} == {}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "autoclave_gone",
+        'autoclave_quarantined{cause="x"}',
+        "sum by (pod) (autoclave_quarantined)",
+        "max by (uuid) (autoclave_quarantined) and on (gpu) autoclave_quarantined",
+    ],
+)
+def test_a_question_for_what_there_is_not_is_found(query):
+    assert rulefiles.unknown(promql.parse(query)) != []
+
+
+def test_a_condition_names_only_words_that_are_ever_said():
+    conditions = {it for expr in EXPRESSIONS.values() for it in rulefiles.matchers(expr) if it[0] != "le"}
+    assert [
+        (label, word)
+        for label, op, value in conditions
+        for word in (spread(value) if "Re" in op else [value])
+        if word.removesuffix(".*") not in WORDS[label]
+    ] == []
+
+
+def spread(pattern):
+    """The words of a|b and of x-(a|b)."""
+    found = re.fullmatch(r"(.*)\((.*)\)", pattern)
+    return [found[1] + word for word in found[2].split("|")] if found else pattern.split("|")
+
+
+def test_a_condition_on_a_bucket_names_one_that_there_is():
+    edges = {floatToGoString(edge) for row in TABLE.values() for edge in row.buckets} | {"+Inf"}
+    asked = {value for expr in EXPRESSIONS.values() for label, _, value in rulefiles.matchers(expr) if label == "le"}
+    assert asked
+    assert asked <= edges
+    assert "5.0" in {floatToGoString(edge) for edge in plugin_metrics.HOOK_TIME.buckets}
+
+
+def test_the_policy_that_only_observes_is_known_by_its_name():
+    assert re.fullmatch("observe.*", load.load("observe").name)
+
+
+def test_an_error_that_is_called_fatal_asks_for_a_reset_or_more():
+    told = next(rule["expr"] for rule in ALERTS if rule["alert"] == "AutoclaveGpuFatalXid")
+    (codes,) = set(re.findall(r'xid=~"([0-9|]+)"', told))
+    mild = (Action.NONE, Action.IGNORE, Action.RESTART_APP)
+    assert [code for code in codes.split("|") if xids.asked(int(code)) in mild] == []
+
+
+def test_rates_are_of_counters():
+    wrong = []
+    for name, expr in EXPRESSIONS.items():
+        for part in rulefiles.parts(expr):
+            if isinstance(part, promql.Call) and part.func.name in {"rate", "increase"}:
+                series = next(rulefiles.selectors(part)).name
+                wrong += [name] if not str(series).endswith(("_total", "_count", "_bucket")) else []
+    assert wrong == []
+
+
+def test_the_names_that_the_pages_rest_on_are_recorded():
+    assert {
+        "cluster:autoclave_devices:by_state": {"cluster", "state"},
+        "node:autoclave_devices:by_state": {"cluster", "node", "state"},
+        "cluster:autoclave_time_to_clean_seconds_bucket:rate5m": {"cluster", "le"},
+        "cluster:autoclave_hook_duration_seconds_bucket:rate5m": {"cluster", "hook", "outcome", "le"},
+        "cluster:autoclave_scrubs:rate5m": {"cluster", "path", "outcome"},
+        "cluster:autoclave_hook_refusals:rate5m": {"cluster", "hook", "reason"},
+        "node:autoclave_scrubs:rate5m": {"cluster", "node"},
+    }.items() <= {name: set(rulefiles.given(expr)) for name, expr in RECORDED.items()}.items()
+    assert [name for name in RECORDED if not re.fullmatch(r"(cluster|node|uuid):[a-z_]+:[a-z0-9_]+", name)] == []
+    assert not RECORDED.keys() & SERIES.keys()
+
+
+def test_the_manifest_holds_the_same_rules_and_is_up_to_date():
+    path = FOLDER / "kubernetes" / "prometheusrule.yaml"
+    assert path.read_text() == prometheusrule.render(), "run `make docs`"
+    groups = [group for name in prometheusrule.SOURCES for group in rulefiles.read(FOLDER / name)["groups"]]
+    assert rulefiles.read(path)["spec"]["groups"] == groups
+
+
+@promtool
+def test_promtool_takes_the_rules():
+    run("check", "rules", *(str(FOLDER / name) for name in prometheusrule.SOURCES))
+
+
+@promtool
+@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
+def test_alerts_fire_when_they_should_and_only_then(path):
+    run("test", "rules", str(path))

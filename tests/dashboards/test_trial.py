@@ -1,0 +1,107 @@
+"""``make observe`` tells where to look, and leaves nothing behind, whoever ends it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from dashboards.trial.node import PORTS, free_ports
+
+needs_prometheus = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)"
+)
+
+
+class Observed:
+    """The command in a process of its own, with a directory of its own for what it makes."""
+
+    def __init__(self, root, port, **environment) -> None:
+        self.root = root
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dashboards.trial", "--port", str(port), "--lasts", "0.1"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": str(root), **environment},
+        )  # fmt: skip
+        self.said = ""
+
+    def hear(self, words):
+        assert self.process.stdout is not None
+        while words not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"it did not say {words!r}: {self.said}{self.process.communicate()[1]}"
+            self.said += line
+
+    def end(self, number=signal.SIGTERM):
+        """Its exit status, and what it said to stderr."""
+        self.process.send_signal(number)
+        told, wrong = self.process.communicate(timeout=30)
+        self.said += told
+        return self.process.returncode, wrong
+
+    def left(self):
+        """What still runs of it, and the files that are still there."""
+        lines = {path.parent.name: _contents(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
+        running = [f"{pid} {line!r}" for pid, line in lines.items() if str(self.root).encode() in line]
+        return running + [path.name for path in self.root.iterdir()]
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""  # it has ended
+
+
+@pytest.fixture
+def observe(short_tmp):
+    made: list[Observed] = []
+
+    def start(port: int | None = None, **environment: str) -> Observed:
+        made.append(Observed(short_tmp, port or free_ports(), **environment))
+        return made[-1]
+
+    yield start
+    for it in made:
+        if it.process.poll() is None:
+            it.end()
+
+
+@needs_prometheus
+def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
+    port = free_ports()
+    observed = observe(port)
+    observed.hear("refused its GPUs")
+    for offset, page in enumerate(("metrics", "metrics", "-/ready")):
+        assert f"http://127.0.0.1:{port + offset}" in observed.said
+        with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/{page}") as answer:
+            assert answer.status == 200
+    assert offset + 1 == PORTS
+    assert "Import" in observed.said
+    assert observed.end(signal.SIGINT) == (0, "")
+    assert observed.said.endswith("ended, and nothing is left of it\n")
+    assert observed.left() == []
+
+
+def test_without_prometheus_it_says_what_to_install_and_goes_on(observe, tmp_path):
+    for name in ("cat", "dd", "sh"):  # all that the node needs
+        (tmp_path / name).symlink_to(shutil.which(name) or name)
+    observed = observe(PATH=str(tmp_path))
+    observed.hear("pods come and go")
+    assert "apt install prometheus" in observed.said
+    assert observed.end() == (0, "")
+    assert observed.left() == []
+
+
+def test_a_port_that_somebody_has_is_told_in_one_line(observe):
+    with socket.create_server(("127.0.0.1", port := free_ports())):
+        observed = observe(port)
+        told, wrong = observed.process.communicate(timeout=60)
+    assert (observed.process.returncode, told, wrong.count("\n")) == (1, "", 1)
+    assert "address already in use" in wrong
+    assert observed.left() == []
