@@ -1,0 +1,53 @@
+{{- define "autoclave.address" -}}
+{{- if eq (first .).Values.metrics.ipFamily "IPv6" -}}[$(POD_IP)]{{- else -}}$(POD_IP){{- end -}}:{{ last . | int }}
+{{- end -}}
+
+{{- define "autoclave.policy" -}}
+{{- if or .Values.policy.inline .Values.policy.existingConfigMap -}}
+/etc/autoclave/policy/{{ .Values.policy.key }}
+{{- else -}}
+{{ .Values.policy.shipped }}
+{{- end -}}
+{{- end -}}
+
+{{- define "autoclave.scrubber.args" -}}
+- --backend={{ .Values.backend }}
+- --policy={{ include "autoclave.policy" . }}
+- --state-dir={{ .Values.directories.state }}
+- --run-dir={{ include "autoclave.doors" . }}
+- --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
+- --pod-logs-dir={{ .Values.kubelet.podLogsDir }}
+- --host-root=/host
+- --sight={{ .Values.scrubber.sight }}
+{{- if not (include "autoclave.real" .) }}
+- --simulated-gpus={{ .Values.scrubber.simulated.gpus | int }}
+- --simulated-memory={{ .Values.scrubber.simulated.memory }}
+{{- end }}
+- --metrics-address={{ include "autoclave.address" (list . .Values.scrubber.metricsPort) }}
+- --log-level={{ .Values.scrubber.logLevel }}
+- --log-format={{ .Values.scrubber.logFormat }}
+{{- end -}}
+
+{{- define "autoclave.plugin.args" -}}
+- --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
+- --run-dir={{ include "autoclave.doors" . }}
+- --resource-prefix={{ .Values.plugin.resourcePrefix }}
+- --strategy={{ .Values.plugin.strategy | default (list (ternary "cdi-cri" "envvar" (eq .Values.backend "nvidia"))) | join "," }}
+- --cdi-kind={{ .Values.plugin.cdiKind }}
+{{- if .Values.plugin.passDeviceSpecs }}
+- --pass-device-specs
+{{- end }}
+- --driver-root={{ .Values.plugin.driverRoot }}
+- --mig-strategy={{ .Values.plugin.migStrategy }}
+- --registration={{ .Values.plugin.registration }}
+{{- if eq .Values.plugin.registration "plugins-registry" }}
+- --registry-dir={{ .Values.kubelet.registryDir }}
+{{- end }}
+- --cluster-reports={{ ternary "on" "off" .Values.clusterReports.enabled }}
+{{- if .Values.clusterReports.taint }}
+- --taint-when-all-out
+{{- end }}
+- --metrics-address={{ include "autoclave.address" (list . .Values.plugin.metricsPort) }}
+- --log-level={{ .Values.plugin.logLevel }}
+- --log-format={{ .Values.plugin.logFormat }}
+{{- end -}}

@@ -1,0 +1,118 @@
+{{- /* Where both pods run, and as what. */ -}}
+{{- define "autoclave.scheduling" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{ toJson . }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- if .Values.affinity }}
+affinity: {{ toJson .Values.affinity }}
+{{- else if and .Values.gpuNodesOnly (include "autoclave.real" .) }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms: # one of them is enough
+        - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
+        - matchExpressions: [{key: feature.node.kubernetes.io/cpu-model.vendor_id, operator: In, values: [NVIDIA]}]
+        - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- end -}}
+
+{{- define "autoclave.update" -}}
+updateStrategy:
+  type: RollingUpdate
+  rollingUpdate:
+    maxUnavailable: {{ .Values.updateStrategy.maxUnavailable }}
+    maxSurge: 0 # the end of an old plugin's stream makes the kubelet throw out the new one
+{{- end -}}
+
+{{- /* What the plugin needs, and whoever only looks: nothing but to be root, as the directories are root's alone. */ -}}
+{{- define "autoclave.unprivileged" -}}
+securityContext:
+  runAsUser: 0 # the kubelet's directory has mode 0750, that of the sockets 0700
+  runAsGroup: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+  {{- with .Values.plugin.seLinuxType }}
+  seLinuxOptions: {type: {{ . }}}
+  {{- end }}
+{{- end -}}
+
+{{- /* Whoever looks into every process of the node, ends some, and resets GPUs. */ -}}
+{{- define "autoclave.privileges" -}}
+{{- if not (include "autoclave.real" .) }}
+{{- include "autoclave.unprivileged" . }}
+{{- else if .Values.scrubber.privileged }}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  privileged: true
+  readOnlyRootFilesystem: true
+{{- else }}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities:
+    drop: [ALL]
+    add:
+      - DAC_READ_SEARCH # to look into processes of other users
+      - KILL # to end what a tenant left
+      - SYS_ADMIN # to see what processes have mapped; to reset GPUs and set them right; NVIDIA's runtime asks for it
+      - SYS_PTRACE # to look into processes at all
+  seccompProfile: {type: RuntimeDefault}
+  appArmorProfile: {type: Unconfined} # a runtime's default profile hides the processes of others
+  seLinuxOptions: {type: spc_t} # the same, and it may use directories of the node
+{{- end }}
+{{- end -}}
+
+{{- define "autoclave.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 5
+  failureThreshold: 36 # a driver without persistence mode sets its GPUs up first; a reset of the last run is waited for
+  timeoutSeconds: 5
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  periodSeconds: 20
+  failureThreshold: 6
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: /readyz, port: metrics}
+  periodSeconds: 10
+  timeoutSeconds: 5
+{{- end -}}
+
+{{- define "autoclave.pod-ip" -}}
+- {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+{{- end -}}
+
+{{- /* A look at the node: called with (list $ FINDINGS). Mounts, and privileges, are the caller's. */ -}}
+{{- define "autoclave.doctor" -}}
+{{- $ := first . -}}
+name: doctor
+image: {{ include "autoclave.image" $ }}
+imagePullPolicy: {{ $.Values.image.pullPolicy }}
+command: [autoclave]
+args:
+  - doctor
+  - --run-dir={{ include "autoclave.doors" $ }}
+  - --kubelet-dir={{ $.Values.kubelet.devicePluginsDir }}
+  - --host-root=/host
+{{- range last . }}
+  - --only={{ . }}
+{{- end }}
+env:
+  - {name: NVIDIA_VISIBLE_DEVICES, value: void} # it opens no GPU
+resources: {{ toJson $.Values.doctor.resources }}
+{{- end -}}

@@ -1,0 +1,119 @@
+# shellcheck shell=sh
+# What prolog.sh and epilog.sh share; they read it from their own directory. See docs/without-kubernetes.md.
+#
+# slurmd starts both without a search path. These can be set in its environment:
+#   AUTOCLAVE_SLURM_LIMIT      seconds for everything a script waits for; less than PrologEpilogTimeout
+#   AUTOCLAVE_SLURM_NUMBERING  what Slurm's numbers count: auto (only where it makes no difference), pci or minor
+#   AUTOCLAVE_SLURM_DRAIN      no: leave it to Slurm to drain the node, with a reason that says less
+#   AUTOCLAVE_SLURM_STATE      where the prolog notes what it took, for root alone
+#   AUTOCLAVE_SLURM_DRIVER     where the driver tells of its GPUs
+set -uf # no names of files are made of what stands in a variable
+umask 077
+PATH="${PATH:+$PATH:}/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
+export PATH
+
+LIMIT=${AUTOCLAVE_SLURM_LIMIT:-120}
+NUMBERING=${AUTOCLAVE_SLURM_NUMBERING:-auto}
+# shellcheck disable=SC2034 # of the two scripts
+STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}
+DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia}
+JOB=${SLURM_JOB_ID:-${SLURM_JOBID:-}}
+BEGAN=$(date +%s)
+
+say() { printf 'autoclave: %s\n' "$*" >&2; }
+
+# End as failed, which drains the node. The reason is everybody's to read: it names no process and no file.
+fail() { # CODE TEXT
+  say "$2"
+  node=${SLURMD_NODENAME:-$(uname -n)}
+  if [ "${AUTOCLAVE_SLURM_DRAIN:-yes}" != no ]; then
+    timeout -k 2 10 scontrol update "nodename=${node%%.*}" state=drain "reason=autoclave: $2" >&2 ||
+      say "cannot set the reason: Slurm drains the node with its own"
+  fi
+  exit "$1"
+}
+
+# Run autoclave for as long as there is time; 124 or 137 is late.
+ask() {
+  left=$((BEGAN + LIMIT - $(date +%s)))
+  [ "$left" -gt 0 ] || return 124
+  timeout -k 5 "$left" autoclave "$@" >&2
+}
+
+# What an exit code of ask means.
+meaning() {
+  case $1 in
+    1) echo "not proven clean" ;;
+    2) echo "not known to the scrub service, or named wrongly" ;;
+    3) echo "not proven clean: the scrub service does not answer" ;;
+    124 | 137) echo "not proven clean within $LIMIT s" ;;
+    *) echo "not proven clean: autoclave failed with exit code $1" ;;
+  esac
+}
+
+# The job's number, which is also the name of a file.
+demand_job() {
+  case $JOB in
+    '' | *[!0-9]*) fail 2 "cannot tell which job this is" ;;
+  esac
+}
+
+# The job's GPUs, as autoclave is to be asked for them: one a line, nothing for none, and 1 where it cannot be told.
+job_gpus() {
+  numbers=$(listed "${SLURM_JOB_GPUS:-}") && visible=$(listed "${CUDA_VISIBLE_DEVICES:-}") || return 1
+  case $visible in
+    *GPU-* | *MIG-*)
+      ! printf '%s\n' "$visible" | grep -qE '^[0-9]' ||
+        { say "cannot tell the job's GPUs: CUDA_VISIBLE_DEVICES mixes names and numbers"; return 1; }
+      [ -z "$numbers" ] || [ "$(count "$numbers")" = "$(count "$visible")" ] ||
+        { say "cannot tell the job's GPUs: SLURM_JOB_GPUS and CUDA_VISIBLE_DEVICES are not as many"; return 1; }
+      printf '%s\n' "$visible"
+      return
+      ;;
+  esac
+  [ -z "$numbers" ] || [ -z "$visible" ] || [ "$numbers" = "$visible" ] ||
+    { say "cannot tell the job's GPUs: SLURM_JOB_GPUS and CUDA_VISIBLE_DEVICES differ"; return 1; }
+  numbered "${numbers:-$visible}"
+}
+
+count() { printf '%s\n' "$1" | grep -c .; }
+
+# A list as Slurm writes it (0,2-3), one a line, each once.
+listed() {
+  [ "$1" != NoDevFiles ] || return 0
+  printf '%s\n' "$1" | tr ',' '\n' | awk '
+    /^[ \t]*$/ { next }
+    /^[0-9]+-[0-9]+$/ {
+      split($0, ends, "-")
+      if (ends[2] < ends[1] + 0 || ends[2] - ends[1] > 255) { exit 1 }
+      for (n = ends[1] + 0; n <= ends[2] + 0; n++) if (!seen[n]++) print n
+      next
+    }
+    /^[0-9]+$/ { if (!seen[$0 + 0]++) print $0 + 0; next }
+    /^(GPU|MIG)-[0-9A-Za-z-]+$/ { if (!seen[$0]++) print; next }
+    { exit 1 }' || { say "cannot tell the job's GPUs: '$1' is no list of them"; return 1; }
+}
+
+# Numbers as UUIDs, where a driver tells them; on simulated GPUs there is none, and a number is autoclave's own.
+numbered() {
+  [ -n "$1" ] || return 0
+  [ -d "$DRIVER/gpus" ] || { printf '%s\n' "$1"; return; }
+  [ -z "$(find "$DRIVER/capabilities" -path '*/mig/gi*' 2>/dev/null)" ] ||
+    { say "cannot tell the job's GPUs: numbers do not name MIG slices, see gres.conf, Flags=env_uuid"; return 1; }
+  # The driver's files are named by PCI address, so that their order is that of the bus.
+  # shellcheck disable=SC2016 # fields of awk
+  find "$DRIVER/gpus" -name information | LC_ALL=C sort | WANTED=$1 BY=$NUMBERING xargs awk '
+    BEGIN { by = ENVIRON["BY"] }
+    FNR == 1 { place++ }
+    /^GPU UUID:/ { uuid[place] = $NF }
+    /^Device Minor:/ { minor[place] = $NF }
+    END {
+      for (p = 1; p <= place; p++) {
+        if (by == "auto" && minor[p] != p - 1) exit 3
+        name[by == "minor" ? minor[p] : p - 1] = uuid[p]
+      }
+      n = split(ENVIRON["WANTED"], numbers, "\n")
+      for (i = 1; i <= n; i++) if (name[numbers[i]] !~ /^GPU-[0-9a-f-]+$/) exit 4
+      for (i = 1; i <= n; i++) print name[numbers[i]]
+    }' || { say "cannot tell the job's GPUs: their numbers do not say which; see AUTOCLAVE_SLURM_NUMBERING"; return 1; }
+}

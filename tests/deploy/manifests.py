@@ -1,0 +1,146 @@
+"""What tests of the chart share: values that reach every branch, its objects, its pods, and the API's own types."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+import yaml
+
+from deploy import generate
+
+POLICY = "name: mine\n"
+
+MATRIX: dict[str, dict[str, Any]] = {
+    "default": {},
+    "simulated": {"backend": "simulated"},
+    "observe": {"policy": {"shipped": "observe"}},
+    "privileged": {"scrubber": {"privileged": True, "writableSys": False}},
+    "reports": {"clusterReports": {"enabled": True}},
+    "taint": {"clusterReports": {"enabled": True, "taint": True, "ownNodeOnly": False}},
+    "pod monitor": {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "interval": "15s"}},
+    "service monitor": {"serviceMonitor": {"enabled": True}},
+    "rules": {"prometheusRule": {"enabled": True, "disabled": ["AutoclaveAbsent"]}},
+    "dashboards": {"dashboards": {"enabled": True, "annotations": {"folder": "GPUs"}}},
+    "policy": {"policy": {"inline": POLICY}},
+    "policy of others": {"policy": {"existingConfigMap": "theirs", "key": "site.yaml"}},
+    "runtime class": {"runtimeClass": {"create": True}},
+    "no runtime class": {
+        "runtimeClass": {"name": ""},
+        "gpuNodesOnly": False,
+        "tolerations": [],
+        "priorityClassName": "",
+    },
+    "mig": {"plugin": {"migStrategy": "mixed", "passDeviceSpecs": True, "driverRoot": "/run/nvidia/driver"}},
+    "registry": {"plugin": {"registration": "plugins-registry", "strategy": ["cdi-cri", "volume-mounts"]}},
+    "bare": {
+        "doctor": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+        "admissionPolicy": {"enabled": False},
+        "fullnameOverride": "ac",
+    },
+    "ipv6": {"metrics": {"ipFamily": "IPv6"}},
+    "places": {
+        "image": {"digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "registry"}],
+        "nodeSelector": {"pool": "gpu"},
+        "affinity": {"nodeAffinity": {}},
+        "updateStrategy": {"maxUnavailable": "10%"},
+        "networkPolicy": {"from": [{"namespaceSelector": {}}]},
+        "admissionPolicy": {"kubeletDirectories": ["Deny"]},
+    },
+    "more": {
+        side: {
+            "extraArgs": [f"--config=/etc/{side}.yaml"],
+            "extraEnv": [{"name": "A", "value": "b"}],
+            "extraVolumes": [{"name": "more", "emptyDir": {}}],
+            "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"team": "gpu"},
+        }
+        for side in ("scrubber", "plugin")
+    },
+    "selinux": {"plugin": {"seLinuxType": "spc_t"}},
+}
+
+GROUPS = {  # those that the chart makes objects of, and where their types are
+    "v1": "core_v1",
+    "apps/v1": "apps_v1",
+    "networking.k8s.io/v1": "networking_v1",
+    "rbac.authorization.k8s.io/v1": "rbac_v1",
+    "node.k8s.io/v1": "node_v1",
+    "admissionregistration.k8s.io/v1": "admissionregistration_v1",
+}
+
+
+def documents(text: str) -> list[Any]:
+    """What stands in a file, as Kubernetes reads it."""
+    return [doc for doc in yaml.load_all(text, yaml.CSafeLoader) if doc is not None]
+
+
+Case = str | tuple[dict[str, Any], ...]  # a line of the matrix, or objects
+
+
+def loaded(values: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """All objects that the chart makes of some values, hooks among them."""
+    return tuple(doc for text in generate.render(values).values() for doc in documents(text))
+
+
+@cache
+def objects(case: str) -> tuple[dict[str, Any], ...]:
+    """All objects of one line of the matrix."""
+    return loaded(MATRIX[case])
+
+
+def of(case: str, kind: str, end: str = "") -> dict[str, Any]:
+    """The one object of a kind, and of a name that ends so."""
+    (found,) = (doc for doc in objects(case) if doc["kind"] == kind and doc["metadata"]["name"].endswith(end))
+    return found
+
+
+def pods(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each pod's component and specification."""
+    for doc in objects(case) if isinstance(case, str) else case:
+        if doc["kind"] in {"DaemonSet", "Pod"}:
+            pod = doc["spec"]["template"]["spec"] if doc["kind"] == "DaemonSet" else doc["spec"]
+            yield doc["metadata"]["labels"]["app.kubernetes.io/component"], pod
+
+
+def containers(case: Case) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Each container: what it is called, its pod, itself."""
+    for component, pod in pods(case):
+        for it in (*pod.get("initContainers", ()), *pod["containers"]):
+            yield it["name"] if it["name"] == component else f"{it['name']} ({component})", pod, it
+
+
+def container(case: Case, name: str) -> dict[str, Any]:
+    """One of them."""
+    return next(it for called, _, it in containers(case) if called == name)
+
+
+def flags(one: dict[str, Any]) -> dict[str, str]:
+    """The flags of a container's command line, those without a value as "true"."""
+    pairs = (word.partition("=") for word in one["args"][1:])
+    return {name: value if found else "true" for name, found, value in pairs}
+
+
+def unknown(doc: Any, known: Any, place: str = "") -> Iterator[str]:  # noqa: ANN401 - any part of an object
+    """The fields of an object that its type has not kept."""
+    if isinstance(doc, dict):
+        for name, inner in doc.items():
+            if name in known:
+                yield from unknown(inner, known[name], f"{place}.{name}")
+            else:
+                yield f"{place}.{name}"
+    elif isinstance(doc, list):
+        for number, inner in enumerate(doc):
+            yield from unknown(inner, known[number], f"{place}[{number}]")
+
+
+def check(doc: dict[str, Any]) -> list[str]:
+    """Fields of an object that the API's own type does not know; a ValidationError for any other fault."""
+    kind = getattr(importlib.import_module(f"lightkube.models.{GROUPS[doc['apiVersion']]}"), doc["kind"])
+    return list(unknown(doc, msgspec.to_builtins(msgspec.convert(doc, kind))))

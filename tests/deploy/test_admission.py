@@ -1,0 +1,144 @@
+"""The admission policies, evaluated: what other pods may mount, and what the plugin may write to nodes."""
+
+import json
+from typing import Any
+
+import pytest
+from cel_expr_python import cel
+from cel_expr_python.ext import ext_strings
+
+from tests.deploy import manifests
+
+ANY = {"object": cel.Type.DYN, "oldObject": cel.Type.DYN, "request": cel.Type.DYN, "variables": cel.Type.DYN}
+ENV = cel.NewEnv(variables=ANY, extensions=[ext_strings.ExtStrings()])
+
+
+def value(expression, data):
+    """What an expression comes to: JSON in, JSON out."""
+    filled = {name: {} for name in ANY} | data
+    return json.loads(str(ENV.compile(expression).eval(data=filled)))
+
+
+def refusals(policy, **data):
+    """The messages of the validations that do not hold."""
+    spec = policy["spec"]
+    data["variables"] = {it["name"]: value(it["expression"], data) for it in spec.get("variables", ())}
+    return [it["message"] for it in spec["validations"] if value(it["expression"], data) is not True]
+
+
+def pod(*paths):
+    volumes = [{"name": str(number), "hostPath": {"path": path}} for number, path in enumerate(paths)]
+    return {"object": {"spec": {"volumes": [{"name": "data", "emptyDir": {}}, *volumes]}}}
+
+
+def guard(which):
+    return manifests.of("default", "ValidatingAdmissionPolicy", f"-{which}-directories")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/run/autoclave", "/run/autoclave/doors", "/var/lib/autoclave/", "//var//lib/autoclave", "/./run/autoclave/.",
+     "/var/run/autoclave/doors/scrubber.sock"],
+)  # fmt: skip
+def test_no_other_pod_mounts_our_directories(path):
+    assert len(refusals(guard("own"), **pod("/srv", path))) == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/var", "/var/lib/autoclave2", "/run/autoclaved", "/run", "/srv/run/autoclave"])
+def test_what_only_looks_like_ours_is_no_business_of_ours(path):
+    assert refusals(guard("own"), **pod(path)) == []
+
+
+def test_a_pod_without_volumes_is_let_in():
+    for which in ("own", "kubelet"):
+        assert refusals(guard(which), object={"spec": {}}) == []
+        assert refusals(guard(which), **pod()) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/", "//", "/var", "/var/lib/kubelet", "/var/lib/kubelet/device-plugins", "/var/lib/kubelet/plugins/a", "/etc",
+        "/var/lib/kubelet/device-plugins/kubelet.sock", "/var/lib/kubelet/plugins_registry/", "/etc/cdi",
+        "/var/run/cdi", "/run",
+    ],
+)  # fmt: skip
+def test_who_mounts_the_kubelet_s_plugin_directories_or_one_above_is_told_of(path):
+    assert len(refusals(guard("kubelet"), **pod(path))) == 1
+
+
+@pytest.mark.parametrize("path", ["/var/lib/kubelet/pods", "/var/lib/kubelet2", "/etc/ssl", "/dev", "/var/log/pods"])
+def test_other_directories_of_the_node_are_not_told_of(path):
+    assert refusals(guard("kubelet"), **pod(path)) == []
+
+
+def test_ours_are_denied_the_kubelet_s_told_of_and_our_namespace_is_let_through():
+    for which, actions in (("own", ["Deny"]), ("kubelet", ["Warn", "Audit"])):
+        binding = manifests.of("default", "ValidatingAdmissionPolicyBinding", f"-{which}-directories")
+        assert binding["spec"] == {"policyName": guard(which)["metadata"]["name"], "validationActions": actions}
+        (through,) = guard(which)["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+        assert (through["operator"], through["values"]) == ("NotIn", ["autoclave", "kube-system"])
+        assert guard(which)["spec"]["failurePolicy"] == "Fail"
+
+
+def test_none_of_our_own_directories_is_left_out():
+    for which in ("own", "kubelet"):
+        (guarded,) = (it["expression"] for it in guard(which)["spec"]["variables"] if it["name"] == "guarded")
+        assert {"/var/lib/autoclave", "/run/autoclave"} <= set(json.loads(guarded))
+
+
+NODE: dict[str, Any] = {
+    "metadata": {"name": "a", "labels": {"x": "1"}},
+    "spec": {},
+    "status": {"capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}},
+}
+
+
+def told(new, node="a", old=NODE):
+    extra = {"authentication.kubernetes.io/node-name": [node]} if node else {"other": ["a"]}
+    request = {"userInfo": {"username": "system:serviceaccount:autoclave:autoclave-plugin", "extra": extra}}
+    policy = manifests.of("reports", "ValidatingAdmissionPolicy", "-own-node")
+    (condition,) = policy["spec"]["matchConditions"]
+    assert value(condition["expression"], {"request": request}) is True
+    return refusals(policy, request=request, object=new, oldObject=old)
+
+
+def test_a_plugin_tells_of_its_own_node_and_taints_it():
+    tainted = NODE | {"spec": {"taints": [{"key": "autoclave.dev/no-healthy-devices", "effect": "NoSchedule"}]}}
+    assert told(NODE | {"status": NODE["status"] | {"conditions": [{"type": "AutoclaveDevicesHealthy"}]}}) == []
+    assert told(tainted) == []
+    assert told(NODE | {"metadata": NODE["metadata"] | {"name": "b"}}, "b") == []
+    assert told({"metadata": {"name": "a"}, "status": {}}, old={"metadata": {"name": "a"}, "status": {}}) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "node"),
+    [
+        (NODE, "b"),
+        (NODE, ""),
+        (NODE | {"metadata": NODE["metadata"] | {"labels": {"x": "2"}}}, "a"),
+        (NODE | {"metadata": {"name": "a"}}, "a"),
+        (NODE | {"metadata": NODE["metadata"] | {"annotations": {"a": "b"}}}, "a"),
+        (NODE | {"status": NODE["status"] | {"allocatable": {"cpu": "9"}}}, "a"),
+        (NODE | {"status": NODE["status"] | {"capacity": {"cpu": "9"}}}, "a"),
+    ],
+)
+def test_and_nothing_else(new, node):
+    assert len(told(new, node)) == 1
+
+
+@pytest.mark.parametrize(("part", "field"), [
+    ("metadata", "labels"), ("metadata", "annotations"), ("status", "capacity"), ("status", "allocatable"),
+])  # fmt: skip
+def test_nor_what_was_not_there_before(part, field):
+    bare: dict[str, Any] = {"metadata": {"name": "a"}, "status": {}}
+    more = bare | {part: bare[part] | {field: {"x": "1"}}}
+    assert len(told(more, old=bare)) == 1
+    assert len(told(bare, old=more)) == 1
+
+
+def test_others_are_no_business_of_that_policy():
+    policy = manifests.of("reports", "ValidatingAdmissionPolicy", "-own-node")
+    (condition,) = policy["spec"]["matchConditions"]
+    kubelet = {"request": {"userInfo": {"username": "system:node:a"}}}
+    assert value(condition["expression"], kubelet) is False

@@ -1,0 +1,318 @@
+"""The chart: every branch makes objects that the API knows, wrong values are told, and what it promises is there."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import helm_python
+import msgspec
+import pytest
+
+import scrubber
+from deploy import generate
+from scrubber import cli
+from scrubber.core.diagnosis import roster
+from tests.deploy import manifests
+from tests.deploy.manifests import MATRIX
+
+(VALUES,) = manifests.documents((generate.CHART / "values.yaml").read_text())
+SCHEMA = json.loads((generate.CHART / "values.schema.json").read_text())
+FLAGS = {
+    name: {flag for parameter in verb.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    for name in ("scrubber", "plugin", "doctor")
+    if (verb := cli.cli.get_command(click.Context(cli.cli), name)) is not None
+}
+NAMES = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+CUSTOM = {  # what we write of the Prometheus operator's own objects, by the paths of their fields
+    "PodMonitor": {"selector", "podMetricsEndpoints"},
+    "ServiceMonitor": {"selector", "endpoints"},
+    "PrometheusRule": {"groups"},
+}
+ENDPOINT = {"port", "interval", "filterRunning", "relabelings"}
+RELABELING = {"sourceLabels", "targetLabel", "replacement"}
+RULE = {"alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations"}
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a key that there is not": ({"privileged": True}, "additional properties 'privileged' not allowed"),
+    "a key that there is not, deeper": ({"scrubber": {"privilegd": True}}, "/scrubber.*'privilegd' not allowed"),
+    "a word that is none": ({"backend": "amd"}, "/backend.*must be one of"),
+    "a number that is text": ({"scrubber": {"metricsPort": "9475"}}, "/scrubber/metricsPort.*want integer"),
+    "a path that is none": ({"directories": {"run": "run/autoclave"}}, "/directories/run.*does not match"),
+    "a way out of a directory": ({"directories": {"run": "/run/../etc"}}, "/directories/run.*not"),
+    "no digest": ({"image": {"digest": "sha256:abc"}}, "/image/digest.*does not match"),
+    "no unavailable node": ({"updateStrategy": {"maxUnavailable": 0}}, "/updateStrategy/maxUnavailable"),
+    "a surge": ({"updateStrategy": {"maxSurge": 1}}, "'maxSurge' not allowed"),
+    "a finding that there is not": ({"doctor": {"plugin": ["rival"]}}, "/doctor/plugin/0.*must be one of"),
+    "both monitors": ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "switch one off"),
+    "two policies": ({"policy": {"inline": "a", "existingConfigMap": "b"}}, "leave one of them empty"),
+    "a policy and a shipped one": ({"policy": {"inline": "a", "shipped": "fast"}}, "another policy replaces it"),
+    "a taint without reports": ({"clusterReports": {"taint": True}}, "set clusterReports.enabled too"),
+    "a taint that nobody bears": (
+        {"clusterReports": {"enabled": True, "taint": True}, "tolerations": [{"key": "a", "operator": "Exists"}]},
+        "a tainted node never comes back",
+    ),
+    "a class without a name": ({"runtimeClass": {"create": True, "name": ""}}, "set runtimeClass.name"),
+    "a flag twice": ({"plugin": {"extraArgs": ["--run-dir=/x"]}}, "plugin.extraArgs: --run-dir is set by a value"),
+    "an alert that there is not": ({"prometheusRule": {"disabled": ["Nope"]}}, "there is no alert Nope"),
+    "deny and warn": ({"admissionPolicy": {"kubeletDirectories": ["Deny", "Warn"]}}, "exclude each other"),
+}
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_every_object_is_one_that_the_api_knows(case):
+    for doc in manifests.objects(case):
+        if doc["kind"] in CUSTOM:
+            assert doc["apiVersion"] == "monitoring.coreos.com/v1"
+            assert doc["spec"].keys() == CUSTOM[doc["kind"]]
+        else:
+            assert manifests.check(doc) == []
+        assert NAMES.fullmatch(doc["metadata"]["name"])
+        assert len(doc["metadata"]["name"]) <= 63
+
+
+def test_what_the_api_does_not_know_is_seen():
+    def broken() -> tuple[dict[str, Any], dict[str, Any]]:
+        doc = json.loads(json.dumps(manifests.of("default", "DaemonSet", "-plugin")))
+        return doc, doc["spec"]["template"]["spec"]["containers"][0]
+
+    doc, one = broken()
+    one["livenesProbe"] = {}
+    assert manifests.check(doc) == [".spec.template.spec.containers[0].livenesProbe"]
+    doc, one = broken()
+    del one["name"]
+    with pytest.raises(msgspec.ValidationError, match="required field `name`"):
+        manifests.check(doc)
+    doc, one = broken()
+    one["ports"][0]["containerPort"] = "9476"
+    with pytest.raises(msgspec.ValidationError, match="Expected `int`"):
+        manifests.check(doc)
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_no_two_objects_have_one_name_and_every_selector_finds_its_pods(case):
+    docs = manifests.objects(case)
+    assert len({generate.key(doc) for doc in docs}) == len(docs)
+    labels = [doc["spec"]["template"]["metadata"]["labels"] for doc in docs if doc["kind"] == "DaemonSet"]
+    for doc in docs:
+        selector = doc["spec"].get("selector", doc["spec"].get("podSelector")) if "spec" in doc else None
+        if selector is not None:
+            wanted = selector.get("matchLabels", selector).items()
+            assert sum(wanted <= found.items() for found in labels) == 1, generate.key(doc)
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_every_mount_has_its_volume_and_no_volume_is_there_for_nothing(case):
+    for _, pod in manifests.pods(case):
+        volumes = [volume["name"] for volume in pod["volumes"]]
+        lists = [one["volumeMounts"] for one in (*pod.get("initContainers", ()), *pod["containers"])]
+        assert sorted(volumes) == sorted({mount["name"] for mounts in lists for mount in mounts})
+        for mounts in lists:
+            assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
+
+
+@pytest.mark.parametrize("case", ["default", "simulated", "taint", "places"])
+def test_the_linter_of_helm_has_nothing_to_say(case):
+    told = helm_python.lint(generate.CHART, MATRIX[case], strict=True, namespace="autoclave")
+    assert told["errors"] == []
+    assert {it["error"] for it in told["messages"]} <= {"icon is recommended"}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_values_are_told_where_they_are_and_nothing_is_rendered(case):
+    values, told = WRONG[case]
+    with pytest.raises(helm_python.HelmError) as raised:
+        generate.render(values)
+    assert re.search(told, str(raised.value), re.DOTALL), str(raised.value)
+
+
+def leaves(tree, schema, place=""):
+    """Each value that the schema knows by its name, with its default or an AssertionError where they differ."""
+    assert (schema.get("additionalProperties"), tree.keys()) == (False, schema["properties"].keys() - {"global"}), place
+    for name, inner in schema["properties"].items():
+        path = f"{place}.{name}" if place else name
+        if name != "global" and "properties" in inner and not path.endswith("resources"):
+            yield from leaves(tree[name], inner, path)
+        elif name != "global":
+            yield path
+
+
+def test_every_value_is_in_the_schema_and_in_the_table_and_no_others_are():
+    known = set(leaves(VALUES, SCHEMA))
+    assert known == {name for name, _, _ in generate.values()}
+
+
+def test_findings_of_the_schema_are_those_that_there_are():
+    for side in ("scrubber", "plugin"):
+        assert SCHEMA["properties"]["doctor"]["properties"][side]["items"]["enum"] == list(roster.NAMES)
+
+
+def test_what_is_made_is_as_committed_and_nothing_else_is_left():
+    made = generate.everything()
+    stale = [path for path, content in made.items() if not path.exists() or path.read_bytes() != content]
+    left = [path for folder in (generate.KUSTOMIZE, generate.CHART / "files") for path in folder.rglob("*.*")]
+    wrong = {*stale, *(path for path in left if path not in made)}
+    assert sorted(str(path.relative_to(generate.ROOT)) for path in wrong) == [], "run `make deploy`"
+
+
+def test_chart_and_program_have_one_version():
+    chart = generate.chart().metadata
+    assert (chart["version"], chart["appVersion"]) == (scrubber.__version__, scrubber.__version__)
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_every_flag_is_one_that_the_program_has(case):
+    for _, _, one in manifests.containers(case):
+        assert manifests.flags(one).keys() <= FLAGS[one["args"][0]]
+
+
+def test_no_container_of_a_trial_is_given_a_name_that_its_runtime_does_not_know():
+    """Nodes without GPUs have no CDI specification that names any."""
+    cases = {"default": "cdi-cri", "simulated": "envvar", "registry": "cdi-cri,volume-mounts"}
+    assert {case: manifests.flags(manifests.container(case, "plugin"))["--strategy"] for case in cases} == cases
+
+
+def test_a_pod_of_the_old_kind_ends_before_one_of_the_new_begins():
+    """R1: the end of the old plugin's stream makes the kubelet throw the new one out."""
+    for side in ("scrubber", "plugin"):
+        strategy = manifests.of("places", "DaemonSet", side)["spec"]["updateStrategy"]
+        assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%", "maxSurge": 0}}
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_only_the_plugin_that_reports_has_a_token(case):
+    for called, pod, one in manifests.containers(case):
+        assert pod["automountServiceAccountToken"] is False
+        tokens = {volume["name"] for volume in pod["volumes"] if "projected" in volume or "secret" in volume}
+        mounted = {it["name"] for it in one["volumeMounts"]} & tokens
+        assert bool(mounted) == (called == "plugin" and case in {"reports", "taint"})
+    assert bool([doc for doc in manifests.objects(case) if "Role" in doc["kind"]]) == (case in {"reports", "taint"})
+
+
+def rights(case):
+    """Where, what, and which verb."""
+    roles = [doc for doc in manifests.objects(case) if doc["kind"] in {"Role", "ClusterRole"}]
+    return {
+        (doc["metadata"].get("namespace"), what, verb)
+        for doc in roles
+        for rule in doc["rules"]
+        for what in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_reports_take_four_rights_and_the_taint_one_more():
+    events = {("default", "events", verb) for verb in ("create", "patch")}
+    assert rights("reports") == {(None, "nodes", "get"), (None, "nodes/status", "patch"), *events}
+    assert rights("taint") - rights("reports") == {(None, "nodes", "patch")}
+    assert manifests.flags(manifests.container("taint", "plugin"))["--cluster-reports"] == "on"
+    assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in manifests.container(
+        "reports", "plugin"
+    )["env"]
+
+
+@pytest.mark.parametrize("case", ["default", "reports"])
+def test_nothing_but_figures_goes_through_the_network(case):
+    for side in ("scrubber", "plugin"):
+        spec = manifests.of(case, "NetworkPolicy", side)["spec"]
+        assert spec["policyTypes"] == ["Ingress", "Egress"]
+        assert spec["ingress"] == [{"ports": [{"port": "metrics", "protocol": "TCP"}]}]
+        ports = [port["port"] for rule in spec["egress"] for port in rule["ports"]]
+        assert ports == ([443, 6443] if (case, side) == ("reports", "plugin") else [])
+
+
+@pytest.mark.parametrize(("case", "bracket"), [("default", "$(POD_IP)"), ("ipv6", "[$(POD_IP)]")])
+def test_figures_and_probes_are_at_the_address_of_the_pod_alone(case, bracket):
+    for side, port in (("scrubber", 9475), ("plugin", 9476)):
+        one = manifests.container(case, side)
+        assert manifests.flags(one)["--metrics-address"] == f"{bracket}:{port}"
+        assert one["ports"] == [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
+        probes = [one[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+        assert [it["path"] for it in probes] == ["/healthz", "/healthz", "/readyz"]
+        assert {it["port"] for it in probes} == {"metrics"}
+
+
+@pytest.mark.parametrize(("case", "kind", "where"), [
+    ("pod monitor", "PodMonitor", "podMetricsEndpoints"), ("service monitor", "ServiceMonitor", "endpoints"),
+])  # fmt: skip
+def test_jobs_and_nodes_are_called_as_the_alerts_call_them(case, kind, where):
+    alerts = (generate.ROOT / "dashboards/alerts.yaml").read_text()
+    for side in ("scrubber", "plugin"):
+        (endpoint,) = manifests.of(case, kind, side)["spec"][where]
+        assert endpoint.keys() <= ENDPOINT
+        assert all(it.keys() <= RELABELING for it in endpoint["relabelings"])
+        given = {it["targetLabel"]: it for it in endpoint["relabelings"]}
+        assert given["node"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
+        assert given["job"]["replacement"] == f"autoclave-{side}"
+    assert 'job="autoclave-scrubber"' in alerts
+    assert 'job=~"autoclave-(scrubber|plugin)"' in alerts
+
+
+def test_all_rules_are_shipped_but_those_that_were_left_out():
+    (shipped,) = manifests.documents((generate.CHART / "files/prometheusrule.yaml").read_text())
+    made = manifests.of("rules", "PrometheusRule")["spec"]["groups"]
+    rules = [[rule for rule in group["rules"] if rule.get("alert") != "AutoclaveAbsent"] for group in made]
+    assert rules == [group["rules"] for group in made]
+    wanted = [
+        {**group, "rules": [rule for rule in group["rules"] if rule.get("alert") != "AutoclaveAbsent"]}
+        for group in shipped["spec"]["groups"]
+    ]
+    assert made == [group for group in wanted if group["rules"]]
+    assert all(rule.keys() <= RULE for group in made for rule in group["rules"])
+
+
+def test_a_dashboard_arrives_to_the_byte():
+    found = [doc for doc in manifests.objects("dashboards") if doc["kind"] == "ConfigMap"]
+    pages = {name: text for doc in found for name, text in doc["data"].items()}
+    ours = {path.name: path.read_text() for path in Path(generate.ROOT, "dashboards/grafana").glob("*.json")}
+    assert pages == ours
+    assert all(doc["metadata"]["labels"]["grafana_dashboard"] == "1" for doc in found)
+
+
+def test_a_policy_is_mounted_as_a_directory_so_that_a_change_arrives():
+    for case, name, file in (
+        ("policy", "autoclave-policy", "policy.yaml"),
+        ("policy of others", "theirs", "site.yaml"),
+    ):
+        one = manifests.container(case, "scrubber")
+        assert manifests.flags(one)["--policy"] == f"/etc/autoclave/policy/{file}"
+        (mount,) = (it for it in one["volumeMounts"] if it["name"] == "policy")
+        assert (mount["mountPath"], "subPath" in mount) == ("/etc/autoclave/policy", False)
+        (volume,) = (it for it in manifests.of(case, "DaemonSet", "scrubber")["spec"]["template"]["spec"]["volumes"]
+                     if it["name"] == "policy")  # fmt: skip
+        assert volume["configMap"] == {"name": name}
+    assert manifests.of("policy", "ConfigMap", "-policy")["data"] == {"policy.yaml": manifests.POLICY}
+
+
+def test_a_node_with_another_plugin_starts_neither_ours_nor_a_second_one():
+    """The doctor comes first; with it switched off it is not there."""
+    for side, findings in (("scrubber", ["kubelet-dir", "pid-namespace", "vgpu-host"]),
+                           ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin"])):  # fmt: skip
+        one = manifests.container("default", f"doctor ({side})")
+        assert [word for word in one["args"] if "--only" in word] == [f"--only={name}" for name in findings]
+    assert all("initContainers" not in pod for _, pod in manifests.pods("bare"))
+
+
+def test_every_image_is_the_chart_s_own_and_a_digest_wins():
+    for case, build in (("default", "-cuda13"), ("simulated", "")):
+        ours = f"ghcr.io/autoclave-gpu/autoclave:{scrubber.__version__}{build}"
+        assert {one["image"] for _, _, one in manifests.containers(case)} == {ours}
+    assert {one["image"] for _, _, one in manifests.containers("places")} == {
+        "ghcr.io/autoclave-gpu/autoclave@sha256:" + "0" * 64
+    }
+
+
+def test_notes_name_the_daemonsets():
+    notes = generate.chart().render({}, name="x", namespace="gpus")["autoclave/templates/NOTES.txt"]
+    for side in ("scrubber", "plugin"):
+        assert f"kubectl -n gpus rollout status daemonset/x-autoclave-{side}\n" in notes
+
+
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/security.md", "docs/kubernetes.md"])
+def test_every_value_that_a_page_names_is_one(page):
+    known = {name for name, _, _ in generate.values()}
+    words = re.findall(r"(?:`|--set(?:-file)? )([a-zA-Z]+[.][a-zA-Z.]+)", (generate.ROOT / page).read_text())
+    named = {word for word in words if word.split(".")[0] in VALUES and not word.endswith(".sock")}
+    assert named
+    assert {name for name in named if not any(f"{each}.".startswith(f"{name}.") for each in known)} == set()

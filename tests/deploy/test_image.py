@@ -1,0 +1,180 @@
+"""The image, as far as it can be told without an engine: its recipe, its locks, and its packages in an empty place."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "deploy" / "Dockerfile"
+LOCKS = {path.stem: path for path in (ROOT / "deploy" / "requirements").glob("*.lock")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {"none": ("cluster",), "cuda12": ("cluster", "cuda12"), "cuda13": ("cluster", "cuda13")}
+CUDA = {"cupy-cuda12x", "cupy-cuda13x", "numpy", "cuda-pathfinder"}
+
+
+def pins(path):
+    """What a lock says for this machine: names and versions."""
+    lines = re.sub(r"\\\n.*", "", path.read_text()).splitlines()
+    wanted = [Requirement(line.split(" --hash")[0]) for line in lines if line and not line.startswith((" ", "#"))]
+    mine = [it for it in wanted if it.marker is None or it.marker.evaluate()]
+    return {canonicalize_name(it.name): str(it.specifier).removeprefix("==") for it in mine}
+
+
+def instructions():
+    """The recipe as (word, rest), lines that go on joined."""
+    text = re.sub(r"^#.*\n", "", RECIPE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+def stages():
+    found: dict[str, list[tuple[str, str]]] = {}
+    for word, rest in instructions():
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = [("FROM", base)]
+        elif found:
+            list(found.values())[-1].append((word, rest))
+    return found
+
+
+def test_the_linter_finds_nothing_in_the_recipe():
+    hadolint = Path(sys.executable).parent / "hadolint"
+    if not hadolint.exists():
+        pytest.skip("hadolint has no wheel for this machine")
+    run = subprocess.run([hadolint, RECIPE], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout + run.stderr) == (0, "")
+
+
+def test_what_ships_is_built_elsewhere_runs_as_nobody_and_has_no_probe_of_its_own():
+    found = stages()
+    last = list(found)[-1]
+    assert [word for word, _ in instructions() if word in {"HEALTHCHECK", "ADD"}] == []
+    assert found["build"][0] == found[last][0] == ("FROM", "${BASE}")
+    shipped = dict(found[last])
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", shipped["USER"])
+    assert json.loads(shipped["ENTRYPOINT"]) == [next(iter(PROJECT["scripts"]))]
+    copies = [rest for word, rest in found[last] if word == "COPY"]
+    assert all(rest.startswith(("--from=build ", "--from=sbom ")) for rest in copies)
+    labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", shipped["LABEL"]))
+    assert labels == {"title", "description", "licenses", "version", "revision", "created"}
+    assert not [rest for word, rest in found[last] if word == "RUN" and "install" in rest.replace("uninstall", "")]
+
+
+def test_bases_and_tools_are_pinned():
+    defaults = dict(rest.split("=", 1) for word, rest in instructions() if word == "ARG")
+    assert re.fullmatch(r"docker\.io/library/python:3\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", defaults["BASE"])
+    minor = re.search(r"3\.\d+", defaults["BASE"])
+    assert minor
+    assert f"Programming Language :: Python :: {minor[0]}" in PROJECT["classifiers"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", defaults[name]) for name in ("UV", "CYCLONEDX"))
+    assert defaults["CUDA"] in LOCKS
+
+
+def test_what_is_copied_is_there_and_gets_past_the_ignore_file():
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    let_in = {line[1:] for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    copied = {
+        word for name, rest in instructions() if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]
+    }
+    assert copied == let_in
+    assert [path for path in copied if not (ROOT / path).exists()] == []
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(wheel["packages"]) | {PROJECT["readme"], *PROJECT["license-files"]} <= copied
+
+
+@pytest.mark.parametrize("variant", EXTRAS)
+def test_a_lock_holds_what_the_project_asks_for_each_by_its_hash(variant):
+    assert set(LOCKS) == set(EXTRAS)
+    found, text = pins(LOCKS[variant]), LOCKS[variant].read_text()
+    asked = PROJECT["dependencies"] + [
+        it for extra in EXTRAS[variant] for it in PROJECT["optional-dependencies"][extra]
+    ]
+    for requirement in map(Requirement, asked):
+        assert requirement.specifier.contains(found[canonicalize_name(requirement.name)]), requirement
+    entries = re.split(r"^(?=\w)", text, flags=re.MULTILINE)
+    assert [entry for entry in entries if entry and "--hash=sha256:" not in entry] == []
+    assert "://" not in text
+    assert (set(found) & CUDA == set()) is (variant == "none")
+    assert [name for name in found if name.startswith("nvidia-") and name != "nvidia-ml-py"] == []
+
+
+def test_the_image_holds_the_releases_that_were_tested():
+    tested = pins(ROOT / "requirements.lock").items()
+    shipped = {pin for path in LOCKS.values() for pin in pins(path).items()}
+    assert {name for name, _ in shipped - tested} == {"cupy-cuda12x", "cupy-cuda13x", "cuda-pathfinder"}
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory):
+    """An environment of the locked packages, and the wheel of this tree, and nothing else."""
+    place = tmp_path_factory.mktemp("image")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place / "opt"], check=True)
+    (packages,) = (place / "opt" / "lib").glob("python*/site-packages")
+    for name, version in pins(LOCKS["none"]).items():
+        distribution = metadata.distribution(name)
+        assert distribution.version == version, f"{name}: the environment of the tests is not the locked one"
+        for file in distribution.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                (packages / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file.locate(), packages / file)
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", place]
+    subprocess.run(build, cwd=ROOT, capture_output=True, check=True)
+    install = [
+        "-m",
+        "pip",
+        "--python",
+        place / "opt",
+        "install",
+        "-qq",
+        "--no-deps",
+        "--no-index",
+        *place.glob("*.whl"),
+    ]
+    subprocess.run([sys.executable, *install], capture_output=True, check=True)
+    return place / "opt"
+
+
+@contextmanager
+def begun(command, hear, words, **where):
+    """A program that has said these words; it ends with the block, whatever happens in there."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, hear: subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, **pipes, **where)
+    try:
+        assert any(words in line for line in getattr(process, hear)), f"{command[0]} has ended"
+        yield process
+        process.terminate()
+        process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_both_commands_run_from_the_locked_packages_alone(prefix, short_tmp):
+    program, kubelet = prefix / "bin" / "autoclave", short_tmp / "kubelet"
+    kubelet.mkdir()
+    where = {"env": {"PATH": os.defpath, "AUTOCLAVE_RUN_DIR": str(short_tmp / "run")}, "cwd": short_tmp}
+    scrubber = [program, "scrubber", "--backend", "simulated", "--simulated-memory", "1MiB", "--kubelet-dir", kubelet]
+    stand_in = [prefix / "bin" / "python", "-m", "plugin.testing", "--directory", kubelet]
+    with ExitStack() as stack:
+        serving = [*scrubber, "--state-dir", short_tmp / "state"]
+        service = stack.enter_context(begun(serving, "stderr", '"event": "serving"', **where))
+        stack.enter_context(begun(stand_in, "stdout", "serving", **where))
+        plugin = stack.enter_context(
+            begun([program, "plugin", "--kubelet-dir", kubelet], "stderr", "registered", **where)
+        )
+    assert (service.returncode, plugin.returncode) == (0, 0)
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, **where)
+    assert version.stdout == f"autoclave {metadata.version('autoclave')}\n"

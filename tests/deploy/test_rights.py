@@ -1,0 +1,171 @@
+"""With the rights that the chart gives them, and no others, the programs do what they are for."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Container, Phase, Pod
+from tests.deploy import manifests
+from tests.plugin.live_plugin import Plugin
+from tests.plugin.scraping import get
+
+ALONE = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,bind,ro / && exec "$@"']
+ISOLATES = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+NEEDED = {"DAC_READ_SEARCH", "SYS_PTRACE", "SYS_ADMIN"}  # to see a user of a device at all
+GPU = "nvidia.com/gpu"
+
+TENANT = """
+import mmap, sys
+with open("/dev/zero", "r+b", 0) as device:
+    kept = mmap.mmap(device.fileno(), 4096)
+print(flush=True)
+sys.stdin.read()
+"""
+LOOK = """
+import os, sys
+from scrubber.node.held import Search
+try:
+    print(sorted(Search({"gpu": ["/dev/zero"]}).devices(f"/proc/{sys.argv[1]}")))
+except PermissionError:
+    print("blind")
+try:
+    os.kill(int(sys.argv[1]), 0)
+except PermissionError:
+    print("helpless")
+"""
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0 or not ISOLATES, reason="takes root, and namespaces, to give them up")
+
+
+def reduced(container, spared=()):
+    """A command in front of another that leaves it what a security context leaves, but for what is spared."""
+    context = container["securityContext"]
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert (context["allowPrivilegeEscalation"], context["runAsUser"]) == (False, 0)
+    kept = sorted(set(context["capabilities"].get("add", ())) - set(spared))
+    words = ",".join(["-all", *(f"+{it.lower()}" for it in kept)])
+    return ["setpriv", "--bounding-set", words, "--inh-caps", words, "--no-new-privs"]
+
+
+@pytest.fixture
+def tenant():
+    """A process of another user that has a device mapped, and not open."""
+    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", TENANT]
+    with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate()
+
+
+def look(pid, spared=()):
+    before = reduced(manifests.container("default", "scrubber"), spared)
+    run = subprocess.run([*before, sys.executable, "-c", LOOK, str(pid)], capture_output=True, text=True, check=True)
+    return run.stdout.split("\n")[:-1]
+
+
+def test_with_its_four_capabilities_the_scrubber_sees_and_ends_what_others_run(tenant):
+    given = manifests.container("default", "scrubber")["securityContext"]["capabilities"]["add"]
+    assert set(given) == NEEDED | {"KILL"}
+    assert look(tenant) == ["['gpu']"]
+
+
+@pytest.mark.parametrize("spared", sorted(NEEDED))
+def test_without_one_of_three_it_is_blind_and_knows_it(tenant, spared):
+    assert look(tenant, [spared]) == ["blind"]
+
+
+def test_without_the_fourth_it_cannot_end_it(tenant):
+    assert look(tenant, ["KILL"]) == ["['gpu']", "helpless"]
+
+
+class Node:
+    """The rendered pods for simulated GPUs, with the node's directories below one of the test."""
+
+    def __init__(self, root: Path, alive: AsyncExitStack) -> None:
+        self.root, self._alive = root, alive
+        (root / "kubelet").mkdir()
+        (root / "run").mkdir(mode=0o755)  # as the kubelet makes what is missing
+        (root / "policy").mkdir()
+        values = {
+            "backend": "simulated",
+            "policy": {"inline": "name: first\n"},
+            "directories": {"state": str(root / "state"), "run": str(root / "run")},
+            "kubelet": {"devicePluginsDir": str(root / "kubelet"), "podLogsDir": str(root / "pods")},
+            "scrubber": {"simulated": {"memory": "1MiB"}},
+        }
+        self.objects = manifests.loaded(values)
+        self.say("first")
+
+    def say(self, name):
+        """As the kubelet changes a ConfigMap: a new directory, and a link that is replaced."""
+        (self.root / "policy" / f"..{name}").mkdir()
+        (self.root / "policy" / f"..{name}" / "policy.yaml").write_text(f"name: {name}\n")
+        (self.root / "policy" / "..data_tmp").symlink_to(f"..{name}")
+        (self.root / "policy" / "..data_tmp").rename(self.root / "policy" / "..data")
+        if not (self.root / "policy" / "policy.yaml").is_symlink():
+            (self.root / "policy" / "policy.yaml").symlink_to("..data/policy.yaml")
+
+    def command(self, name):
+        """What the container of this name runs, with the rights that it has."""
+        one = manifests.container(self.objects, name)
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
+        words = one["args"]
+        for port in one.get("ports", ()):
+            words = [word.replace(f"$(POD_IP):{port['containerPort']}", "127.0.0.1:0") for word in words]
+        for there, place in {"/etc/autoclave/policy": self.root / "policy", "/host": self.root}.items():
+            words = [word.replace(f"={there}", f"={place}") for word in words]
+        return [*ALONE, str(self.root), *reduced(one), sys.executable, "-m", "scrubber", *words]
+
+    async def once(self, name):
+        """The exit code of a container that ends."""
+        return await (await self.start(name)).ended()
+
+    async def start(self, name):
+        program = Plugin(self.root)
+        program.command = self.command(name)
+        await program.start()
+        self._alive.push_async_callback(program.clear_away)
+        return program
+
+
+async def ready(program):
+    """What the kubelet is told when it asks."""
+    return (await get((await program.hear("showing metrics"))["address"], "/readyz"))[0] == 200
+
+
+async def test_the_pods_of_the_chart_hand_out_a_device_with_the_rights_that_they_have(short_tmp):
+    async with AsyncExitStack() as alive:
+        node = Node(short_tmp, alive)
+        kubelet = await alive.enter_async_context(Kubelet(short_tmp / "kubelet"))
+        looks = (node.once(f"doctor ({side})") for side in ("scrubber", "plugin"))
+        assert await asyncio.gather(*looks) == [0, 0]
+        scrubber, plugin = await node.start("scrubber"), await node.start("plugin")
+        await kubelet.registered(GPU, within=20)
+        await kubelet.until(lambda: "Healthy" in kubelet.devices(GPU).values(), within=20)
+        await plugin.hear("registered")
+        assert [await ready(scrubber), await ready(plugin)] == [True, True]
+        pod = Pod("train", (Container("main", {GPU: 1}),))
+        assert (await kubelet.run(pod)).phase is Phase.RUNNING
+        assert await node.once("doctor (test)") == 0
+        node.say("second")
+        assert (await scrubber.hear("policy loaded"))["policy"] == "second"
+        assert await plugin.stop() == 0
+        assert await node.once("doctor (test)") == 1
+        assert await scrubber.stop() == 0
+
+
+async def test_beside_another_plugin_ours_does_not_start(short_tmp):
+    async with AsyncExitStack() as alive:
+        node = Node(short_tmp, alive)
+        with socket.socket(socket.AF_UNIX) as rival:
+            rival.bind(str(short_tmp / "kubelet" / "nvidia-gpu.sock"))
+            rival.listen()
+            assert await node.once("doctor (plugin)") == 1

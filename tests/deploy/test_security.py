@@ -1,0 +1,126 @@
+"""What docs/security.md says of rights is what the chart gives."""
+
+import re
+
+from deploy import generate
+from tests.deploy import manifests, podsecurity
+
+PAGE = (generate.ROOT / "docs/security.md").read_text()
+DOCTORS = {"doctor (scrubber)", "doctor (plugin)", "doctor (test)"}
+
+
+def tables(heading):
+    """The tables under a heading, each row as a list of cells without their marks."""
+    part = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    for found in re.findall(r"(?:^\|.*\n)+", part, re.MULTILINE):
+        cells = [[cell.strip(" `") for cell in line.strip("|").split(" | ")] for line in found.splitlines()]
+        yield cells[2:]
+
+
+def told(rows):
+    """Level and name of each rule, and who breaks it."""
+    for level, rule, who, why in rows:
+        assert why.strip(" |")
+        names = {each.strip() for each in who.split(",")}
+        yield (level.strip("| "), rule), (names - {"doctors"}) | (DOCTORS if "doctors" in names else set())
+
+
+def broken(case):
+    """The same, as the chart is."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for name, pod, one in manifests.containers(case):
+        for rule in podsecurity.broken(pod, one):
+            found.setdefault(rule, set()).add(name)
+    return found
+
+
+def test_the_rules_that_each_container_breaks_are_told_with_their_reason():
+    default, privileged = (dict(told(rows)) for rows in tables("Pod Security"))
+    assert default == broken("default")
+    replaced = {("baseline", "capabilities"), ("baseline", "AppArmor"), ("baseline", "SELinux")}
+    replaced |= {("restricted", "add no capabilities")}
+    assert privileged | {rule: who for rule, who in default.items() if rule not in replaced} == broken("privileged")
+
+
+def test_with_simulated_gpus_the_scrubber_breaks_what_the_plugin_breaks():
+    assert {frozenset(who) for who in broken("simulated").values()} == {frozenset(DOCTORS | {"scrubber", "plugin"})}
+
+
+def test_each_capability_is_told_with_its_reason():
+    (rows,) = tables("Capabilities")
+    assert [row[0].strip("| `") for row in rows] == sorted(row[0].strip("| `") for row in rows)
+    given = manifests.container("default", "scrubber")["securityContext"]["capabilities"]
+    assert {row[0].strip("| `") for row in rows} == set(given["add"])
+    assert all(len(row) == 3 for row in rows)
+
+
+def test_each_directory_of_the_node_is_told_with_its_reason():
+    (rows,) = tables("Mounts")
+    assert {(pod.strip("| "), volume, path, way) for pod, volume, path, way, _ in rows} == {
+        (name, volume["name"], volume["hostPath"]["path"], "no" if mount.get("readOnly") else "yes")
+        for name, pod, one in manifests.containers("default")
+        if name in {"scrubber", "plugin"}
+        for volume in pod["volumes"]
+        for mount in one["volumeMounts"]
+        if "hostPath" in volume and volume["name"] == mount["name"]
+    }
+
+
+def test_the_plugin_and_the_doctors_have_no_right_but_to_be_root():
+    for case in manifests.MATRIX:
+        for name, _, one in manifests.containers(case):
+            if name != "scrubber" or case == "simulated":
+                context = {key: it for key, it in one["securityContext"].items() if key != "seLinuxOptions"}
+                assert context == {
+                    "runAsUser": 0,
+                    "runAsGroup": 0,
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                }
+
+
+def test_only_the_scrubber_of_real_gpus_is_in_the_host_s_pid_namespace_and_nobody_in_its_network():
+    for case in manifests.MATRIX:
+        for component, pod in manifests.pods(case):
+            assert pod.get("hostPID", False) == (component == "scrubber" and case != "simulated")
+            assert not pod.keys() & {"hostNetwork", "hostIPC", "hostUsers", "shareProcessNamespace"}
+
+
+def test_only_the_scrubber_is_given_gpus():
+    for case in manifests.MATRIX:
+        for name, _, one in manifests.containers(case):
+            visible = [it["value"] for it in one["env"] if it["name"] == "NVIDIA_VISIBLE_DEVICES"]
+            assert visible == ["all" if name == "scrubber" and case != "simulated" else "void"]
+
+
+def test_with_simulated_gpus_only_the_first_mounts_are_left():
+    (rows,) = tables("Mounts")
+    pod = dict(manifests.pods("simulated"))["scrubber"]
+    places = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert places == {path for name, _, path, _, _ in rows if name.strip("| ") == "scrubber"} & places
+    assert len(places) == 4
+    assert not places & {"/dev", "/proc", "/run", "/sys"}
+
+
+def test_a_rule_of_the_standards_sees_what_breaks_it():
+    """Each rule, once broken: what it cannot see, no table would show."""
+    sysctls = {"sysctls": [{"name": "a", "value": "b"}]}
+    pod = {"hostPID": True, "securityContext": sysctls, "volumes": [{"name": "v", "nfs": {}}]}
+    worst = {
+        "ports": [{"hostPort": 1}],
+        "volumeMounts": [{"name": "v"}],
+        "securityContext": {
+            "privileged": True, "runAsUser": 0, "procMount": "Unmasked", "capabilities": {"add": ["SYS_ADMIN"]},
+            "appArmorProfile": {"type": "Unconfined"}, "seLinuxOptions": {"type": "spc_t"},
+            "seccompProfile": {"type": "Unconfined"},
+        },
+    }  # fmt: skip
+    rules = {*podsecurity.BASELINE, *podsecurity.RESTRICTED}
+    assert {name for _, name in podsecurity.broken(pod, worst)} == rules - {"hostPath volumes"}
+    best = {"securityContext": {
+        "runAsNonRoot": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }}  # fmt: skip
+    assert list(podsecurity.broken({}, best)) == []

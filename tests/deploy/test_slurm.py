@@ -1,0 +1,282 @@
+"""Slurm's prolog and epilog, as slurmd would call them: on the real service, with a stand-in for scontrol alone."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from scrubber.cli import asking
+from scrubber.devices.simulated import drills, layout, tenants
+from tests.live import Service
+
+ROOT = Path(__file__).parents[2]
+SLURM = ROOT / "deploy" / "slurm"
+SCRIPTS = ("prolog.sh", "epilog.sh", "autoclave.sh")
+POLICY = """\
+name: brisk
+defaults:
+  paths: {first_look: fast}
+  clear: {passes: zero}
+  evict: {grace: 10ms}
+  budgets: {allocate: 1s, owner_wait: 0s}
+"""
+SECRET = b"what the last job computed"
+GPUS = 8
+
+INFORMATION = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 42\nGPU UUID: \t {}\nDevice Minor: \t {}\n"
+FIRST, SECOND = "GPU-0aaaaaaa-0000-4000-8000-000000000000", "GPU-0bbbbbbb-0000-4000-8000-000000000000"
+
+
+class Slurmd:
+    """What slurmd gives to its scripts: an environment with little in it."""
+
+    def __init__(self, root: Path, service: Service | None) -> None:
+        programs = root / "programs"
+        programs.mkdir()
+        run_dir = service.run_dir if service else root / "no-service"
+        self.drained, self.state = root / "drained", root / "state"
+        self.environment = {
+            "PATH": f"{programs}:{os.defpath}", "AUTOCLAVE_RUN_DIR": str(run_dir), "SLURMD_NODENAME": "node7.example",
+            "AUTOCLAVE_SLURM_STATE": str(self.state), "AUTOCLAVE_SLURM_DRIVER": str(root / "no-driver"),
+        }  # fmt: skip
+        self.program(programs / "autoclave", f'exec {sys.executable} -P -m scrubber "$@"')
+        self.environment["PYTHONPATH"] = str(ROOT)
+        self.program(programs / "scontrol", f'printf "%s\\n" "$@" >> {self.drained}')
+
+    def program(self, path: Path, line: str) -> None:
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+
+    @contextmanager
+    def begun(self, script: str, job: int, gpus: object = "", **more: str) -> Iterator[subprocess.Popen[str]]:
+        words = {"SLURM_JOB_ID": str(job), "SLURM_JOB_GPUS": str(gpus), "CUDA_VISIBLE_DEVICES": str(gpus)}
+        environment = self.environment | words | more
+        process = subprocess.Popen([SLURM / script], env=environment, stderr=subprocess.PIPE, text=True, cwd="/")
+        assert process.stderr is not None
+        try:
+            yield process
+        finally:  # what it has started ends with the service at the latest
+            process.kill()
+            process.stderr.close()
+            process.wait()
+
+    def run(self, script: str, job: int, gpus: object = "", **more: str) -> subprocess.CompletedProcess[str]:
+        with self.begun(script, job, gpus, **more) as process:
+            _, told = process.communicate()
+        return subprocess.CompletedProcess(script, process.returncode, stderr=told)
+
+    def told(self) -> list[str]:
+        """What scontrol was called with."""
+        return self.drained.read_text().splitlines() if self.drained.exists() else []
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    policy = tmp_path_factory.mktemp("policy") / "policy.yaml"
+    policy.write_text(POLICY)
+    root = Path(f"/tmp/ac-slurm-{os.getpid()}")
+    root.mkdir()
+    service = Service(root, GPUS, "--policy", policy)
+    yield service
+    service.stop()
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def _unused() -> Iterator[int]:
+    return iter(range(GPUS))
+
+
+@pytest.fixture
+def gpu(service, _unused):
+    index = next(_unused)
+    service.settled(index, "clean")
+    return index
+
+
+@pytest.fixture
+def slurmd(tmp_path, service):
+    return Slurmd(tmp_path, service)
+
+
+def uuid(service, gpu):
+    return asking.ask(service.run_dir, lambda admin: admin.status([str(gpu)])).devices[0].device
+
+
+def memory(service, gpu):
+    return layout.find(service.simulated_dir, uuid(service, gpu)).memory.read_bytes()
+
+
+def lives(pid):
+    """Whether it runs: one that has ended and was not waited for yet is still listed, without its words."""
+    words = Path(f"/proc/{pid}/cmdline")
+    return words.exists() and words.read_bytes() != b""
+
+
+def ended(run, code):
+    assert run.returncode == code, run.stderr
+    return run.stderr
+
+
+def test_a_job_gets_clean_gpus_keeps_them_between_its_steps_and_leaves_nothing(service, slurmd, gpu):
+    ended(slurmd.run("prolog.sh", 42, gpu), 0)
+    assert service.settled(gpu, "granted").receipt
+    first = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)  # in no container, and ignores SIGTERM
+    service.settled(gpu, "exposed")
+    tenants.kill(first)
+    left = tenants.zombie(service.simulated_dir, uuid(service, gpu))  # a job's next step, after a pause
+    assert service.settled(gpu, "exposed").job is None
+    assert SECRET in memory(service, gpu)
+    ended(slurmd.run("epilog.sh", 42, gpu), 0)
+    assert service.settled(gpu, "clean").receipt
+    assert not lives(left)
+    assert memory(service, gpu).strip(b"\0") == b""
+    assert slurmd.told() == []
+    assert list(slurmd.state.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_clean_yet_is_waited_for_beyond_the_budget_of_a_hook(service, slurmd, gpu):
+    drills.stall_clears(service.simulated_dir, uuid(service, gpu))
+    with slurmd.begun("epilog.sh", 44, gpu) as last, ExitStack() as later:
+        service.settled(gpu, "scrubbing")
+        run = later.enter_context(slurmd.begun("prolog.sh", 45, gpu))
+        heard = run.stderr.readline()
+        while not heard.startswith(f"GPU {gpu}: clear"):
+            assert heard, "the prolog has ended"
+            heard = run.stderr.readline()
+        drills.heal(service.simulated_dir, uuid(service, gpu))
+        assert (run.wait(), last.wait()) == (0, 0)
+    assert service.settled(gpu, "granted").receipt
+
+
+def test_a_gpu_that_cannot_be_proven_clean_drains_the_node_with_a_reason(service, slurmd, gpu):
+    asking.ask(service.run_dir, lambda admin: admin.quarantine(str(gpu), "smells", "somebody"))
+    for script in ("prolog.sh", "epilog.sh"):
+        slurmd.drained.unlink(missing_ok=True)
+        ended(slurmd.run(script, 45, gpu), 1)
+        reason = "reason=autoclave: GPUs of job 45 are not proven clean"
+        assert slurmd.told() == ["update", "nodename=node7", "state=drain", reason]
+
+
+def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):
+    drills.stall_clears(service.simulated_dir, uuid(service, gpu))
+    ended(slurmd.run("epilog.sh", 46, gpu, AUTOCLAVE_SLURM_LIMIT="2"), 124)
+    assert slurmd.told()[-1] == "reason=autoclave: GPUs of job 46 are not proven clean within 2 s"
+
+
+def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
+    """Where two jobs were given one GPU, the second does not start, and its end ends nothing of the first."""
+    ended(slurmd.run("prolog.sh", 47, gpu), 0)
+    pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
+    service.settled(gpu, "exposed")
+    ended(slurmd.run("prolog.sh", 48, gpu), 1)
+    ended(slurmd.run("epilog.sh", 48, gpu), 1)
+    assert service.settled(gpu, "exposed").job is None
+    assert lives(pid)
+    assert SECRET in memory(service, gpu)
+    tenants.kill(pid)
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh"])
+def test_where_nothing_can_be_known_the_node_is_drained(tmp_path, slurmd, script):
+    (tmp_path / "cut").mkdir()
+    cut = Slurmd(tmp_path / "cut", None)
+    ended(cut.run(script, 49, 0), 3)
+    assert cut.told()[-1] == "reason=autoclave: GPUs of job 49 are not proven clean: the scrub service does not answer"
+    ended(slurmd.run(script, 49, 99), 2)
+    assert slurmd.told()[-1].startswith("reason=autoclave: GPUs of job 49 are not known to the scrub service")
+    ended(slurmd.run(script, 49, "0,x"), 2)
+    assert "is no list of them" in slurmd.run(script, 49, "0,x", AUTOCLAVE_SLURM_DRAIN="no").stderr
+
+
+def test_a_job_without_gpus_asks_nobody(tmp_path):
+    slurmd = Slurmd(tmp_path, None)
+    for script in ("prolog.sh", "epilog.sh"):
+        assert ended(slurmd.run(script, 50), 0) == ""
+        assert ended(slurmd.run(script, 50, CUDA_VISIBLE_DEVICES="NoDevFiles"), 0) == ""
+
+
+def test_a_shared_gpu_is_refused(tmp_path):
+    slurmd = Slurmd(tmp_path, None)
+    ended(slurmd.run("prolog.sh", 51, 0, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50"), 2)
+    assert slurmd.told()[-1] == "reason=autoclave: job 51 shares a GPU, and what is shared cannot be proven clean"
+
+
+def gpus(driver, **words):
+    """What the scripts take the job's GPUs to be; None where they cannot tell."""
+    run = subprocess.run(
+        ["sh", "-c", f". {SLURM}/autoclave.sh; job_gpus"], env={"AUTOCLAVE_SLURM_DRIVER": str(driver)} | words,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return run.stdout.split() if run.returncode == 0 else None
+
+
+@pytest.fixture
+def driver(tmp_path):
+    """A driver's own list: by PCI address, and by minor the other way round where that is wanted."""
+
+    def make(*minors: int) -> Path:
+        for place, (name, minor) in enumerate(zip((FIRST, SECOND), minors, strict=True)):
+            folder = tmp_path / "driver" / "gpus" / f"0000:{place + 1}a:00.0"
+            folder.mkdir(parents=True)
+            (folder / "information").write_text(INFORMATION.format(name, minor))
+        return Path(tmp_path, "driver")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ({}, []),
+        ({"SLURM_JOB_GPUS": "0,2-4"}, ["0", "2", "3", "4"]),
+        ({"SLURM_JOB_GPUS": "1,1,01"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["1"]),
+        ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": f"{FIRST},MIG-7"}, [FIRST, "MIG-7"]),
+        ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": FIRST}, None),
+        ({"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": "1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": f"{FIRST},1"}, None),
+        ({"SLURM_JOB_GPUS": "3-1"}, None),
+        ({"SLURM_JOB_GPUS": "0-9999"}, None),
+        ({"SLURM_JOB_GPUS": "*"}, None),
+        ({"SLURM_JOB_GPUS": "0;id"}, None),
+        ({"SLURM_JOB_GPUS": "--all"}, None),
+    ],
+)
+def test_lists_of_gpus_are_read_or_refused(tmp_path, words, found):
+    assert gpus(tmp_path / "none", **words) == found
+
+
+@pytest.mark.parametrize(
+    ("minors", "numbering", "found"),
+    [
+        ((0, 1), "auto", [SECOND]),
+        ((1, 0), "auto", None),
+        ((1, 0), "pci", [SECOND]),
+        ((1, 0), "minor", [FIRST]),
+    ],
+)
+def test_a_number_that_could_be_two_gpus_is_refused(driver, minors, numbering, found):
+    assert gpus(driver(*minors), SLURM_JOB_GPUS="1", AUTOCLAVE_SLURM_NUMBERING=numbering) == found
+
+
+def test_numbers_are_refused_where_there_are_slices_and_where_the_driver_has_no_such_gpu(driver):
+    place = driver(0, 1)
+    assert gpus(place, SLURM_JOB_GPUS="2") is None
+    (place / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)
+    assert gpus(place, SLURM_JOB_GPUS="1") is None
+    assert gpus(place, SLURM_JOB_GPUS="1", CUDA_VISIBLE_DEVICES="MIG-7") == ["MIG-7"]
+
+
+def test_the_scripts_are_plain_shell():
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    if not shellcheck.exists():
+        pytest.skip("shellcheck has no wheel for this machine")
+    command = [str(shellcheck), "--external-sources", "--shell=sh", *(f"deploy/slurm/{name}" for name in SCRIPTS)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout + run.stderr == ""

@@ -1,0 +1,77 @@
+"""The unit for machines without Kubernetes: what systemd itself says of it, and whether its few rights are enough."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scrubber import config
+
+ROOT = Path(__file__).parents[2]
+UNIT = ROOT / "deploy" / "systemd" / "autoclave-scrubber.service"
+PAGE = ROOT / "docs" / "without-kubernetes.md"
+
+LOOK = "import sys; from scrubber.node.held import Search; print(Search({'it': [sys.argv[2]]}).devices(sys.argv[1]))"
+
+
+def read():
+    lines = UNIT.read_text().split("[Service]")[1].split("[Install]")[0].splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def capabilities():
+    return read()["CapabilityBoundingSet"].split()
+
+
+def test_systemd_finds_nothing_wrong_with_it(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / UNIT.name
+    program = f"ExecStart={sys.executable} "  # the one that is told is not installed here
+    unit.write_text(UNIT.read_text().replace("ExecStart=/opt/autoclave/bin/autoclave ", program))
+    assert program in unit.read_text()
+    verify = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit]
+    run = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout + run.stderr) == (0, "")
+
+
+def test_its_directories_are_those_of_the_service_and_private():
+    unit = read()
+    assert Path("/run", unit["RuntimeDirectory"]) == Path(config.RUN_DIR)
+    assert Path("/var/lib", unit["StateDirectory"]) == Path(config.STATE_DIR)
+    assert (unit["RuntimeDirectoryMode"], unit["StateDirectoryMode"], unit["UMask"]) == ("0700", "0700", "0077")
+
+
+def test_wrong_settings_are_not_tried_again(short_tmp):
+    command = [sys.executable, "-P", "-m", "scrubber", "scrubber", "--run-dir", short_tmp, "--policy", "nonesuch"]
+    run = subprocess.run(command, capture_output=True, check=False)
+    assert read()["RestartPreventExitStatus"] == str(run.returncode)
+    assert read()["Restart"] == "on-failure"
+
+
+def test_every_right_it_keeps_has_its_reason_in_the_unit_and_on_the_page():
+    text = UNIT.read_text()
+    for name in capabilities():
+        assert name.removeprefix("CAP_") in text.split("CapabilityBoundingSet=")[0]
+        assert f"`{name}`" in PAGE.read_text()
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="takes root, and setpriv")
+@pytest.mark.parametrize("without", [None, "CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"])
+def test_its_rights_are_enough_to_see_who_has_a_gpu_open_and_no_more(tmp_path, without):
+    gpu = tmp_path / "gpu"
+    gpu.touch()
+    user = ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-c", "echo there; exec sleep 60"]
+    with gpu.open() as opened, subprocess.Popen(user, stdin=opened, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"there\n"
+        kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities() if name != without)
+        few = ["setpriv", f"--bounding-set=-all,{kept}"]
+        look = [*few, sys.executable, "-P", "-c", LOOK, f"/proc/{holder.pid}", str(gpu)]
+        run = subprocess.run(look, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT)})
+        holder.kill()
+    assert (run.stdout.strip() == "frozenset({'it'})") is (without is None), run.stderr
+    assert ("PermissionError" in run.stderr) is (without is not None)
