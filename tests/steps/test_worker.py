@@ -20,7 +20,7 @@ from scrubber.steps.child import BrokenError
 from scrubber.steps.frames import Assignment
 from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
-from tests.steps.zygotes import LAST, children, descriptors, exists, gone_within, links, living
+from tests.steps.zygotes import LAST, children, descriptors, exists, gone_within, left, links, living
 
 LONG = 30.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
@@ -65,7 +65,7 @@ async def spawn(bank) -> AsyncIterator[Spawn]:
     for nursery in nurseries:
         await nursery.close()
     await asyncio.sleep(0)  # the loop closes pipes one turn after their end
-    assert descriptors() == before
+    assert left(before) == set()
     assert children() == []
 
 
@@ -277,7 +277,7 @@ async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) 
                 await asyncio.sleep(0.001)
         await nursery.close()
     async with asyncio.timeout(5):
-        while descriptors() != before:  # noqa: ASYNC110 -- the kernel says so to nobody
+        while left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
             await asyncio.sleep(0.001)
     assert children() == []
 
