@@ -192,9 +192,9 @@ class Listing:
 
     def _take(self, adverts: Iterable[devices.Advert]) -> None:
         """Keep what is said now, and as unhealthy what was said before."""
-        gone = {key: replace(device, healthy=False, clean=False, reason=GONE) for key, device in self._known.items()}
-        named = devices.offered(adverts, self._prefix, self._strategy)
-        self._known = gone | {(device.resource, device.uuid): device for device in named}
+        offered = devices.offered(adverts, self._prefix, self._strategy)
+        named = {(device.resource, device.uuid): device for device in offered}
+        self._known = {key: named.pop(key, None) or _gone(device) for key, device in self._known.items()} | named
         if not self._first.is_set():
             self._first.set()
             logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
@@ -239,6 +239,10 @@ class Listing:
 
     def _of(self, resource: str) -> list[_Stream]:
         return [stream for stream in self._streams if stream.resource == resource]
+
+
+def _gone(device: Device) -> Device:
+    return replace(device, healthy=False, clean=False, reason=GONE)
 
 
 def _differ(handed: Shown | None, now: Shown) -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from policies import concessions
+from policies.model import Policy
 from scrubber.core import answers, grounds, showing, story, upkeep, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
-from scrubber.core.model import Record, State
+from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
@@ -86,21 +87,20 @@ class Reporter:
         running = self._service.jobs.of(uuid)
         progress = (running.done, running.total) if running else (0, 0)
         ruling = self._service.rulebook.ruling(record.device)
-        advert = self._with_signs(record, self._advert(record))
         now = self._service.now()
+        advert = self._with_signs(record, self._advert(record, ruling.policy, now))
         status = showing.device_status(record, advert, ruling.rule, ruling.policy, now, progress)
         blocked = self._service.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
     def adverts(self) -> view.Adverts:
         """What the kubelet may be told of every device."""
-        records = self._service.ledger.records
-        policies = [self._service.rulebook.ruling(record.device).policy for record in records.values()]
-        silence = min((policy.budgets.silence for policy in policies), default=0.0)
+        now = self._service.now()
+        ruled = [(record, self._policy(record)) for _, record in sorted(self._service.ledger.records.items())]
         devices = tuple(
             view.Advert(
-                device=uuid,
-                healthy=self._advert(record).healthy,
+                device=record.device.uuid,
+                healthy=self._advert(record, policy, now).healthy,
                 clean=record.state is State.CLEAN,
                 numa_node=record.device.numa_node,
                 resource=record.device.resource,
@@ -111,9 +111,12 @@ class Reporter:
                 reason=_ailment(record),
                 quarantined=record.quarantine is not None,
             )
-            for uuid, record in sorted(records.items())
+            for record, policy in ruled
         )
-        return view.Adverts(devices, silence)
+        return view.Adverts(devices, min((policy.budgets.silence for _, policy in ruled), default=0.0))
+
+    def _policy(self, record: Record) -> Policy:
+        return self._service.rulebook.ruling(record.device).policy
 
     async def history(self, gpu: str, since: float, limit: int) -> tuple[view.HistoryEntry, ...]:
         """Rows of the ledger, newest last."""
@@ -149,9 +152,8 @@ class Reporter:
             for record, device in zip(records, devices, strict=True)
         ]
 
-    def _advert(self, record: Record) -> answers.Advert:
-        policy = self._service.rulebook.ruling(record.device).policy
-        advert = upkeep.advertise(record, policy, self._service.now())
+    def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Advert:
+        advert = upkeep.advertise(record, policy, now)
         # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
         if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
             return answers.Advert(healthy=False, why="the ledger cannot be written")

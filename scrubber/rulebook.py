@@ -32,7 +32,7 @@ class Rulebook:
         self.source = source
         self.fault = ""
         # One attribute, replaced whole: a ruling is never kept beside a policy that it does not come from.
-        self._book: tuple[PolicySet, dict[DeviceInfo, Ruling]] = (load.load(source), {})
+        self._book: tuple[PolicySet, dict[str, tuple[DeviceInfo, Ruling]]] = (load.load(source), {})
 
     @property
     def name(self) -> str:
@@ -64,9 +64,12 @@ class Rulebook:
     def ruling(self, device: DeviceInfo) -> Ruling:
         """What applies to this device."""
         policies, known = self._book
-        if device not in known:
-            known[device] = _match(policies, device)
-        return known[device]
+        kept = known.get(device.uuid)
+        if kept is not None and (kept[0] is device or kept[0] == device):  # to compare takes longer than all the rest
+            return kept[1]
+        ruling = _match(policies, device)
+        known[device.uuid] = (device, ruling)
+        return ruling
 
 
 def _match(policies: PolicySet, device: DeviceInfo) -> Ruling:

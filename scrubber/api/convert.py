@@ -17,29 +17,35 @@ V = TypeVar("V")
 
 def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
     """Fill a message from a view. What is None stays unset."""
-    for field in fields(view):
-        _fill(message, field.name, getattr(view, field.name))
+    for name in _names(type(view)):
+        value = getattr(view, name)
+        if value is not None:
+            _fill(message, name, value)
     return message
 
 
 def _fill(message: Message, name: str, value: Any) -> None:  # noqa: ANN401 - a value of any field
-    if value is None:
-        return
-    if is_dataclass(value):
+    if isinstance(value, tuple):
+        _extend(getattr(message, name), value)
+    elif _names(type(value)):
         to_message(value, getattr(message, name))
         getattr(message, name).SetInParent()
-    elif isinstance(value, tuple):
-        _extend(getattr(message, name), value)
     else:
         setattr(message, name, value)
 
 
 def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401 - a value of any field
     for value in values:
-        if is_dataclass(value):
+        if _names(type(value)):
             to_message(value, repeated.add())
         else:
             repeated.append(value)
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a view, and none of anything else. Looked up once a type: they are asked for all the time."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def from_message(kind: type[V], message: Message) -> V:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -27,6 +27,7 @@ from scrubber.tally import Tally
 T = TypeVar("T")
 
 WATCH_SETTLES = 0.02  # seconds: several changes make one list, and whoever asks a hook is answered before it is made
+MOST_ADVERTS = 1024  # that are kept as messages; a node has a few hundred at most
 HEARTBEAT = 2.0  # seconds after which the same list is told again: an open stream alone is no sign of life
 WATCH_AT_LEAST_EVERY = 1.0  # seconds: what is advertised also changes as time goes by
 SOCKETS = ("scrubber", "admin")
@@ -79,7 +80,9 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
             news, now = self._service.ledger.news, self._reporter.adverts()
             if now != last or clock() - told >= HEARTBEAT:
                 last, told = now, clock()
-                yield convert.to_message(now, scrub_pb2.WatchResponse())
+                yield scrub_pb2.WatchResponse(
+                    devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
+                )  # fmt: skip
             await self._service.ledger.heard(news, WATCH_AT_LEAST_EVERY)
             await asyncio.sleep(WATCH_SETTLES)
 
@@ -217,6 +220,12 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
             queue.put_nowait(item)
     finally:
         queue.put_nowait(None)
+
+
+@lru_cache(MOST_ADVERTS)
+def _advert(advert: view.Advert) -> scrub_pb2.Advert:
+    """Kept: of a list that is told at every change, one device has changed, as a rule."""
+    return convert.to_message(advert, scrub_pb2.Advert())
 
 
 def _path(word: str) -> ScrubPath | None:
