@@ -194,7 +194,8 @@ class Listing:
         """Keep what is said now, and as unhealthy what was said before."""
         offered = devices.offered(adverts, self._prefix, self._strategy)
         named = {(device.resource, device.uuid): device for device in offered}
-        self._known = {key: named.pop(key, None) or _gone(device) for key, device in self._known.items()} | named
+        gone = {key: _gone(device) for key, device in self._known.items() if key not in named}
+        self._known = gone | named
         if not self._first.is_set():
             self._first.set()
             logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))

@@ -17,7 +17,7 @@ V = TypeVar("V")
 
 def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
     """Fill a message from a view. What is None stays unset."""
-    for name in _names(type(view)):
+    for name in _names(view.__class__):
         value = getattr(view, name)
         if value is not None:
             _fill(message, name, value)
@@ -27,7 +27,7 @@ def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
 def _fill(message: Message, name: str, value: Any) -> None:  # noqa: ANN401 - a value of any field
     if isinstance(value, tuple):
         _extend(getattr(message, name), value)
-    elif _names(type(value)):
+    elif _names(value.__class__):
         to_message(value, getattr(message, name))
         getattr(message, name).SetInParent()
     else:
@@ -36,14 +36,14 @@ def _fill(message: Message, name: str, value: Any) -> None:  # noqa: ANN401 - a 
 
 def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401 - a value of any field
     for value in values:
-        if _names(type(value)):
+        if _names(value.__class__):
             to_message(value, repeated.add())
         else:
             repeated.append(value)
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - any type
     """The fields of a view, and none of anything else. Looked up once a type: they are asked for all the time."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
