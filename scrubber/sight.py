@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from scrubber import log
 from scrubber.away import Away
@@ -27,6 +28,7 @@ from scrubber.node.processes import Processes, nobody
 logger = log.get("sight")
 
 Holders = dict[str, tuple[Holder, ...] | None]
+T = TypeVar("T")
 Ignored = Callable[[str], Callable[[Holder], bool]]
 SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
 LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
@@ -94,12 +96,12 @@ class Sight:
         a full look, and never for the ``last`` look before somebody uses the device.
         """
         met = self.backend.lists_users and (record.state in TENANTED or not last)  # who it was may stand for who it is
-        still = await self._still(record) if met else None
-        if still is not None:
+        if met and (still := await self._still(record)) is not None:
             return still
+        uuid = record.device.uuid
         try:
             incarnation, in_use = await self._caller.ask(
-                record.device.uuid, lambda: (self._incarnation(), self._in_use(record.device.uuid)), self.patience
+                uuid, lambda: (self._incarnation(), self._answer(self.backend.in_use, uuid)), self.patience
             )
         except DeviceError as error:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
@@ -109,7 +111,7 @@ class Sight:
         if in_use is False and record.state is not State.EXPOSED and enough:
             return Facts(incarnation, self.epoch(), (), self._since)
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
-            return replace(await self.full(record), vitals=await self.vitals(record.device.uuid))
+            return replace(await self.full(record), vitals=await self.vitals(uuid))
         return await self.full(record)
 
     async def _still(self, record: Record) -> Facts | None:
@@ -117,8 +119,8 @@ class Sight:
 
         That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
         full look, which comes when the last one has become a small share of the time since. Of a device with an owner
-        the process is the owner's; of one without, somebody may be waiting for it, so that it stands for less time, and
-        for none at the last look before a use.
+        the process is the owner's, on the device or not; of one without, somebody may be waiting for it, so that it
+        stands for less time, and for none at the last look before a use.
         """
         unchanged = self._unchanged(record)
         try:
@@ -132,7 +134,8 @@ class Sight:
         if visit is None or (record.state not in TENANTED and asyncio.get_running_loop().time() > visit.at + LINGERS):
             return None
         owner = record.owner.container if record.owner else None
-        witness = next((it for it in visit.facts.holders or () if owner in (None, it.container)), None)
+        met = (visit.facts.holders or ()) if owner is None else visit.witnesses
+        witness = next((it for it in met if owner in (None, it.container)), None)
         if witness is None or (owner is not None and visit.facts.owner_alive is not True):
             return None
 
@@ -239,7 +242,10 @@ class Sight:
         now = asyncio.get_running_loop().time()
         until = now + max(1.0, self._took / SHARE)
         listed = self._named.get(record.device.uuid, frozenset())
-        self._visits[record.device.uuid] = _Visit(now, until, replace(facts, claimant_alive=None), listed)
+        owner = record.owner.container if record.owner and self.backend.lists_users else None
+        member = self._members.get(owner or "")
+        witnesses = facts.holders or (self._processes.witness(member) if member is not None else ())
+        self._visits[record.device.uuid] = _Visit(now, until, replace(facts, claimant_alive=None), listed, witnesses)
 
     async def vitals(self, uuid: str) -> Vitals | None:
         """Health as reported; while a single report is missing what was told unasked (``partial``), or None.
@@ -248,7 +254,7 @@ class Sight:
         what a device seems to be in the middle of a reset.
         """
         try:
-            vitals = await self._caller.ask(uuid, lambda: self._vitals(uuid), self.patience)
+            vitals = await self._caller.ask(uuid, lambda: self._answer(self.backend.vitals, uuid), self.patience)
         except DeviceError as error:
             silent, heard = self._unanswered(uuid, error), await self._heard(uuid)
             return replace(silent, xids=heard.xids, signs=heard.signs) if silent and heard else silent or heard
@@ -290,11 +296,9 @@ class Sight:
         """Wait until the driver can be asked again after the resets that are over; what that takes has an end."""
         await self._away.back()
 
-    def _vitals(self, uuid: str) -> Vitals | None:
-        return None if self._in_reset(uuid) else self.backend.vitals(uuid)
-
-    def _in_use(self, uuid: str) -> bool | None:
-        return None if self._in_reset(uuid) else self.backend.in_use(uuid)
+    def _answer(self, question: Callable[[str], T], uuid: str) -> T | None:
+        """What the backend answers; in a reset there is no answer."""
+        return None if self._in_reset(uuid) else question(uuid)
 
     def _in_reset(self, uuid: str) -> bool:
         """By a tool that has outlived its worker: nobody can say of the device that it is free, or what it is."""
@@ -335,12 +339,9 @@ class Sight:
     async def _listed(self, uuid: str) -> frozenset[int] | None:
         """Whom the driver names; None when it cannot be told. A driver that is closed for a reset names nobody."""
         try:
-            return await self._caller.ask(uuid, lambda: self._named_by_driver(uuid), self.patience)
+            return await self._caller.ask(uuid, lambda: self._answer(self.backend.listed, uuid), self.patience)
         except DeviceError as error:
             return frozenset() if self._no_news(error) else None
-
-    def _named_by_driver(self, uuid: str) -> frozenset[int] | None:
-        return None if self._in_reset(uuid) else self.backend.listed(uuid)
 
     def _holders(self, listed: Mapping[str, frozenset[int]]) -> Holders:
         """One walk; another one only for devices that other bystanders may have open."""
@@ -383,6 +384,7 @@ class _Visit:
     until: float
     facts: Facts
     listed: frozenset[int]
+    witnesses: tuple[Holder, ...]  # while one of them runs, what was seen may stand
 
 
 def _silent(error: DeviceError) -> Vitals:
@@ -392,9 +394,7 @@ def _silent(error: DeviceError) -> Vitals:
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
     """True, False, or None where one of them could not be looked at."""
-    if any(sibling.state in BUSY_STATES for sibling in siblings):
-        return True
     seen = [holders[sibling.device.uuid] for sibling in siblings]
-    if any(seen):
+    if any(seen) or any(sibling.state in BUSY_STATES for sibling in siblings):
         return True
-    return None if any(one is None for one in seen) else False
+    return None if None in seen else False

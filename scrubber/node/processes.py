@@ -79,6 +79,13 @@ class Processes:
         unproven = files.keys() if blind else unknown
         return {device: None if device in unproven else tuple(holders) for device, holders in found.items()}
 
+    def witness(self, pid: int) -> tuple[Holder, ...]:
+        """A process, whether or not it holds anything; nobody when it has ended, or it cannot be told whose it is."""
+        try:
+            return (self._describe(pid, f"{self._proc}/{pid}"),)
+        except (*ENDED, BlindError):
+            return ()
+
     def lives(self, holder: Holder) -> bool:
         """Whether this very process still runs."""
         try:

@@ -81,6 +81,28 @@ async def test_when_the_owner_has_gone_it_is_seen_at_the_next_look(bank, eyes):
     assert (processes.walks, seen.owner_alive, seen.holders) == (2, False, ())
 
 
+async def test_an_owner_who_runs_and_uses_nothing_is_not_looked_for_in_every_round(bank, eyes):
+    """A notebook without a kernel may hold its GPU for days."""
+    sight, backend, processes = eyes
+    pid = tenants.occupy(bank.root, bank.second, b"x", POD)
+    record = exposed(backend, bank.first, POD)
+    seen = [await sight.quick(record) for _ in range(3)]
+    assert [(it.owner_alive, it.holders) for it in seen] == [(True, ())] * 3
+    assert processes.walks == 1
+    end(pid)
+    assert (await sight.quick(record)).owner_alive is False
+    assert processes.walks == 2
+
+
+async def test_nor_is_that_owner_a_reason_to_hold_what_was_released(bank, eyes):
+    sight, backend, _ = eyes
+    tenants.occupy(bank.root, bank.second, b"x", POD)
+    record = exposed(backend, bank.first, POD)
+    await sight.quick(record)
+    released = replace(record, state=State.DIRTY, owner=None)
+    assert (await sight.quick(released)).owner_alive is None
+
+
 def clean(backend: Simulated, uuid: str) -> Record:
     return replace(exposed(backend, uuid, POD), state=State.CLEAN, owner=None)
 
