@@ -180,6 +180,7 @@ async def test_there_after_observe_the_free_are_proven_and_the_others_as_soon_as
     await node.clean(free)
     assert node.gpu(await node.run("next")) == free
     await node.kubelet.delete(first)
+    await node.clean(uuid)
     assert node.gpu(await node.run("heir")) == uuid
     assert (await node.scrubs(uuid), await node.scrubs(late), seen(node, stays)) == (1, 0, was)
     await node.kubelet.delete(stays)
