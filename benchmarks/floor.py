@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Floor(wire.DevicePluginServicer):
     """Yes to everything."""
 
-    def __init__(self, devices: int) -> None:
-        """So many devices, all healthy."""
-        self._ids = [f"GPU-{number:032d}" for number in range(devices)]
+    def __init__(self, ids: Sequence[str]) -> None:
+        """These devices, all healthy."""
+        self._ids = ids
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:  # noqa: ARG002, N802 - the proto's
         """Both hooks are wanted."""
@@ -59,16 +59,16 @@ class Floor(wire.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
-async def serve(directory: Path, devices: int) -> None:
+async def serve(directory: Path, plugin: Floor, resource: str = RESOURCE, socket: str = "floor.sock") -> None:
     """Serve, register once, stay."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server = grpc.aio.server()
-    wire.add_DevicePluginServicer_to_server(Floor(devices), server)
-    server.add_insecure_port(f"unix:{directory}/floor.sock")
+    wire.add_DevicePluginServicer_to_server(plugin, server)
+    server.add_insecure_port(f"unix:{directory}/{socket}")
     await server.start()
     async with grpc.aio.insecure_channel(f"unix:{directory}/kubelet.sock") as channel:
-        request = pb.RegisterRequest(version="v1beta1", endpoint="floor.sock", resource_name=RESOURCE)
+        request = pb.RegisterRequest(version="v1beta1", endpoint=socket, resource_name=resource)
         await wire.RegistrationStub(channel).Register(request, timeout=15)
     await stop.wait()
     await server.stop(0)
@@ -80,7 +80,8 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--devices", type=int, required=True)
     options = parser.parse_args()
-    asyncio.run(serve(options.directory, options.devices))
+    ids = [f"GPU-{number:032d}" for number in range(options.devices)]
+    asyncio.run(serve(options.directory, Floor(ids)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -119,6 +119,14 @@ def containers(case: Case) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]
 def container(case: Case, name: str) -> dict[str, Any]:
     """One of them."""
     return next(it for called, _, it in containers(case) if called == name)
+
+
+def words(one: dict[str, Any], places: Mapping[str, object]) -> list[str]:
+    """What a container runs, with directories of a test in the places of the node's."""
+    told: list[str] = one["args"]
+    for there, place in places.items():
+        told = [word.replace(f"={there}", f"={place}") for word in told]
+    return told
 
 
 def flags(one: dict[str, Any]) -> dict[str, str]:

@@ -117,11 +117,9 @@ class Node:
         """What the container of this name runs, with the rights that it has."""
         one = manifests.container(self.objects, name)
         assert one["securityContext"]["readOnlyRootFilesystem"] is True
-        words = one["args"]
+        words = manifests.words(one, {"/etc/autoclave/policy": self.root / "policy", "/host": self.root})
         for port in one.get("ports", ()):
             words = [word.replace(f"$(POD_IP):{port['containerPort']}", "127.0.0.1:0") for word in words]
-        for there, place in {"/etc/autoclave/policy": self.root / "policy", "/host": self.root}.items():
-            words = [word.replace(f"={there}", f"={place}") for word in words]
         return [*ALONE, str(self.root), *reduced(one), sys.executable, "-m", "scrubber", *words]
 
     async def once(self, name):

@@ -9,24 +9,36 @@ import pytest
 from scrubber.cli.stage import Stage
 from tests.flows.node import BRISK, Node, Watched
 
+Maker = Callable[..., Node]
 Builder = Callable[..., Awaitable[Node]]
 
 
 @pytest.fixture
-async def build(tmp_path) -> AsyncIterator[Builder]:
-    """Nodes with everything running and every GPU clean; gone after the test, whatever became of it."""
+async def bare(tmp_path) -> AsyncIterator[Maker]:
+    """Nodes on which nothing runs yet; gone after the test, whatever became of it."""
     made: list[Stage] = []
 
-    async def one(gpus: int = 2, policy: str = BRISK, *flags: str) -> Node:
-        node = Node(Stage(gpus, "1MiB", _file(tmp_path, policy), runs=Watched, flags=flags))
+    def one(gpus: int = 2, policy: str = BRISK, *flags: str, runs: type[Watched] = Watched) -> Node:
+        node = Node(Stage(gpus, "1MiB", _file(tmp_path, policy), runs=runs, flags=flags))
         made.append(node.stage)
-        await node.up()
         return node
 
     yield one
     for stage in made:
         await stage.clear_away(keep=False)
         assert not getattr(stage.containers, "leaks", [])
+
+
+@pytest.fixture
+def build(bare: Maker) -> Builder:
+    """Nodes with everything running and every GPU clean."""
+
+    async def one(gpus: int = 2, policy: str = BRISK, *flags: str) -> Node:
+        node = bare(gpus, policy, *flags)
+        await node.up()
+        return node
+
+    return one
 
 
 @pytest.fixture

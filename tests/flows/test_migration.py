@@ -1,0 +1,320 @@
+"""NVIDIA's plugin out, ours in, and back, on one kubelet: pods that run notice nothing, in either direction.
+
+The rehearsal of docs/how-to.md, "Switch from NVIDIA's plugin, and back", step by step, and of what it warns of. Theirs
+is ``vendor``: what the kubelet sees of it, not its code. What a runtime makes of an answer that the kubelet kept cannot
+be seen here: a container of the stand-in is given it and uses its GPUs all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from plugin.registration import sockets
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod, State
+from plugin.testing.quirks import Timing
+from scrubber.cli.stage import RESOURCE
+from scrubber.core import view
+from scrubber.devices.simulated import creation, layout
+from scrubber.node import identity
+from tests.flows.node import BRISK, WITHIN, Node, brisk
+from tests.flows.switching import Working, answers, asked, doctor, found_by_the_next, given, registered, seen
+from tests.flows.vendor import SOCKET, Vendor, answer
+
+OBSERVE = brisk("mode: observe", "evict: {leftovers: wait}")  # what the shipped policy of that name says
+GPUS = 3
+WAITS = Timing()  # of a real kubelet
+A_MOMENT = 0.5  # seconds in which something that must not happen would have happened
+
+
+async def refused(node: Node, why: str) -> None:
+    """A pod that comes now fails."""
+    status = await node.kubelet.run(node.pod("refused"))
+    assert (status.phase, why in status.message) == (Phase.FAILED, True), status.message
+
+
+async def enter(node: Node, gpus: int = GPUS) -> None:
+    """Our plugin registers."""
+    await node.stage.plugin.start()
+    await node.offered(gpus)
+
+
+async def switch(node: Node, theirs: Vendor) -> None:
+    """Theirs ends, then ours registers; the service looks already."""
+    assert await theirs.stop() == 0
+    await node.offered(0)
+    await enter(node, node.stage.gpus)
+
+
+async def leave(node: Node) -> None:
+    """Ours ends, then the service."""
+    assert await node.stage.plugin.end(signal.SIGTERM) == 0
+    await node.offered(0)
+    assert await node.stage.service.end(signal.SIGTERM) == 0
+
+
+def owned_by(pod: Pod) -> Callable[[view.DeviceStatus], bool]:
+    return lambda device: (device.state, device.owner) == ("exposed", pod.uid)
+
+
+Theirs = Callable[[Node], Awaitable[Vendor]]
+Before = Callable[..., Awaitable[tuple[Node, Vendor]]]
+
+
+@pytest.fixture
+async def theirs() -> AsyncIterator[Theirs]:
+    """Their plugin on a node: it offers all GPUs, also those that the kubelet did not get from ours."""
+    async with AsyncExitStack() as alive:
+
+        async def begin(node: Node) -> Vendor:
+            it = Vendor(node.stage.kubelet_dir, node.stage.uuids)
+            await it.start()
+            alive.push_async_callback(it.clear_away)
+            await node.kubelet.until(lambda: registered(node)[-1:] == [SOCKET], WITHIN)
+            await node.offered(node.stage.gpus)
+            return it
+
+        yield begin
+
+
+@pytest.fixture
+async def before(bare, theirs: Theirs) -> Before:
+    """A node from before Autoclave came: GPUs, a kubelet, and their plugin."""
+
+    async def one(policy: str = OBSERVE, gpus: int = GPUS, timing: Timing = WAITS) -> tuple[Node, Vendor]:
+        node: Node = bare(gpus, policy, runs=Working)
+        stage = node.stage
+        stage.kubelet = Kubelet(stage.kubelet_dir, stage.containers, timing=timing, logs=stage.pod_logs)
+        creation.create(stage.simulated, gpus, 2**20, identity.boot_id())
+        stage.uuids = tuple(place.info().uuid for place in layout.places(stage.simulated))
+        await node.kubelet.start()
+        return node, await theirs(node)
+
+    return one
+
+
+@pytest.fixture
+async def node(bare) -> Node:
+    """A node with everything of ours running and every GPU clean."""
+    it: Node = bare(GPUS, runs=Working)
+    await it.up()
+    return it
+
+
+async def test_control_under_their_plugin_the_next_pod_finds_what_the_last_one_left(before):
+    """That the tests below can see what they deny."""
+    node, _ = await before(gpus=1)
+    first = await node.run("first")
+    uuid = node.gpu(first)
+    await node.kubelet.delete(first)
+    assert node.gpu(await node.run("next")) == uuid
+    [found] = found_by_the_next(node)
+    assert first.uid in found
+
+
+# -- there
+
+
+async def test_there_pods_that_run_are_neither_asked_about_nor_touched_and_a_new_one_gets_what_is_free(before):
+    node, theirs = await before()
+    pods = [await node.run("first"), await node.run("second")]
+    was, gpus = [seen(node, pod) for pod in pods], [node.gpu(pod) for pod in pods]
+    [free] = set(node.stage.uuids) - set(gpus)
+    waits, _ = await asyncio.gather(doctor(node), node.stage.start())
+    assert waits == 1, "there is a rival"
+    for pod in pods:
+        await node.reach(node.gpu(pod), owned_by(pod))
+    assert await theirs.stop() == 0
+    await node.offered(0)
+    await refused(node, "no healthy devices present")
+    assert await doctor(node) == 0
+    await enter(node)
+    assert node.gpu(await node.run("new")) == free
+    assert len(await node.history(free, "granted-unproven")) == 1
+    assert [(asked(node, uuid), await node.scrubs(uuid)) for uuid in gpus] == [(["Allocate"], 0)] * 2
+    assert [seen(node, pod) for pod in pods] == was
+
+
+async def test_there_a_container_that_starts_again_has_its_memory_and_what_their_plugin_answered(before):
+    """While theirs serves, in the gap, and under ours, which alone is asked; or after it did not run all the time."""
+    node, theirs = await before()
+    pod, crashed = await node.run("first"), await node.run("crashed")
+    uuid, left = node.gpu(pod), [node.memory(node.gpu(it)) for it in (pod, crashed)]
+    await node.kubelet.exit_container(crashed, "main")
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    await node.stage.start()
+    assert await theirs.stop() == 0
+    await node.offered(0)
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    await enter(node)
+    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.start_container(crashed, "main")).state is State.RUNNING
+    assert [node.memory(node.gpu(it)) for it in (pod, crashed)] == left
+    assert asked(node, uuid) == asked(node, node.gpu(crashed)) == ["Allocate", "PreStartContainer"]
+    assert answers(node, pod) == [answer([uuid]).SerializeToString(deterministic=True)] * 4
+
+
+async def test_there_after_observe_the_free_are_proven_and_the_others_as_soon_as_their_pods_have_gone(before):
+    """Also one that their plugin handed out, unproven, while our service looked on."""
+    node, theirs = await before()
+    gone, first = await node.run("gone"), await node.run("first")
+    late, uuid, free = sorted(node.stage.uuids)  # in the order in which theirs hands them out
+    await node.stage.start()
+    await node.reach(late, owned_by(gone))
+    await node.kubelet.delete(gone)
+    await node.reach(late, lambda device: device.state == "dirty")
+    stays = await node.run("stays")
+    was = seen(node, stays)
+    assert (node.gpu(first), node.gpu(stays), len(found_by_the_next(node))) == (uuid, late, 1)
+    await switch(node, theirs)
+    third = await node.run("third")
+    await node.kubelet.delete(third)
+    await node.reach(free, lambda device: device.state == "dirty")
+    assert (node.memory(free) != b"", await node.scrubs(free)) == (True, 0), "observe scrubs nothing"
+    node.rule(BRISK)
+    await node.clean(free)
+    assert node.gpu(await node.run("next")) == free
+    await node.kubelet.delete(first)
+    await node.clean(uuid)
+    assert node.gpu(await node.run("heir")) == uuid
+    assert (await node.scrubs(uuid), await node.scrubs(late), seen(node, stays)) == (1, 0, was)
+    await node.kubelet.delete(stays)
+    await node.clean(late)
+
+
+async def test_there_after_observe_the_gpu_of_a_pod_that_is_not_on_it_is_scrubbed_and_its_container_starts(before):
+    """Whose a GPU is shows by who is on it: whoever was not on it since our service came has to wait for a scrub."""
+    node, theirs = await before(gpus=1)
+    pod = await node.run("crashed")
+    uuid = node.gpu(pod)
+    await node.kubelet.exit_container(pod, "main")
+    await node.stage.start()
+    await switch(node, theirs)
+    node.rule(BRISK)
+    await node.clean(uuid)
+    assert (await node.kubelet.start_container(pod, "main")).state is State.RUNNING
+    assert (asked(node, uuid), await node.scrubs(uuid)) == (["Allocate", "PreStartContainer"], 1)
+
+
+# -- and back
+
+
+async def test_back_a_pod_that_runs_notices_nothing_and_a_container_that_fell_waits_for_their_plugin(node, theirs):
+    pod, fallen = await node.run("train"), await node.run("fallen")
+    was, left = seen(node, pod), node.memory(node.gpu(fallen))
+    await leave(node)
+    await refused(node, "no healthy devices present")
+    status = await node.kubelet.restart_container(fallen, "main")
+    assert (status.reason, "has been stopped" in status.message) == ("CreateContainerConfigError", True)
+    assert seen(node, pod) == was
+    await theirs(node)
+    assert await node.kubelet.sync(fallen)
+    assert not node.kubelet.starts[-1].prestart
+    assert (node.memory(node.gpu(fallen)), len(set(answers(node, fallen)))) == (left, 1)
+    assert (seen(node, pod), asked(node, node.gpu(pod))) == (was, ["Allocate", "PreStartContainer"])
+
+
+async def test_back_their_plugin_hands_out_what_was_quarantined_and_ours_remembers_it_when_it_returns(node, theirs):
+    pod = await node.run("train")
+    out, spare = sorted(set(node.stage.uuids) - {node.gpu(pod)})
+    was = seen(node, pod)
+    async with node.stage.admin() as operator:
+        await operator.quarantine(out, "replace the riser", "ann")
+    await node.health(out, "Unhealthy")
+    await leave(node)
+    it = await theirs(node)
+    both = await node.run("both", gpus=2)
+    assert set(given(node, both)) == {out, spare}, "the other plugin knows of no quarantine"
+    await node.kubelet.delete(both)
+    await node.stage.start()
+    await node.reach(out, lambda device: device.state == "quarantined")
+    assert await it.stop() == 0
+    await node.offered(0)
+    await enter(node, GPUS - 1)
+    await node.clean(spare)
+    assert node.gpu(await node.run("next")) == spare
+    assert (seen(node, pod), node.kubelet.devices(RESOURCE)[out]) == (was, "Unhealthy")
+
+
+# -- what the how-to warns of
+
+
+async def test_r1_their_plugin_that_registers_while_ours_still_ends_loses_its_gpus_until_it_registers_again(
+    node, theirs
+):
+    it = await theirs(node)
+    assert await node.stage.plugin.end(signal.SIGTERM) == 0
+    await node.offered(0)
+    with pytest.raises(TimeoutError):
+        await node.kubelet.until(lambda: node.kubelet.allocatable[RESOURCE], A_MOMENT)
+    await refused(node, "no healthy devices present")
+    assert await it.stop() == 0
+    await theirs(node)
+
+
+async def test_r1_ours_that_came_too_early_registers_again_by_itself_when_theirs_ends(before):
+    node, theirs = await before()
+    pod = await node.run("train")
+    was = seen(node, pod)
+    await node.stage.start()
+    await node.stage.plugin.start()
+    await node.kubelet.until(lambda: registered(node)[1:], WITHIN)
+    await node.kubelet.registered(RESOURCE, WITHIN)
+    assert await theirs.stop() == 0
+    await node.said(node.stage.plugin, "stream-ended")
+    await node.offered(GPUS)
+    mine = sockets.endpoint(RESOURCE)
+    assert registered(node) == [SOCKET, mine, mine]
+    assert (seen(node, pod), asked(node, node.gpu(pod))) == (was, ["Allocate"])
+
+
+async def test_a_kubelet_restart_in_the_gap_loses_the_pods_whose_containers_do_not_run(before):
+    node, theirs = await before()
+    pod, fallen = await node.run("train"), await node.run("fallen")
+    was, uuid = seen(node, pod), node.gpu(fallen)
+    await node.stage.start()
+    assert await theirs.stop() == 0
+    await node.kubelet.exit_container(fallen, "main")
+    await node.kubelet.kill()
+    await node.kubelet.start()
+    assert await node.kubelet.readmit() == [fallen]
+    assert (fallen.phase, "no healthy devices present" in fallen.message) == (Phase.FAILED, True)
+    await enter(node)
+    assert seen(node, pod) == was
+    node.rule(BRISK)
+    await node.clean(uuid)
+
+
+async def test_x33_after_five_minutes_without_a_plugin_what_starts_again_waits_for_ours_and_what_runs_runs(before):
+    """The five minutes are shorter here."""
+    node, theirs = await before(timing=Timing(stopped_grace=0.1))
+    pod, fallen = await node.run("train"), await node.run("fallen")
+    was, left = seen(node, pod), node.memory(node.gpu(fallen))
+    assert await theirs.stop() == 0
+    await node.kubelet.until(lambda: node.kubelet.capacity == {RESOURCE: 0})
+    assert "endpoint not found" in (await node.kubelet.restart_container(fallen, "main")).message
+    await refused(node, "cannot allocate unregistered device")
+    await node.stage.start()
+    await enter(node)
+    assert await node.kubelet.sync(fallen)
+    assert (node.kubelet.starts[-1].prestart, node.memory(node.gpu(fallen))) == (True, left)
+    assert seen(node, pod) == was
+
+
+async def test_beside_their_plugin_only_observe_leaves_alone_what_it_hands_out(before):
+    """Any other policy scrubs what is free, and theirs gives it to a pod meanwhile: nobody is asked."""
+    node, _ = await before(BRISK, gpus=1)
+    [uuid] = node.stage.uuids
+    node.stall(uuid)
+    await node.stage.start()
+    await node.job(uuid)
+    await node.run("early")
+    left = node.memory(uuid)
+    await node.reach(uuid, lambda device: device.job is None)
+    node.heal(uuid)
+    assert (node.memory(uuid), asked(node, uuid), await node.scrubs(uuid)) == (left, ["Allocate"], 0)
