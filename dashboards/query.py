@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboards.look import NO_ROW, NONE, NUMBER_OF
+from plugin import metrics as plugin
 from scrubber.exposition.table import Kind, Row
 from scrubber.metrics import BUILD, DEVICE, STATE
 
@@ -17,6 +18,8 @@ DEVICE_ID = (*PLACE, "gpu", "uuid")
 
 # What Grafana makes of these: four scrapes at least, and all the time that is shown.
 LATELY, SHOWN = "$__rate_interval", "$__range"
+SECONDS = {LATELY: "$__rate_interval_ms / 1000", SHOWN: "$__range_s"}
+FIRST_SCRAPE = 300  # seconds from the start of a process within which it is found and heard
 MEMORY = "6h"  # how long a node that went silent is missed
 
 
@@ -54,8 +57,9 @@ RECORDED = (*LATE.values(), DEVICES, TIMES_TO_CLEAN, HOOK_TIMES, SCRUBS, SCRUBS_
 TARGET = (*PLACE, "instance")
 CPU = Foreign("process_cpu_seconds_total", Kind.COUNTER, TARGET)
 RESIDENT = Foreign("process_resident_memory_bytes", Kind.GAUGE, TARGET)
+STARTED = Foreign("process_start_time_seconds", Kind.GAUGE, (*TARGET, "job"))
 ALERTS = Foreign("ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity"))
-FOREIGN = (CPU, RESIDENT, ALERTS)
+FOREIGN = (CPU, RESIDENT, STARTED, ALERTS)
 
 Series = Row | Recorded | Foreign
 
@@ -88,8 +92,21 @@ class Scope:
         Such a counter counts with the most that it has shown, also when its process has ended since.
         """
         figure = self.of(row, **labels)
-        born = f"max_over_time({figure}[{within}]) unless last_over_time({figure}[{within}] offset {within})"
+        born = (
+            f"max_over_time({figure}[{within}]) unless last_over_time({figure}[{within}] offset {within}) "
+            f"and on ({', '.join(TARGET)}) {self._watched(row, within)}"
+        )
         return f"round({total(f'({born}) or increase({figure}[{within}])', *by)})"
+
+    def _watched(self, row: Row, within: str) -> str:
+        """The processes of which a counter that was not there before is a new one.
+
+        They were heard before, or began since. After a gap, or for a Prometheus that is new, all counters are new.
+        """
+        build, job = (plugin.BUILD, "autoclave-plugin") if row in plugin.TABLE else (BUILD, "autoclave-scrubber")
+        heard = f"last_over_time({self.of(build)}[{within}] offset {within})"
+        began = f"min_over_time({self.of(STARTED, job=job)}[{within}]) > time() - {SECONDS[within]} - {FIRST_SCRAPE}"
+        return most(f"{heard} or {began}", *TARGET)
 
     def quantile(self, part: float, row: Row, *by: str, **labels: str) -> str:
         """The time within which this part of all was done."""

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 from dashboards import look, query, shipped
+from plugin import metrics as plugin
 from scrubber import metrics
 
 pytestmark = pytest.mark.skipif(
@@ -40,10 +41,45 @@ CASES = {
         SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count counts it": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
+        SCOPE.grown(metrics.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count and has ended since counts it": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"}, {"{}": 1},
+        SCOPE.grown(metrics.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
+        {"{}": 1},
+    ),
+    "a counter of the plugin is born in a plugin": (
+        SCOPE.grown(plugin.HOOK_REFUSALS),
+        {
+            'autoclave_plugin_build_info{node="n1"}': "1x60",
+            'autoclave_hook_refusals_total{node="n1", hook="Allocate", reason="in-use"}': "_x50 1x20",
+        },
+        {"{}": 1},
+    ),
+    "all that a process has counted that began in the time shown is of that time": (
+        SCOPE.grown(metrics.ESCALATIONS),
+        {
+            'autoclave_escalations_total{node="n1"}': "_x50 1x20",
+            'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 1480x20",
+        },
+        {"{}": 1},
+    ),
+    "a counter that is heard after a gap is not born then": (
+        SCOPE.grown(metrics.ESCALATIONS),
+        {
+            BUILD: "1x5 stale _x43 1x20",
+            'autoclave_escalations_total{node="n1"}': "3x5 stale _x43 3x20",
+            'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "0x5 stale _x43 0x20",
+        },
+        {"{}": 0},
+    ),
+    "to a Prometheus that is new no counter is": (
+        SCOPE.grown(metrics.ESCALATIONS),
+        {
+            BUILD: "_x50 1x20",
+            'autoclave_escalations_total{node="n1"}': "_x50 3x20",
+            'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 0x20",
+        },
+        {"{}": 0},
     ),
     "a counter that was not heard for one scrape was not born then": (
         SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
