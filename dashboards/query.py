@@ -86,7 +86,7 @@ class Scope:
         """How fast it grows, per second."""
         return total(f"rate({self.of(series, part, **labels)}[{LATELY}])", *by)
 
-    def grown(self, row: Series, *by: str, within: str = SHOWN, **labels: str) -> str:
+    def grown(self, row: Row, *by: str, within: str = SHOWN, **labels: str) -> str:
         """How much it grew. increase() misses the first count of a counter that was born with it.
 
         Such a counter counts with the most that it has shown, also when its process has ended since.

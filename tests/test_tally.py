@@ -75,6 +75,11 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
     assert book.of(metrics.GRANTS, proof="none") == 0
 
 
+def test_the_findings_of_a_device_begin_at_nothing_when_it_is_discovered(book):
+    book.tell(None, ev.Discovered(DEVICE, lives.HERE))
+    assert [book.of(row, **DEVICE_LABELS) for row in (metrics.RESIDUE, metrics.UNAUTHORISED)] == [0, 0]
+
+
 def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
     dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
     unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))

@@ -117,7 +117,8 @@ def test_the_names_that_the_pages_rest_on_are_recorded():
         "cluster:autoclave_hook_refusals:rate5m": {"cluster", "hook", "reason"},
         "node:autoclave_scrubs:rate5m": {"cluster", "node"},
     }.items() <= {name: set(rulefiles.given(expr)) for name, expr in RECORDED.items()}.items()
-    assert [name for name in RECORDED if not re.fullmatch(r"(cluster|node|instance|uuid):[a-z_]+:[a-z0-9_]+", name)] == []
+    level = r"(cluster|node|instance|uuid):[a-z_]+:[a-z0-9_]+"
+    assert [name for name in RECORDED if not re.fullmatch(level, name)] == []
     assert not RECORDED.keys() & SERIES.keys()
 
 
