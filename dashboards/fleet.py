@@ -73,7 +73,7 @@ def _glance() -> Band:
         (3, _counted("On the way", "Not proven clean yet: unknown, dirty, or in a scrub.", _in(*ON_THE_WAY))),
         (3, _counted("Kept out", "In quarantine; the table below says why.", f"count({OUT})", levels=BETTER_ZERO)),
         (3, figure("Residue found", "Scrubs that found bytes of an earlier user in the time shown: the driver had not "
-                   "cleared them, the scrub did. Should be 0.", SCOPE.or_none(SCOPE.grown(RESIDUE)),
+                   "cleared them, the scrub did. Should be 0.", SCOPE.counted(RESIDUE),
                    levels=SHOULD_BE_ZERO)),
         (3, figure("Nodes silent", "Nodes whose scrub service was scraped in the last 6 hours and is not now. Nothing "
                    "else on this page speaks of them.", SCOPE.or_none(f"count({SCOPE.silent()})"),

@@ -35,7 +35,7 @@ def _glance() -> Band:
         (4, figure("Without a kubelet", "Resources whose list no kubelet listens to.",
                    SCOPE.or_none(unheard, alive=plugin.BUILD), levels=SHOULD_BE_ZERO, empty=NO_PLUGIN)),
         (4, figure("Refusals", "Questions of the kubelet in the time shown that were answered with a no.",
-                   SCOPE.or_none(SCOPE.grown(plugin.HOOK_REFUSALS), alive=plugin.BUILD), empty=NO_PLUGIN)),
+                   SCOPE.counted(plugin.HOOK_REFUSALS, alive=plugin.BUILD), empty=NO_PLUGIN)),
     ))  # fmt: skip
 
 

@@ -128,7 +128,14 @@ class Scope:
         zero = f'label_replace({zero}, "{label}", "{NONE}", "", "")' if label else zero
         return f"({expression}) or on () {zero}"
 
-    def happenings(self, row: Series, label: str) -> str:
+    def counted(self, row: Row, label: str = "", alive: Row = BUILD) -> str:
+        """How often it happened in the time shown, as a figure: a zero only while the service is heard.
+
+        A counter that is not heard any more grows by nothing; what it had grown by before stands.
+        """
+        return self.or_none(f"{self.grown(row, *filter(None, [label]))} > 0", label, alive)
+
+    def happenings(self, row: Row, label: str) -> str:
         """How often it happened lately, by a label; otherwise a zero of nothing."""
         return self.or_none(f"{self.grown(row, label, within=LATELY)} > 0", label)
 

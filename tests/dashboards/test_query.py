@@ -9,6 +9,7 @@ import pytest
 from dashboards import look, query, shipped
 from plugin import metrics as plugin
 from scrubber import metrics
+from tests.dashboards import rulefiles
 
 pytestmark = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
@@ -29,9 +30,17 @@ def answers(tmp_path, expression, series, expected):
         "eval_time": "30m",
         "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
     }
-    given = [{"series": name, "values": values} for name, values in series.items()]
+    run(tmp_path, {"interval": "30s", "input_series": listed(series), "promql_expr_test": [asked]})
+
+
+def listed(series):
+    return [{"series": name, "values": values} for name, values in series.items()]
+
+
+def run(tmp_path, test):
     file = tmp_path / "asked.yaml"
-    file.write_text(json.dumps({"tests": [{"interval": "30s", "input_series": given, "promql_expr_test": [asked]}]}))
+    rules = [str(rulefiles.FOLDER / "rules.yaml")]
+    file.write_text(json.dumps({"rule_files": rules, "evaluation_interval": "1m", "tests": [test]}))
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -151,3 +160,38 @@ CASES = {
 @pytest.mark.parametrize(("expression", "series", "expected"), CASES.values(), ids=CASES)
 def test_a_question_means_what_it_says(tmp_path, expression, series, expected):
     answers(tmp_path, expression, series, expected)
+
+
+SAID = {
+    "gpu": "0",
+    "uuid": "GPU-a",
+    "state": "clean",
+    "reason": "lost",
+    "hook": "Allocate",
+    "outcome": "ok",
+    "le": "5.0",
+}
+
+
+def one_of_each(values):
+    """A series of every metric of both tables, of one node with one GPU."""
+    made = {}
+    for row in (*metrics.TABLE, *plugin.TABLE):
+        for name in row.series:
+            has = [label for label in row.all_labels if label != "le" or name.endswith("_bucket")]
+            labels = {label: SAID.get(label, "x") for label in has} | {"cluster": "c", "node": "n1"}
+            said = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+            made[f"{name}{{{said}}}"] = values
+    return made
+
+
+def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
+    """It would be green. All that there is was heard until 50 minutes ago; 3 hours are shown."""
+    asked = shipped.questions({"__range": "3h"})
+    kinds = {
+        (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)
+    }
+    figures = [it for it in asked if kinds.get((it.page, it.panel)) == "stat"]
+    zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
+    assert len(zeros) > 30
+    run(tmp_path, {"interval": "1m", "input_series": listed(one_of_each("1x200 stale")), "promql_expr_test": zeros})
