@@ -42,7 +42,7 @@ from dashboards.query import (
     total,
 )  # fmt: skip
 from scrubber.core.model import State
-from scrubber.metrics import COVERAGE, HEALTHY, QUARANTINED, READY, RESIDUE, TIME_TO_CLEAN
+from scrubber.metrics import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
 SCOPE = Scope(("cluster",))
 IN_USE = (State.GRANTED.value, State.EXPOSED.value)
@@ -51,6 +51,7 @@ TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}
 
 
+SILENT = words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})
 OUT = most(SCOPE.of(QUARANTINED), *DEVICE_ID)
 
 
@@ -65,7 +66,6 @@ def _in(*states: str) -> str:
 
 
 def _glance() -> Band:
-    not_ready = SCOPE.or_none(f"count({most(SCOPE.of(READY), *PLACE)} == 0)")
     return Band("At a glance", 4, (
         (3, _counted("GPUs", "GPUs and slices that the scrub services watch over.", total(SCOPE.of(DEVICES)))),
         (3, figure("Offered", "GPUs that the kubelets may hand out or have handed out.", total(SCOPE.of(HEALTHY)))),
@@ -75,11 +75,12 @@ def _glance() -> Band:
         (3, figure("Residue found", "Scrubs that found bytes of an earlier user in the time shown: the driver had not "
                    "cleared them, the scrub did. Should be 0.", SCOPE.counted(RESIDUE),
                    levels=SHOULD_BE_ZERO)),
-        (3, figure("Nodes silent", "Nodes whose scrub service was scraped in the last 6 hours and is not now. Nothing "
-                   "else on this page speaks of them.", SCOPE.or_none(f"count({SCOPE.silent()})"),
+        (3, figure("Nodes silent", "Nodes whose scrub service or device plugin was scraped in the last 6 hours and is "
+                   "not now, or cannot be scraped. Little else on this page speaks of them.",
+                   SCOPE.or_none(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
+        (3, figure("Not ready", "Nodes that hand nothing out: the /readyz of the scrub service, or of the device "
+                   "plugin, says what is in the way.", SCOPE.or_none(f"count({SCOPE.not_ready()})"),
                    levels=SHOULD_BE_ZERO)),
-        (3, figure("Not ready", "Scrub services that hand nothing out; their /readyz says what is in the way.",
-                   not_ready, levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 
 
@@ -189,9 +190,9 @@ def _nodes() -> Band:
         links={"Node": TO_NODE}, empty="No GPU is kept out", sorted_by="Kept out",
     )  # fmt: skip
     silent = rows(
-        "Silent nodes", "Scraped in the last 6 hours, and not now: the service or the node is down.", NODE,
-        Column("Heard", SCOPE.or_silence(f"0 * ({SCOPE.silent()})", "node", 0), units.NoUnit,
-               words=words({0: ("no", BAD)})),
+        "Silent nodes", "Scraped in the last 6 hours, and not now, or looked for in vain: the scrub service, the "
+        "device plugin or the node is down.", NODE,
+        Column("Silent", SCOPE.or_silence(SCOPE.silent_nodes(), "node", 0), units.NoUnit, words=SILENT),
         links={"Node": TO_NODE}, empty="Every node is heard",
     )  # fmt: skip
     busiest = rows(

@@ -25,7 +25,7 @@ def _glance() -> Band:
     return Band("At a glance", 4, (
         (4, figure("Plugins", "Device plugins that are scraped.", f"count({most(SCOPE.of(plugin.BUILD), *PLACE)})",
                    empty=NO_PLUGIN)),
-        (4, figure("Plugins silent", "Scraped in the last 6 hours and not now.",
+        (4, figure("Plugins silent", "Scraped in the last 6 hours and not now, or looked for in vain.",
                    SCOPE.or_none(silent, alive=plugin.BUILD), levels=SHOULD_BE_ZERO, empty=NO_PLUGIN)),
         (4, figure("Not ready", "Plugins that do not hear the service, or have a resource that is not registered.",
                    SCOPE.or_none(f"count({most(SCOPE.of(plugin.READY), *PLACE)} == 0)", alive=plugin.BUILD),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dashboards.look import NO_ROW, NONE, NUMBER_OF
 from plugin import metrics as plugin
 from scrubber.exposition.table import Kind, Row
-from scrubber.metrics import BUILD, DEVICE, STATE
+from scrubber.metrics import BUILD, DEVICE, READY, STATE
 
 PLACE = ("cluster", "node")
 DEVICE_ID = (*PLACE, "gpu", "uuid")
@@ -59,7 +59,10 @@ CPU = Foreign("process_cpu_seconds_total", Kind.COUNTER, TARGET)
 RESIDENT = Foreign("process_resident_memory_bytes", Kind.GAUGE, TARGET)
 STARTED = Foreign("process_start_time_seconds", Kind.GAUGE, (*TARGET, "job"))
 ALERTS = Foreign("ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity"))
-FOREIGN = (CPU, RESIDENT, STARTED, ALERTS)
+UP = Foreign("up", Kind.GAUGE, (*TARGET, "job"))
+FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS)
+
+SERVICE_JOB, PLUGIN_JOB = "autoclave-scrubber", "autoclave-plugin"  # what Prometheus calls what it scrapes
 
 Series = Row | Recorded | Foreign
 
@@ -103,7 +106,7 @@ class Scope:
 
         They were heard before, or began since. After a gap, or for a Prometheus that is new, all counters are new.
         """
-        build, job = (plugin.BUILD, "autoclave-plugin") if row in plugin.TABLE else (BUILD, "autoclave-scrubber")
+        build, job = (plugin.BUILD, PLUGIN_JOB) if row in plugin.TABLE else (BUILD, SERVICE_JOB)
         heard = f"last_over_time({self.of(build)}[{within}] offset {within})"
         began = f"min_over_time({self.of(STARTED, job=job)}[{within}]) > time() - {SECONDS[within]} - {FIRST_SCRAPE}"
         return most(f"{heard} or {began}", *TARGET)
@@ -149,9 +152,20 @@ class Scope:
         return f'({expression}) or label_replace({value:g} * absent({self.of(alive)}), "{label}", "{words}", "", "")'
 
     def silent(self, alive: Row = BUILD) -> str:
-        """The nodes that were heard lately, and are not now."""
+        """The nodes that were heard lately, and are not now, or that Prometheus looks for in vain."""
         then = most(f"last_over_time({self.of(alive)}[{MEMORY}])", *PLACE)
-        return f"{then} unless {most(self.of(alive), *PLACE)}"
+        looked_for = most(self.of(UP, job=PLUGIN_JOB if alive is plugin.BUILD else SERVICE_JOB), *PLACE)
+        return f"{then} unless {most(self.of(alive), *PLACE)} or {looked_for} == 0"
+
+    def silent_nodes(self) -> str:
+        """Nodes of which something is silent: 1 the service, 2 the plugin, 3 both."""
+        parts = ((1, "service", BUILD), (2, "plugin", plugin.BUILD))
+        arms = (f'label_replace(0 * ({self.silent(alive)}) + {n}, "part", "{it}", "", "")' for n, it, alive in parts)
+        return total(" or ".join(arms), *PLACE)
+
+    def not_ready(self) -> str:
+        """Nodes whose service or whose plugin says that it is not."""
+        return " or ".join(f"{most(self.of(row), *PLACE)} == 0" for row in (READY, plugin.READY))
 
     def or_unknown(self, expression: str) -> str:
         """Of a device that has no such figure, a row that says so: a table would drop its column otherwise."""

@@ -118,6 +118,23 @@ CASES = {
     ),
     "a node that is heard is not silent": (SCOPE.silent(), ALIVE, {}),
     "a node that was heard is silent": (SCOPE.silent(), DEAD, {'{node="n1"}': 1}),
+    "a node that has not been reached for long is silent as long as it is looked for": (
+        SCOPE.silent(), {'up{node="n1", job="autoclave-scrubber"}': "0x60"}, {'{node="n1"}': 0},
+    ),
+    "a silent node says which part of it is": (
+        SCOPE.silent_nodes(),
+        {
+            'autoclave_build_info{node="n1"}': "1x60", 'autoclave_plugin_build_info{node="n1"}': "1x10 stale",
+            'autoclave_build_info{node="n2"}': "1x10 stale", 'autoclave_plugin_build_info{node="n2"}': "1x60",
+            'up{node="n3", job="autoclave-scrubber"}': "0x60", 'up{node="n3", job="autoclave-plugin"}': "0x60",
+            'autoclave_build_info{node="n4"}': "1x60", 'autoclave_plugin_build_info{node="n4"}': "1x60",
+        },
+        {'{node="n1"}': 2, '{node="n2"}': 1, '{node="n3"}': 3},
+    ),
+    "a node whose plugin is not ready is not ready": (
+        SCOPE.not_ready(),
+        {'autoclave_ready{node="n1"}': "1x60", 'autoclave_plugin_ready{node="n1"}': "0x60"}, {'{node="n1"}': 0},
+    ),
     "a state is a number, also while two scrapers tell of it": (
         SCOPE.states(*query.DEVICE_ID),
         {
@@ -195,3 +212,11 @@ def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
     zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
     assert len(zeros) > 30
     run(tmp_path, {"interval": "1m", "input_series": listed(one_of_each("1x200 stale")), "promql_expr_test": zeros})
+
+
+def test_the_fleet_is_not_well_while_a_plugin_is_dead_or_not_ready(tmp_path):
+    alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
+    dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
+    told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
+    for figure in ("Nodes silent", "Not ready"):
+        answers(tmp_path, told[figure], alive | dead, {"{}": 1})
