@@ -52,7 +52,8 @@ NODE = {"cluster": "Cluster", "node": "Node"}
 
 
 SILENT = words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})
-OUT = most(SCOPE.of(QUARANTINED), *DEVICE_ID)
+# What was replaced by another in its place stays where it is, and nobody waits for it.
+OUT = f"{most(SCOPE.of(QUARANTINED), *DEVICE_ID)} unless {most(SCOPE.of(QUARANTINED, reason='replaced'), *DEVICE_ID)}"
 
 
 def _counted(title: str, about: str, count: str, levels: Levels = NEUTRAL) -> grafana.Panel:
@@ -67,11 +68,13 @@ def _in(*states: str) -> str:
 
 def _glance() -> Band:
     return Band("At a glance", 4, (
-        (3, _counted("GPUs", "GPUs and slices that the scrub services watch over.", total(SCOPE.of(DEVICES)))),
+        (3, _counted("GPUs", "GPUs and slices that are watched over, without those replaced.",
+                     total(SCOPE.of(DEVICES)))),
         (3, figure("Offered", "GPUs that the kubelets may hand out or have handed out.", total(SCOPE.of(HEALTHY)))),
         (3, _counted("In use", "Granted to a pod, or used by one.", _in(*IN_USE))),
         (3, _counted("On the way", "Not proven clean yet: unknown, dirty, or in a scrub.", _in(*ON_THE_WAY))),
-        (3, _counted("Kept out", "In quarantine; the table below says why.", f"count({OUT})", levels=BETTER_ZERO)),
+        (3, _counted("Kept out", "In quarantine, without those replaced; the table below says why.", f"count({OUT})",
+                     levels=BETTER_ZERO)),
         (3, figure("Residue found", "Scrubs that found bytes of an earlier user in the time shown: the driver had not "
                    "cleared them, the scrub did. Should be 0.", SCOPE.counted(RESIDUE),
                    levels=SHOULD_BE_ZERO)),
@@ -114,7 +117,7 @@ def _course() -> Band:
         "From the release of a GPU until it was proven clean again, over 5 minutes: half of all, 95 % and 99 % took "
         "no longer than this. A gap: nothing was cleaned.",
         units.Seconds,
-        *(Ask(f"histogram_quantile({part:g}, {total(SCOPE.of(TIMES_TO_CLEAN), 'le')})", called)
+        *(Ask(f"histogram_quantile({part:g}, {total(SCOPE.of(TIMES_TO_CLEAN), 'le')}) >= 0", called)
           for part, called in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))),
         colours=QUANTILE_COLOURS, empty=UNRECORDED,
     )  # fmt: skip
@@ -184,7 +187,7 @@ def _nodes() -> Band:
         links={"Node": TO_NODE}, empty="Nothing was cleaned in this time", sorted_by="Time to clean",
     )  # fmt: skip
     out = rows(
-        "Nodes with most GPUs out", "Nodes by the number of GPUs in quarantine.", NODE,
+        "Nodes with most GPUs out", "Nodes by the number of GPUs in quarantine, without those replaced.", NODE,
         Column("Kept out", SCOPE.or_silence(f"topk(10, count by ({', '.join(PLACE)}) ({OUT}))", "node", NO_ROW),
                levels=BETTER_ZERO, words=words({NO_ROW: ("nobody knows", GREY)})),
         links={"Node": TO_NODE}, empty="No GPU is kept out", sorted_by="Kept out",

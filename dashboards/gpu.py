@@ -21,7 +21,7 @@ from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, most
 from scrubber import metrics as service
 
 SCOPE = Scope((*PLACE, "gpu"))
-NAME = "GPU {{gpu}}"
+NAME = "GPU {{gpu}} {{uuid}}"  # a GPU that was replaced is still there beside its successor
 UNPROVEN = "It was never proven clean, or no scrub service is scraped"
 RUNS = words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})
 

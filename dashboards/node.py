@@ -141,7 +141,8 @@ def _service() -> Band:
                                                 "backend": "Devices", "policy": "Policy", "digest": "Digest"},
         Column("Concessions", f"{most(SCOPE.of(service.CONCESSIONS), *PLACE)} * on ({', '.join(PLACE)}) group_right () "
                f"({most(SCOPE.of(service.POLICY), *PLACE, 'policy', 'digest')} * on ({', '.join(PLACE)}) "
-               f"group_left (version, backend) {most(SCOPE.of(service.BUILD), *PLACE, 'version', 'backend')})"),
+               f"group_left (version, backend) topk by ({', '.join(PLACE)}) (1, "
+               f"{most(SCOPE.of(service.BUILD), *PLACE, 'version', 'backend')}))"),  # an update shows two for a while
     )  # fmt: skip
     told = lines(
         "GPUs as the kubelet is told", "Devices of each resource by their health in the list the kubelet has.",

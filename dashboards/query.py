@@ -112,8 +112,8 @@ class Scope:
         return most(f"{heard} or {began}", *TARGET)
 
     def quantile(self, part: float, row: Row, *by: str, **labels: str) -> str:
-        """The time within which this part of all was done."""
-        return f"histogram_quantile({part:g}, {self.rate(row, 'le', *by, part='bucket', **labels)})"
+        """The time within which this part of all was done; where nothing was, there is none, and not NaN."""
+        return f"histogram_quantile({part:g}, {self.rate(row, 'le', *by, part='bucket', **labels)}) >= 0"
 
     def mean(self, row: Row, *by: str, **labels: str) -> str:
         """The average over the time that is shown."""
@@ -173,7 +173,7 @@ class Scope:
 
     def of_service(self, expression: str, alive: Row) -> str:
         """The part of it that comes from the processes of the service, or of the plugin."""
-        return f"{expression} * on (cluster, node, instance) group_left () {self.of(alive)}"
+        return f"{expression} * on ({', '.join(TARGET)}) group_left () {most(self.of(alive), *TARGET)}"
 
 
 def total(expression: str, *by: str) -> str:

@@ -9,7 +9,8 @@ from importlib import resources
 from typing import Any
 
 # What a page at its defaults looks at: everything, over an hour.
-EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__rate_interval": "2m", "__range": "3600s"}
+EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__interval": "1m", "__rate_interval": "2m",
+              "__range": "3600s"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,11 +53,11 @@ class Tally:
         match entry.event:
             case ev.Discovered(device=device):
                 self.watch([device])
-                self._ended(entry)
+                self._ended(entry, before)
             case ev.Distrusted() | ev.Released():
-                self._ended(entry)
+                self._ended(entry, before)
             case ev.Soiled(holders=holders):
-                self._ended(entry)
+                self._ended(entry, before)
                 if holders and before is not None:
                     self._meters.count(metrics.UNAUTHORISED, before.device.name, entry.device)
             case ev.Granted():
@@ -76,13 +76,15 @@ class Tally:
                 self._scrub_ended(before, "interrupted")
             case ev.Quarantined(quarantine=quarantine):
                 self._scrub_ended(before, "quarantined")
+                self._exposed_since.pop(entry.device, None)
                 if before is None or before.quarantine is None:
                     self._meters.count(metrics.QUARANTINES, quarantine.sickness.ailment.value)
             case ev.Reinstated():
                 self._meters.count(metrics.RETURNS, PERSON)
 
-    def _ended(self, entry: Entry) -> None:
-        self._exposed_since.setdefault(entry.device, entry.at.uptime)
+    def _ended(self, entry: Entry, before: Record | None) -> None:
+        if before is None or before.quarantine is None:  # what is out waits for other things than a scrub
+            self._exposed_since.setdefault(entry.device, entry.at.uptime)
 
     def _scrub_ended(self, before: Record | None, outcome: str) -> None:
         job = before.job if before is not None else None

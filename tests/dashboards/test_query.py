@@ -135,6 +135,34 @@ CASES = {
         SCOPE.not_ready(),
         {'autoclave_ready{node="n1"}': "1x60", 'autoclave_plugin_ready{node="n1"}': "0x60"}, {'{node="n1"}': 0},
     ),
+    "the states of a fleet are those of the newest word of each device, without those that were replaced": (
+        query.total(SCOPE.of(query.DEVICES), "state"),
+        {
+            f'autoclave_device_state{{{GPU}, instance="old", state="clean"}}': "1x60",
+            f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="old"}}': "100x60",
+            f'autoclave_device_state{{{GPU}, instance="new", state="scrubbing"}}': "1x60",
+            f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="new"}}': "200x60",
+            'autoclave_device_state{node="n1", gpu="1", uuid="GPU-b", instance="new", state="clean"}': "1x60",
+            'autoclave_device_state_since_timestamp_seconds{node="n1", gpu="1", uuid="GPU-b", instance="new"}': "9x60",
+            'autoclave_device_state{node="n1", gpu="1", uuid="GPU-c", instance="new", state="quarantined"}': "1x60",
+            'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-c", instance="new", reason="replaced"}': "1x60",
+        },
+        {'{state="scrubbing"}': 1, '{state="clean"}': 1},
+    ),
+    "a figure of a process is its own also while an update shows two versions of it": (
+        query.most(SCOPE.of_service(SCOPE.of(query.RESIDENT), metrics.BUILD)),
+        {
+            'process_resident_memory_bytes{node="n1", instance="i"}': "7x60",
+            'autoclave_build_info{node="n1", instance="i", version="1"}': "1x60",
+            'autoclave_build_info{node="n1", instance="i", version="2"}': "1x60",
+        },
+        {"{}": 7},
+    ),
+    "what happened once is in one bar, whenever it was": (
+        f"sum_over_time(({SCOPE.grown(metrics.XIDS, 'xid', within=query.LATELY)})[25m:90s])",
+        ALIVE | {f'autoclave_xids_total{{{GPU}, xid="{it}"}}': f"0x{it} 1x30" for it in (40, 42, 43)},
+        {f'{{xid="{it}"}}': 1 for it in (40, 42, 43)},
+    ),
     "a state is a number, also while two scrapers tell of it": (
         SCOPE.states(*query.DEVICE_ID),
         {
@@ -162,6 +190,14 @@ CASES = {
             'autoclave_time_to_clean_seconds_count{node="n1"}': "1x45 3x20",
         },
         {'{node="n1"}': 2},
+    ),
+    "a quantile of nothing is not there": (
+        SCOPE.quantile(0.95, metrics.TIME_TO_CLEAN),
+        {
+            'autoclave_time_to_clean_seconds_bucket{node="n1", le="1.0"}': "1x70",
+            'autoclave_time_to_clean_seconds_bucket{node="n1", le="+Inf"}': "1x70",
+        },
+        {},
     ),
     "a mean of nothing is not there": (
         SCOPE.mean(metrics.TIME_TO_CLEAN, *query.PLACE),
@@ -214,9 +250,34 @@ def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
     run(tmp_path, {"interval": "1m", "input_series": listed(one_of_each("1x200 stale")), "promql_expr_test": zeros})
 
 
+def test_what_was_replaced_is_not_kept_out(tmp_path):
+    out = 'autoclave_quarantined{node="n1", gpu="0", uuid="GPU-a", reason="replaced"}'
+    other = 'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-b", reason="lost"}'
+    told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
+    answers(tmp_path, told["Kept out"], {out: "1x60", other: "1x60"}, {"{}": 1})
+
+
 def test_the_fleet_is_not_well_while_a_plugin_is_dead_or_not_ready(tmp_path):
     alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
     dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
     told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
     for figure in ("Nodes silent", "Not ready"):
         answers(tmp_path, told[figure], alive | dead, {"{}": 1})
+
+
+def test_the_versions_of_a_node_are_told_also_while_an_update_shows_two(tmp_path):
+    update = {
+        f'autoclave_build_info{{node="n1", version="{it}", backend="nvidia", instance="{it}"}}': "1x60" for it in "12"
+    }
+    policy = {'autoclave_policy_info{node="n1", policy="p", digest="d"}': "1x60"}
+    asked = next(it.expression for it in shipped.questions() if (it.page, it.panel) == ("autoclave-node", "Versions"))
+    answers(
+        tmp_path, f"count({asked})", update | policy | {'autoclave_policy_concessions{node="n1"}': "0x60"}, {"{}": 1}
+    )
+
+
+def test_a_quarantine_is_marked_once_however_long_the_steps_are(tmp_path):
+    out = {f'autoclave_quarantined{{{GPU}, reason="lost"}}': "_x21 1x60"}  # 10 minutes 30 seconds after the begin
+    event = next(it["expr"] for it in shipped.pages()["autoclave-fleet"]["annotations"]["list"])
+    asked = shipped.filled(event, {**shipped.EVERYTHING, "__interval": "5m"})
+    answers(tmp_path, f"sum_over_time(({asked})[25m:5m])", out, {f'{{{GPU}, reason="lost"}}': 1})
