@@ -42,7 +42,7 @@ from dashboards.query import (
     total,
 )  # fmt: skip
 from scrubber.core.model import State
-from scrubber.metrics import COVERAGE, HEALTHY, QUARANTINED, READY, RESIDUE, TIME_TO_CLEAN
+from scrubber.metrics import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
 SCOPE = Scope(("cluster",))
 IN_USE = (State.GRANTED.value, State.EXPOSED.value)
@@ -51,7 +51,9 @@ TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}
 
 
-OUT = most(SCOPE.of(QUARANTINED), *DEVICE_ID)
+SILENT = words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})
+# What was replaced by another in its place stays where it is, and nobody waits for it.
+OUT = f"{most(SCOPE.of(QUARANTINED), *DEVICE_ID)} unless {most(SCOPE.of(QUARANTINED, reason='replaced'), *DEVICE_ID)}"
 
 
 def _counted(title: str, about: str, count: str, levels: Levels = NEUTRAL) -> grafana.Panel:
@@ -65,21 +67,23 @@ def _in(*states: str) -> str:
 
 
 def _glance() -> Band:
-    not_ready = SCOPE.or_none(f"count({most(SCOPE.of(READY), *PLACE)} == 0)")
     return Band("At a glance", 4, (
-        (3, _counted("GPUs", "GPUs and slices that the scrub services watch over.", total(SCOPE.of(DEVICES)))),
+        (3, _counted("GPUs", "GPUs and slices that are watched over, without those replaced.",
+                     total(SCOPE.of(DEVICES)))),
         (3, figure("Offered", "GPUs that the kubelets may hand out or have handed out.", total(SCOPE.of(HEALTHY)))),
         (3, _counted("In use", "Granted to a pod, or used by one.", _in(*IN_USE))),
         (3, _counted("On the way", "Not proven clean yet: unknown, dirty, or in a scrub.", _in(*ON_THE_WAY))),
-        (3, _counted("Kept out", "In quarantine; the table below says why.", f"count({OUT})", levels=BETTER_ZERO)),
+        (3, _counted("Kept out", "In quarantine, without those replaced; the table below says why.", f"count({OUT})",
+                     levels=BETTER_ZERO)),
         (3, figure("Residue found", "Scrubs that found bytes of an earlier user in the time shown: the driver had not "
-                   "cleared them, the scrub did. Should be 0.", SCOPE.or_none(SCOPE.grown(RESIDUE)),
+                   "cleared them, the scrub did. Should be 0.", SCOPE.counted(RESIDUE),
                    levels=SHOULD_BE_ZERO)),
-        (3, figure("Nodes silent", "Nodes whose scrub service was scraped in the last 6 hours and is not now. Nothing "
-                   "else on this page speaks of them.", SCOPE.or_none(f"count({SCOPE.silent()})"),
+        (3, figure("Nodes silent", "Nodes whose scrub service or device plugin was scraped in the last 6 hours and is "
+                   "not now, or cannot be scraped. Little else on this page speaks of them.",
+                   SCOPE.or_none(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
+        (3, figure("Not ready", "Nodes that hand nothing out: the /readyz of the scrub service, or of the device "
+                   "plugin, says what is in the way.", SCOPE.or_none(f"count({SCOPE.not_ready()})"),
                    levels=SHOULD_BE_ZERO)),
-        (3, figure("Not ready", "Scrub services that hand nothing out; their /readyz says what is in the way.",
-                   not_ready, levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 
 
@@ -113,7 +117,7 @@ def _course() -> Band:
         "From the release of a GPU until it was proven clean again, over 5 minutes: half of all, 95 % and 99 % took "
         "no longer than this. A gap: nothing was cleaned.",
         units.Seconds,
-        *(Ask(f"histogram_quantile({part:g}, {total(SCOPE.of(TIMES_TO_CLEAN), 'le')})", called)
+        *(Ask(f"histogram_quantile({part:g}, {total(SCOPE.of(TIMES_TO_CLEAN), 'le')}) >= 0", called)
           for part, called in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))),
         colours=QUANTILE_COLOURS, empty=UNRECORDED,
     )  # fmt: skip
@@ -183,15 +187,15 @@ def _nodes() -> Band:
         links={"Node": TO_NODE}, empty="Nothing was cleaned in this time", sorted_by="Time to clean",
     )  # fmt: skip
     out = rows(
-        "Nodes with most GPUs out", "Nodes by the number of GPUs in quarantine.", NODE,
+        "Nodes with most GPUs out", "Nodes by the number of GPUs in quarantine, without those replaced.", NODE,
         Column("Kept out", SCOPE.or_silence(f"topk(10, count by ({', '.join(PLACE)}) ({OUT}))", "node", NO_ROW),
                levels=BETTER_ZERO, words=words({NO_ROW: ("nobody knows", GREY)})),
         links={"Node": TO_NODE}, empty="No GPU is kept out", sorted_by="Kept out",
     )  # fmt: skip
     silent = rows(
-        "Silent nodes", "Scraped in the last 6 hours, and not now: the service or the node is down.", NODE,
-        Column("Heard", SCOPE.or_silence(f"0 * ({SCOPE.silent()})", "node", 0), units.NoUnit,
-               words=words({0: ("no", BAD)})),
+        "Silent nodes", "Scraped in the last 6 hours, and not now, or looked for in vain: the scrub service, the "
+        "device plugin or the node is down.", NODE,
+        Column("Silent", SCOPE.or_silence(SCOPE.silent_nodes(), "node", 0), units.NoUnit, words=SILENT),
         links={"Node": TO_NODE}, empty="Every node is heard",
     )  # fmt: skip
     busiest = rows(

@@ -21,7 +21,7 @@ from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, most
 from scrubber import metrics as service
 
 SCOPE = Scope((*PLACE, "gpu"))
-NAME = "GPU {{gpu}}"
+NAME = "GPU {{gpu}} {{uuid}}"  # a GPU that was replaced is still there beside its successor
 UNPROVEN = "It was never proven clean, or no scrub service is scraped"
 RUNS = words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})
 
@@ -40,11 +40,11 @@ def _verdicts() -> Band:
         (3, figure("Coverage", "Part of its allocatable memory that the last proof covers.",
                    most(SCOPE.of(service.COVERAGE), *DEVICE_ID), units.PercentUnit, called=NAME, empty=UNPROVEN)),
         (3, figure("Residue found", "Scrubs that found bytes of an earlier user in the time shown. Should be 0.",
-                   SCOPE.or_none(SCOPE.grown(service.RESIDUE)), levels=SHOULD_BE_ZERO)),
+                   SCOPE.counted(service.RESIDUE), levels=SHOULD_BE_ZERO)),
         (3, figure("Used unasked", "Times that somebody used it while it was clean, without asking. Should be 0.",
-                   SCOPE.or_none(SCOPE.grown(service.UNAUTHORISED)), levels=SHOULD_BE_ZERO)),
+                   SCOPE.counted(service.UNAUTHORISED), levels=SHOULD_BE_ZERO)),
         (3, figure("Driver errors", "XIDs in the time shown. Many are the fault of a tenant's program; `autoclave xid "
-                   "CODE` says which are not.", SCOPE.or_none(SCOPE.grown(service.XIDS)), levels=BETTER_ZERO)),
+                   "CODE` says which are not.", SCOPE.counted(service.XIDS), levels=BETTER_ZERO)),
     ))  # fmt: skip
 
 

@@ -25,7 +25,7 @@ def _glance() -> Band:
     return Band("At a glance", 4, (
         (4, figure("Plugins", "Device plugins that are scraped.", f"count({most(SCOPE.of(plugin.BUILD), *PLACE)})",
                    empty=NO_PLUGIN)),
-        (4, figure("Plugins silent", "Scraped in the last 6 hours and not now.",
+        (4, figure("Plugins silent", "Scraped in the last 6 hours and not now, or looked for in vain.",
                    SCOPE.or_none(silent, alive=plugin.BUILD), levels=SHOULD_BE_ZERO, empty=NO_PLUGIN)),
         (4, figure("Not ready", "Plugins that do not hear the service, or have a resource that is not registered.",
                    SCOPE.or_none(f"count({most(SCOPE.of(plugin.READY), *PLACE)} == 0)", alive=plugin.BUILD),
@@ -35,7 +35,7 @@ def _glance() -> Band:
         (4, figure("Without a kubelet", "Resources whose list no kubelet listens to.",
                    SCOPE.or_none(unheard, alive=plugin.BUILD), levels=SHOULD_BE_ZERO, empty=NO_PLUGIN)),
         (4, figure("Refusals", "Questions of the kubelet in the time shown that were answered with a no.",
-                   SCOPE.or_none(SCOPE.grown(plugin.HOOK_REFUSALS), alive=plugin.BUILD), empty=NO_PLUGIN)),
+                   SCOPE.counted(plugin.HOOK_REFUSALS, alive=plugin.BUILD), empty=NO_PLUGIN)),
     ))  # fmt: skip
 
 

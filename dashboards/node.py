@@ -54,8 +54,9 @@ def _verdicts() -> Band:
         (3, figure("Last round", "Time since the monitor last looked at all devices, on the node where it is longest. "
                    "Minutes mean that a driver call hangs.", age(least(SCOPE.of(service.ROUND))), units.Seconds,
                    levels=STALLED)),
-        (3, figure("Nodes silent", "Nodes scraped in the last 6 hours and not now.",
-                   SCOPE.or_none(f"count({SCOPE.silent()})"), levels=SHOULD_BE_ZERO)),
+        (3, figure("Nodes silent", "Nodes whose scrub service or device plugin was scraped in the last 6 hours and is "
+                   "not now, or cannot be scraped.",
+                   SCOPE.or_none(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 
 
@@ -140,7 +141,8 @@ def _service() -> Band:
                                                 "backend": "Devices", "policy": "Policy", "digest": "Digest"},
         Column("Concessions", f"{most(SCOPE.of(service.CONCESSIONS), *PLACE)} * on ({', '.join(PLACE)}) group_right () "
                f"({most(SCOPE.of(service.POLICY), *PLACE, 'policy', 'digest')} * on ({', '.join(PLACE)}) "
-               f"group_left (version, backend) {most(SCOPE.of(service.BUILD), *PLACE, 'version', 'backend')})"),
+               f"group_left (version, backend) topk by ({', '.join(PLACE)}) (1, "
+               f"{most(SCOPE.of(service.BUILD), *PLACE, 'version', 'backend')}))"),  # an update shows two for a while
     )  # fmt: skip
     told = lines(
         "GPUs as the kubelet is told", "Devices of each resource by their health in the list the kubelet has.",

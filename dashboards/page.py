@@ -93,9 +93,12 @@ class Page:
             before = (*before, name)
 
     def _quarantines(self) -> grafana.AnnotationQuery:
-        """Each time a device was taken out: the moment alone, or what is out for days would colour every panel."""
+        """Each time a device was taken out: the moment alone, or what is out for days would colour every panel.
+
+        Looked back is one step of the question: over days it is longer than a minute, and nothing is to be passed over.
+        """
         out = most(self.scope.of(QUARANTINED), *DEVICE_ID, "reason")
-        expression = f"{out} unless {out.removesuffix(')')} offset 1m)"
+        expression = f"{out} unless {out.removesuffix(')')} offset $__interval)"
         events = grafana.AnnotationQuery(
             name="Quarantined", datasource=SOURCE, enable=True, icon_color=BAD, expr=expression, step="60s",
             target=prometheus.Dataquery(ref_id="Quarantined", expr=expression, range_val=True, instant=False),

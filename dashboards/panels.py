@@ -25,6 +25,10 @@ WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Version": 80,
           "Reason": 130}  # fmt: skip
 LEAST_WIDTH = 60
 
+# Between two bars: with a scrape each 30 s each counts 2 minutes, of which one scrape is the last of the bar before. So
+# each event is in one bar. It is the panel's: as a query's, Grafana would take it for the time between two scrapes.
+BETWEEN_BARS = "90s"
+
 Words = Sequence[grafana.ValueMapping]
 
 
@@ -102,6 +106,7 @@ def lines(  # noqa: PLR0913 - what is shown is told by name
     ]
     panel = _panel("timeseries", title, about, field, shape, overrides)
     panel.targets = _targets(asks, receipts=receipts)
+    panel.interval = BETWEEN_BARS if bars else None
     return panel
 
 

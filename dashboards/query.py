@@ -9,14 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboards.look import NO_ROW, NONE, NUMBER_OF
+from plugin import metrics as plugin
 from scrubber.exposition.table import Kind, Row
-from scrubber.metrics import BUILD, DEVICE, STATE
+from scrubber.metrics import BUILD, DEVICE, READY, STATE
 
 PLACE = ("cluster", "node")
 DEVICE_ID = (*PLACE, "gpu", "uuid")
 
 # What Grafana makes of these: four scrapes at least, and all the time that is shown.
 LATELY, SHOWN = "$__rate_interval", "$__range"
+SECONDS = {LATELY: "$__rate_interval_ms / 1000", SHOWN: "$__range_s"}
+FIRST_SCRAPE = 300  # seconds from the start of a process within which it is found and heard
 MEMORY = "6h"  # how long a node that went silent is missed
 
 
@@ -54,8 +57,12 @@ RECORDED = (*LATE.values(), DEVICES, TIMES_TO_CLEAN, HOOK_TIMES, SCRUBS, SCRUBS_
 TARGET = (*PLACE, "instance")
 CPU = Foreign("process_cpu_seconds_total", Kind.COUNTER, TARGET)
 RESIDENT = Foreign("process_resident_memory_bytes", Kind.GAUGE, TARGET)
+STARTED = Foreign("process_start_time_seconds", Kind.GAUGE, (*TARGET, "job"))
 ALERTS = Foreign("ALERTS", Kind.GAUGE, (*PLACE, "gpu", "alertname", "alertstate", "severity"))
-FOREIGN = (CPU, RESIDENT, ALERTS)
+UP = Foreign("up", Kind.GAUGE, (*TARGET, "job"))
+FOREIGN = (CPU, RESIDENT, STARTED, UP, ALERTS)
+
+SERVICE_JOB, PLUGIN_JOB = "autoclave-scrubber", "autoclave-plugin"  # what Prometheus calls what it scrapes
 
 Series = Row | Recorded | Foreign
 
@@ -82,18 +89,31 @@ class Scope:
         """How fast it grows, per second."""
         return total(f"rate({self.of(series, part, **labels)}[{LATELY}])", *by)
 
-    def grown(self, row: Series, *by: str, within: str = SHOWN, **labels: str) -> str:
+    def grown(self, row: Row, *by: str, within: str = SHOWN, **labels: str) -> str:
         """How much it grew. increase() misses the first count of a counter that was born with it.
 
         Such a counter counts with the most that it has shown, also when its process has ended since.
         """
         figure = self.of(row, **labels)
-        born = f"max_over_time({figure}[{within}]) unless last_over_time({figure}[{within}] offset {within})"
+        born = (
+            f"max_over_time({figure}[{within}]) unless last_over_time({figure}[{within}] offset {within}) "
+            f"and on ({', '.join(TARGET)}) {self._watched(row, within)}"
+        )
         return f"round({total(f'({born}) or increase({figure}[{within}])', *by)})"
 
+    def _watched(self, row: Row, within: str) -> str:
+        """The processes of which a counter that was not there before is a new one.
+
+        They were heard before, or began since. After a gap, or for a Prometheus that is new, all counters are new.
+        """
+        build, job = (plugin.BUILD, PLUGIN_JOB) if row in plugin.TABLE else (BUILD, SERVICE_JOB)
+        heard = f"last_over_time({self.of(build)}[{within}] offset {within})"
+        began = f"min_over_time({self.of(STARTED, job=job)}[{within}]) > time() - {SECONDS[within]} - {FIRST_SCRAPE}"
+        return most(f"{heard} or {began}", *TARGET)
+
     def quantile(self, part: float, row: Row, *by: str, **labels: str) -> str:
-        """The time within which this part of all was done."""
-        return f"histogram_quantile({part:g}, {self.rate(row, 'le', *by, part='bucket', **labels)})"
+        """The time within which this part of all was done; where nothing was, there is none, and not NaN."""
+        return f"histogram_quantile({part:g}, {self.rate(row, 'le', *by, part='bucket', **labels)}) >= 0"
 
     def mean(self, row: Row, *by: str, **labels: str) -> str:
         """The average over the time that is shown."""
@@ -111,7 +131,14 @@ class Scope:
         zero = f'label_replace({zero}, "{label}", "{NONE}", "", "")' if label else zero
         return f"({expression}) or on () {zero}"
 
-    def happenings(self, row: Series, label: str) -> str:
+    def counted(self, row: Row, label: str = "", alive: Row = BUILD) -> str:
+        """How often it happened in the time shown, as a figure: a zero only while the service is heard.
+
+        A counter that is not heard any more grows by nothing; what it had grown by before stands.
+        """
+        return self.or_none(f"{self.grown(row, *filter(None, [label]))} > 0", label, alive)
+
+    def happenings(self, row: Row, label: str) -> str:
         """How often it happened lately, by a label; otherwise a zero of nothing."""
         return self.or_none(f"{self.grown(row, label, within=LATELY)} > 0", label)
 
@@ -125,9 +152,20 @@ class Scope:
         return f'({expression}) or label_replace({value:g} * absent({self.of(alive)}), "{label}", "{words}", "", "")'
 
     def silent(self, alive: Row = BUILD) -> str:
-        """The nodes that were heard lately, and are not now."""
+        """The nodes that were heard lately, and are not now, or that Prometheus looks for in vain."""
         then = most(f"last_over_time({self.of(alive)}[{MEMORY}])", *PLACE)
-        return f"{then} unless {most(self.of(alive), *PLACE)}"
+        looked_for = most(self.of(UP, job=PLUGIN_JOB if alive is plugin.BUILD else SERVICE_JOB), *PLACE)
+        return f"{then} unless {most(self.of(alive), *PLACE)} or {looked_for} == 0"
+
+    def silent_nodes(self) -> str:
+        """Nodes of which something is silent: 1 the service, 2 the plugin, 3 both."""
+        parts = ((1, "service", BUILD), (2, "plugin", plugin.BUILD))
+        arms = (f'label_replace(0 * ({self.silent(alive)}) + {n}, "part", "{it}", "", "")' for n, it, alive in parts)
+        return total(" or ".join(arms), *PLACE)
+
+    def not_ready(self) -> str:
+        """Nodes whose service or whose plugin says that it is not."""
+        return " or ".join(f"{most(self.of(row), *PLACE)} == 0" for row in (READY, plugin.READY))
 
     def or_unknown(self, expression: str) -> str:
         """Of a device that has no such figure, a row that says so: a table would drop its column otherwise."""
@@ -135,7 +173,7 @@ class Scope:
 
     def of_service(self, expression: str, alive: Row) -> str:
         """The part of it that comes from the processes of the service, or of the plugin."""
-        return f"{expression} * on (cluster, node, instance) group_left () {self.of(alive)}"
+        return f"{expression} * on ({', '.join(TARGET)}) group_left () {most(self.of(alive), *TARGET)}"
 
 
 def total(expression: str, *by: str) -> str:

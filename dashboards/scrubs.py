@@ -29,18 +29,18 @@ UNSEEN = "No step has run yet, or no scrub service is scraped"
 def _glance() -> Band:
     share = f"{SCOPE.grown(service.SCRUB_ENDS, outcome='passed')} / ({SCOPE.grown(service.SCRUB_ENDS)} > 0)"
     return Band("At a glance", 4, (
-        (4, figure("Scrubs", "Scrubs that ended in the time shown.", SCOPE.or_none(SCOPE.grown(service.SCRUB_ENDS)))),
+        (4, figure("Scrubs", "Scrubs that ended in the time shown.", SCOPE.counted(service.SCRUB_ENDS))),
         (4, figure("Passed", "Part of the scrubs in the time shown that ended with a proof. Others were put off, "
                    "escalated or failed: see below.", share, units.PercentUnit,
                    empty="No scrub ended in this time, or no scrub service is scraped")),
         (4, figure("Least coverage", "Part of the allocatable memory that the thinnest of the last proofs covers.",
                    least(SCOPE.of(service.COVERAGE)), units.PercentUnit, empty=UNPROVEN)),
         (4, figure("Overwritten", "Memory that was overwritten and read back in the time shown.",
-                   SCOPE.grown(service.SCRUBBED), units.BytesIEC)),
+                   SCOPE.counted(service.SCRUBBED), units.BytesIEC)),
         (4, figure("Escalated", "Fast paths that failed in the time shown and went on as slow ones.",
-                   SCOPE.grown(service.ESCALATIONS), levels=BETTER_ZERO)),
+                   SCOPE.counted(service.ESCALATIONS), levels=BETTER_ZERO)),
         (4, figure("Residue found", "Scrubs in the time shown that found bytes of an earlier user. Should be 0.",
-                   SCOPE.or_none(SCOPE.grown(service.RESIDUE)), levels=SHOULD_BE_ZERO)),
+                   SCOPE.counted(service.RESIDUE), levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 
 

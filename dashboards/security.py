@@ -26,13 +26,12 @@ UNCLEAN = "No GPU is clean, or no scrub service is scraped"
 
 def _glance() -> Band:
     digests = f"count(count by (digest) ({SCOPE.of(service.POLICY)}))"
-    unproven = SCOPE.grown(service.GRANTS, "proof")
     return Band("Should be zero", 4, (
         (4, figure("Residue found", "Scrubs in the time shown that found bytes of an earlier user: the driver had not "
                    "cleared them, the scrub did before anybody else came.",
-                   SCOPE.or_none(SCOPE.grown(service.RESIDUE)), levels=SHOULD_BE_ZERO)),
+                   SCOPE.counted(service.RESIDUE), levels=SHOULD_BE_ZERO)),
         (4, figure("Used unasked", "Times in the time shown that somebody used a clean GPU without asking. Such a GPU "
-                   "counts as dirty at once.", SCOPE.or_none(SCOPE.grown(service.UNAUTHORISED)),
+                   "counts as dirty at once.", SCOPE.counted(service.UNAUTHORISED),
                    levels=SHOULD_BE_ZERO)),
         (4, figure("Policies in force", "Different policies on the nodes looked at, by their digest. More than one is "
                    "a drift, unless it is meant.", digests, levels=((1, GOOD), (2, WARN)))),
@@ -41,7 +40,7 @@ def _glance() -> Band:
         (4, figure("Ledgers at fault", "Nodes whose ledger cannot be written: they hand nothing out.",
                    f"sum({SCOPE.of(service.LEDGER_FAULT)})", levels=SHOULD_BE_ZERO)),
         (4, figure("Grants by proof", "Devices handed out in the time shown, by what on. Without a proof only where "
-                   "the policy is observe.", SCOPE.or_none(unproven, "proof"), called="proof: {{proof}}")),
+                   "the policy is observe.", SCOPE.counted(service.GRANTS, "proof"), called="proof: {{proof}}")),
     ))  # fmt: skip
 
 

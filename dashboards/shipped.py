@@ -9,7 +9,8 @@ from importlib import resources
 from typing import Any
 
 # What a page at its defaults looks at: everything, over an hour.
-EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__rate_interval": "2m", "__range": "3600s"}
+EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__interval": "1m", "__rate_interval": "2m",
+              "__range": "3600s"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,16 @@ def questions(chosen: Mapping[str, str] | None = None) -> Iterator[Question]:
 
 
 def filled(expression: str, values: Mapping[str, str]) -> str:
-    """A query with its variables replaced."""
-    for name, value in values.items():
+    """A query with its variables replaced; a time is also there as a number, as Grafana has it."""
+    numbers = {
+        name + unit: f"{_seconds(values[name]) * by:g}"
+        for name, unit, by in (("__range", "_s", 1), ("__rate_interval", "_ms", 1000))
+        if name in values
+    }
+    for name, value in (numbers | dict(values)).items():  # the longer name first
         expression = expression.replace(f"${name}", value)
     return expression
+
+
+def _seconds(time: str) -> float:
+    return float(time[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[time[-1]]

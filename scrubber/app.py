@@ -181,7 +181,9 @@ def open_ledger(config: ScrubberConfig, tally: Tally) -> Ledger:
     opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), believe)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    return Ledger(opened, clock.now, loaded=believed[-1], witness=tally)
+    ledger = Ledger(opened, clock.now, loaded=believed[-1], witness=tally)
+    tally.watch(record.device for record in ledger.records.values())
+    return ledger
 
 
 def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: Ledger, tally: Tally) -> App:

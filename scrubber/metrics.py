@@ -147,7 +147,8 @@ STEP_TIME = Row(
 )  # fmt: skip
 TIME_TO_CLEAN = Row(
     "autoclave_time_to_clean_seconds", Kind.HISTOGRAM,
-    "Time from a device's release, or whatever else ended its proof, until it was proven clean.", (), SECONDS, SCRUBS,
+    "Time from a device's release, or whatever else ended its proof, until it was proven clean; not of one taken out.",
+    (), SECONDS, SCRUBS,
 )  # fmt: skip
 STEP_FAILURES = Row(
     "autoclave_step_failures_total", Kind.COUNTER, "Steps that did not pass, by whose fault that was.",

@@ -6,18 +6,21 @@ process is not counted again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry
 
 from policies import xids
 from scrubber import metrics
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
-from scrubber.core.model import Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
+from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
 from scrubber.exposition.table import Meters
 
 RECEIPT, NONE = "receipt", "none"  # what a grant rests on
 EVIDENCE, PERSON = "evidence", "person"  # who brings back what was taken out
 KINDS = ("container", "host", "stuck")
+FINDINGS = (metrics.RESIDUE, metrics.UNAUTHORISED)  # of each device: somebody is told of the first one
 OTHER = "other"  # a code that no table knows: what a driver may say must not make series without end
 
 
@@ -37,15 +40,24 @@ class Tally:
         for word in KINDS:
             self._meters.known(metrics.PROCESSES, word)
 
+    def watch(self, devices: Iterable[DeviceInfo]) -> None:
+        """Findings of these begin at nothing, so that the first one is one more, also in a process that is new."""
+        for device in devices:
+            for row in FINDINGS:
+                self._meters.known(row, device.name, device.uuid)
+
     # -- the ledger
 
     def row(self, entry: Entry, before: Record | None) -> None:
         """This has become true of a device that stood so before."""
         match entry.event:
-            case ev.Discovered() | ev.Distrusted() | ev.Released():
-                self._ended(entry)
+            case ev.Discovered(device=device):
+                self.watch([device])
+                self._ended(entry, before)
+            case ev.Distrusted() | ev.Released():
+                self._ended(entry, before)
             case ev.Soiled(holders=holders):
-                self._ended(entry)
+                self._ended(entry, before)
                 if holders and before is not None:
                     self._meters.count(metrics.UNAUTHORISED, before.device.name, entry.device)
             case ev.Granted():
@@ -64,13 +76,15 @@ class Tally:
                 self._scrub_ended(before, "interrupted")
             case ev.Quarantined(quarantine=quarantine):
                 self._scrub_ended(before, "quarantined")
+                self._exposed_since.pop(entry.device, None)
                 if before is None or before.quarantine is None:
                     self._meters.count(metrics.QUARANTINES, quarantine.sickness.ailment.value)
             case ev.Reinstated():
                 self._meters.count(metrics.RETURNS, PERSON)
 
-    def _ended(self, entry: Entry) -> None:
-        self._exposed_since.setdefault(entry.device, entry.at.uptime)
+    def _ended(self, entry: Entry, before: Record | None) -> None:
+        if before is None or before.quarantine is None:  # what is out waits for other things than a scrub
+            self._exposed_since.setdefault(entry.device, entry.at.uptime)
 
     def _scrub_ended(self, before: Record | None, outcome: str) -> None:
         job = before.job if before is not None else None

@@ -75,6 +75,11 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
     assert book.of(metrics.GRANTS, proof="none") == 0
 
 
+def test_the_findings_of_a_device_begin_at_nothing_when_it_is_discovered(book):
+    book.tell(None, ev.Discovered(DEVICE, lives.HERE))
+    assert [book.of(row, **DEVICE_LABELS) for row in (metrics.RESIDUE, metrics.UNAUTHORISED)] == [0, 0]
+
+
 def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
     dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
     unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))
@@ -82,6 +87,17 @@ def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
     book.tell(running, lives.passed(running, later(9)), at=later(9))
     assert book.of(metrics.TIME_TO_CLEAN, "_sum") == 9
     assert book.of(metrics.TIME_TO_CLEAN, "_count") == 1
+
+
+def test_the_time_in_quarantine_is_no_time_to_clean(book):
+    dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
+    running = book.tell(dirty, ev.ScrubStarted(lives.job()), at=later(1))
+    out = book.tell(running, ev.Quarantined(lives.quarantine()), at=later(2))
+    out = book.tell(out, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(3))
+    tried = book.tell(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=later(7000))
+    book.tell(tried, lives.passed(tried, later(7009)), at=later(7009))
+    assert book.of(metrics.RETURNS, by="evidence") == 1
+    assert book.of(metrics.TIME_TO_CLEAN, "_count") == 0
 
 
 def test_a_scrub_that_fails_is_counted_by_its_end(book):

@@ -130,7 +130,11 @@ def _receipts(expression: str, source: Source, step: int, chosen: Mapping[str, s
 def filled(expression: str, source: Source, step: int, chosen: Mapping[str, str]) -> str:
     """A query as it is asked: at least four scrapes for a rate, and one more than the step."""
     rate = max(step + source.scrape, SCRAPES_OF_A_RATE * source.scrape)
-    times = {"__rate_interval": f"{rate}s", "__range": f"{round(source.ends - source.begins)}s"}
+    times = {
+        "__interval": f"{step}s",
+        "__rate_interval": f"{rate}s",
+        "__range": f"{round(source.ends - source.begins)}s",
+    }
     return shipped.filled(expression, {**shipped.EVERYTHING, **times, **chosen})
 
 

@@ -313,7 +313,7 @@ DAY: tuple[tuple[Act, ...], ...] = (
     ),
     (Act("the kubelet is down", no_kubelet, ("AutoclaveKubeletNotConnected",)),),
     (
-        Act("the device plugin is killed", no_plugin, ("AutoclaveTargetDown",)),
+        Act("the device plugin is killed", no_plugin, ("AutoclaveTargetDown", "AutoclavePluginDown")),
         Act("the policy's file is wrong", wrong_policy, ("AutoclavePolicyFault",)),
         Act("a person takes GPU 3 out, and brings it back without evidence", partial(by_hand, gpu=3),
             ("AutoclaveManualReinstate",)),

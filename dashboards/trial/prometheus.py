@@ -31,8 +31,8 @@ def installed() -> bool:
 
 
 def impatient(rules: str, seconds: float) -> str:
-    """The same rules, but whatever is true for so long is told. Windows and thresholds stay as they are."""
-    return re.sub(r"(?m)^( +for:) .+$", rf"\1 {round(seconds * 1000)}ms", rules)
+    """The same rules, but whatever is true for so long is told, and no longer. Windows and thresholds stay."""
+    return re.sub(r"(?m)^( +(?:keep_firing_)?for:) .+$", rf"\1 {round(seconds * 1000)}ms", rules)
 
 
 class Prometheus:

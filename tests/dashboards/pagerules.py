@@ -112,7 +112,7 @@ def asks_for_what_there_is(page: Page) -> list[str]:
         f"{panel} {word}"
         for panel, target in asked(page)
         for word in rulefiles.unknown(parsed(target))
-        if word != "on instance"
+        if word not in {"on instance", "by instance"}
     ]
 
 
@@ -215,6 +215,16 @@ def means_its_colours(page: Page) -> list[str]:
     return wrong
 
 
+def shows_an_event_in_one_bar(page: Page) -> list[str]:
+    """Bars stand as far apart as each looks back, but for one scrape: what happened once is not drawn four times."""
+    return [
+        f"{panel['title']} is drawn each {panel.get('interval')}"
+        for panel in shipped.panels(page)
+        if panel["fieldConfig"]["defaults"].get("custom", {}).get("drawStyle") == "bars"
+        and (panel.get("interval") != "90s" or any(target.get("interval") for target in panel["targets"]))
+    ]
+
+
 def stands_as_agreed(page: Page) -> list[str]:
     others = {"type": "dashboards", "tags": ["autoclave"], "asDropdown": True, "includeVars": True, "keepTime": True}
     agreed = {
@@ -265,6 +275,7 @@ RULES: tuple[Callable[[Page], list[str]], ...] = (
     narrows_by_what_is_chosen,
     offers_a_choice,
     means_its_colours,
+    shows_an_event_in_one_bar,
     stands_as_agreed,
     leads_somewhere,
     calls_by_labels_that_there_are,

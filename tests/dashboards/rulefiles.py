@@ -23,6 +23,7 @@ FOREIGN = {
     "DCGM_FI_DEV_GPU_UTIL": frozenset({"UUID"}),
     "process_cpu_seconds_total": frozenset({"instance"}),
     "process_resident_memory_bytes": frozenset({"instance"}),
+    "process_start_time_seconds": frozenset({"instance"}),
     "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu"}),
 }
 TABLE = {row.name: row for row in (*scrubber.metrics.TABLE, *plugin.metrics.TABLE)}

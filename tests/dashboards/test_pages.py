@@ -54,6 +54,11 @@ def mislead(page):
     )
 
 
+def bars(page):
+    drawn = {panel["title"]: panel for panel in shipped.panels(page)}
+    return drawn["Refusals by reason"]
+
+
 ALL = 'cluster=~"$cluster", node=~"$node"'
 DEFAULTS = ("fieldConfig", "defaults")
 PLANTED = [
@@ -92,6 +97,8 @@ PLANTED = [
     (pagerules.means_its_colours, setting(*DEFAULTS, "thresholds", "steps", 0, "color", to="green", of=first)),
     (pagerules.means_its_colours, setting(*DEFAULTS, "color", "fixedColor", to="red", of=first)),
     (pagerules.means_its_colours, repaint),
+    (pagerules.shows_an_event_in_one_bar, setting("interval", to=None, of=bars)),
+    (pagerules.shows_an_event_in_one_bar, setting("targets", 0, "interval", to="90s", of=bars)),
     (pagerules.stands_as_agreed, setting("editable", to=True)),
     (pagerules.stands_as_agreed, setting("links", to=[])),
     (pagerules.stands_as_agreed, setting("uid", to="mine")),

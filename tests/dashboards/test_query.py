@@ -7,7 +7,9 @@ import subprocess
 import pytest
 
 from dashboards import look, query, shipped
+from plugin import metrics as plugin
 from scrubber import metrics
+from tests.dashboards import rulefiles
 
 pytestmark = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
@@ -28,9 +30,17 @@ def answers(tmp_path, expression, series, expected):
         "eval_time": "30m",
         "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
     }
-    given = [{"series": name, "values": values} for name, values in series.items()]
+    run(tmp_path, {"interval": "30s", "input_series": listed(series), "promql_expr_test": [asked]})
+
+
+def listed(series):
+    return [{"series": name, "values": values} for name, values in series.items()]
+
+
+def run(tmp_path, test):
     file = tmp_path / "asked.yaml"
-    file.write_text(json.dumps({"tests": [{"interval": "30s", "input_series": given, "promql_expr_test": [asked]}]}))
+    rules = [str(rulefiles.FOLDER / "rules.yaml")]
+    file.write_text(json.dumps({"rule_files": rules, "evaluation_interval": "1m", "tests": [test]}))
     done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -40,10 +50,45 @@ CASES = {
         SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count counts it": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
+        SCOPE.grown(metrics.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count and has ended since counts it": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"}, {"{}": 1},
+        SCOPE.grown(metrics.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
+        {"{}": 1},
+    ),
+    "a counter of the plugin is born in a plugin": (
+        SCOPE.grown(plugin.HOOK_REFUSALS),
+        {
+            'autoclave_plugin_build_info{node="n1"}': "1x60",
+            'autoclave_hook_refusals_total{node="n1", hook="Allocate", reason="in-use"}': "_x50 1x20",
+        },
+        {"{}": 1},
+    ),
+    "all that a process has counted that began in the time shown is of that time": (
+        SCOPE.grown(metrics.ESCALATIONS),
+        {
+            'autoclave_escalations_total{node="n1"}': "_x50 1x20",
+            'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 1480x20",
+        },
+        {"{}": 1},
+    ),
+    "a counter that is heard after a gap is not born then": (
+        SCOPE.grown(metrics.ESCALATIONS),
+        {
+            BUILD: "1x5 stale _x43 1x20",
+            'autoclave_escalations_total{node="n1"}': "3x5 stale _x43 3x20",
+            'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "0x5 stale _x43 0x20",
+        },
+        {"{}": 0},
+    ),
+    "to a Prometheus that is new no counter is": (
+        SCOPE.grown(metrics.ESCALATIONS),
+        {
+            BUILD: "_x50 1x20",
+            'autoclave_escalations_total{node="n1"}': "_x50 3x20",
+            'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 0x20",
+        },
+        {"{}": 0},
     ),
     "a counter that was not heard for one scrape was not born then": (
         SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
@@ -73,6 +118,51 @@ CASES = {
     ),
     "a node that is heard is not silent": (SCOPE.silent(), ALIVE, {}),
     "a node that was heard is silent": (SCOPE.silent(), DEAD, {'{node="n1"}': 1}),
+    "a node that has not been reached for long is silent as long as it is looked for": (
+        SCOPE.silent(), {'up{node="n1", job="autoclave-scrubber"}': "0x60"}, {'{node="n1"}': 0},
+    ),
+    "a silent node says which part of it is": (
+        SCOPE.silent_nodes(),
+        {
+            'autoclave_build_info{node="n1"}': "1x60", 'autoclave_plugin_build_info{node="n1"}': "1x10 stale",
+            'autoclave_build_info{node="n2"}': "1x10 stale", 'autoclave_plugin_build_info{node="n2"}': "1x60",
+            'up{node="n3", job="autoclave-scrubber"}': "0x60", 'up{node="n3", job="autoclave-plugin"}': "0x60",
+            'autoclave_build_info{node="n4"}': "1x60", 'autoclave_plugin_build_info{node="n4"}': "1x60",
+        },
+        {'{node="n1"}': 2, '{node="n2"}': 1, '{node="n3"}': 3},
+    ),
+    "a node whose plugin is not ready is not ready": (
+        SCOPE.not_ready(),
+        {'autoclave_ready{node="n1"}': "1x60", 'autoclave_plugin_ready{node="n1"}': "0x60"}, {'{node="n1"}': 0},
+    ),
+    "the states of a fleet are those of the newest word of each device, without those that were replaced": (
+        query.total(SCOPE.of(query.DEVICES), "state"),
+        {
+            f'autoclave_device_state{{{GPU}, instance="old", state="clean"}}': "1x60",
+            f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="old"}}': "100x60",
+            f'autoclave_device_state{{{GPU}, instance="new", state="scrubbing"}}': "1x60",
+            f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="new"}}': "200x60",
+            'autoclave_device_state{node="n1", gpu="1", uuid="GPU-b", instance="new", state="clean"}': "1x60",
+            'autoclave_device_state_since_timestamp_seconds{node="n1", gpu="1", uuid="GPU-b", instance="new"}': "9x60",
+            'autoclave_device_state{node="n1", gpu="1", uuid="GPU-c", instance="new", state="quarantined"}': "1x60",
+            'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-c", instance="new", reason="replaced"}': "1x60",
+        },
+        {'{state="scrubbing"}': 1, '{state="clean"}': 1},
+    ),
+    "a figure of a process is its own also while an update shows two versions of it": (
+        query.most(SCOPE.of_service(SCOPE.of(query.RESIDENT), metrics.BUILD)),
+        {
+            'process_resident_memory_bytes{node="n1", instance="i"}': "7x60",
+            'autoclave_build_info{node="n1", instance="i", version="1"}': "1x60",
+            'autoclave_build_info{node="n1", instance="i", version="2"}': "1x60",
+        },
+        {"{}": 7},
+    ),
+    "what happened once is in one bar, whenever it was": (
+        f"sum_over_time(({SCOPE.grown(metrics.XIDS, 'xid', within=query.LATELY)})[25m:90s])",
+        ALIVE | {f'autoclave_xids_total{{{GPU}, xid="{it}"}}': f"0x{it} 1x30" for it in (40, 42, 43)},
+        {f'{{xid="{it}"}}': 1 for it in (40, 42, 43)},
+    ),
     "a state is a number, also while two scrapers tell of it": (
         SCOPE.states(*query.DEVICE_ID),
         {
@@ -101,6 +191,14 @@ CASES = {
         },
         {'{node="n1"}': 2},
     ),
+    "a quantile of nothing is not there": (
+        SCOPE.quantile(0.95, metrics.TIME_TO_CLEAN),
+        {
+            'autoclave_time_to_clean_seconds_bucket{node="n1", le="1.0"}': "1x70",
+            'autoclave_time_to_clean_seconds_bucket{node="n1", le="+Inf"}': "1x70",
+        },
+        {},
+    ),
     "a mean of nothing is not there": (
         SCOPE.mean(metrics.TIME_TO_CLEAN, *query.PLACE),
         {
@@ -115,3 +213,71 @@ CASES = {
 @pytest.mark.parametrize(("expression", "series", "expected"), CASES.values(), ids=CASES)
 def test_a_question_means_what_it_says(tmp_path, expression, series, expected):
     answers(tmp_path, expression, series, expected)
+
+
+SAID = {
+    "gpu": "0",
+    "uuid": "GPU-a",
+    "state": "clean",
+    "reason": "lost",
+    "hook": "Allocate",
+    "outcome": "ok",
+    "le": "5.0",
+}
+
+
+def one_of_each(values):
+    """A series of every metric of both tables, of one node with one GPU."""
+    made = {}
+    for row in (*metrics.TABLE, *plugin.TABLE):
+        for name in row.series:
+            has = [label for label in row.all_labels if label != "le" or name.endswith("_bucket")]
+            labels = {label: SAID.get(label, "x") for label in has} | {"cluster": "c", "node": "n1"}
+            said = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+            made[f"{name}{{{said}}}"] = values
+    return made
+
+
+def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
+    """It would be green. All that there is was heard until 50 minutes ago; 3 hours are shown."""
+    asked = shipped.questions({"__range": "3h"})
+    kinds = {
+        (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)
+    }
+    figures = [it for it in asked if kinds.get((it.page, it.panel)) == "stat"]
+    zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
+    assert len(zeros) > 30
+    run(tmp_path, {"interval": "1m", "input_series": listed(one_of_each("1x200 stale")), "promql_expr_test": zeros})
+
+
+def test_what_was_replaced_is_not_kept_out(tmp_path):
+    out = 'autoclave_quarantined{node="n1", gpu="0", uuid="GPU-a", reason="replaced"}'
+    other = 'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-b", reason="lost"}'
+    told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
+    answers(tmp_path, told["Kept out"], {out: "1x60", other: "1x60"}, {"{}": 1})
+
+
+def test_the_fleet_is_not_well_while_a_plugin_is_dead_or_not_ready(tmp_path):
+    alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
+    dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
+    told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
+    for figure in ("Nodes silent", "Not ready"):
+        answers(tmp_path, told[figure], alive | dead, {"{}": 1})
+
+
+def test_the_versions_of_a_node_are_told_also_while_an_update_shows_two(tmp_path):
+    update = {
+        f'autoclave_build_info{{node="n1", version="{it}", backend="nvidia", instance="{it}"}}': "1x60" for it in "12"
+    }
+    policy = {'autoclave_policy_info{node="n1", policy="p", digest="d"}': "1x60"}
+    asked = next(it.expression for it in shipped.questions() if (it.page, it.panel) == ("autoclave-node", "Versions"))
+    answers(
+        tmp_path, f"count({asked})", update | policy | {'autoclave_policy_concessions{node="n1"}': "0x60"}, {"{}": 1}
+    )
+
+
+def test_a_quarantine_is_marked_once_however_long_the_steps_are(tmp_path):
+    out = {f'autoclave_quarantined{{{GPU}, reason="lost"}}': "_x21 1x60"}  # 10 minutes 30 seconds after the begin
+    event = next(it["expr"] for it in shipped.pages()["autoclave-fleet"]["annotations"]["list"])
+    asked = shipped.filled(event, {**shipped.EVERYTHING, "__interval": "5m"})
+    answers(tmp_path, f"sum_over_time(({asked})[25m:5m])", out, {f'{{{GPU}, reason="lost"}}': 1})
