@@ -31,7 +31,6 @@ from scrubber.errors import NotReady, Reason, Refused
 from scrubber.hooks import ROUNDS, Hooks, Lacks, Tools, raise_refusals
 from scrubber.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
-from scrubber.node.checkpoint import CheckpointError
 from scrubber.rulebook import Rulebook, Ruling
 from scrubber.running import Running
 from scrubber.sight import Sight
@@ -234,7 +233,7 @@ class Service(Hooks):
         device, vitals = record.device.uuid, seen.vitals
         if self._stopping or record.job is not None or self.ledger.records.get(device) is not record:
             return False
-        if record.owner is not None and not record.owner.seen:  # takes a look at the checkpoint
+        if grounds.doubtful(record.owner):  # takes a look at the checkpoint
             return False
         if vitals is None or vitals != self.vitals.get(device) or device in self.blocked:
             return False
@@ -258,8 +257,8 @@ class Service(Hooks):
                 return None
             for _ in range(ROUNDS):
                 record = self._known(device)
-                seen = await self._sight.quick(record)
-                seen = replace(seen, vitals=vitals, allotted=await self._allotted(record))
+                seen = await self._allotted(record, await self._sight.quick(record))
+                seen = replace(seen, vitals=vitals)
                 ruling = self.rulebook.ruling(record.device)
                 facts = self._in_company(record, seen)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
@@ -293,15 +292,6 @@ class Service(Hooks):
         successor = grounds.successor(record, records)
         return self._with_domain(record, replace(seen, wanted=self.withheld(record), successor=successor))
 
-    async def _allotted(self, record: Record) -> frozenset[str] | None:
-        """Asked for an owner who was let start and never came: nothing else would show that nobody will."""
-        if record.owner is None or record.owner.seen or grounds.about_to_start(record.owner, self.now()):
-            return None
-        try:
-            return (await self._sight.owners([record.device.uuid]))[record.device.uuid]
-        except (CheckpointError, DeviceError):
-            return None
-
     async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> bool:
         """Test a device that nobody needs now; whether that was begun."""
         if not ruling.policy.periodic.every:
@@ -328,7 +318,8 @@ class Service(Hooks):
 
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
-        return decide.release(record, await self._sight.full(record))
+        facts = await self._allotted(record, await self._sight.full(record))
+        return decide.release(record, facts)
 
     async def _without_job(self, device: str) -> Record:
         """The record after its trial, which a person's word has overtaken, was called off."""

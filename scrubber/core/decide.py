@@ -22,6 +22,8 @@ def acquire(
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will say ``start`` before it is used."""
     answer = _acquire(record, facts, policy, now)
+    if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
+        return under_way(record)  # also when it is sick: whatever is under way ends before it may go out
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
     if policy.gate is Gate.PRESTART and announced:
@@ -147,7 +149,8 @@ def in_use(record: Record, facts: Facts, now: Moment | None = None) -> answers.W
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
         return unproven(record)
-    if facts.owner_alive is True or grounds.user_of(facts.holders) is not None:
+    lives = facts.owner_alive is True and not grounds.passing(record.owner, facts)
+    if lives or grounds.user_of(facts.holders) is not None:
         return busy(record)
     if named and now is not None and grounds.about_to_start(record.owner, now):
         return busy(record)

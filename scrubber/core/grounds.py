@@ -132,7 +132,43 @@ def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
     owner, user = record.owner, user_of(facts.holders or ())
     if not facts.holders or (owner is not None and (owner.container is not None or user is None)):
         return None
-    return ev.Exposed(Owner(user, now, seen=user is not None))
+    return ev.Exposed(Owner(user, now, seen=user is not None, visitor=True))
+
+
+def doubtful(owner: Owner | None) -> bool:
+    """Only the kubelet's checkpoint could show that nobody will come, or that who was met has no business there."""
+    return owner is not None and owner.container is not None and (owner.visitor or not owner.seen)
+
+
+def rightful(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
+    """Somebody who was met on it is who the kubelet has given it to: its owner from now on, also while off it.
+
+    To be recorded as soon as it is known: the kubelet forgets a pod that was deleted by force and still runs.
+    """
+    owner, given = record.owner, facts.allotted or frozenset()
+    if owner is None or not owner.visitor or owner.container is None:
+        return None
+    if owner.container in given:
+        return ev.Exposed(replace(owner, visitor=False))
+    here = sorted(holder.container for holder in facts.holders or () if holder.container in given)
+    return ev.Exposed(Owner(here[0], now, seen=True, crowded=True)) if here else None
+
+
+def passing(owner: Owner | None, facts: Facts) -> bool:
+    """Somebody who was only met on it and whom the kubelet has not given it: off it, of no more account.
+
+    Where nobody can say whom the kubelet has given it, whoever was met counts as its owner for as long as he lives.
+    """
+    if owner is None or not owner.visitor or owner.container is None:
+        return False
+    return facts.allotted is not None and owner.container not in facts.allotted
+
+
+def unclaimed(record: Record, facts: Facts) -> bool:
+    """Nobody whom the kubelet has given it to may be on it without a word: they have none of it, or must ask first."""
+    grant = record.grant
+    asks = grant is not None and grant.announced and grant.epoch == facts.epoch
+    return asks or not facts.allotted
 
 
 def crowd(record: Record, facts: Facts) -> ev.Exposed | None:

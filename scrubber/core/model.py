@@ -312,6 +312,7 @@ class Owner:
     since: Moment
     seen: bool = False  # whether anything of it was ever seen to run
     crowded: bool = False  # whether somebody else's container was ever seen on the device as well
+    visitor: bool = False  # met on the device, and neither let start on it nor known to have been given it
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -145,7 +146,10 @@ UNPROVEN = live(UNKNOWN, ev.GrantedUnproven(grant(UNKNOWN), "observe"))
 EXPOSED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True)))
 EXPOSED_TO_B = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True)))
 CROWDED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True, crowded=True)))
-NAMELESS = live(GRANTED, ev.Exposed(Owner(None, NOW)))
+NAMELESS = live(GRANTED, ev.Exposed(Owner(None, NOW, visitor=True)))
+VISITED = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
+VISITED_UNANNOUNCED = live(UNANNOUNCED, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
+FOUND_IN_USE = live(UNKNOWN, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
 DIRTY = live(EXPOSED, ev.Released("its pod is gone"))
 SOILED = live(CLEAN, ev.Soiled("it was used without a grant", (FOREIGN,)))
 SCRUBBING = live(DIRTY, ev.ScrubStarted(job()))
@@ -169,9 +173,11 @@ def facts(
     since: float = 0.0,
     siblings: bool | None = False,
     vitals: Vitals | None = WELL,
+    allotted: Collection[str] | None = None,
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
-    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals)
+    given = None if allotted is None else frozenset(allotted)
+    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals, allotted=given)
 
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:
@@ -238,6 +244,7 @@ def sights(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) 
         since=st.sampled_from([0.0, NOW.uptime + 1]),
         siblings=st.sampled_from([None, True, False]),
         vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), Vitals(leaked_bytes=7)]),
+        allotted=st.sampled_from([None, (), (A,), (B,), (A, B)]),
     )
 
 
