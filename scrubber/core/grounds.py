@@ -9,6 +9,7 @@ from dataclasses import replace
 from policies.model import Eviction, Mode, Policy, Route
 from scrubber import strangers
 from scrubber.core import events as ev
+from scrubber.core import leftover
 from scrubber.core.model import (
     Ailment,
     Facts,
@@ -203,11 +204,9 @@ def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:
 
 def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
     """Whether policy lets us end this process: never one of a live container."""
-    if holder.container is not None:
-        return False
-    leftover = record.tenancy_began is not None and holder.started >= record.tenancy_began
-    rule = policy.evict.leftovers if leftover else policy.evict.foreign
-    return rule is Eviction.TERMINATE
+    ends = Eviction.TERMINATE
+    leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
+    return leftover.may_end(holder, leftover.span(record), leftovers=leftovers, foreign=foreign)
 
 
 def setback(record: Record, why: str, at: Moment) -> Setback:

@@ -366,6 +366,7 @@ class Record:
     grant: Grant | None = None
     owner: Owner | None = None
     tenancy_began: float | None = None  # uptime; from the grant until the next proof
+    tenancy_ended: float | None = None  # uptime; when it was released by the last tenant that was let start
     job: Job | None = None
     quarantine: Quarantine | None = None
     sickness: Sickness | None = None  # sick while in use: quarantined as soon as it is released

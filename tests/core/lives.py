@@ -53,7 +53,7 @@ POLICIES = (ENFORCE, OBSERVE, STRICT, RUTHLESS)
 A, B = "pod-a", "pod-b"
 OF_A = Holder(41, NOW.uptime + 5, "train-a", A)
 OF_B = Holder(42, NOW.uptime + 5, "train-b", B)
-LEFTOVER = Holder(43, NOW.uptime + 6, "orphan", None)  # began during the tenancy, its container is gone
+LEFTOVER = Holder(43, NOW.uptime, "orphan", None)  # began during the tenancy, its container is gone
 FOREIGN = Holder(44, NOW.uptime - 500, "nv-hostengine", None)  # was there before the tenant
 WELL = Vitals()
 XID_79 = Vitals(xids=(Xid(1, 79),))

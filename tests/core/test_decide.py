@@ -29,6 +29,7 @@ from tests.core.lives import (
     B,
     facts,
     later,
+    live,
     rows,
 )
 
@@ -255,9 +256,23 @@ def test_a_device_is_never_to_blame_for_a_fence(seen, blame):
     assert fenced.blame is blame
 
 
-BEGAN = NOW.uptime
+BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)
+ENDED = replace(lives.DIRTY, tenancy_ended=BEGAN + 100)
 TERMINABLE = rows(
     ("a leftover, terminate", Holder(1, BEGAN, "x", None), lives.DIRTY, ENFORCE, True),
+    ("the last one of it", Holder(1, BEGAN + 100, "x", None), ENDED, ENFORCE, True),
+    ("a process from after the tenancy, wait", Holder(1, BEGAN + 100.01, "x", None), ENDED, ENFORCE, False),
+    ("the same, terminate", Holder(1, BEGAN + 100.01, "x", None), ENDED, lives.RUTHLESS, True),
+    ("a shell on a device that could not be scrubbed for hours", SHELL, lives.SET_BACK, ENFORCE, False),
+    ("a grant that nobody was let start on", SHELL, lives.GRANTED, ENFORCE, False),
+    ("the same, given back", SHELL, live(lives.GRANTED, ev.Released("x"), at=later(1e4)), ENFORCE, False),
+    ("a grant that somebody of the host was met on", SHELL, lives.NAMELESS, ENFORCE, False),
+    ("the same, and he left", SHELL, live(lives.NAMELESS, ev.Released("x"), at=later(1e4)), ENFORCE, False),
+    ("a grant that another pod's container was met on", SHELL, lives.VISITED, ENFORCE, False),
+    ("a grant whose start is not announced", SHELL, lives.UNANNOUNCED, ENFORCE, True),
+    ("the same, given back", SHELL, live(lives.UNANNOUNCED, ev.Released("x"), at=later(1e4)), ENFORCE, True),
+    ("who has it is on it, in vain for his last container", SHELL, lives.EXPOSED, ENFORCE, True),
+    ("an older ledger does not say when it ended", LEFTOVER, replace(lives.DIRTY, tenancy_ended=None), ENFORCE, False),
     ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
     ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
     ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.RUTHLESS,
