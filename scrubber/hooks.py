@@ -189,7 +189,7 @@ class Hooks:
 
     async def _allotted(self, record: Record, seen: Facts) -> Facts:
         """With whom the kubelet has given it to, where that bears on whether its owner is one."""
-        if not grounds.doubtful(record.owner) or grounds.about_to_start(record.owner, self.now()):
+        if not grounds.doubtful(record.owner, seen) or grounds.about_to_start(record.owner, self.now()):
             return seen
         device = record.device.uuid
         try:

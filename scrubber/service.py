@@ -65,6 +65,7 @@ class Service(Hooks):
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._mend_again: dict[str, float] = {}  # uptime
         self._tests = asyncio.Lock()
+        self._hung: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # who hangs on it, and since when
 
     async def release(self, devices: Sequence[str], *, op: str = "") -> None:
         """The last user is gone, says the caller; believed when nobody is found."""
@@ -233,7 +234,7 @@ class Service(Hooks):
         device, vitals = record.device.uuid, seen.vitals
         if self._stopping or record.job is not None or self.ledger.records.get(device) is not record:
             return False
-        if grounds.doubtful(record.owner):  # takes a look at the checkpoint
+        if grounds.doubtful(record.owner, seen) or grounds.hanging(seen):  # takes a look at the checkpoint
             return False
         if vitals is None or vitals != self.vitals.get(device) or device in self.blocked:
             return False
@@ -258,7 +259,7 @@ class Service(Hooks):
             for _ in range(ROUNDS):
                 record = self._known(device)
                 seen = await self._allotted(record, await self._sight.quick(record))
-                seen = replace(seen, vitals=vitals)
+                seen = replace(seen, vitals=vitals, hung_since=self._hung_since(device, seen))
                 ruling = self.rulebook.ruling(record.device)
                 facts = self._in_company(record, seen)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
@@ -285,6 +286,16 @@ class Service(Hooks):
                         return None if await self._burn_in(record, ruling, op) else record
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
             return None
+
+    def _hung_since(self, device: str, seen: Facts) -> float | None:
+        """Since when nobody is on it but these, and each was found to hang whenever it was looked at."""
+        known, since = self._hung.pop(device, (frozenset(), 0.0))
+        if not grounds.hanging(seen):
+            return None
+        who = frozenset((holder.pid, holder.started) for holder in seen.holders or ())
+        since = since if who <= known else self.now().uptime
+        self._hung[device] = who, since
+        return since
 
     def _in_company(self, record: Record, seen: Facts) -> Facts:
         """With what others have to do with it: whoever asked for it, and the devices beside it."""

@@ -136,9 +136,16 @@ def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
     return ev.Exposed(Owner(user, now, seen=user is not None, visitor=True))
 
 
-def doubtful(owner: Owner | None) -> bool:
-    """Only the kubelet's checkpoint could show that nobody will come, or that who was met has no business there."""
-    return owner is not None and owner.container is not None and (owner.visitor or not owner.seen)
+def doubtful(owner: Owner | None, facts: Facts) -> bool:
+    """Only the kubelet's checkpoint could show that nobody will come, or that who is there has no business there."""
+    if owner is None or owner.container is None:
+        return False
+    return owner.visitor or not owner.seen or hanging(facts)
+
+
+def hanging(facts: Facts) -> bool:
+    """Somebody is on it, and nobody who does not hang in the kernel, where no signal reaches him."""
+    return bool(facts.holders) and all(holder.state == "D" for holder in facts.holders or ())
 
 
 def rightful(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:

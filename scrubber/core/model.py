@@ -385,7 +385,8 @@ class Facts:
 
     ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when nobody owns it or
     it could not be told, and ``claimant_alive`` says the same of who is about to start. ``siblings_busy`` is about its
-    reset domain; ``watched_since`` is the uptime from which on the service would have noticed a user.
+    reset domain; ``watched_since`` is the uptime from which on the service would have noticed a user, ``hung_since``
+    that from which on all who are on it were found to hang in the kernel, each time.
     """
 
     incarnation: Incarnation
@@ -400,3 +401,4 @@ class Facts:
     successor: str | None = None  # another device that is in its place now
     wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free
     allotted: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known
+    hung_since: float | None = None

@@ -228,6 +228,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     visit = grounds.visit(record, facts, now)
     if visit is not None:
         return answers.Note(visit)
+    if _outstayed(record, facts):
+        return _tend_hung(record, facts, policy, now)
     owner, user = record.owner, grounds.user_of(facts.holders)
     if owner is None and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
         # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
@@ -258,6 +260,23 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         why = "it is sick" if record.sickness is not None else "it was asked for"
         return answers.Note(ev.Released(f"{why} and nobody is on it"))
     return answers.Proceed()
+
+
+def _outstayed(record: Record, facts: Facts) -> bool:
+    """Who had it does not end: the kubelet has given it to somebody else, or taken it, and all on it hang."""
+    owner = record.owner
+    if owner is None or not grounds.hanging(facts):
+        return False
+    return facts.wanted or (facts.allotted is not None and owner.container not in facts.allotted)
+
+
+def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
+    """Nothing can be done about whoever hangs in the kernel, and he is not to be disturbed: he is told of."""
+    told = f"whoever had it hangs in the kernel (state D): {grounds.names(facts.holders or ())}"
+    waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
+    if waited and record.sickness is None:
+        return answers.Note(ev.Sickened(Sickness(Ailment.STUCK_PROCESS, told)))
+    return answers.Proceed() if record.sickness is not None else answers.Blocked(told)
 
 
 def _tend_quarantined(

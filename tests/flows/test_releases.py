@@ -191,6 +191,28 @@ async def test_a_leftover_that_never_dies_takes_its_gpu_out_and_gives_it_back_by
     await node.run("next")
 
 
+async def test_a_container_that_hangs_after_its_pod_was_deleted_is_named_and_quarantined_when_it_ends(build):
+    """A release that is not over: whatever hangs stays in its pod's control group, so that the pod seems to live."""
+    node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {give_up: 0s}"))
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    async with guest(node, uuid, pod.uid) as leftover:
+        with stuck(leftover.pid):
+            left = node.memory(uuid)
+            await node.kubelet.delete(pod)
+            assert (await node.kubelet.run(node.pod("early"))).phase is not Phase.RUNNING
+            status = await node.reach(uuid, lambda device: device.why.startswith("sick"))
+            assert (status.state, node.memory(uuid)) == ("exposed", left)
+            assert f"(pid {leftover.pid}, {pod.uid})" in status.why
+            async with node.stage.admin() as admin:
+                [advice] = (await admin.explain(uuid)).advice
+            assert "look at its kernel stack (/proc/PID/stack)" in advice
+            await node.health(uuid, "Unhealthy")
+            assert leftover.lives()
+    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
+    assert (out.reason, out.sticky, await node.scrubs(uuid)) == ("stuck-process", False, 1)
+
+
 async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_who_asks_and_who_did_not_has_all(build):
     """A release that nobody saw, and none: of another pod only the sandbox was there, which nobody had seen before."""
     node = await build(2)
