@@ -330,7 +330,7 @@ class Service(Hooks):
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
         facts = await self._allotted(record, await self._sight.full(record))
-        return decide.release(record, facts)
+        return decide.release(record, facts, self.now())
 
     async def _without_job(self, device: str) -> Record:
         """The record after its trial, which a person's word has overtaken, was called off."""

@@ -205,7 +205,7 @@ RELEASE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), RELEASE)
 def test_release(record, seen, answer):
-    assert decide.release(record, seen) == answer
+    assert decide.release(record, seen, later(1)) == answer
 
 
 FENCE = rows(
@@ -309,7 +309,8 @@ def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
     assert decide.acquire(UNSEEN_A, gone, ENFORCE, late) == Note(
         ev.Released("it was asked for again and its last user is gone")
     )
-    assert decide.release(UNSEEN_A, gone) == Note(ev.Released("it was given back"))
+    assert decide.release(UNSEEN_A, gone, soon) == TAKE_BACK
+    assert decide.release(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))
 
 
 def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():

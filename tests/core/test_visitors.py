@@ -75,7 +75,7 @@ IN_USE = rows(
 def test_whoever_asks_for_it_gets_it_once_the_visitor_is_off_it(
     record: Record, seen: Facts, reason: Reason | None
 ) -> None:
-    asked, given_back = decide.acquire(record, seen, ENFORCE, LATE), decide.release(record, seen)
+    asked, given_back = decide.acquire(record, seen, ENFORCE, LATE), decide.release(record, seen, LATE)
     begun = starting.start(record, seen, ENFORCE, A, LATE)
     if reason is None:
         assert asked == Note(ev.Released("it was asked for again and its last user is gone"))

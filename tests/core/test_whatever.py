@@ -41,7 +41,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
         "acquire": decide.acquire(record, seen, policy, now),
         "start": starting.start(record, seen, policy, A, now),
         "tend": upkeep.tend(record, seen, policy, now, chance),
-        "release": decide.release(record, seen),
+        "release": decide.release(record, seen, now),
     }
 
 
@@ -165,7 +165,7 @@ def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
 def test_whatever_is_asked_settles(record, seen, policy, now, chance):
     settle(lambda it: decide.acquire(it, seen, policy, now), record, now)
     settle(lambda it: starting.start(it, seen, policy, A, now), record, now)
-    settle(lambda it: decide.release(it, seen), record, now)
+    settle(lambda it: decide.release(it, seen, now), record, now)
     settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
 
 
