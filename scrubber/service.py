@@ -26,7 +26,6 @@ from scrubber.core.model import (
     Trigger,
     Vitals,
 )
-from scrubber.devices.base import DeviceError
 from scrubber.errors import NotReady, Reason, Refused
 from scrubber.hooks import ROUNDS, Hooks, Lacks, Tools, raise_refusals
 from scrubber.jobs import Jobs

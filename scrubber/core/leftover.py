@@ -1,8 +1,8 @@
 """Who may be ended of those who are left on a device: said here alone, for who decides it and for who does it.
 
-A leftover was started while a tenant had the device that was let start on it. Who came before him, who came after him and
-who came where nobody was let start is somebody else, such as an operator's shell: foreign, whatever is owed to the device.
-Who came while the tenant had it cannot be told from what the tenant started.
+A leftover was started while a tenant had the device that was let start on it. Who came before him, who came after him
+and who came where nobody was let start is somebody else, such as an operator's shell: foreign, whatever is due to be
+done. Who came while the tenant had it cannot be told from what the tenant started.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Span = tuple[float, float]  # uptime: from the grant, to the end that was record
 
 
 def let_start(record: Record) -> bool:
-    """Whether somebody was let start on it who has it still. An unannounced grant is a start: there is no other word."""
+    """Whether somebody was let start on it who has it still. An unannounced grant is all that some ever say."""
     if record.owner is not None and not record.owner.visitor:
         return True
     return record.grant is not None and not record.grant.announced

@@ -164,7 +164,7 @@ SICK_DIRTY = live(SICK_IN_USE, ev.Released("its pod is gone"))
 LIVES = {name: value for name, value in list(globals().items()) if isinstance(value, Record)}
 
 
-def facts(
+def facts(  # noqa: PLR0913 - what may be seen
     holders: tuple[Holder, ...] | None = (),
     *,
     alive: bool | None = None,

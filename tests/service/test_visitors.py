@@ -1,4 +1,4 @@
-"""Whoever is met on a device is its owner if the kubelet says so or nobody can tell, and else gone once he is off it."""
+"""Whoever is met on a device is its owner if the kubelet says so or nobody can tell, else gone once he is off it."""
 
 from __future__ import annotations
 
