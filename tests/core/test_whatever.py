@@ -26,8 +26,8 @@ CROWD = st.lists(st.sampled_from([lives.OF_B, lives.LEFTOVER, lives.FOREIGN]), m
 )
 CROWDED = lives.sights(CROWD)
 NAMED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
-VISITED = [record for record in NAMED if record.owner.visitor]
-OWNED = [record for record in NAMED if not record.owner.visitor]
+VISITED = [record for record in NAMED if record.owner and record.owner.visitor]
+OWNED = [record for record in NAMED if record.owner and not record.owner.visitor]
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
 RUNNING = [record for record in LIVES.values() if record.job is not None]
 IN_USE = {State.GRANTED, State.EXPOSED}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Eyes:
 
 
 @pytest.fixture
-async def eyes(tmp_path: Path):
+async def eyes(tmp_path: Path) -> AsyncIterator[Eyes]:
     it = Eyes(tmp_path / "gpus")
     yield it
     it.ends.close()
