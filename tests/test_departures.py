@@ -165,16 +165,21 @@ async def test_a_look_that_fails_is_not_the_last_one(place, watch):
             await notebook.tended.get()
 
 
-async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(place, watch):
-    notebook, hung = Notebook(), asyncio.Event()
-    tend = notebook.tend
+class Hanging(Notebook):
+    """A look at one device does not end before it may."""
 
-    async def hangs(device: str) -> None:
-        await tend(device)
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def tend(self, device: str) -> None:
+        await super().tend(device)
         if device == "hangs":
-            await hung.wait()
+            await self.may_end.wait()
 
-    notebook.tend = hangs
+
+async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(place, watch):
+    notebook = Hanging()
     watch(notebook, place.ends)
     place.ends._ring("hangs")
     async with asyncio.timeout(WITHIN):
@@ -185,7 +190,7 @@ async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(pl
         for device in ("restless", "hangs", "left"):
             place.ends._ring(device)
         assert [await notebook.tended.get() for _ in range(2)] == ["left", "restless"]
-        hung.set()
+        notebook.may_end.set()
         assert await notebook.tended.get() == "hangs", "who left it while it was looked after is not forgotten"
 
 

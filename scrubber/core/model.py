@@ -1,6 +1,7 @@
 """The words of the house: values that decisions are made from.
 
 Frozen, and compared by value. Hardware is described as it was seen: what could not be read is ``None``, never a yes.
+Over 400 lines, because whoever looks for a word looks here.
 """
 
 from __future__ import annotations
