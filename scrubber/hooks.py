@@ -155,7 +155,8 @@ class Hooks:
         """Ask until the answer is more than a note of something that has happened."""
         for _ in range(ROUNDS):
             record = self._known(device)
-            facts = self._with_domain(record, await self._sight.quick(record, last=not announced))
+            seen = await self._allotted(record, await self._sight.quick(record, last=not announced))
+            facts = self._with_domain(record, seen)
             answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now(), announced=announced)
             match answer:
                 case answers.Cut():
@@ -170,7 +171,8 @@ class Hooks:
     async def _ask_start(self, op: str, owner: str, device: str) -> answers.StartAnswer:
         for _ in range(ROUNDS):
             record = self._known(device)
-            facts = self._with_domain(record, await self._sight.full(record, claimant=owner))
+            seen = await self._allotted(record, await self._sight.full(record, claimant=owner))
+            facts = self._with_domain(record, seen)
             answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
             match answer:
                 case answers.Cut():
@@ -184,6 +186,16 @@ class Hooks:
 
     def _with_domain(self, record: Record, facts: Facts) -> Facts:
         return replace(facts, domain_resetting=grounds.resetting(record, self.ledger.records.values()))
+
+    async def _allotted(self, record: Record, seen: Facts) -> Facts:
+        """With whom the kubelet has given it to, where that bears on whether its owner is one."""
+        if not grounds.doubtful(record.owner, seen) or grounds.about_to_start(record.owner, self.now()):
+            return seen
+        device = record.device.uuid
+        try:
+            return replace(seen, allotted=(await self._sight.owners([device]))[device])
+        except (CheckpointError, DeviceError):
+            return seen
 
     async def _claimant(self, devices: Sequence[str], op: str) -> str:
         """Whose the devices are, by the kubelet's checkpoint."""

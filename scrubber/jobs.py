@@ -14,7 +14,7 @@ from dataclasses import replace
 from policies.hardware import Slices
 from policies.model import Eviction, Policy
 from scrubber import carrying, engine
-from scrubber.core import answers, decide, grounds, upkeep, verdict
+from scrubber.core import answers, decide, grounds, leftover, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Job, Moment, Record, State, Step, StepResult, Trigger, Vitals
 from scrubber.core.model import Path as ScrubPath
@@ -258,7 +258,7 @@ class Jobs:
             key=key,
             terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
             terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
-            tenancy_began=record.tenancy_began,
+            tenancy=leftover.span(record),
             grace=policy.evict.grace,
             patience=policy.budgets.owner_wait,
             seconds=policy.selftest.time,

@@ -50,6 +50,8 @@ class Monitor:
         self._ends = ends
         self._few = asyncio.Semaphore(AT_ONCE)
         self._complaint = ""
+        self._left: dict[str, bool] = {}  # devices that are looked after, and whether somebody has left since
+        self._pauses: dict[str, float] = {}  # before the next of these looks
         self._resting: dict[str, Record] = {}  # as they were at the last look; the oldest look first
         self._meets = 0.0  # when the inventory is due
         self.ended: Moment | None = None  # the last round
@@ -86,19 +88,29 @@ class Monitor:
         return min(2 * breath, LONGEST_BREATH) if heard else BREATH
 
     async def _departures(self, ends: Ends) -> None:
-        """Look after a device as soon as somebody has left it.
+        """Look after a device as soon as somebody has left it, whatever becomes of the looks at others."""
+        async with asyncio.TaskGroup() as looks:
+            while True:
+                for device in sorted(await ends.next()):
+                    if device not in self._left:  # else whoever looks after it looks once more
+                        looks.create_task(self._look_after(device))
+                    self._left[device] = True
+
+    async def _look_after(self, device: str) -> None:
+        """Until nobody has left it since the last look.
 
         Whose processes come and go for no change, as a tenant may choose, gets looks at a slower pace.
         """
-        pause = 0.0
-        while True:
-            left = sorted(await ends.next())
-            before = [self._since(device) for device in left]
-            for failure in await self._tend_all(left, PACE):
+        while self._left[device]:
+            self._left[device] = False
+            before = self._since(device)
+            for failure in await self._tend_all([device], PACE):
                 self._complain(failure)
-            in_vain = before == [self._since(device) for device in left]
-            pause = min(max(2 * pause, BREATH), LONGEST_PAUSE) if in_vain else 0.0
+            pause = self._pauses.get(device, 0.0)
+            pause = min(max(2 * pause, BREATH), LONGEST_PAUSE) if before == self._since(device) else 0.0
+            self._pauses[device] = pause
             await asyncio.sleep(pause)
+        del self._left[device]
 
     def _since(self, device: str) -> Moment | None:
         record = self._service.ledger.records.get(device)

@@ -26,12 +26,10 @@ from scrubber.core.model import (
     Trigger,
     Vitals,
 )
-from scrubber.devices.base import DeviceError
 from scrubber.errors import NotReady, Reason, Refused
 from scrubber.hooks import ROUNDS, Hooks, Lacks, Tools, raise_refusals
 from scrubber.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
-from scrubber.node.checkpoint import CheckpointError
 from scrubber.rulebook import Rulebook, Ruling
 from scrubber.running import Running
 from scrubber.sight import Sight
@@ -66,6 +64,7 @@ class Service(Hooks):
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._mend_again: dict[str, float] = {}  # uptime
         self._tests = asyncio.Lock()
+        self._hung: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # who hangs on it, and since when
 
     async def release(self, devices: Sequence[str], *, op: str = "") -> None:
         """The last user is gone, says the caller; believed when nobody is found."""
@@ -234,7 +233,7 @@ class Service(Hooks):
         device, vitals = record.device.uuid, seen.vitals
         if self._stopping or record.job is not None or self.ledger.records.get(device) is not record:
             return False
-        if record.owner is not None and not record.owner.seen:  # takes a look at the checkpoint
+        if grounds.doubtful(record.owner, seen) or grounds.hanging(seen):  # takes a look at the checkpoint
             return False
         if vitals is None or vitals != self.vitals.get(device) or device in self.blocked:
             return False
@@ -258,8 +257,8 @@ class Service(Hooks):
                 return None
             for _ in range(ROUNDS):
                 record = self._known(device)
-                seen = await self._sight.quick(record)
-                seen = replace(seen, vitals=vitals, allotted=await self._allotted(record))
+                seen = await self._allotted(record, await self._sight.quick(record))
+                seen = replace(seen, vitals=vitals, hung_since=self._hung_since(device, seen))
                 ruling = self.rulebook.ruling(record.device)
                 facts = self._in_company(record, seen)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
@@ -287,20 +286,21 @@ class Service(Hooks):
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
             return None
 
+    def _hung_since(self, device: str, seen: Facts) -> float | None:
+        """Since when nobody is on it but these, and each was found to hang whenever it was looked at."""
+        known, since = self._hung.pop(device, (frozenset(), 0.0))
+        if not grounds.hanging(seen):
+            return None
+        who = frozenset((holder.pid, holder.started) for holder in seen.holders or ())
+        since = since if who <= known else self.now().uptime
+        self._hung[device] = who, since
+        return since
+
     def _in_company(self, record: Record, seen: Facts) -> Facts:
         """With what others have to do with it: whoever asked for it, and the devices beside it."""
         records = self.ledger.records.values()
         successor = grounds.successor(record, records)
         return self._with_domain(record, replace(seen, wanted=self.withheld(record), successor=successor))
-
-    async def _allotted(self, record: Record) -> frozenset[str] | None:
-        """Asked for an owner who was let start and never came: nothing else would show that nobody will."""
-        if record.owner is None or record.owner.seen or grounds.about_to_start(record.owner, self.now()):
-            return None
-        try:
-            return (await self._sight.owners([record.device.uuid]))[record.device.uuid]
-        except (CheckpointError, DeviceError):
-            return None
 
     async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> bool:
         """Test a device that nobody needs now; whether that was begun."""
@@ -328,7 +328,8 @@ class Service(Hooks):
 
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
-        return decide.release(record, await self._sight.full(record))
+        facts = await self._allotted(record, await self._sight.full(record))
+        return decide.release(record, facts, self.now())
 
     async def _without_job(self, device: str) -> Record:
         """The record after its trial, which a person's word has overtaken, was called off."""

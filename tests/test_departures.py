@@ -165,6 +165,35 @@ async def test_a_look_that_fails_is_not_the_last_one(place, watch):
             await notebook.tended.get()
 
 
+class Hanging(Notebook):
+    """A look at one device does not end before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def tend(self, device: str) -> None:
+        await super().tend(device)
+        if device == "hangs":
+            await self.may_end.wait()
+
+
+async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(place, watch):
+    notebook = Hanging()
+    watch(notebook, place.ends)
+    place.ends._ring("hangs")
+    async with asyncio.timeout(WITHIN):
+        assert await notebook.tended.get() == "hangs"
+        for _ in range(5):  # another one, that somebody leaves again and again
+            place.ends._ring("restless")
+            assert await notebook.tended.get() == "restless"
+        for device in ("restless", "hangs", "left"):
+            place.ends._ring(device)
+        assert [await notebook.tended.get() for _ in range(2)] == ["left", "restless"]
+        notebook.may_end.set()
+        assert await notebook.tended.get() == "hangs", "who left it while it was looked after is not forgotten"
+
+
 async def test_who_comes_and_goes_for_no_change_gets_looks_at_a_slower_pace(place, watch, monkeypatch):
     pauses: list[float] = []
     sleep = asyncio.sleep

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import select
-import signal
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,7 @@ import pytest
 from scrubber.api import client
 from scrubber.cli import asking
 from scrubber.core import view
-from scrubber.devices.simulated import tenants
+from tests.guests import guest
 from tests.live import Service
 
 WITHIN = 10.0
@@ -35,19 +31,6 @@ def policy(root: Path, words: str = "") -> Path:
     file = root / "policy.yaml"
     file.write_text(QUICK % words)
     return file
-
-
-@contextmanager
-def guest(pid: int) -> Iterator[int]:
-    """A process that is gone afterwards, by its pidfd."""
-    handle = os.pidfd_open(pid)
-    try:
-        yield handle
-    finally:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [], WITHIN)
-        os.close(handle)
 
 
 class Roundless(Service):
@@ -72,7 +55,7 @@ def test_whoever_sees_a_tenant_tells_the_monitor_of_its_end_so_that_it_waits_for
     async def tenancy() -> None:
         async with client.Scrubber(roundless.run_dir / "scrubber.sock") as scrubber:
             await scrubber.acquire([device], announced=True)
-            with guest(tenants.occupy(roundless.simulated_dir, device, b"secret", POD)):
+            with guest(roundless.simulated_dir, device, POD, b"secret"):
                 await scrubber.start([device], POD)
 
     async def clean(admin: client.Admin) -> view.DeviceStatus:
@@ -118,23 +101,22 @@ def scrub(service: Service) -> view.ScrubResult:
 def test_bystanders_are_known_by_the_directory_where_the_kubelet_of_this_node_keeps_its_logs(service: Service) -> None:
     """By the service, which would call it a user, and by its workers, which would wait for it to leave."""
     device = service.settled(0, "clean").device
-    with guest(tenants.occupy(service.simulated_dir, device, b"", POD)) as handle:
+    with guest(service.simulated_dir, device, POD) as exporter:
         done = scrub(service)
         assert (done.clean, done.why) == (True, "")
-        assert not select.select([handle], [], [], 0)[0]
+        assert exporter.lives()
     service.stop()
     assert [line for line in service.heard if "no longer clean" in line] == []
 
 
 def test_whoever_uses_a_clean_gpu_unasked_is_told_in_one_warning_and_is_left_alone(service: Service) -> None:
     device = service.settled(0, "clean").device
-    pid = tenants.zombie(service.simulated_dir, device)
-    with guest(pid) as handle:
+    with guest(service.simulated_dir, device) as shell:
         told = service.hear("unauthorised use")
         assert (told["level"], told["device"]) == ("warning", device)
-        assert f"(pid {pid}, no container): unauthorised use" in told["event"]
+        assert f"(pid {shell.pid}, no container): unauthorised use" in told["event"]
         assert "it is used by" in scrub(service).why
-        assert not select.select([handle], [], [], 0)[0]
+        assert shell.lives()
     service.settled(0, "clean")
     service.stop()
     assert sum("unauthorised use" in line for line in service.heard) == 1

@@ -22,6 +22,8 @@ def acquire(
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will say ``start`` before it is used."""
     answer = _acquire(record, facts, policy, now)
+    if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
+        return under_way(record)  # also when it is sick: whatever is under way ends before it may go out
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
     if policy.gate is Gate.PRESTART and announced:
@@ -74,11 +76,11 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
             return from_dirty(record, facts, policy, Trigger.ACQUIRE)
 
 
-def release(record: Record, facts: Facts) -> answers.ReleaseAnswer:
-    """Has the last user really gone? The caller's word is not enough."""
+def release(record: Record, facts: Facts, now: Moment) -> answers.ReleaseAnswer:
+    """Has the last user really gone, and is nobody about to come? The caller's word is not enough."""
     if record.state not in (State.GRANTED, State.EXPOSED):
         return answers.Proceed()
-    used = in_use(record, facts)
+    used = in_use(record, facts, now)
     if used is not None:
         return answers.Refuse(used.reason, used.message.replace("hand out", "take back"))
     return answers.Note(ev.Released("it was given back"))
@@ -142,14 +144,15 @@ def from_dirty(record: Record, facts: Facts, policy: Policy, trigger: Trigger) -
     return answers.Scrub(grounds.path_for(record, policy), trigger)
 
 
-def in_use(record: Record, facts: Facts, now: Moment | None = None) -> answers.Wait | None:
-    """Somebody who must not be disturbed is on it or, as of ``now``, about to come; or nobody can say."""
+def in_use(record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
+    """Somebody who must not be disturbed is on it or about to come; or nobody can say."""
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
         return unproven(record)
-    if facts.owner_alive is True or grounds.user_of(facts.holders) is not None:
+    lives = facts.owner_alive is True and not grounds.passing(record.owner, facts)
+    if lives or grounds.user_of(facts.holders) is not None:
         return busy(record)
-    if named and now is not None and grounds.about_to_start(record.owner, now):
+    if named and grounds.about_to_start(record.owner, now):
         return busy(record)
     return None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from policies.model import Eviction, Mode, Policy, Route
 from scrubber import strangers
 from scrubber.core import events as ev
+from scrubber.core import leftover
 from scrubber.core.model import (
     Ailment,
     Facts,
@@ -132,7 +133,50 @@ def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
     owner, user = record.owner, user_of(facts.holders or ())
     if not facts.holders or (owner is not None and (owner.container is not None or user is None)):
         return None
-    return ev.Exposed(Owner(user, now, seen=user is not None))
+    return ev.Exposed(Owner(user, now, seen=user is not None, visitor=True))
+
+
+def doubtful(owner: Owner | None, facts: Facts) -> bool:
+    """Only the kubelet's checkpoint could show that nobody will come, or that who is there has no business there."""
+    if owner is None or owner.container is None:
+        return False
+    return owner.visitor or not owner.seen or hanging(facts)
+
+
+def hanging(facts: Facts) -> bool:
+    """Somebody is on it, and nobody who does not hang in the kernel, where no signal reaches him."""
+    return bool(facts.holders) and all(holder.state == "D" for holder in facts.holders or ())
+
+
+def rightful(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
+    """Somebody who was met on it is who the kubelet has given it to: its owner from now on, also while off it.
+
+    To be recorded as soon as it is known: the kubelet forgets a pod that was deleted by force and still runs.
+    """
+    owner, given = record.owner, facts.allotted or frozenset()
+    if owner is None or not owner.visitor or owner.container is None:
+        return None
+    if owner.container in given:
+        return ev.Exposed(replace(owner, visitor=False))
+    here = sorted(holder.container for holder in facts.holders or () if holder.container in given)
+    return ev.Exposed(Owner(here[0], now, seen=True, crowded=True)) if here else None
+
+
+def passing(owner: Owner | None, facts: Facts) -> bool:
+    """Somebody who was only met on it and whom the kubelet has not given it: off it, of no more account.
+
+    Where nobody can say whom the kubelet has given it, whoever was met counts as its owner for as long as he lives.
+    """
+    if owner is None or not owner.visitor or owner.container is None:
+        return False
+    return facts.allotted is not None and owner.container not in facts.allotted
+
+
+def unclaimed(record: Record, facts: Facts) -> bool:
+    """Nobody whom the kubelet has given it to may be on it without a word: they have none of it, or must ask first."""
+    grant = record.grant
+    asks = grant is not None and grant.announced and grant.epoch == facts.epoch
+    return asks or not facts.allotted
 
 
 def crowd(record: Record, facts: Facts) -> ev.Exposed | None:
@@ -167,11 +211,9 @@ def distrust(record: Record, facts: Facts) -> ev.Distrusted | None:
 
 def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
     """Whether policy lets us end this process: never one of a live container."""
-    if holder.container is not None:
-        return False
-    leftover = record.tenancy_began is not None and holder.started >= record.tenancy_began
-    rule = policy.evict.leftovers if leftover else policy.evict.foreign
-    return rule is Eviction.TERMINATE
+    ends = Eviction.TERMINATE
+    leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
+    return leftover.may_end(holder, leftover.span(record), leftovers=leftovers, foreign=foreign)
 
 
 def setback(record: Record, why: str, at: Moment) -> Setback:

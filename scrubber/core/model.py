@@ -1,6 +1,7 @@
 """The words of the house: values that decisions are made from.
 
 Frozen, and compared by value. Hardware is described as it was seen: what could not be read is ``None``, never a yes.
+Over 400 lines, because whoever looks for a word looks here.
 """
 
 from __future__ import annotations
@@ -312,6 +313,7 @@ class Owner:
     since: Moment
     seen: bool = False  # whether anything of it was ever seen to run
     crowded: bool = False  # whether somebody else's container was ever seen on the device as well
+    visitor: bool = False  # met on the device, and neither let start on it nor known to have been given it
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +367,7 @@ class Record:
     grant: Grant | None = None
     owner: Owner | None = None
     tenancy_began: float | None = None  # uptime; from the grant until the next proof
+    tenancy_ended: float | None = None  # uptime; when it was released by the last tenant that was let start
     job: Job | None = None
     quarantine: Quarantine | None = None
     sickness: Sickness | None = None  # sick while in use: quarantined as soon as it is released
@@ -383,7 +386,8 @@ class Facts:
 
     ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when nobody owns it or
     it could not be told, and ``claimant_alive`` says the same of who is about to start. ``siblings_busy`` is about its
-    reset domain; ``watched_since`` is the uptime from which on the service would have noticed a user.
+    reset domain; ``watched_since`` is the uptime from which on the service would have noticed a user, ``hung_since``
+    that from which on all who are on it were found to hang in the kernel, each time.
     """
 
     incarnation: Incarnation
@@ -398,3 +402,4 @@ class Facts:
     successor: str | None = None  # another device that is in its place now
     wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free
     allotted: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known
+    hung_since: float | None = None

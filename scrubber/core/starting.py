@@ -115,10 +115,16 @@ def _start_again(record: Record, facts: Facts, policy: Policy, owner: str, now: 
 
 
 def _once_more(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
-    """Yes. Where nothing of the pod runs just now, its absence must not be taken for its end before it comes."""
-    if record.owner is None or facts.owner_alive is True or facts.claimant_alive is True:
+    """Yes. Where nothing of the pod runs just now, its absence must not be taken for its end before it comes.
+
+    Who was only met on it so far is let start now.
+    """
+    owner = record.owner
+    if owner is None:
         return answers.Proceed()
-    return answers.Admit(ev.Exposed(replace(record.owner, since=now, seen=False)))
+    if facts.owner_alive is not True and facts.claimant_alive is not True:
+        return answers.Admit(ev.Exposed(replace(owner, since=now, seen=False, visitor=False)))
+    return answers.Admit(ev.Exposed(replace(owner, visitor=False))) if owner.visitor else answers.Proceed()
 
 
 def _start_exposed(record: Record, facts: Facts, owner: str, now: Moment) -> answers.StartAnswer:

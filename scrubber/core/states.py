@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.core import events as ev
-from scrubber.core import grounds
+from scrubber.core import grounds, leftover
 from scrubber.core.model import Baseline, Job, Moment, Path, Record, State, Trigger
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
@@ -155,14 +155,17 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.Granted() | ev.GrantedUnproven():
             began = record.tenancy_began if record.tenancy_began is not None else at.uptime
             receipt = record.receipt if isinstance(event, ev.Granted) else None
-            return replace(record, grant=event.grant, owner=None, tenancy_began=began, receipt=receipt)
+            ended = _ended(record, at) if record.owner is not None else record.tenancy_ended
+            return replace(
+                record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt
+            )  # fmt: skip
         case ev.Exposed():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
             return replace(record, owner=event.owner, tenancy_began=began, receipt=None)
         case ev.Released():
-            return replace(record, grant=None, owner=None, receipt=None)
+            return replace(record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at))
         case ev.Soiled():
-            return replace(record, receipt=None, tenancy_began=None)
+            return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
         case ev.ScrubStarted():
             return _begin(record, event.job)
         case ev.ProbationStarted():
@@ -197,6 +200,11 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             )
 
 
+def _ended(record: Record, at: Moment) -> float | None:
+    """When the last tenant that was let start had to leave: whoever comes later is none of his."""
+    return at.uptime if leftover.let_start(record) else record.tenancy_ended
+
+
 def _job(record: Record) -> Job:
     if record.job is None:
         raise IllegalEventError(f"cannot happen: {record.device.uuid} has no job")
@@ -225,6 +233,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         grant=None,
         owner=None,
         tenancy_began=None,
+        tenancy_ended=None,
         quarantine=quarantine,
         setback=None,  # whoever was in the way is gone, and its time was told by another boot's clock
         heard=None,
@@ -253,6 +262,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         last_receipt=event.receipt.digest,
         baseline=event.receipt.baseline,
         tenancy_began=None,
+        tenancy_ended=None,
         quarantine=None,
         setback=None,
         owed=None,

@@ -23,6 +23,8 @@ def tell(event: ev.Event) -> str:
             return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
         case ev.Exposed(Owner(container=container, crowded=True)):
             return f"in use by {container}, and by somebody else's container as well: unauthorised use"
+        case ev.Exposed(Owner(container=str(container), visitor=True)):
+            return f"in use by {container}, which was met on it"
         case ev.Exposed(owner):
             return f"in use by {owner.container or 'a process of no known container'}"
         case ev.Released(why):

@@ -70,7 +70,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     if stale is not None:
         return answers.Note(stale)
     if record.state is State.UNKNOWN and (container := grounds.user_of(facts.holders or ())) is not None:
-        return answers.Note(ev.Exposed(Owner(container, now, seen=True)))
+        return answers.Note(ev.Exposed(Owner(container, now, seen=True, visitor=True)))
     sick = _sickness(record, facts, policy)
     if sick is not None:
         return _isolate(record, sick, facts.vitals, policy, now, chance)
@@ -228,11 +228,16 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     visit = grounds.visit(record, facts, now)
     if visit is not None:
         return answers.Note(visit)
+    if _outstayed(record, facts):
+        return _tend_hung(record, facts, policy, now)
     owner, user = record.owner, grounds.user_of(facts.holders)
     if owner is None and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
         # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
         why = "it fell sick" if record.sickness is not None else "it was asked for in vain"
         return answers.Note(ev.Released(f"{why} before anybody started on it"))
+    rightful = grounds.rightful(record, facts, now)
+    if rightful is not None:
+        return answers.Note(rightful)
     crowd = grounds.crowd(record, facts)
     if crowd is not None:
         return answers.Note(crowd)
@@ -245,6 +250,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     # has a better reason to say so than we.
     if facts.owner_alive is False and owner.seen:
         return answers.Note(ev.Released("its owner is gone"))
+    if _left(record, facts):
+        return answers.Note(ev.Released("whoever was met on it has left it, and the kubelet gave it to others"))
     taken = facts.allotted is not None and owner.container is not None and owner.container not in facts.allotted
     if taken and _deserted(owner, facts, now):
         return answers.Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
@@ -253,6 +260,23 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         why = "it is sick" if record.sickness is not None else "it was asked for"
         return answers.Note(ev.Released(f"{why} and nobody is on it"))
     return answers.Proceed()
+
+
+def _outstayed(record: Record, facts: Facts) -> bool:
+    """Who had it does not end: the kubelet has given it to somebody else, or taken it, and all on it hang."""
+    owner = record.owner
+    if owner is None or not grounds.hanging(facts):
+        return False
+    return facts.wanted or (facts.allotted is not None and owner.container not in facts.allotted)
+
+
+def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
+    """Nothing can be done about whoever hangs in the kernel, and he is not to be disturbed: he is told of."""
+    told = f"whoever had it hangs in the kernel (state D): {grounds.names(facts.holders or ())}"
+    waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
+    if waited and record.sickness is None:
+        return answers.Note(ev.Sickened(Sickness(Ailment.STUCK_PROCESS, told)))
+    return answers.Proceed() if record.sickness is not None else answers.Blocked(told)
 
 
 def _tend_quarantined(
@@ -339,6 +363,13 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
     """Nobody was ever seen to hold it on, and nobody is about to."""
     gone = owner.container is None or facts.owner_alive is False
     return facts.holders == () and gone and not grounds.about_to_start(owner, now)
+
+
+def _left(record: Record, facts: Facts) -> bool:
+    """A visitor has let go of it. Asked for since then, it is free of whoever had it, by the kubelet's own word."""
+    if facts.holders != () or not grounds.passing(record.owner, facts):
+        return False
+    return facts.wanted or grounds.unclaimed(record, facts)
 
 
 def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:

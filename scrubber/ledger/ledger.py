@@ -210,10 +210,10 @@ class Ledger:
 
     async def _stirred(self, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
         try:
-            await asyncio.wait_for(self._moved.wait(), timeout)
+            async with asyncio.timeout(timeout):  # wait_for would forget a cancellation that comes with the news
+                return await self._moved.wait()
         except TimeoutError:
             return False
-        return True
 
     async def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
         """The newest entries, of one device or of all, newest last."""

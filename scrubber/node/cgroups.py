@@ -110,10 +110,6 @@ class Containers:
         except OSError as error:
             raise BlindError(f"cannot tell whose process {pid} is: {error.strerror}") from error
 
-    def alive(self, name: str) -> bool:
-        """Whether any process of a pod or container runs. BlindError when that cannot be told."""
-        return any(name == met for met, _ in self._walk())
-
     def living(self) -> dict[str, int]:
         """All pods and containers of which a process runs, with the first of each. BlindError, if not to tell."""
         return dict(self._walk())

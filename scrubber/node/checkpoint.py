@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def entries(directory: Path) -> tuple[Entry, ...]:
         raise CheckpointError(f"cannot believe {file}: {error}") from error
 
 
+@lru_cache(1)  # asked for device after device, round after round; by what it says, so that no change is missed
 def parse(text: bytes) -> tuple[Entry, ...]:
     """What a checkpoint says; raises CheckpointError."""
     try:

@@ -6,6 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable
 
+from scrubber import log
+
+logger = log.get("ends")
+
 
 class Ends:
     """One process for each name, by a pidfd. Level-triggered: a name says "look again", never what happened."""
@@ -15,6 +19,7 @@ class Ends:
         self._followed: dict[str, tuple[int, int]] = {}  # pid and pidfd
         self._rung: set[str] = set()
         self._bell = asyncio.Event()
+        self._told = False  # that a process could not be followed
 
     def follow(self, name: str, pid: int, same: Callable[[], bool]) -> None:
         """Wait for the end of this process under this name, and for no other's any more.
@@ -28,6 +33,9 @@ class Ends:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
             self._ring(name)
+            return
+        except OSError as error:  # no right to it, or no more files: rounds find out what happens then
+            self._complain(error)
             return
         if not same():
             os.close(handle)
@@ -54,6 +62,12 @@ class Ends:
         """Wait for nobody."""
         for name in tuple(self._followed):
             self.forget(name)
+
+    def _complain(self, error: OSError) -> None:
+        """Once: it would be told at every look."""
+        if not self._told:
+            logger.warning("cannot wait for the end of a process; rounds look for it", error=error.strerror)
+        self._told = True
 
     def _over(self, name: str) -> None:
         self.forget(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from scrubber.core.leftover import Span
 from scrubber.core.model import Blame, Findings, Holder, Outcome
 from scrubber.devices.base import Gpu, Progress
 
@@ -19,7 +20,7 @@ class Order:
     key: str = ""  # clear, scratch and selftest: hex, fresh for every job
     terminate_leftovers: bool = False  # evict: processes of the last tenancy may be ended
     terminate_foreign: bool = False  # evict: processes of no tenancy may be ended
-    tenancy_began: float | None = None  # evict: uptime; what started later is a leftover
+    tenancy: Span | None = None  # evict: uptime; who started in between is a leftover
     grace: float = 2.0  # evict: seconds between TERM and KILL
     patience: float = 0.0  # evict: seconds to wait for processes that may not be ended
     seconds: float = 60.0  # selftest: how long it may test

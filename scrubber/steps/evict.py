@@ -15,13 +15,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from scrubber import strangers
+from scrubber.core import leftover
 from scrubber.core.model import Blame, Findings, Holder, Outcome
+from scrubber.node.proc import DEAD
 from scrubber.steps.base import Bench, Order, Report
 
 _KILLED_WITHIN = 2.0  # what SIGKILL has not ended by then is stuck in the kernel
 _LOOK_AGAIN = 0.2  # a process may also let go of the device without ending
-
-_DEAD = frozenset("ZX")
 
 _Key = tuple[int, float]
 
@@ -62,7 +62,7 @@ def run(order: Order, bench: Bench) -> Report:
 def _look(bench: Bench) -> tuple[Holder, ...] | None:
     holders = bench.holders()
     # What died while it was looked at holds nothing any more.
-    return None if holders is None else tuple(holder for holder in holders if holder.state not in _DEAD)
+    return None if holders is None else tuple(holder for holder in holders if holder.state not in DEAD)
 
 
 def _refuse(detail: str, findings: Findings) -> Report:
@@ -74,8 +74,8 @@ def _key(holder: Holder) -> _Key:
 
 
 def _may_end(holder: Holder, order: Order) -> bool:
-    leftover = order.tenancy_began is not None and holder.started >= order.tenancy_began
-    return order.terminate_leftovers if leftover else order.terminate_foreign
+    leftovers, foreign = order.terminate_leftovers, order.terminate_foreign
+    return leftover.may_end(holder, order.tenancy, leftovers=leftovers, foreign=foreign)
 
 
 def _names(holders: tuple[Holder, ...]) -> str:

@@ -59,8 +59,9 @@ def assignment(line: bytes) -> Assignment:
 def task(line: bytes) -> Task:
     """Any later line that a child reads."""
     said = json.loads(line)
-    order = said["order"] | {"patterns": tuple(said["order"]["patterns"])}
-    return Task(Step(said["step"]), Order(**order))
+    order, tenancy = said["order"], said["order"]["tenancy"]
+    tuples = {"patterns": tuple(order["patterns"]), "tenancy": None if tenancy is None else tuple(tenancy)}
+    return Task(Step(said["step"]), Order(**order | tuples))
 
 
 def _word(value: object) -> object:

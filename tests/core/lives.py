@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -52,7 +53,7 @@ POLICIES = (ENFORCE, OBSERVE, STRICT, RUTHLESS)
 A, B = "pod-a", "pod-b"
 OF_A = Holder(41, NOW.uptime + 5, "train-a", A)
 OF_B = Holder(42, NOW.uptime + 5, "train-b", B)
-LEFTOVER = Holder(43, NOW.uptime + 6, "orphan", None)  # began during the tenancy, its container is gone
+LEFTOVER = Holder(43, NOW.uptime, "orphan", None)  # began during the tenancy, its container is gone
 FOREIGN = Holder(44, NOW.uptime - 500, "nv-hostengine", None)  # was there before the tenant
 WELL = Vitals()
 XID_79 = Vitals(xids=(Xid(1, 79),))
@@ -145,7 +146,10 @@ UNPROVEN = live(UNKNOWN, ev.GrantedUnproven(grant(UNKNOWN), "observe"))
 EXPOSED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True)))
 EXPOSED_TO_B = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True)))
 CROWDED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True, crowded=True)))
-NAMELESS = live(GRANTED, ev.Exposed(Owner(None, NOW)))
+NAMELESS = live(GRANTED, ev.Exposed(Owner(None, NOW, visitor=True)))
+VISITED = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
+VISITED_UNANNOUNCED = live(UNANNOUNCED, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
+FOUND_IN_USE = live(UNKNOWN, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
 DIRTY = live(EXPOSED, ev.Released("its pod is gone"))
 SOILED = live(CLEAN, ev.Soiled("it was used without a grant", (FOREIGN,)))
 SCRUBBING = live(DIRTY, ev.ScrubStarted(job()))
@@ -160,7 +164,7 @@ SICK_DIRTY = live(SICK_IN_USE, ev.Released("its pod is gone"))
 LIVES = {name: value for name, value in list(globals().items()) if isinstance(value, Record)}
 
 
-def facts(
+def facts(  # noqa: PLR0913 - what may be seen
     holders: tuple[Holder, ...] | None = (),
     *,
     alive: bool | None = None,
@@ -169,9 +173,11 @@ def facts(
     since: float = 0.0,
     siblings: bool | None = False,
     vitals: Vitals | None = WELL,
+    allotted: Collection[str] | None = None,
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
-    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals)
+    given = None if allotted is None else frozenset(allotted)
+    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals, allotted=given)
 
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:
@@ -238,6 +244,7 @@ def sights(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) 
         since=st.sampled_from([0.0, NOW.uptime + 1]),
         siblings=st.sampled_from([None, True, False]),
         vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), Vitals(leaked_bytes=7)]),
+        allotted=st.sampled_from([None, (), (A,), (B,), (A, B)]),
     )
 
 

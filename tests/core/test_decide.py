@@ -24,10 +24,12 @@ from tests.core.lives import (
     OF_A,
     OF_B,
     STRICT,
+    XID_79,
     A,
     B,
     facts,
     later,
+    live,
     rows,
 )
 
@@ -94,9 +96,9 @@ ACQUIRE = rows(
     ("a grant on a device that somebody unseen holds memory of is not shared", lives.GRANTED,
      facts(vitals=Vitals(leaked_bytes=7)), ENFORCE, GONE),
     ("a grant that a container already uses is that container's, on record", lives.GRANTED, facts((OF_A,)), ENFORCE,
-     Note(ev.Exposed(Owner(A, later(1), seen=True)))),
+     Note(ev.Exposed(Owner(A, later(1), seen=True, visitor=True)))),
     ("a grant that a stray process uses is soiled, on record", lives.GRANTED, facts((LEFTOVER,)), ENFORCE,
-     Note(ev.Exposed(Owner(None, later(1))))),
+     Note(ev.Exposed(Owner(None, later(1), visitor=True)))),
     ("W16 no sight of processes: a grant is not shared", lives.GRANTED, facts(None), ENFORCE, NOT_PROVEN),
     ("W1 double allocation: a live owner is refused", lives.EXPOSED, facts((OF_A,), alive=True), ENFORCE, IN_USE),
     ("W2 force delete: a live owner without a process is refused", lives.EXPOSED, facts(alive=True), ENFORCE, IN_USE),
@@ -141,6 +143,7 @@ OBSERVED = rows(
     ("what has happened is recorded first", lives.CLEAN, facts((OF_B,)),
      Note(ev.Soiled("it was used without a grant", (OF_B,)))),
     ("a scrub that a person started is joined", lives.SCRUBBING, facts(), Join()),
+    ("the same, and the device is sick", lives.SCRUBBING, facts(vitals=XID_79), Join()),
     ("a quarantined device is refused even so", lives.QUARANTINED, facts(),
      Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
 )  # fmt: skip
@@ -202,7 +205,7 @@ RELEASE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), RELEASE)
 def test_release(record, seen, answer):
-    assert decide.release(record, seen) == answer
+    assert decide.release(record, seen, later(1)) == answer
 
 
 FENCE = rows(
@@ -253,9 +256,23 @@ def test_a_device_is_never_to_blame_for_a_fence(seen, blame):
     assert fenced.blame is blame
 
 
-BEGAN = NOW.uptime
+BEGAN, SHELL = NOW.uptime, Holder(1, NOW.uptime + 5000, "bash", None)
+ENDED = replace(lives.DIRTY, tenancy_ended=BEGAN + 100)
 TERMINABLE = rows(
     ("a leftover, terminate", Holder(1, BEGAN, "x", None), lives.DIRTY, ENFORCE, True),
+    ("the last one of it", Holder(1, BEGAN + 100, "x", None), ENDED, ENFORCE, True),
+    ("a process from after the tenancy, wait", Holder(1, BEGAN + 100.01, "x", None), ENDED, ENFORCE, False),
+    ("the same, terminate", Holder(1, BEGAN + 100.01, "x", None), ENDED, lives.RUTHLESS, True),
+    ("a shell on a device that could not be scrubbed for hours", SHELL, lives.SET_BACK, ENFORCE, False),
+    ("a grant that nobody was let start on", SHELL, lives.GRANTED, ENFORCE, False),
+    ("the same, given back", SHELL, live(lives.GRANTED, ev.Released("x"), at=later(1e4)), ENFORCE, False),
+    ("a grant that somebody of the host was met on", SHELL, lives.NAMELESS, ENFORCE, False),
+    ("the same, and he left", SHELL, live(lives.NAMELESS, ev.Released("x"), at=later(1e4)), ENFORCE, False),
+    ("a grant that another pod's container was met on", SHELL, lives.VISITED, ENFORCE, False),
+    ("a grant whose start is not announced", SHELL, lives.UNANNOUNCED, ENFORCE, True),
+    ("the same, given back", SHELL, live(lives.UNANNOUNCED, ev.Released("x"), at=later(1e4)), ENFORCE, True),
+    ("who has it is on it, in vain for his last container", SHELL, lives.EXPOSED, ENFORCE, True),
+    ("an older ledger does not say when it ended", LEFTOVER, replace(lives.DIRTY, tenancy_ended=None), ENFORCE, False),
     ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
     ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
     ("a process from before the tenancy, terminate", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, lives.RUTHLESS,
@@ -292,7 +309,8 @@ def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
     assert decide.acquire(UNSEEN_A, gone, ENFORCE, late) == Note(
         ev.Released("it was asked for again and its last user is gone")
     )
-    assert decide.release(UNSEEN_A, gone) == Note(ev.Released("it was given back"))
+    assert decide.release(UNSEEN_A, gone, soon) == TAKE_BACK
+    assert decide.release(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))
 
 
 def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():

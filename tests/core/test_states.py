@@ -254,6 +254,7 @@ def test_an_unproven_grant_cannot_be_given_again_as_a_proven_one():
 
 AT = Moment(NOW.wall + 7, NOW.uptime + 7)
 SEEN = Owner(lives.B, later(3))
+ASKS = lives.grant(lives.DIRTY)
 MARKED = Baseline(last_xid=9, ecc_uncorrectable=2)
 CHANGES = [
     ("a description is replaced, S16", lives.CLEAN, ev.Described(replace(lives.DEVICE, index=3)),
@@ -265,12 +266,18 @@ CHANGES = [
     ("an unproven grant ends the proof", lives.CLEAN, ev.GrantedUnproven(lives.grant(lives.CLEAN, proven=False), "x"),
      {"grant": lives.grant(lives.CLEAN, proven=False), "tenancy_began": AT.uptime, "receipt": None}),
     ("an unproven grant on a used device forgets the owner and keeps its leftovers in view", lives.EXPOSED,
-     ev.GrantedUnproven(lives.grant(lives.EXPOSED), "x"), {"grant": lives.grant(lives.EXPOSED), "owner": None}),
+     ev.GrantedUnproven(lives.grant(lives.EXPOSED), "x"),
+     {"grant": lives.grant(lives.EXPOSED), "owner": None, "tenancy_ended": AT.uptime}),
+    ("an unproven grant on a device that was left keeps when that was", lives.DIRTY,
+     ev.GrantedUnproven(lives.grant(lives.DIRTY), "x"), {"grant": lives.grant(lives.DIRTY)}),
+    ("the same, given back", live(lives.DIRTY, ev.GrantedUnproven(ASKS, "x")), ev.Released("x"), {"grant": None}),
     ("a user ends the proof", lives.GRANTED, ev.Exposed(SEEN), {"owner": SEEN, "receipt": None}),
     ("a user of a forgotten device began when it was seen", lives.UNKNOWN, ev.Exposed(SEEN),
      {"owner": SEEN, "tenancy_began": later(3).uptime}),
     ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.EXPOSED,
-     ev.Released("gone"), {"grant": None, "owner": None}),
+     ev.Released("gone"), {"grant": None, "owner": None, "tenancy_ended": AT.uptime}),
+    ("the end of a visit is the end of nobody's tenancy", lives.VISITED, ev.Released("gone"),
+     {"grant": None, "owner": None}),
     ("a grant given back loses its proof", lives.GRANTED, ev.Released("gone"), {"grant": None, "receipt": None}),
     ("foreign use ends the proof and is no tenancy", lives.CLEAN, ev.Soiled("used"), {"receipt": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
@@ -304,10 +311,13 @@ CHANGES = [
      {"receipt": None, "quarantine": lives.quarantine()}),
     ("distrust ends everything but the quarantine", lives.EXPOSED, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None}),
+    ("distrust ends who was left", lives.DIRTY, ev.Distrusted("x", lives.RELOADED),
+     {"incarnation": lives.RELOADED, "tenancy_began": None, "tenancy_ended": None}),
     ("distrust ends a proof", lives.CLEAN, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "receipt": None}),
     ("distrust forgets a setback: its time was told by another clock", lives.SET_BACK,
-     ev.Distrusted("x", lives.REBOOTED), {"incarnation": lives.REBOOTED, "tenancy_began": None, "setback": None}),
+     ev.Distrusted("x", lives.REBOOTED),
+     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
     ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60), "owed": Path.SLOW}),
     ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
@@ -316,13 +326,14 @@ CHANGES = [
      live(lives.DIRTY, ev.Quarantined(replace(lives.quarantine(), baseline=MARKED))),
      ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "baseline": Baseline(), "owed": Path.SLOW, "tenancy_began": None,
-      "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
+      "tenancy_ended": None, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
     ("errors of before its first look are owed the slow path", lives.UNKNOWN, ev.Heard(((79, 1),), 7, grave=True),
      {"baseline": Baseline(7), "heard": AT.uptime, "owed": Path.SLOW}),
     ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "tenancy_began": None, "baseline": Baseline()}),
+     {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "baseline": Baseline()}),
     ("a driver reload does not begin the event log anew", replace(lives.DIRTY, baseline=MARKED),
-     ev.Distrusted("x", lives.RELOADED), {"incarnation": lives.RELOADED, "tenancy_began": None}),
+     ev.Distrusted("x", lives.RELOADED),
+     {"incarnation": lives.RELOADED, "tenancy_began": None, "tenancy_ended": None}),
 ]  # fmt: skip
 
 
@@ -338,7 +349,7 @@ def test_a_passed_scrub_ends_the_tenancy_the_setback_and_the_debt():
     event = replace(event, receipt=replace(event.receipt, baseline=MARKED))
     assert live(again, event, at=AT) == replace(
         again, state=State.CLEAN, since=AT, job=None, receipt=event.receipt, last_receipt=event.receipt.digest,
-        baseline=MARKED, tenancy_began=None, setback=None, owed=None, took=(7.0,),
+        baseline=MARKED, tenancy_began=None, tenancy_ended=None, setback=None, owed=None, took=(7.0,),
     )  # fmt: skip
 
 

@@ -54,6 +54,8 @@ LIFE = [
     (ev.Exposed(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.Exposed(Owner("pod-a", NOW, crowded=True)),
      "in use by pod-a, and by somebody else's container as well: unauthorised use"),
+    (ev.Exposed(Owner("pod-a", NOW, visitor=True)), "in use by pod-a, which was met on it"),
+    (ev.Exposed(Owner(None, NOW, visitor=True)), "in use by a process of no known container"),
     (ev.Exposed(Owner(None, NOW)), "in use by a process of no known container"),
     (ev.Sickened(lives.LOST),
      "sick while in use (lost): the device has fallen off its bus; left alone until it is released"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
 from scrubber.core import grounds, remedy, upkeep, verdict
-from scrubber.core.answers import Note, Probe, Proceed
+from scrubber.core.answers import Blocked, Note, Probe, Proceed
 from scrubber.core.model import (
     Ailment,
     Blame,
@@ -30,7 +31,7 @@ from scrubber.core.model import (
 from scrubber.core.remedy import Course
 from scrubber.core.verdict import Confine, LeaveDirty, StayConfined
 from tests.core import lives
-from tests.core.lives import ENFORCE, FOREIGN, LEFTOVER, NOW, OF_B, RUTHLESS, facts, later, live, rows
+from tests.core.lives import ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, RUTHLESS, facts, later, live, rows
 
 STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
 GIVE_UP = ENFORCE.evict.give_up
@@ -147,6 +148,48 @@ def test_it_is_tried_again_by_itself_once_nobody_is_on_it(holders, policy, answe
 
 def test_what_is_owed_is_not_forgotten_over_that():
     assert upkeep.tend(out(replace(lives.DIRTY, owed=Path.SLOW)), facts(), ENFORCE, later(90), 0.0) == Probe(Path.SLOW)
+
+
+# -- while its pod counts as alive: a killed container's process stays in its control group
+
+HANGS = replace(OF_A, state="D")
+TOLD = 'whoever had it hangs in the kernel (state D): "train-a" (pid 41, pod-a)'
+
+
+def hung(*holders: Holder, seconds: float = GIVE_UP, wanted: bool = False, given: Collection[str] | None = None):
+    seen = facts(holders, alive=True, allotted=given)
+    return replace(seen, wanted=wanted, hung_since=NOW.uptime + 1e4 - seconds)
+
+
+STUCK_IN_USE = Note(ev.Sickened(Sickness(Ailment.STUCK_PROCESS, TOLD)))
+SICK_BEFORE = live(lives.EXPOSED, STUCK_IN_USE.event)
+HELD = rows(
+    ("the kubelet has taken it from its pod", lives.EXPOSED, hung(HANGS, given=[]), STUCK_IN_USE),
+    ("... and given it to another", lives.EXPOSED, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
+    ("it was asked for in vain", lives.EXPOSED, hung(HANGS, wanted=True), STUCK_IN_USE),
+    ("not for long enough", lives.EXPOSED, hung(HANGS, wanted=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
+    ("just now", lives.EXPOSED, replace(hung(HANGS, wanted=True), hung_since=None), Blocked(TOLD)),
+    ("it is its pod's still", lives.EXPOSED, hung(HANGS, given=["pod-a"]), Proceed()),
+    ("nobody can say whose it is", lives.EXPOSED, hung(HANGS), Proceed()),
+    ("one of them does not hang", lives.EXPOSED, hung(HANGS, replace(OF_A, pid=9), wanted=True), Proceed()),
+    ("it does not hang any more", lives.EXPOSED, hung(OF_A, wanted=True), Proceed()),
+    ("that is on record", SICK_BEFORE, hung(HANGS, wanted=True), Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), HELD)
+def test_a_pod_that_has_lost_its_device_and_hangs_on_it_is_told_of(record, seen, answer):
+    assert upkeep.tend(record, seen, ENFORCE, later(1e4), 0.0) == answer
+
+
+def test_it_is_left_alone_until_it_ends_and_then_in_quarantine():
+    gone = upkeep.tend(SICK_BEFORE, facts(alive=False), ENFORCE, later(1e4), 0.0)
+    assert gone == Note(ev.Released("its owner is gone"))
+    out = upkeep.tend(live(SICK_BEFORE, gone.event), facts(), ENFORCE, later(1e4), 0.0)
+    assert isinstance(out, Note)
+    assert isinstance(out.event, ev.Quarantined)
+    assert out.event.quarantine.sickness.ailment is Ailment.STUCK_PROCESS
+    assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == Probe(Path.FAST)
 
 
 def test_a_person_is_told_where_to_look():

@@ -25,7 +25,9 @@ CROWD = st.lists(st.sampled_from([lives.OF_B, lives.LEFTOVER, lives.FOREIGN]), m
     lambda it: (lives.OF_A, *it)
 )
 CROWDED = lives.sights(CROWD)
-OWNED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
+NAMED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
+VISITED = [record for record in NAMED if record.owner and record.owner.visitor]
+OWNED = [record for record in NAMED if record.owner and not record.owner.visitor]
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
 RUNNING = [record for record in LIVES.values() if record.job is not None]
 IN_USE = {State.GRANTED, State.EXPOSED}
@@ -39,7 +41,7 @@ def everything_asked(record, seen, policy, now, chance=0.0):
         "acquire": decide.acquire(record, seen, policy, now),
         "start": starting.start(record, seen, policy, A, now),
         "tend": upkeep.tend(record, seen, policy, now, chance),
-        "release": decide.release(record, seen),
+        "release": decide.release(record, seen, now),
     }
 
 
@@ -104,6 +106,20 @@ def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, aliv
             assert all(holder.container is None for holder in seen.holders)
 
 
+@given(st.sampled_from(VISITED), SEEN, POLICY, MOMENT)
+def test_whoever_was_met_is_its_owner_while_he_may_be_alive_unless_the_kubelet_says_otherwise_and_nobody_is_on_it(
+    record, seen, policy, now
+):
+    seen = replace(seen, incarnation=record.incarnation, owner_alive=True)
+    for question, answer in everything_asked(record, seen, policy, now).items():
+        assert not isinstance(answer, DEEDS)
+        if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released):
+            assert seen.allotted is not None
+            assert record.owner.container not in seen.allotted
+            assert all(holder.container is None for holder in seen.holders)
+            assert question != "tend" or seen.holders == ()
+
+
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
 def test_a_sentence_for_tenants_names_no_process_and_no_container(record, seen, policy, now, chance):
     for answer in everything_asked(record, seen, policy, now, chance).values():
@@ -149,7 +165,7 @@ def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
 def test_whatever_is_asked_settles(record, seen, policy, now, chance):
     settle(lambda it: decide.acquire(it, seen, policy, now), record, now)
     settle(lambda it: starting.start(it, seen, policy, A, now), record, now)
-    settle(lambda it: decide.release(it, seen), record, now)
+    settle(lambda it: decide.release(it, seen, now), record, now)
     settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
 
 

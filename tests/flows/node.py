@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -25,7 +22,8 @@ from plugin.testing.runtime import Devices
 from scrubber.cli.containers import Containers, mark
 from scrubber.cli.stage import RESOURCE, Program, Stage
 from scrubber.core import view
-from scrubber.devices.simulated import creation, drills, layout, tenants
+from scrubber.devices.simulated import creation, drills, layout
+from tests import guests
 
 BRISK = "{paths: {first_look: fast}, clear: {passes: zero}}"
 WITHIN = 20.0  # seconds for anything to come about
@@ -159,18 +157,14 @@ class Node:
         await self.clean(spare)  # begun by a later round: that one is over for the other GPUs, too
 
     @asynccontextmanager
-    async def stranger(self, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[None]:
+    async def stranger(self, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[guests.Guest]:
         """A process on a GPU that nobody here has started there: of this container, or of none."""
-        use = partial(tenants.occupy, container=container) if container else tenants.zombie
-        pid = await asyncio.to_thread(use, self.stage.simulated, uuid, secret)
-        process = os.pidfd_open(pid)
+        one = guests.guest(self.stage.simulated, uuid, container, secret)
+        it = await asyncio.to_thread(one.__enter__)
         try:
-            yield
+            yield it
         finally:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-            await asyncio.to_thread(select.select, [process], [], [], WITHIN)
-            os.close(process)
+            await asyncio.to_thread(one.__exit__, None, None, None)
 
     # -- what the kubelet knows
 

@@ -8,14 +8,10 @@ are those that take their time: somebody looks while nothing happens.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import select
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -24,40 +20,13 @@ import pytest
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, Phase
 from scrubber.cli.stage import RESOURCE
-from scrubber.devices.simulated import layout, tenants
+from scrubber.devices.simulated import layout
 from scrubber.errors import Refused
-from tests.flows.node import WITHIN, Node, brisk
+from tests.flows.node import Node, brisk
 from tests.hanging import hanging
 
 ONE = {RESOURCE: 1}
 FREEZER = Path("/sys/fs/cgroup/freezer")  # of the first version: whoever is frozen in it cannot be killed, either
-
-
-@dataclass(frozen=True)
-class Guest:
-    """A process on a GPU that no kubelet has started there."""
-
-    pid: int
-    handle: int
-
-    def lives(self) -> bool:
-        """Nobody has ended it."""
-        return not select.select([self.handle], [], [], 0)[0]
-
-
-@asynccontextmanager
-async def guest(node: Node, uuid: str, container: str = "", secret: bytes = b"") -> AsyncIterator[Guest]:
-    """One of this pod, or of none; it is gone afterwards."""
-    use = partial(tenants.occupy, container=container) if container else tenants.zombie
-    pid = await asyncio.to_thread(use, node.stage.simulated, uuid, secret)
-    handle = os.pidfd_open(pid)
-    try:
-        yield Guest(pid, handle)
-    finally:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        await asyncio.to_thread(select.select, [handle], [], [], WITHIN)
-        os.close(handle)
 
 
 @contextmanager
@@ -118,10 +87,10 @@ async def test_whoever_uses_a_gpu_that_is_not_his_is_told_and_never_ended_and_no
     free, bare = (uuid for uuid in node.stage.uuids if uuid not in {left, own, given})
     kept_here, theirs = node.memory(left), node.memory(own)
     async with (
-        guest(node, left, other.uid) as importer,
-        guest(node, given, secret=b"a shell") as shell,
-        guest(node, free, other.uid, b"a second one") as greedy,
-        guest(node, bare, secret=b"a job of the host") as job,
+        node.stranger(left, other.uid) as importer,
+        node.stranger(given, secret=b"a shell") as shell,
+        node.stranger(free, other.uid, b"a second one") as greedy,
+        node.stranger(bare, secret=b"a job of the host") as job,
     ):
         await node.kubelet.delete(owner)
         for uuid, name in ((free, other.uid), (bare, "no container")):
@@ -150,7 +119,7 @@ async def test_a_leftover_that_cannot_be_killed_is_waited_for_and_named_and_its_
     node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {grace: 10ms}"))
     pod = await node.run("train")
     uuid = node.gpu(pod)
-    async with guest(node, uuid, secret=b"left behind") as leftover:
+    async with node.stranger(uuid, secret=b"left behind") as leftover:
         with stuck(leftover.pid):
             left = node.memory(uuid)
             await node.kubelet.delete(pod)
@@ -191,6 +160,28 @@ async def test_a_leftover_that_never_dies_takes_its_gpu_out_and_gives_it_back_by
     await node.run("next")
 
 
+async def test_a_container_that_hangs_after_its_pod_was_deleted_is_named_and_quarantined_when_it_ends(build):
+    """A release that is not over: whatever hangs stays in its pod's control group, so that the pod seems to live."""
+    node = await build(1, brisk("budgets: {owner_wait: 0s}", "evict: {give_up: 0s}"))
+    pod = await node.run("train")
+    uuid = node.gpu(pod)
+    async with node.stranger(uuid, pod.uid) as leftover:
+        with stuck(leftover.pid):
+            left = node.memory(uuid)
+            await node.kubelet.delete(pod)
+            assert (await node.kubelet.run(node.pod("early"))).phase is not Phase.RUNNING
+            status = await node.reach(uuid, lambda device: device.why.startswith("sick"))
+            assert (status.state, node.memory(uuid)) == ("exposed", left)
+            assert f"(pid {leftover.pid}, {pod.uid})" in status.why
+            async with node.stage.admin() as admin:
+                [advice] = (await admin.explain(uuid)).advice
+            assert "look at its kernel stack (/proc/PID/stack)" in advice
+            await node.health(uuid, "Unhealthy")
+            assert leftover.lives()
+    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
+    assert (out.reason, out.sticky, await node.scrubs(uuid)) == ("stuck-process", False, 1)
+
+
 async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_who_asks_and_who_did_not_has_all(build):
     """A release that nobody saw, and none: of another pod only the sandbox was there, which nobody had seen before."""
     node = await build(2)
@@ -214,6 +205,36 @@ async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_
     await kept(node, stays.uid, other)
     assert await node.kubelet.sync(stays)
     assert node.memory(other) == left
+
+
+async def test_a_pod_that_merely_looks_at_a_gpu_has_it_for_no_longer_than_that(build):
+    """A release that does not look like one: the pod lives on, off the GPU, which it was never given.
+
+    It looks while the image of the pod that was given it is pulled, and again at the first look of a service that has
+    lost its ledger.
+    """
+    node = await build(2, brisk("budgets: {owner_wait: 0s, silence: 0s}"))
+    waits = node.pod("waits")
+    await node.kubelet.admit(waits)
+    uuid = node.gpu(waits)
+    [spare] = set(node.stage.uuids) - {uuid}
+    async with node.stranger(spare, "monitoring"):
+        async with node.stranger(uuid, "monitoring"):
+            await node.reach(uuid, lambda device: device.owner == "monitoring")
+        await node.clean(uuid)
+        assert await node.kubelet.sync(waits), node.waiting(waits)
+        assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (waits.uid, 2)
+        await node.kubelet.delete(waits)
+        await node.clean(uuid)
+        await node.kill_service()
+        for file in node.stage.ledger.parent.glob(f"{node.stage.ledger.name}*"):
+            file.unlink()
+        async with node.stranger(uuid, "monitoring"):
+            await node.stage.start()
+            await node.reach(uuid, lambda device: device.owner == "monitoring")
+            assert (await node.kubelet.run(node.pod("early"))).phase is not Phase.RUNNING
+        while (await node.kubelet.run(node.pod("next"))).phase is not Phase.RUNNING:  # who has asked sets it free
+            await node.health(uuid, "Healthy")
 
 
 async def kept(node: Node, owner: str, *uuids: str) -> None:

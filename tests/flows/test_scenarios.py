@@ -34,6 +34,27 @@ async def test_x2_init_and_app_share_a_gpu_and_one_scrub_and_the_next_pod_gets_i
     assert await node.scrubs(uuid) == 2
 
 
+async def test_x2_between_init_and_app_nobody_is_on_the_gpu_and_whoever_looks_then_finds_no_release(build):
+    """The app's image is still pulled: the pod runs nothing but its sandbox and, later on, a sidecar without a GPU."""
+    node = await build(2)
+    containers = (Container("fetch", ONE, Kind.INIT), Container("proxy", {}, Kind.SIDECAR), Container("main", ONE))
+    pod = node.pod("train", *containers)
+    assert (await node.kubelet.admit(pod)).phase is not Phase.FAILED
+    await node.kubelet.start_container(pod, "fetch")
+    uuid = node.gpu(pod, "fetch")
+    [spare] = set(node.stage.uuids) - {uuid}
+    left = node.memory(uuid)
+    assert left
+    await node.a_round(spare)
+    assert ((await node.status(uuid)).state, await node.scrubs(uuid)) == ("exposed", 1)
+    await node.kubelet.start_container(pod, "proxy")
+    await node.a_round(spare)
+    assert ((await node.status(uuid)).state, await node.scrubs(uuid), node.memory(uuid)) == ("exposed", 1, left)
+    assert (await node.kubelet.start_container(pod, "main")).state is State.RUNNING
+    assert (await node.status(uuid)).owner == pod.uid
+    assert await node.scrubs(uuid) == 1
+
+
 async def test_x3_a_sidecar_and_an_app_on_other_gpus_do_not_disturb_each_other(node):
     pod = await node.run("web", Container("proxy", ONE, Kind.SIDECAR), Container("main", ONE))
     proxy, main = node.gpu(pod, "proxy"), node.gpu(pod)

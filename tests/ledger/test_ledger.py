@@ -152,6 +152,20 @@ async def test_whoever_waits_hears_of_the_next_row(ledger):
     assert await ledger.moved(ledger.seq, 0.001) is False
 
 
+@pytest.mark.parametrize("turns", range(4))
+async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, turns):
+    waiting = asyncio.create_task(ledger.moved(ledger.seq, 60))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    ledger.announce()
+    for _ in range(turns):
+        await asyncio.sleep(0)  # the news is on its way
+    if not waiting.cancel():  # it was there
+        return
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
 async def test_folding_old_rows_changes_no_record(store):
     ledger = Ledger(store, lambda: NOW, keep=20, fold_at_once=10)
     await ledger.append("op", found("GPU-1"))

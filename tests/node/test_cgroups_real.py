@@ -128,16 +128,16 @@ def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver,
     members = [enter(group(f"{pod(driver)}/{name}")) for name in (*CONTAINER.values(), WATCHER)]
     assert {sight.of(process.pid) for process in members} == {UID}
     for process in members:
-        assert sight.alive(UID), "one is left at least"
+        assert UID in sight.living(), "one is left at least"
         process.collect()
-    assert not sight.alive(UID), "its groups are all there still, and empty"
+    assert UID not in sight.living(), "its groups are all there still, and empty"
 
 
 def test_who_has_ended_keeps_no_pod_alive_whether_it_was_collected_or_not(group, enter, sight) -> None:
     process = enter(group(pod("systemd, burstable")))
-    assert sight.alive(UID)
+    assert UID in sight.living()
     process.end()
-    assert not sight.alive(UID)
+    assert UID not in sight.living()
 
 
 def test_who_has_left_its_pod_s_groups_keeps_it_alive_no_longer_and_one_that_has_joined_does(
@@ -147,15 +147,15 @@ def test_who_has_left_its_pod_s_groups_keeps_it_alive_no_longer_and_one_that_has
     inside, outside = group(f"{pod('cgroupfs, guaranteed')}/{ID}"), group("elsewhere")
     process = enter(inside)
     (outside / "cgroup.procs").write_text(str(process.pid))
-    assert (sight.of(process.pid), sight.alive(UID)) == (None, False)
+    assert (sight.of(process.pid), UID in sight.living()) == (None, False)
     (inside / "cgroup.procs").write_text(str(process.pid))
-    assert (sight.of(process.pid), sight.alive(UID)) == (UID, True)
+    assert (sight.of(process.pid), UID in sight.living()) == (UID, True)
 
 
 def test_a_container_of_no_pod_is_itself_and_keeps_no_pod_alive(group, enter, sight) -> None:
     process = enter(group(f"docker/{ID}"))
     assert sight.of(process.pid) == f"container:{ID[:12]}"
-    assert not sight.alive(UID)
+    assert UID not in sight.living()
 
 
 WITHIN_A_POD = """

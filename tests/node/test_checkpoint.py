@@ -191,3 +191,13 @@ def test_a_checkpoint_that_was_replaced_is_read_anew(tmp_path):
     fresh.write_text(json.dumps({"Data": {"PodDeviceEntries": []}}))
     fresh.replace(tmp_path / checkpoint.NAME)
     assert checkpoint.owners(tmp_path) == {}
+
+
+def test_a_checkpoint_that_says_the_same_is_parsed_once(tmp_path):
+    """It is asked for device after device; the answer is that of what is read, so that no change is missed."""
+    text = written(held(UID_A, "main", {"-1": [GPU]}))
+    (tmp_path / checkpoint.NAME).write_text(text)
+    first = checkpoint.entries(tmp_path)
+    assert checkpoint.entries(tmp_path) is first
+    (tmp_path / checkpoint.NAME).write_text(text.replace(UID_A, UID_B))
+    assert {entry.pod for entry in checkpoint.entries(tmp_path)} == {UID_B}

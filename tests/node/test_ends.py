@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
 from scrubber.node.ends import Ends
 
@@ -94,13 +97,40 @@ async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
     assert await waiting == {"it"}
 
 
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE], ids=["no right to it", "no more files"])
+async def test_who_cannot_be_followed_is_nobodys_fault_and_told_once(ends, born, monkeypatch, number):
+    """An old seccomp profile knows no pidfds: whoever looks must go on looking."""
+    one = born()
+
+    def refused(_pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with structlog.testing.capture_logs() as lines:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        ends.follow("one", one.pid, yes)
+        ends.follow("one", one.pid, yes)
+        monkeypatch.undo()
+    assert [it["log_level"] for it in lines] == ["warning"]
+    ends.follow("one", one.pid, yes)  # another look, which may
+    one.kill()
+    assert await told(ends) == {"one"}
+
+
 async def test_nothing_is_left_open(born):
     before = open_files()
     ends = Ends()
-    one, other = born(), born()
+    one, other, another = born(), born(), born()
     opened = open_files()
     ends.follow("one", one.pid, yes)
     ends.follow("other", other.pid, yes)
+    ends.follow("another", another.pid, lambda: False)
+    assert open_files() == opened + 2
+    another.kill()
+    ends.follow("another", another.pid, yes)
+    assert {"another"} <= await told(ends)
+    while "another" in ends._followed:
+        await told(ends)
+    assert open_files() == opened + 2
     ends.forget("one")
     ends.forget("one")
     ends.close()

@@ -6,6 +6,7 @@ It reports what it really did. Its saboteurs, which report what they did not do,
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from dataclasses import replace
 
@@ -190,5 +191,5 @@ def _report(wrong: Mismatch | None, findings: Findings) -> Report:
 
 
 def _condemned(process: Process, order: Order) -> bool:
-    leftover = order.tenancy_began is not None and process.started >= order.tenancy_began
-    return order.terminate_leftovers if leftover else order.terminate_foreign
+    began, ended = order.tenancy or (math.inf, -math.inf)
+    return order.terminate_leftovers if began <= process.started <= ended else order.terminate_foreign

@@ -338,7 +338,9 @@ class Node:
         found = [process for process in self.gpus[uuid].processes.values() if process.pid not in exclude]
         for process in found:
             process.seen = True
-        holders = (Holder(it.pid, it.started, f"{it.name} --secret", it.container) for it in found)
+        holders = (
+            Holder(it.pid, it.started, f"{it.name} --secret", it.container, "D" if it.stuck else "S") for it in found
+        )
         return tuple(holder for holder in holders if not ignored(holder))
 
     def _open(self) -> None:

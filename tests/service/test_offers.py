@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -127,3 +128,51 @@ async def test_a_caller_that_runs_out_of_time_leaves_the_device_withheld(world):
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(world.service.acquire([device], announced=True), 0.5)
     assert world.life.service.withheld(world.record(device))
+
+
+class Listening:
+    """Whoever watches, and every word that he hears of a device."""
+
+    def __init__(self, world, device: str) -> None:
+        self.heard = [healthy(world, device)]
+        self._world, self._device = world, device
+        world.life.ledger.announce = self._hear(world.life.ledger.announce)
+
+    def _hear(self, announce: Callable[[], None]) -> Callable[[], None]:
+        def heard() -> None:
+            announce()
+            word = healthy(self._world, self._device)
+            if word is not self.heard[-1]:
+                self.heard.append(word)
+
+        return heard
+
+
+async def hand_over(world, device, before, after):
+    """One pod ends, and the next one starts on its device. What whoever watches heard meanwhile."""
+    await asyncio.sleep(2)
+    listening = Listening(world, device)
+    world.node.end_container(before)
+    await world.clean(device)
+    await let_on(world, after, device)
+    return listening.heard
+
+
+async def test_a_hand_over_that_is_quick_enough_is_no_news(world):
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    assert await hand_over(world, device, "pod", "next") == [True]
+    assert await hand_over(world, device, "next", "last") == [True]
+
+
+async def test_a_hand_over_that_is_known_to_take_longer_is_told_once_and_once_that_it_is_over(build, tmp_path):
+    file = tmp_path / "policy.yaml"
+    file.write_text("name: hasty\ndefaults: {budgets: {allocate: 1s, owner_wait: 1s}}\n")
+    world = build(policy=str(file))
+    await world.start()
+    await world.clean()
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await hand_over(world, device, "pod", "next")  # from now on it is known
+    assert grounds.quick(world.record(device), world.rulebook.ruling(world.record(device).device).policy) is False
+    assert await hand_over(world, device, "next", "last") == [True, False, True]

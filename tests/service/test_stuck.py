@@ -7,6 +7,8 @@ import asyncio
 import pytest
 
 from scrubber.core.model import Ailment, State
+from scrubber.errors import NotReady
+from tests.service.asking import healthy, let_on, written_down
 
 GIVE_UP = 600.0  # of the default policy
 LAST_TRY = 70.0  # seconds at most from then to the end of the scrub that finds it: a pause, and the scrub
@@ -78,3 +80,74 @@ async def test_the_time_goes_on_over_a_restart_of_the_service(world):
     await world.start()
     await asyncio.sleep(GIVE_UP / 2 + LAST_TRY)
     assert world.record(device).quarantine.sickness.ailment is Ailment.STUCK_PROCESS
+
+
+# -- in its pod's control group still, so that the pod counts as alive
+
+
+async def killed_and_hanging(world):
+    device = world.uuids[0]
+    [process] = await let_on(world, "pod", device)
+    await asyncio.sleep(5)
+    process.stuck = True
+    return device, process
+
+
+@pytest.mark.parametrize("asked_for", [True, False], ids=["asked for in vain", "taken by the checkpoint"])
+async def test_a_pod_that_was_killed_and_hangs_on_its_device_is_named_at_once_and_makes_it_sick_in_the_end(
+    world, asked_for
+):
+    device, process = await killed_and_hanging(world)
+    if asked_for:
+        with pytest.raises(NotReady):
+            await world.acquire("next", device, announced=True)
+    else:
+        written_down(world)
+    await asyncio.sleep(5)
+    assert f"(pid {process.pid}, pod)" in world.service.blocked[device]
+    assert (await world.life.reporter.explain(device)).advice
+    await asyncio.sleep(GIVE_UP - 20)
+    assert world.record(device).sickness is None
+    await asyncio.sleep(30)
+    assert (world.state(device), world.record(device).sickness.ailment) == (State.EXPOSED, Ailment.STUCK_PROCESS)
+    assert f"(pid {process.pid}, pod)" in world.record(device).sickness.detail
+    assert not healthy(world, device)
+    assert device not in world.service.blocked
+    rows = len(world.truth.entries)
+    await asyncio.sleep(LONG)
+    assert process.alive
+    assert [it for it in world.truth.entries[rows:] if it.device == device] == []
+    world.node.end_container("pod")
+    await world.reach(device, State.QUARANTINED)
+    await world.clean(device)
+
+
+async def test_whoever_hangs_now_and_then_is_not_stuck(world):
+    device, process = await killed_and_hanging(world)
+    written_down(world)
+    for _ in range(3):
+        await asyncio.sleep(GIVE_UP - 60)
+        process.stuck = False
+        await asyncio.sleep(5)
+        process.stuck = True
+    assert world.record(device).sickness is None
+
+
+async def test_whoever_hangs_on_what_is_his_is_left_in_peace(world):
+    device, _ = await killed_and_hanging(world)
+    await asyncio.sleep(LONG)
+    assert (world.record(device).sickness, world.service.blocked.get(device)) == (None, None)
+    assert healthy(world, device)
+
+
+async def test_a_shell_on_a_device_that_could_not_be_scrubbed_yet_is_waited_for(world):
+    """It came hours after the tenant had left, and is none of his."""
+    device, process = await left_behind(world, stuck=True)
+    await asyncio.sleep(100)
+    assert world.state(device) is State.DIRTY
+    shell = world.intrude(device)
+    world.node.leave(process)
+    await asyncio.sleep(100)
+    assert (world.state(device), shell.alive) == (State.DIRTY, True)
+    world.node.leave(shell)
+    await world.clean(device)

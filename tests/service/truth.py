@@ -6,6 +6,8 @@ that came and went between two looks of a service that was up, and one that came
 
 from __future__ import annotations
 
+import math
+
 from policies.model import Eviction, Mode, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
@@ -38,6 +40,7 @@ class Truth:
         self.granted: dict[str, float] = {}  # when a device last went out
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
         self.visitors: dict[str, set[str]] = {}  # containers that were on it since it was last proven
+        self.released: dict[str, float] = {}  # uptime of the last release
         self.asked: list[frozenset[str]] = []  # what callers asked for in one go
 
     def policy(self, uuid: str) -> Policy:
@@ -71,9 +74,9 @@ class Truth:
         policy = self.policy(gpu.info.uuid)
         if process.container is not None:
             self.accuse(f"{process.name} of a live container was killed on {gpu.info.uuid}")
-        began = self.records[gpu.info.uuid].tenancy_began
+        began, ended = self.records[gpu.info.uuid].tenancy_began, self.released.get(gpu.info.uuid, math.inf)
         before_any_tenancy = began is None or process.started < began
-        stranger = process.kind is Kind.INTRUDER and before_any_tenancy
+        stranger = process.kind is Kind.INTRUDER and (before_any_tenancy or process.started > ended)
         if stranger and policy.evict.foreign is Eviction.WAIT:
             self.accuse(f"{process.name}, nobody's tenant, was killed on {gpu.info.uuid}")
         if process.kind is Kind.TENANT and policy.evict.leftovers is Eviction.WAIT and not before_any_tenancy:
@@ -94,6 +97,8 @@ class Truth:
                 self.unproven.add(entry.device)
                 if self.policy(entry.device).mode is not Mode.OBSERVE:
                     self.accuse(f"{entry.device} went out unproven, and nobody wrote that it may (I1)")
+            case ev.Released():
+                self.released[entry.device] = entry.at.uptime
             case ev.ScrubPassed(_, receipt):
                 self._believed_clean(entry.device, before, receipt.path)
 

@@ -197,6 +197,8 @@ class World:
         async with asyncio.timeout(600):
             while self.state(device) is not state:
                 await self.life.ledger.moved(self.life.ledger.seq, 1.0)
+        for _ in range(3):
+            await asyncio.sleep(0)  # whoever has recorded it goes on first
         return self.record(device)
 
     async def heal(self) -> None:

@@ -21,8 +21,9 @@ from scrubber.steps import evict
 from scrubber.steps.base import Bench, Order, Report
 from tests.hanging import hanging
 
+LATER = 1e9
 POD = f"pod-{uuid.uuid4()}"
-LEFTOVERS = Order(terminate_leftovers=True, tenancy_began=0.0, grace=0.05)
+LEFTOVERS = Order(terminate_leftovers=True, tenancy=(0.0, LATER), grace=0.05)
 Look = Callable[[], tuple[Holder, ...] | None]
 
 
@@ -96,7 +97,7 @@ signal.pause()
 def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> None:
     tenant = tenants.occupy(floor.root, floor.uuid, b"secret", POD)
     leftover = tenants.zombie(floor.root, floor.uuid)
-    report = floor.run(Order(terminate_leftovers=True, terminate_foreign=True, tenancy_began=0.0, patience=60))
+    report = floor.run(Order(terminate_leftovers=True, terminate_foreign=True, tenancy=(0.0, LATER), patience=60))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert POD in report.detail
     assert report.findings.terminated == ()
@@ -106,15 +107,24 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
 
 def test_a_process_older_than_the_tenancy_is_foreign_and_waited_for(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
-    report = floor.run(replace(LEFTOVERS, tenancy_began=clock.now().uptime, patience=0.1))
+    report = floor.run(replace(LEFTOVERS, tenancy=(clock.now().uptime, LATER), patience=0.1))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
     assert f"still on the device: pid {pid}" in report.detail
     assert lives(pid)
 
 
+def test_a_process_younger_than_the_tenancy_is_foreign_and_waited_for(floor: Floor) -> None:
+    """Somebody at a shell looks at a device that could not be scrubbed yet."""
+    pid = tenants.zombie(floor.root, floor.uuid)
+    [holder] = floor.look() or ()
+    report = floor.run(replace(LEFTOVERS, tenancy=(0.0, holder.started - 0.01), patience=0.1))
+    assert (report.outcome, report.blame, report.findings.terminated) == (Outcome.FAILED, Blame.TENANT, ())
+    assert lives(pid)
+
+
 def test_without_a_tenancy_everyone_is_foreign(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
-    assert floor.run(replace(LEFTOVERS, tenancy_began=None)).outcome is Outcome.FAILED
+    assert floor.run(replace(LEFTOVERS, tenancy=None)).outcome is Outcome.FAILED
     assert lives(pid)
     assert floor.run(Order(terminate_foreign=True, grace=0.05)).findings.terminated == (pid,)
 
@@ -131,7 +141,7 @@ def test_a_worker_of_our_own_service_is_waited_for_and_never_ended(floor: Floor,
 
 def test_leftovers_are_left_when_the_policy_says_wait(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
-    order = Order(terminate_leftovers=False, terminate_foreign=True, tenancy_began=0.0)
+    order = Order(terminate_leftovers=False, terminate_foreign=True, tenancy=(0.0, LATER))
     assert floor.run(order).outcome is Outcome.FAILED
     assert lives(pid)
 
@@ -212,7 +222,7 @@ def test_a_process_that_no_signal_ends_is_told_to_end_and_is_found_stuck(floor: 
 
 def test_whoever_was_not_told_to_end_is_not_found_stuck(floor: Floor, bank, tmp_path: Path) -> None:
     with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
-        report = floor.run(replace(LEFTOVERS, tenancy_began=clock.now().uptime + 1))
+        report = floor.run(replace(LEFTOVERS, tenancy=(clock.now().uptime + 1, LATER)))
         assert (report.outcome, report.findings.stuck) == (Outcome.FAILED, ())
         assert f'pid {process.pid} ("python' in report.detail
         assert process.state == "S", "nothing was sent to it"

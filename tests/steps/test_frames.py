@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from pydantic import TypeAdapter
@@ -40,7 +41,9 @@ def test_an_assignment_is_heard_as_it_was_said() -> None:
 
 @pytest.mark.parametrize("step", Step)
 def test_a_task_is_heard_as_it_was_said(step: Step) -> None:
-    task = Task(step, Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy_began=12.5, grace=3.0))
+    order = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5, 13.5), grace=3.0)
+    task = Task(step, order)
+    assert frames.task(frames.encode(Task(step, replace(order, tenancy=None)))).order.tenancy is None
     assert frames.task(frames.encode(task)) == task
 
 

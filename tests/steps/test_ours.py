@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 from scrubber.core.model import Blame, Outcome, Path, Step
 from scrubber.devices.base import Care
@@ -13,7 +14,7 @@ from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
 from tests.devices.conftest import Bank
 
-SEIZES = Order(terminate_foreign=True, terminate_leftovers=True, tenancy_began=0.0, grace=0.05)
+SEIZES = Order(terminate_foreign=True, terminate_leftovers=True, tenancy=(0.0, math.inf), grace=0.05)
 FIRST_PROCESS = 1  # as in a container of its own, where it inherits every process that has lost its parent
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
@@ -86,7 +87,7 @@ async def test_all_steps_pass_one_after_the_other_and_the_child_ends_well(bank, 
 
 async def test_a_zombie_is_evicted_from_the_child(bank, spawn: Spawn) -> None:
     pid = tenants.zombie(bank.root, bank.first)
-    order = Order(terminate_leftovers=True, tenancy_began=0.0, grace=0.05)
+    order = Order(terminate_leftovers=True, tenancy=(0.0, math.inf), grace=0.05)
     result = await do(await spawn(), Step.EVICT, order)
     assert (result.outcome, result.findings.terminated) == (Outcome.PASSED, (pid,))
 

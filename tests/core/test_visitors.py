@@ -1,0 +1,100 @@
+"""Who was only met on a device is its owner where the kubelet says so or nobody can tell, and else gone once off it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import decide, starting, upkeep
+from scrubber.core import events as ev
+from scrubber.core.answers import Admit, Note, Proceed, Refuse, Wait
+from scrubber.core.model import Facts, Owner, Record
+from scrubber.errors import Reason
+from tests.core import lives
+from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, live, rows
+
+LATE = later(1e6)
+VISITOR = Owner(B, NOW, seen=True, visitor=True)
+LEFT = Note(ev.Released("whoever was met on it has left it, and the kubelet gave it to others"))
+ITS_OWN = Note(ev.Exposed(replace(VISITOR, visitor=False)))
+CROWD = Note(ev.Exposed(replace(VISITOR, crowded=True)))
+
+
+def off(*given: str, epoch: str = "epoch-1", wanted: bool = False) -> Facts:
+    """Nobody is on it, the visitor lives elsewhere, and the kubelet has given it to these."""
+    return replace(facts(alive=True, allotted=given, epoch=epoch), wanted=wanted)
+
+
+TEND = rows(
+    ("it has left; nobody has it", lives.VISITED, off(), LEFT),
+    ("it has left; who has it asks before it starts", lives.VISITED, off(A), LEFT),
+    ("R11 a kubelet was restarted since: who has it may have started without a word", lives.VISITED,
+     off(A, epoch="epoch-2"), Proceed()),
+    ("who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Proceed()),
+    ("who had it has lost it", lives.VISITED_UNANNOUNCED, off(), LEFT),
+    ("the same: it was asked for since", lives.VISITED_UNANNOUNCED, off(A, wanted=True), LEFT),
+    ("met at the first look; nobody has it", lives.FOUND_IN_USE, off(), LEFT),
+    ("W14 met at the first look; who has it may run already", lives.FOUND_IN_USE, off(A), Proceed()),
+    ("W14 it is who has it", lives.FOUND_IN_USE, off(B), ITS_OWN),
+    ("R11 the same, on a grant", lives.VISITED, off(A, B), ITS_OWN),
+    ("W2 that was known before the kubelet forgot it", live(lives.VISITED, ITS_OWN.event), off(), Proceed()),
+    ("R11 who has it is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, allotted=[A]),
+     Note(ev.Exposed(Owner(A, LATE, seen=True, crowded=True)))),
+    ("a third one is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, allotted=["pod-c"]), CROWD),
+    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, allotted=[A]), Proceed()),
+    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, allotted=[A]), Proceed()),
+    ("W3 the checkpoint cannot be read, or there is none", lives.VISITED, facts(alive=True), Proceed()),
+    ("the same, asked for", lives.VISITED, replace(facts(alive=True), wanted=True), Proceed()),
+    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, allotted=[]), Proceed()),
+    ("its pod is gone", lives.VISITED, facts(alive=False), Note(ev.Released("its owner is gone"))),
+    ("one without a name is no pod's", lives.NAMELESS, facts((FOREIGN,), allotted=[A]), Proceed()),
+    ("who was let start and is seen is no visitor", lives.EXPOSED_TO_B, off(A), Proceed()),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "answer"), TEND)
+def test_tend(record: Record, seen: Facts, answer: object) -> None:
+    assert upkeep.tend(record, seen, ENFORCE, LATE, 0.0) == answer
+
+
+IN_USE = rows(
+    ("it has left", lives.VISITED, off(A), None),
+    ("the same, met at the first look", lives.FOUND_IN_USE, off(), None),
+    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, allotted=[]), Reason.IN_USE),
+    ("another one is on it", lives.VISITED, facts((OF_A,), alive=True, allotted=[]), Reason.IN_USE),
+    ("it is who has it", lives.VISITED, off(B), Reason.IN_USE),
+    ("W3 nobody can say who has it", lives.VISITED, facts(alive=True), Reason.IN_USE),
+    ("nobody can say whether it lives", lives.VISITED, facts(allotted=[]), Reason.NOT_PROVEN_FREE),
+    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, allotted=[]), Reason.NOT_PROVEN_FREE),
+    ("W2 it was let start", lives.EXPOSED_TO_B, off(A), Reason.IN_USE),
+)
+
+
+@pytest.mark.parametrize(("record", "seen", "reason"), IN_USE)
+def test_whoever_asks_for_it_gets_it_once_the_visitor_is_off_it(
+    record: Record, seen: Facts, reason: Reason | None
+) -> None:
+    asked, given_back = decide.acquire(record, seen, ENFORCE, LATE), decide.release(record, seen, LATE)
+    begun = starting.start(record, seen, ENFORCE, A, LATE)
+    if reason is None:
+        assert asked == Note(ev.Released("it was asked for again and its last user is gone"))
+        assert given_back == Note(ev.Released("it was given back"))
+        assert begun == Note(ev.Released("another owner is about to start and its last user is gone"))
+        return
+    assert isinstance(asked, Wait)
+    assert isinstance(begun, Refuse)
+    assert isinstance(given_back, Refuse)
+    assert {asked.reason, begun.reason, given_back.reason} == {reason}
+
+
+START = rows(
+    ("it runs", facts(alive=True, allotted=[]), Owner(B, NOW, seen=True)),
+    ("nothing of it runs just now", facts(alive=False, allotted=[]), Owner(B, LATE)),
+    ("nobody can say whether it runs", facts(), Owner(B, LATE)),
+)
+
+
+@pytest.mark.parametrize(("seen", "owner"), START)
+def test_a_visitor_that_is_let_start_is_none_any_more(seen: Facts, owner: Owner) -> None:
+    assert starting.start(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.Exposed(owner))

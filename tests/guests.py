@@ -1,0 +1,43 @@
+"""Processes on simulated GPUs that no kubelet has started there; they are gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from scrubber.devices.simulated import tenants
+
+WITHIN = 20.0
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One of them."""
+
+    pid: int
+    handle: int
+
+    def lives(self) -> bool:
+        """Nobody has ended it."""
+        return not select.select([self.handle], [], [], 0)[0]
+
+
+@contextmanager
+def guest(simulated: Path, uuid: str, container: str = "", secret: bytes = b"") -> Iterator[Guest]:
+    """One of this container, or of none."""
+    use = partial(tenants.occupy, container=container) if container else tenants.zombie
+    pid = use(simulated, uuid, secret)
+    handle = os.pidfd_open(pid)
+    try:
+        yield Guest(pid, handle)
+    finally:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        select.select([handle], [], [], WITHIN)
+        os.close(handle)

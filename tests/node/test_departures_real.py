@@ -1,0 +1,135 @@
+"""A tenancy in real control groups: what looks like its end and is none, and its end, told by eyes and pidfds alone."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from policies.model import Policy
+from scrubber.core import events as ev
+from scrubber.core import upkeep
+from scrubber.core.answers import Note, Proceed, TendAnswer
+from scrubber.core.model import Owner, Record
+from scrubber.devices.simulated import creation, layout
+from scrubber.devices.simulated.backend import Simulated
+from scrubber.node.cgroups import Containers
+from scrubber.node.ends import Ends
+from scrubber.node.processes import Processes
+from scrubber.sight import Sight
+from tests.core import lives
+from tests.node.test_cgroups_real import CONTAINER, ID, UID, Group, Process, enter, group, pod
+
+__all__ = ["enter", "group"]
+WITHIN = 10.0
+HOLD = 'exec 9<>"$1"; echo; exec sleep 60'
+GONE = Note(ev.Released("its owner is gone"))
+
+
+class Grouped(Simulated):
+    """Simulated GPUs on a node whose containers are real groups."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.containers = Containers(Path("/proc"), Path("/proc/self/ns/pid").stat().st_ino)
+
+    def container_of(self, pid: int) -> str | None:
+        return self.containers.of(pid)
+
+    def living(self) -> dict[str, int]:
+        return self.containers.living()
+
+
+class Eyes:
+    """On one GPU that is a pod's."""
+
+    def __init__(self, root: Path) -> None:
+        creation.create(root, 1, 2**20)
+        backend = Grouped(root)
+        [device] = backend.inventory()
+        self.memory = layout.find(root, device.uuid).memory
+        self.ends = Ends()
+        processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+        self.sight = Sight(backend, processes, "boot", root, 0.0, ends=self.ends)
+        owned = lives.live(lives.GRANTED, ev.Exposed(Owner(UID, lives.NOW, seen=True)))
+        self.record: Record = replace(owned, device=device)
+
+    async def look(self) -> TendAnswer:
+        """What is to be done now."""
+        facts = await self.sight.full(self.record)
+        here = replace(self.record, incarnation=facts.incarnation)
+        return upkeep.tend(here, facts, Policy(), lives.later(1e6), 0.0)
+
+    async def left(self) -> frozenset[str]:
+        async with asyncio.timeout(WITHIN):
+            return await self.ends.next()
+
+
+@pytest.fixture
+async def eyes(tmp_path: Path) -> AsyncIterator[Eyes]:
+    it = Eyes(tmp_path / "gpus")
+    yield it
+    it.ends.close()
+
+
+@pytest.fixture
+def hold(eyes: Eyes) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+    """Starts a process in a group that has the GPU open."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def run(place: Path) -> subprocess.Popen[bytes]:
+        words = ["sh", "-c", f"echo $$ > {place}/cgroup.procs; {HOLD}", "sh", str(eyes.memory)]
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE))
+        assert started[-1].stdout is not None
+        started[-1].stdout.readline()
+        return started[-1]
+
+    yield run
+    for process in started:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("driver", "runtime"),
+    [
+        ("systemd, burstable", "containerd, systemd"),
+        ("systemd, in kind", "CRI-O, systemd"),
+        ("cgroupfs, guaranteed", "containerd, cgroupfs"),
+    ],
+)
+async def test_a_crash_loop_and_init_before_app_are_no_release_while_the_sandbox_runs_and_its_end_is_one(
+    driver, runtime, group: Group, enter: Callable[[Path], Process], eyes: Eyes, hold
+) -> None:
+    sandbox = enter(group(f"{pod(driver)}/{CONTAINER[runtime].replace(ID, 'c3' * 32)}"))
+    for _ in range(3):  # each in the group of a container that dies
+        container = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
+        assert await eyes.look() == Proceed()
+        end(container)
+        assert await eyes.look() == Proceed(), "nobody is on it, and the pod is there"
+    last = hold(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
+    assert await eyes.look() == Proceed()
+    sandbox.collect()
+    end(last)
+    while await eyes.look() != GONE:
+        await eyes.left()  # the pidfd of one of them, then of the other
+
+
+async def test_a_pod_without_a_sandbox_process_is_missed_with_its_last_container(
+    group: Group, eyes: Eyes, hold
+) -> None:
+    container = hold(group(f"{pod('cgroupfs, guaranteed')}/{ID}"))
+    assert await eyes.look() == Proceed()
+    end(container)
+    assert await eyes.left() == {eyes.record.device.uuid}
+    assert await eyes.look() == GONE

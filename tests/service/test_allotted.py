@@ -1,0 +1,45 @@
+"""A pod that was let start and never came: the kubelet's checkpoint alone shows that it never will."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core import grounds
+from scrubber.core.model import State
+from scrubber.node import checkpoint
+from tests.service.asking import healthy, rows, scrubs, written_down
+
+LONG = 300.0
+
+
+async def never_comes(world, device):
+    """A pod is granted the device and let start on it, and nothing of it is ever seen."""
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await world.service.start([device], None)
+    assert not world.record(device).owner.seen
+
+
+async def test_a_pod_that_never_came_and_has_lost_the_device_by_the_checkpoint_is_waited_for_no_more(world):
+    device = world.uuids[0]
+    await never_comes(world, device)
+    written_down(world, other=[world.uuids[1]])
+    await asyncio.sleep(grounds.STARTS_WITHIN - 1)
+    assert world.state(device) is State.EXPOSED, "its container may come any moment"
+    await asyncio.sleep(5)
+    assert world.state(device) is State.CLEAN
+    assert rows(world, ev.Released, device)[-1].why == "nobody came, and the kubelet has taken it from its owner"
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["the checkpoint cannot be read", "it is written down for it"])
+async def test_a_pod_that_has_not_come_yet_keeps_the_device_unless_the_checkpoint_says_otherwise(world, lost):
+    device = world.uuids[0]
+    await never_comes(world, device)
+    if lost:
+        (world.life.sight._kubelet_dir / checkpoint.NAME).unlink()
+    await asyncio.sleep(LONG)
+    assert (world.state(device), scrubs(world, device)) == (State.EXPOSED, 1)
+    assert healthy(world, device)
