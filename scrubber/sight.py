@@ -15,6 +15,7 @@ from pathlib import Path
 
 from scrubber import log
 from scrubber.away import Away
+from scrubber.core import grounds
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import Caller, Round, in_turn
@@ -109,7 +110,8 @@ class Sight:
         if in_use is False and record.state is not State.EXPOSED and enough:
             return Facts(incarnation, self.epoch(), (), self._since)
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
-            return replace(await self.full(record), vitals=await self.vitals(record.device.uuid))
+            vitals = await self.vitals(record.device.uuid, record.device.parent)
+            return replace(await self.full(record), vitals=vitals)
         return await self.full(record)
 
     async def _still(self, record: Record) -> Facts | None:
@@ -162,7 +164,8 @@ class Sight:
         self, record: Record, driver: Callable[[], Incarnation], epoch: str
     ) -> Callable[[], Facts | None] | None:  # fmt: skip
         """What a thread is to ask about one of them; None where the answer could only be that it takes more."""
-        uuid, unchanged = record.device.uuid, self._unchanged(record) if self.backend.lists_users else None
+        uuid, parent = record.device.uuid, record.device.parent
+        unchanged = self._unchanged(record) if self.backend.lists_users else None
         free = record.state is not State.EXPOSED and (not self.backend.lists_users or self._was_free(record))
         if unchanged is None and not free:
             return None
@@ -171,7 +174,8 @@ class Sight:
             if self._in_reset(uuid):
                 return None
             incarnation = driver()
-            vitals, in_use = self.backend.look(uuid)
+            told, in_use = self.backend.look(uuid)
+            vitals = self._in_layout(told, parent)
             if free and in_use is False:
                 return Facts(incarnation, epoch, (), self._since, vitals=vitals)
             seen = unchanged() if unchanged is not None else None
@@ -241,14 +245,16 @@ class Sight:
         listed = self._named.get(record.device.uuid, frozenset())
         self._visits[record.device.uuid] = _Visit(now, until, replace(facts, claimant_alive=None), listed)
 
-    async def vitals(self, uuid: str) -> Vitals | None:
+    async def vitals(self, uuid: str, parent: str | None = None) -> Vitals | None:
         """Health as reported; while a single report is missing what was told unasked (``partial``), or None.
+
+        Of a slice that is not there its GPU, the ``parent``, tells whether it was laid out anew.
 
         One late answer is no illness: drivers hold their locks while another device is reset. Two in a row are. Nor is
         what a device seems to be in the middle of a reset.
         """
         try:
-            vitals = await self._caller.ask(uuid, lambda: self._vitals(uuid), self.patience)
+            vitals = await self._caller.ask(uuid, lambda: self._vitals(uuid, parent), self.patience)
         except DeviceError as error:
             silent, heard = self._unanswered(uuid, error), await self._heard(uuid)
             return replace(silent, xids=heard.xids, signs=heard.signs) if silent and heard else silent or heard
@@ -290,8 +296,17 @@ class Sight:
         """Wait until the driver can be asked again after the resets that are over; what that takes has an end."""
         await self._away.back()
 
-    def _vitals(self, uuid: str) -> Vitals | None:
-        return None if self._in_reset(uuid) else self.backend.vitals(uuid)
+    def _vitals(self, uuid: str, parent: str | None) -> Vitals | None:
+        return None if self._in_reset(uuid) else self._in_layout(self.backend.vitals(uuid), parent)
+
+    def _in_layout(self, told: Vitals, parent: str | None) -> Vitals:
+        """A GPU that is itself in a reset, or does not answer, says nothing about its slices."""
+        if not told.lost or parent is None or self._in_reset(parent):
+            return told
+        try:
+            return grounds.relaid(told, self.backend.vitals(parent))
+        except DeviceError:
+            return told
 
     def _in_use(self, uuid: str) -> bool | None:
         return None if self._in_reset(uuid) else self.backend.in_use(uuid)

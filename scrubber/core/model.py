@@ -99,6 +99,7 @@ class Ailment(Enum):
     SWITCH = "switch"
     REBOOT_REQUIRED = "reboot-required"
     REPLACED = "replaced"
+    RELAID = "relaid"
     STUCK_PROCESS = "stuck-process"
     FLAPPING = "flapping"
     OPERATOR = "operator"
@@ -190,6 +191,7 @@ class Vitals:
     why: str = ""  # it is unresponsive
     signs: tuple[Sign, ...] = ()
     partial: bool = False  # only what was reported was read, and nothing of the device itself
+    relaid: bool = False  # it is lost, and its GPU answers: cut into slices, or into others, or whole again
 
 
 @dataclass(frozen=True, slots=True)
