@@ -167,7 +167,8 @@ class Sight:
         uuid, parent = record.device.uuid, record.device.parent
         unchanged = self._unchanged(record) if self.backend.lists_users else None
         free = record.state is not State.EXPOSED and (not self.backend.lists_users or self._was_free(record))
-        if unchanged is None and not free:
+        left = grounds.has_left(record)  # nobody is on it, and nobody waits for it: it needs no look by itself
+        if unchanged is None and not (free or left):
             return None
 
         def ask() -> Facts | None:
@@ -176,6 +177,8 @@ class Sight:
             incarnation = driver()
             told, in_use = self.backend.look(uuid)
             vitals = self._in_layout(told, parent)
+            if left and vitals.lost:
+                return Facts(incarnation, epoch, None, self._since, vitals=vitals)
             if free and in_use is False:
                 return Facts(incarnation, epoch, (), self._since, vitals=vitals)
             seen = unchanged() if unchanged is not None else None
