@@ -123,3 +123,28 @@ async def test_what_has_gone_is_not_shown_any_more(node):
     assert f'autoclave_quarantined{{gpu="0:0",reason="lost",uuid="{uuid}"}} 1.0' in node.series()
     await node.tell(uuid, ev.Reinstated("ann"))
     assert not [line for line in node.series() if line.startswith("autoclave_quarantined{")]
+
+
+async def relaid(node: Node, layout: int) -> None:
+    """An operator cuts the GPUs into other slices, and tenants come to them."""
+    for number, device in enumerate(node.devices):
+        out = lives.quarantine(Sickness(Ailment.RELAID, "laid out anew"))
+        await node.tell(device.uuid, ev.Quarantined(out))
+        told = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
+        node.built.service.vitals[device.uuid] = told
+        node.tally.vitals(node.record(device.uuid), told)
+        node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
+    for device in node.devices:
+        await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
+        await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
+
+
+async def test_a_node_that_is_laid_out_anew_again_and_again_shows_no_more_than_before(node):
+    """All of it: what is counted of a device is gone with the device."""
+    node.devices = node.devices[:4]
+    await day(node)
+    first = set(map(name, node.series())) | {'autoclave_quarantines_total{reason="relaid"}'}
+    for layout in range(50):
+        await relaid(node, layout)
+    await day(node)
+    assert {name(line).replace('-49"', '"') for line in node.series()} == first
