@@ -80,12 +80,13 @@ def successor(record: Record, records: Iterable[Record]) -> str | None:
 def has_left(record: Record) -> bool:
     """It was taken away, and is not missed; whether it is back by now its vitals say.
 
-    What waits for a person does so in another layout as well: that is no repair.
+    A GPU that waits for a person does so in another layout as well: that is no repair.
     """
     out = record.quarantine
     if out is None or out.sickness.ailment not in LEFT:
         return False
-    return out.sickness.ailment is Ailment.REPLACED or out.next_probe is not None
+    waits = out.next_probe is None and record.device.parent is None
+    return out.sickness.ailment is Ailment.REPLACED or not waits
 
 
 def met_anew(record: Record) -> bool:

@@ -151,12 +151,13 @@ def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_retur
     assert not showing.is_past(out, Vitals(), past)
 
 
-def test_what_was_replaced_is_past_and_what_is_lost_or_waits_for_a_person_is_not():
+def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_person_is_not():
     for ailment, past in ((Ailment.REPLACED, True), (Ailment.LOST, False), (Ailment.HEAT, False)):
         out = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
         assert showing.is_past(out, LOST, LATE) == past
     waits = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(Ailment.RELAID, "x"), None)))
     assert not showing.is_past(waits, RELAID, LATE)
+    assert showing.is_past(slice_of(waits), RELAID, LATE), "nobody could do anything about it any more"
     assert not showing.is_past(lives.CLEAN, RELAID, LATE)
 
 
