@@ -303,11 +303,12 @@ class Sight:
         return None if self._in_reset(uuid) else self._in_layout(self.backend.vitals(uuid), parent)
 
     def _in_layout(self, told: Vitals, parent: str | None) -> Vitals:
-        """A GPU that is itself in a reset, or does not answer, says nothing about its slices."""
+        """A GPU that is in a reset, owes something after one, or does not answer, says nothing about its slices."""
         if not told.lost or parent is None or self._in_reset(parent):
             return told
         try:
-            return grounds.relaid(told, self.backend.vitals(parent))
+            ours = parent in self.backend.owed()  # it was we who took them: they are missed
+            return told if ours else grounds.relaid(told, self.backend.vitals(parent))
         except DeviceError:
             return told
 

@@ -235,6 +235,18 @@ async def test_a_slice_that_was_laid_out_anew_is_told_from_one_whose_gpu_is_lost
     assert await health(eyes(), gone) == AWAY
 
 
+async def test_a_slice_that_a_reset_of_ours_has_taken_and_still_owes_is_lost(rig, cut, backend, eyes) -> None:
+    backend.inventory()
+    gone = record(backend, cut[0])
+    rig.cut(0)
+    note = rig.settings / f"{rig.gpu(0).uuid}.resetting.json"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text("{}")
+    assert await health(eyes(), gone) == Vitals(lost=True)
+    note.unlink()
+    assert await health(eyes(), gone) == AWAY
+
+
 async def test_while_its_gpu_is_in_a_reset_nothing_is_told_of_a_slice(rig, cut, backend, eyes) -> None:
     backend.inventory()
     gone = record(backend, cut[0])
