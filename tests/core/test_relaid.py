@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths, Route
-from scrubber.core import answers, grounds, showing, states, upkeep
+from scrubber.core import answers, grounds, remedy, showing, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
 from scrubber.core.model import Ailment, Path, Record, Sickness, State, Trigger, Vitals
@@ -107,6 +107,12 @@ def test_while_its_gpu_is_reset_a_slice_is_away_for_a_moment():
 def test_a_slice_stays_laid_out_anew_when_its_gpu_is_lost_later_and_a_gpu_that_was_cut_is_lost_then():
     assert tend(gone(), LOST, later(20_000)) == Proceed()
     assert reason(after(after(lives.CLEAN, RELAID), LOST, later(20_000))) is Ailment.LOST
+
+
+def test_as_long_as_it_is_gone_there_is_no_use_in_trying():
+    told = Sickness(Ailment.RELAID, "x")
+    assert remedy.persists(told, RELAID)
+    assert not remedy.persists(told, Vitals())
 
 
 COMEBACKS = rows(
