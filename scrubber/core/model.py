@@ -1,6 +1,7 @@
 """The words of the house: values that decisions are made from.
 
 Frozen, and compared by value. Hardware is described as it was seen: what could not be read is ``None``, never a yes.
+Over 400 lines, because all words stand in one place, and each is a line with its reason.
 """
 
 from __future__ import annotations
