@@ -8,6 +8,8 @@ from enum import Enum
 from typing import Protocol
 
 GONE = "gone"  # the reason why a device is out that the service does not name any more
+# The service's words for a device that was taken away on purpose: another one, or another layout, is in its place.
+LEFT = frozenset({"replaced", "relaid"})
 
 
 class MigStrategy(Enum):

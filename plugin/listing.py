@@ -3,7 +3,8 @@
 Rules that the kubelet demands:
 
 * A device that was shown once stays in the list: the kubelet falls over a device that vanishes while it is being
-  allocated. What the service does not name any more is unhealthy.
+  allocated. What the service does not name any more is unhealthy. What was taken away before this process began, such
+  as the slices of an older layout, was never shown by it.
 * Every list is a full one, and each stream gets its own: a second reader takes nothing away from the first.
 
 Rules that safety demands:
@@ -16,7 +17,7 @@ Rules that safety demands:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from plugin import devices
 from plugin.bell import Bell
-from plugin.devices import GONE, Device, MigStrategy
+from plugin.devices import GONE, LEFT, Device, MigStrategy
 from scrubber.api import client
 from scrubber.errors import AutoclaveError, NotReady, Reason, Unreachable
 
@@ -192,14 +193,19 @@ class Listing:
 
     def _take(self, adverts: Iterable[devices.Advert]) -> None:
         """Keep what is said now, and as unhealthy what was said before."""
-        offered = devices.offered(adverts, self._prefix, self._strategy)
-        named = {(device.resource, device.uuid): device for device in offered}
-        gone = {key: _gone(device) for key, device in self._known.items() if key not in named}
-        self._known = gone | named
+        named = {(device.resource, device.uuid): device for device in self._offered(adverts)}
+        before = {key: named[key] if key in named else _gone(device) for key, device in self._known.items()}
+        self._known = before | named
         if not self._first.is_set():
             self._first.set()
             logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
         self._changed()
+
+    def _offered(self, adverts: Iterable[devices.Advert]) -> Iterator[Device]:
+        """What the service names. What had left before we came need not be shown: it would count as there for ever."""
+        for device in devices.offered(adverts, self._prefix, self._strategy):
+            if device.reason not in LEFT or (device.resource, device.uuid) in self._known:
+                yield device
 
     def _believe(self) -> None:
         """The service has just spoken."""

@@ -18,7 +18,7 @@ from scrubber import log
 from scrubber.config import Backend as Chosen
 from scrubber.config import ScrubberConfig
 from scrubber.config import Sight as Eyes
-from scrubber.core import states
+from scrubber.core import grounds, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.devices.base import Address, Backend, Care, DeviceError
 from scrubber.devices.calls import Caller
@@ -182,7 +182,7 @@ def open_ledger(config: ScrubberConfig, tally: Tally) -> Ledger:
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     ledger = Ledger(opened, clock.now, loaded=believed[-1], witness=tally)
-    tally.watch(record.device for record in ledger.records.values())
+    tally.watch(record.device for record in ledger.records.values() if not grounds.has_left(record))
     return ledger
 
 

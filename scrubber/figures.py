@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from scrubber import metrics
+from scrubber.core import showing
 from scrubber.core.model import Moment, Quarantine, Record, Vitals
 from scrubber.devices.base import Readings
 from scrubber.exposition.table import Sample, families
@@ -80,8 +81,10 @@ class Figures(Collector):
     def _of_the_devices(self) -> Iterator[Sample]:
         records = self._service.ledger.records
         healthy = {advert.device: advert.healthy for advert in self._reporter.adverts().devices}
-        now = self._service.now()
+        now, vitals = self._service.now(), self._service.vitals
         for uuid, record in sorted(records.items()):
+            if showing.is_past(record, vitals.get(uuid), now):
+                continue
             for row, more, value in self._of(record, now):
                 yield row, (record.device.name, uuid, *more), value
             yield metrics.HEALTHY, (record.device.name, uuid), float(healthy[uuid])

@@ -75,11 +75,17 @@ class Reporter:
         )
 
     async def status(self, gpus: Sequence[str]) -> view.Status:
-        """Some devices or all, by index, and whose they are."""
-        uuids = [self.find(gpu) for gpu in gpus] or list(self._service.ledger.records)
+        """Some devices or all that are there or missed, by index, and whose they are."""
+        uuids = [self.find(gpu) for gpu in gpus] or self.present()
         about = self.about()  # of the same moment as the devices: whoever waits for news goes by its row
         devices = await self._with_pods(uuids)
         return view.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
+
+    def present(self) -> list[str]:
+        """All but those that were taken away on purpose, a while ago."""
+        vitals, now = self._service.vitals, self._service.now()
+        records = self._service.ledger.records.items()
+        return [uuid for uuid, record in records if not showing.is_past(record, vitals.get(uuid), now)]
 
     def device(self, uuid: str) -> view.DeviceStatus:
         """One device."""

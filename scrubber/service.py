@@ -248,7 +248,7 @@ class Service(Hooks):
         """
         if self._stopping:
             return None
-        vitals = await self._sight.vitals(device)
+        vitals = await self._sight.vitals(device, self._known(device).device.parent)
         if vitals is not None:
             self._notice(device, vitals)
         async with self.jobs.locks.of([device]):

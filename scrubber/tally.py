@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from policies import xids
 from scrubber import metrics
 from scrubber.core import events as ev
+from scrubber.core import grounds
 from scrubber.core.events import Entry
 from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
 from scrubber.exposition.table import Meters
@@ -79,8 +80,16 @@ class Tally:
                 self._exposed_since.pop(entry.device, None)
                 if before is None or before.quarantine is None:
                     self._meters.count(metrics.QUARANTINES, quarantine.sickness.ailment.value)
+                if quarantine.sickness.ailment in grounds.LEFT:
+                    self._forget(entry.device)
             case ev.Reinstated():
                 self._meters.count(metrics.RETURNS, PERSON)
+
+    def _forget(self, uuid: str) -> None:
+        """What is taken away on purpose, as slices are again and again, must not leave its series behind."""
+        self._meters.forget(uuid)
+        self._exposed_since.pop(uuid, None)
+        self.proven.pop(uuid, None)
 
     def _ended(self, entry: Entry, before: Record | None) -> None:
         if before is None or before.quarantine is None:  # what is out waits for other things than a scrub
@@ -129,8 +138,9 @@ class Tally:
         """What a device says of itself: errors are counted when they are first told."""
         uuid = record.device.uuid
         last = self._heard.get(uuid, record.baseline.last_xid)
+        gone = vitals.lost and grounds.has_left(record)  # what is told then is of others in its place
         for xid in vitals.xids:
-            if xid.number > last:
+            if xid.number > last and not gone:
                 code = str(xid.code) if xids.row(xid.code) is not None else OTHER
                 self._meters.count(metrics.XIDS, record.device.name, uuid, code)
         self._heard[uuid] = max((last, *(xid.number for xid in vitals.xids)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import urllib.error
 import urllib.request
+
+from scrubber.exposition import door
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -17,3 +20,15 @@ def fetch(address: str, path: str, accept: str = "") -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+_shown: dict[str, float] = {}  # when each address last showed its figures
+
+
+def figures(address: str) -> str:
+    """All figures in OpenMetrics, as they are now: those that were shown here are shown again for a moment."""
+    time.sleep(max(0.0, _shown.get(address, 0.0) + door.FRESH - time.monotonic()))  # nothing else tells that it is over
+    status, text = fetch(address, "/metrics", OPENMETRICS)
+    _shown[address] = time.monotonic()
+    assert status == 200
+    return text

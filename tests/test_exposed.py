@@ -18,7 +18,7 @@ from scrubber import metrics
 from scrubber.api import client
 from scrubber.devices.simulated import drills, tenants
 from scrubber.errors import AutoclaveError
-from tests.fetching import OPENMETRICS, fetch
+from tests.fetching import fetch, figures
 from tests.live import Service
 
 ANYWHERE = ("--metrics-address", "127.0.0.1:0")
@@ -47,7 +47,7 @@ def address_of(service: Service) -> str:
 
 
 def scrape(service: Service) -> Shown:
-    return Shown(fetch(address_of(service), "/metrics", OPENMETRICS)[1])
+    return Shown(figures(address_of(service)))
 
 
 @pytest.fixture

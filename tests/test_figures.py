@@ -136,3 +136,28 @@ async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_repl
     shown = [registry.get_sample_value(row.name, labels) for row in (metrics.RESIDUE, metrics.UNAUTHORISED)]
     await after.close()
     assert shown == [0, 0]
+
+
+async def relaid(node: Node, layout: int) -> None:
+    """An operator cuts the GPUs into other slices, and tenants come to them."""
+    for number, device in enumerate(node.devices):
+        out = lives.quarantine(Sickness(Ailment.RELAID, "laid out anew"))
+        await node.tell(device.uuid, ev.Quarantined(out))
+        told = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
+        node.built.service.vitals[device.uuid] = told
+        node.tally.vitals(node.record(device.uuid), told)
+        node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
+    for device in node.devices:
+        await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
+        await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
+
+
+async def test_a_node_that_is_laid_out_anew_again_and_again_shows_no_more_than_before(node):
+    """All of it: what is counted of a device is gone with the device."""
+    node.devices = node.devices[:4]
+    await day(node)
+    first = set(map(name, node.series())) | {'autoclave_quarantines_total{reason="relaid"}'}
+    for layout in range(50):
+        await relaid(node, layout)
+    await day(node)
+    assert {name(line).replace('-49"', '"') for line in node.series()} == first

@@ -10,7 +10,7 @@ from policies import xids
 from scrubber import metrics
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.model import Blame, Holder, Outcome, Path, Step, StepResult, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, Blame, Holder, Outcome, Path, Sickness, Step, StepResult, Trigger, Vitals, Xid
 from scrubber.exposition.table import Row
 from scrubber.ledger import memory
 from scrubber.ledger.ledger import Ledger
@@ -161,6 +161,17 @@ def test_errors_that_were_on_record_at_the_start_are_not_counted_again(book):
     known = lives.live(lives.CLEAN, ev.Heard(((13, 2),), 2))
     book.tally.vitals(known, Vitals(xids=(Xid(1, 13), Xid(2, 13), Xid(3, 13))))
     assert book.of(metrics.XIDS, **DEVICE_LABELS, xid="13") == 1
+
+
+def test_what_was_laid_out_anew_leaves_no_figures_and_what_is_lost_does(book):
+    cases = (Ailment.LOST, 2.0), (Ailment.RELAID, None), (Ailment.REPLACED, None)
+    for number, (ailment, left) in enumerate(cases, start=1):
+        record = book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
+        book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
+        out = book.tell(record, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
+        assert book.of(metrics.UNAUTHORISED, **DEVICE_LABELS) == left
+        book.tally.vitals(out, Vitals(lost=True, xids=(Xid(number, 13),)))  # of what is in its place
+        assert book.of(metrics.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
 
 
 def test_a_code_that_nobody_knows_makes_no_series_of_its_own(book):

@@ -2,8 +2,8 @@
 
 A device is out when the scrub service names an ailment of it, or names it no more. One that is merely not offered, as
 it is being scrubbed or waits for that, is not out unless it lasts: a node must not look sick between two pods. One in
-whose place another one sits is told of, and does not count: a repair must not leave the node sick for ever. One that is
-lost counts until then.
+whose place another one, or another layout, sits is told of, and does not count: a repair must not leave the node sick
+for ever. One that is lost counts until then.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from plugin.devices import GONE, Device
+from plugin.devices import GONE, LEFT, Device
 
 NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy for no told reason: the slow path takes about a minute
 MOST_NAMED = 16  # devices in one message
 LONGEST_MESSAGE = 1000  # characters: the API server takes 1024 of an Event
-REPLACED = "replaced"  # the service's word for a device that is not there, and another one is in its place
 
 
 class Code(Enum):
@@ -49,7 +48,7 @@ class Verdict:
     ailment: str = ""
     idle_since: float | None = None  # not offered since then, and nobody says why
     proven: bool = False  # it was offered as healthy, and nothing ailed it since
-    replaced: bool = False  # it is not there, and another one is in its place
+    replaced: bool = False  # it is not there, and another one, or another layout, is in its place
 
     @property
     def name(self) -> str:
@@ -121,7 +120,7 @@ def _judge(before: Verdict | None, device: Device, now: float, taken: Container[
         succeeded = before is not None and before.replaced
         return Verdict(*about, Code.GONE, replaced=succeeded or (device.index, device.mig) in taken)
     if device.quarantined:
-        return Verdict(*about, Code.QUARANTINED, device.reason, replaced=device.reason == REPLACED)
+        return Verdict(*about, Code.QUARANTINED, device.reason, replaced=device.reason in LEFT)
     if device.reason:
         return Verdict(*about, Code.SICK, device.reason)
     if device.healthy:
@@ -174,7 +173,7 @@ def outlook(verdicts: Verdicts | None) -> Outlook:
         return NONE_OFFERED
     found = _outlook(counted)
     replaced = [verdict.name for verdict in verdicts.values() if verdict.replaced]
-    also = f"; not counted, as another one is in its place: {_named(replaced)}" if replaced else ""
+    also = f"; not counted, as others are in their place: {_named(replaced)}" if replaced else ""
     return replace(found, message=bounded(f"{found.message}{also}"))
 
 

@@ -109,7 +109,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
         """See the proto."""
         async with answered(context, "scrub") as asked:
             names = requests.devices(request.gpus, needed=not request.all)
-            uuids = [self._reporter.find(name) for name in names] or sorted(self._service.ledger.records)
+            uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.present())
             path = _path(request.path)
             asked.quiet = True  # each device has a line of its own
         each = [(uuid, partial(self._service.scrub, uuid, path, op=asked.op)) for uuid in uuids]

@@ -24,12 +24,15 @@ from scrubber.core.model import (
     State,
     Step,
     Trigger,
+    Vitals,
 )
 
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
 OWN_PAUSE = 0.25  # of the time between two tests: by so much the pauses of two devices may differ
-GONE = frozenset({Ailment.LOST, Ailment.REPLACED})  # nobody is on what is not there
-BLAMELESS = frozenset({Ailment.STUCK_PROCESS})  # says nothing of the device: to come back from it is no flapping
+LEFT = frozenset({Ailment.REPLACED, Ailment.RELAID})  # as somebody wanted it, so that nobody waits for it
+GONE = LEFT | {Ailment.LOST}  # nobody is on what is not there
+# Says nothing of the device: to come back from it is no flapping.
+BLAMELESS = frozenset({Ailment.STUCK_PROCESS, Ailment.RELAID})
 CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
 CUT_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
 
@@ -73,6 +76,31 @@ def successor(record: Record, records: Iterable[Record]) -> str | None:
         return None
     there = (it for it in records if it.device.pci_address == place and it.device.parent is None)
     return next((it.device.uuid for it in there if it.quarantine is None), None)
+
+
+def has_left(record: Record) -> bool:
+    """It was taken away, and is not missed; whether it is back by now its vitals say.
+
+    A GPU that waits for a person does so in another layout as well: that is no repair.
+    """
+    out = record.quarantine
+    if out is None or out.sickness.ailment not in LEFT:
+        return False
+    waits = out.next_probe is None and record.device.parent is None
+    return out.sickness.ailment is Ailment.REPLACED or not waits
+
+
+def met_anew(record: Record) -> bool:
+    """Nobody has looked at what became of it: it is as if it had never been seen."""
+    relaid = record.quarantine is not None and record.quarantine.sickness.ailment is Ailment.RELAID
+    return relaid or record.state is State.UNKNOWN
+
+
+def relaid(vitals: Vitals, parent: Vitals | None) -> Vitals:
+    """Those of a slice by those of its GPU: it was laid out anew only if that is there, and says so itself."""
+    if not vitals.lost or parent is None or parent.unresponsive or parent.partial or parent.reset_required:
+        return vitals
+    return replace(vitals, relaid=parent.relaid or not parent.lost)
 
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:
@@ -258,7 +286,7 @@ def user_of(holders: tuple[Holder, ...]) -> str | None:
 
 def path_for(record: Record, policy: Policy) -> Path:
     """Which path the device's next scrub takes."""
-    route = policy.paths.first_look if record.state is State.UNKNOWN else policy.paths.new_tenant
+    route = policy.paths.first_look if met_anew(record) else policy.paths.new_tenant
     return Path.SLOW if route is Route.SLOW or record.owed is Path.SLOW else Path.FAST
 
 

@@ -34,7 +34,7 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Sickn
     worst_xid = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
     reported = [Sickness(Ailment.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
     if vitals.lost or vitals.unresponsive:  # then it says nothing itself
-        yield _silent(vitals)
+        yield silent(vitals)
         yield from reported
         return
     if vitals.remap_failed:
@@ -50,7 +50,10 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Sickn
     yield from _told(vitals, policy)
 
 
-def _silent(vitals: Vitals) -> Sickness:
+def silent(vitals: Vitals) -> Sickness:
+    """Why it says nothing itself."""
+    if vitals.relaid:
+        return Sickness(Ailment.RELAID, "its GPU is laid out (MIG) so that there is nothing of this name")
     if vitals.lost:
         return Sickness(Ailment.LOST, "the device has fallen off its bus")
     told = f": {vitals.why}" if vitals.why else ""

@@ -1,7 +1,7 @@
 """The words of the house: values that decisions are made from.
 
 Frozen, and compared by value. Hardware is described as it was seen: what could not be read is ``None``, never a yes.
-Over 400 lines, because whoever looks for a word looks here.
+Over 400 lines, because all words stand in one place, and each is a line with its reason.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class Ailment(Enum):
     SWITCH = "switch"
     REBOOT_REQUIRED = "reboot-required"
     REPLACED = "replaced"
+    RELAID = "relaid"
     STUCK_PROCESS = "stuck-process"
     FLAPPING = "flapping"
     OPERATOR = "operator"
@@ -191,6 +192,7 @@ class Vitals:
     why: str = ""  # it is unresponsive
     signs: tuple[Sign, ...] = ()
     partial: bool = False  # only what was reported was read, and nothing of the device itself
+    relaid: bool = False  # it is lost, and its GPU answers: cut into slices, or into others, or whole again
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ REMEDIES: dict[Ailment, Remedy] = {
     ),
     Ailment.HEAT: Remedy(Course.WAIT, f"look after cooling and power; {_BACK} once it has cooled down", doubtful=False),
     Ailment.REPLACED: Remedy(Course.RESET, f"nothing: another GPU sits in its place; {_BACK} should it be put back"),
+    Ailment.RELAID: Remedy(Course.WAIT, f"nothing: its GPU has another layout; {_BACK} should it have this one again"),
     Ailment.STUCK_PROCESS: Remedy(
         Course.WAIT,
         "a process that cannot be ended holds it: look at its kernel stack (/proc/PID/stack), reboot the node if it"
@@ -97,7 +98,7 @@ def persists(sickness: Sickness, vitals: Vitals | None) -> bool:
     if vitals is None:
         return False
     match sickness.ailment:
-        case Ailment.LOST | Ailment.REPLACED:
+        case Ailment.LOST | Ailment.REPLACED | Ailment.RELAID:
             return vitals.lost
         case Ailment.UNRESPONSIVE:
             return vitals.unresponsive

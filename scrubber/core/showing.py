@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from policies.model import Policy
-from scrubber.core import answers, remedy, upkeep, view
-from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State
+from scrubber.core import answers, grounds, remedy, upkeep, view
+from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State, Vitals
+
+SHOWN = 900.0  # seconds for which what was taken away is shown all the same: who looks at it hears what became of it
 
 
 def receipt_view(receipt: Receipt) -> view.ReceiptView:
@@ -112,6 +114,13 @@ def _called(uid: str, held: Mapping[str, Collection[str]], names: Mapping[str, s
     if uid not in names:
         return uid
     return ", ".join(f"{names[uid]}/{container}" for container in sorted(held.get(uid, ()))) or names[uid]
+
+
+def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
+    """Whether it is only told of to who asks for it: it was taken away on purpose, and has not come back since."""
+    if record.quarantine is None or not grounds.has_left(record) or (vitals is not None and not vitals.lost):
+        return False
+    return not 0 <= now.wall - record.quarantine.since.wall < SHOWN
 
 
 def advice(record: Record, blocked: str = "") -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from policies import xids
 from policies.model import Mode, Policy
 from scrubber.core import answers, decide, grounds, remedy, verdict
 from scrubber.core import events as ev
-from scrubber.core.illness import diagnose, known, news, worst
+from scrubber.core.illness import diagnose, known, news, silent, worst
 from scrubber.core.model import (
     Ailment,
     Baseline,
@@ -71,6 +71,9 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         return answers.Note(stale)
     if record.state is State.UNKNOWN and (container := grounds.user_of(facts.holders or ())) is not None:
         return answers.Note(ev.Exposed(Owner(container, now, seen=True, visitor=True)))
+    if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.EXPOSED):
+        # Nobody lays out anew what is in use: whoever has it misses it.
+        facts = replace(facts, vitals=replace(facts.vitals, relaid=False))
     sick = _sickness(record, facts, policy)
     if sick is not None:
         return _isolate(record, sick, facts.vitals, policy, now, chance)
@@ -137,7 +140,8 @@ def confine(
     sticky = alone or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = told.detail if before is not None and record.job is not None else ""
-    out = Quarantine(sickness, _since(record, now), by, record.baseline, probes, due, last_try)
+    since = now if sickness.ailment in grounds.LEFT else _since(record, now)
+    out = Quarantine(sickness, since, by, record.baseline, probes, due, last_try)
     if told.ailment is Ailment.OPERATOR:  # a person's word is no judgement of what the device has told
         return ev.Quarantined(out)
     judged = heard(record.baseline, vitals)
@@ -178,6 +182,8 @@ def _sickness(record: Record, facts: Facts, policy: Policy) -> Sickness | None:
     if record.sickness is not None and record.state in (State.GRANTED, State.EXPOSED):
         return _worse(record.sickness, facts, record, policy)
     now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
+    if now is not None and now.ailment is Ailment.RELAID and record.state in (State.GRANTED, State.EXPOSED):
+        now = Sickness(Ailment.LOST, now.detail)  # nobody lays out what is in use: somebody misses it
     # What came while it was in use and sick is no news after the quarantine: it must not be forgotten over the first.
     return worst(it for it in (record.sickness, now) if it is not None)
 
@@ -311,16 +317,30 @@ def _gone(record: Record, facts: Facts) -> Sickness | None:
 
     Slices are away for a moment while others are made.
     """
-    if facts.vitals is None or not facts.vitals.lost or record.quarantine is None or record.device.parent is not None:
+    if facts.vitals is None or not facts.vitals.lost or record.quarantine is None:
         return None
     reason = record.quarantine.sickness.ailment
+    if facts.vitals.relaid:
+        return _relaid(record.quarantine, facts)
+    if record.device.parent is not None:
+        return None
     if facts.successor is not None:
         told = Sickness(Ailment.REPLACED, f"{facts.successor} sits in its place")
         return told if reason is not Ailment.REPLACED else None
     told = Sickness(
         Ailment.LOST, f"the device has fallen off its bus; it was out before: {record.quarantine.sickness.detail}"
     )
-    return told if reason not in grounds.GONE else None
+    return told if reason not in grounds.GONE or reason is Ailment.RELAID else None
+
+
+def _relaid(out: Quarantine, facts: Facts) -> Sickness | None:
+    """That its GPU has another layout now: it is not lost, whatever it was taken for. A reset brings slices back."""
+    if facts.vitals is None or facts.domain_resetting or out.sickness.ailment is Ailment.RELAID:
+        return None
+    told = silent(facts.vitals)
+    if out.next_probe is not None:
+        return told
+    return replace(told, detail=f"{told.detail}; it was out before: {out.sickness.detail}")
 
 
 def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Sickness | None:

@@ -1,7 +1,9 @@
 """A small HTTP door: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for probes.
 
 Anybody who reaches the address may ask, so whoever asks slowly, or for ever, costs a connection for a few seconds and
-nothing else. An answer is made on the loop, between two other things, so that it is of one moment.
+nothing else; where all are taken, the oldest is given up for who comes now. An answer is made on the loop, between two
+other things, so that it is of one moment. Figures are made for all who ask within half a second at once: whoever asks
+without a pause takes no more of the loop than that.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ import http.client
 import io
 import ipaddress
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from email.message import Message
+from enum import Enum
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import exposition as text
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from scrubber import log
 from scrubber.errors import FatalError
@@ -27,11 +32,13 @@ logger = log.get("metrics")
 
 PATIENCE = 5.0  # seconds for a whole exchange: Prometheus gives up on a scrape after ten
 MOST = 64  # exchanges at a time
+FRESH = 0.5  # seconds for which figures are shown again as they were made: making them keeps the loop from all else
 LONGEST = 8192  # bytes of a question
 HIGHEST_PORT = 65535
 TEXT = "text/plain; charset=utf-8"
 
 Obstacles = Callable[[], Sequence[str]]  # what is in the way of being ready; nothing is
+Clock = Callable[[], float]
 
 
 def parse(address: str) -> tuple[str, int]:
@@ -43,6 +50,29 @@ def parse(address: str) -> tuple[str, int]:
     if bare != host:
         ipaddress.IPv6Address(bare)
     return bare, int(port)
+
+
+class Form(Enum):
+    """In which figures are shown. There are two, whatever is asked for: each is made by itself."""
+
+    TEXT = text.CONTENT_TYPE_PLAIN_0_0_4
+    OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
+
+    def of(self, registry: CollectorRegistry) -> bytes:
+        """These figures."""
+        if self is Form.TEXT:
+            return text.generate_latest(registry)
+        made: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # it has no annotations
+        return made
+
+
+def form(accept: str) -> Form:
+    """What is asked for by this header; text, where that cannot be told."""
+    try:
+        _, kind = text.choose_encoder(accept)
+    except (TypeError, ValueError):  # a version that is none
+        return Form.TEXT
+    return Form.OPENMETRICS if kind.startswith("application/openmetrics-text") else Form.TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +96,13 @@ class _Reply:
 class Door:
     """What is behind an address."""
 
-    def __init__(self, registry: CollectorRegistry, obstacles: Obstacles) -> None:
+    def __init__(self, registry: CollectorRegistry, obstacles: Obstacles, clock: Clock = time.monotonic) -> None:
         """Nobody can ask before ``serve``."""
         self._registry = registry
         self._obstacles = obstacles
-        self._exchanges: set[asyncio.Task[None]] = set()
+        self._clock = clock
+        self._exchanges: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
+        self._made: dict[Form, tuple[float, _Reply]] = {}  # when, and what
 
     @asynccontextmanager
     async def serve(self, address: str) -> AsyncIterator[str]:
@@ -95,11 +127,17 @@ class Door:
 
     def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._exchanges) >= MOST:
-            writer.transport.abort()
-            return
+            self._give_up()
         exchange = asyncio.create_task(self._talk(reader, writer))
-        self._exchanges.add(exchange)
-        exchange.add_done_callback(self._exchanges.discard)
+        self._exchanges[exchange] = writer
+        exchange.add_done_callback(lambda done: self._exchanges.pop(done, None))
+
+    def _give_up(self) -> None:
+        """The oldest: who means well is done within milliseconds, and who comes now may be a probe of the kubelet."""
+        oldest = next(iter(self._exchanges))
+        writer = self._exchanges.pop(oldest)  # now: others may come before it has come to its end
+        writer.transport.abort()  # nor does one come to its end that has not begun
+        oldest.cancel()
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -151,9 +189,16 @@ class Door:
                 return _Reply(b"there are /metrics, /healthz and /readyz\n", HTTPStatus.NOT_FOUND)
 
     def _metrics(self, accept: str) -> _Reply:
-        encode, kind = choose_encoder(accept)
+        asked, now = form(accept), self._clock()
+        made, reply = self._made.get(asked, (now - FRESH, None))
+        if reply is None or now - made >= FRESH:
+            reply = self._make(asked)
+            self._made[asked] = now, reply
+        return reply
+
+    def _make(self, asked: Form) -> _Reply:
         try:
-            return _Reply(encode(self._registry), kind=kind)
+            return _Reply(asked.of(self._registry), kind=asked.value)
         except Exception:  # a fault of ours keeps nobody from a GPU
             logger.exception("cannot make the metrics")
             return _Reply(b"cannot make the metrics: look into the log\n", HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -72,9 +72,10 @@ class Meters:
 
     def __init__(self, table: Iterable[Row], registry: CollectorRegistry) -> None:
         """Those without labels begin at nothing; the others show up when they are first used, or ``known``."""
+        self._rows = tuple(table)
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
-        for row in table:
+        for row in self._rows:
             if row.kind is Kind.COUNTER:
                 self._counters[row.name] = Counter(row.stem, row.help, row.labels, registry=registry, unit=row.unit)
             elif row.kind is Kind.HISTOGRAM:
@@ -90,6 +91,12 @@ class Meters:
         """It has happened, or so much of it."""
         counter = self._counters[row.name]
         (counter.labels(*labels) if labels else counter).inc(by)
+
+    def forget(self, uuid: str) -> None:
+        """Show nothing more of a device; what comes of it later counts from nothing."""
+        for row in self._rows:
+            if "uuid" in row.labels and row.kind is Kind.COUNTER:
+                self._counters[row.name].remove_by_labels({"uuid": uuid})
 
     def time(self, row: Row, *labels: str, value: float, receipt: str = "") -> None:
         """It took so much; ``receipt`` leads from the figure to the proof."""

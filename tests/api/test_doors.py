@@ -9,7 +9,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
-from scrubber.core.model import State
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Moment, Quarantine, Sickness, State
 from scrubber.devices.simulated import drills, tenants
 from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 
@@ -119,6 +120,18 @@ async def test_a_refused_scrub_is_that_devices_result_and_the_others_go_on(house
         results = {it.device: it.result async for it in admin.scrub([], every=True) if it.result}
     assert (results[bad].clean, results[bad].reason) == (False, "quarantined")
     assert results[good].clean
+
+
+async def test_who_asks_for_all_is_not_told_of_what_was_replaced_long_ago(house):
+    gone, good = house.uuids
+    drills.lose(house.config.simulated_dir, gone)
+    out = Quarantine(Sickness(Ailment.REPLACED, "x"), Moment(0.0, 0.0), "autoclave", next_probe=1e9)
+    await house.built.ledger.append("op", (gone, ev.Quarantined(out)))
+    await house.built.service.tend(gone)
+    async with house.admin() as admin:
+        assert {it.device for it in (await admin.status()).devices} == {good}
+        assert {it.device async for it in admin.scrub([], every=True)} == {good}
+        assert [it.quarantine.reason for it in (await admin.status([gone])).devices] == ["replaced"]
 
 
 async def test_a_failed_scrub_says_why_and_what_became_of_the_device(house):

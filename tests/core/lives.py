@@ -57,6 +57,7 @@ LEFTOVER = Holder(43, NOW.uptime, "orphan", None)  # began during the tenancy, i
 FOREIGN = Holder(44, NOW.uptime - 500, "nv-hostengine", None)  # was there before the tenant
 WELL = Vitals()
 XID_79 = Vitals(xids=(Xid(1, 79),))
+RELAID = Vitals(lost=True, relaid=True)
 LOST = Sickness(Ailment.LOST, "the device has fallen off its bus")
 PULLED = Sickness(Ailment.OPERATOR, "suspect", sticky=True)
 
@@ -243,7 +244,7 @@ def sights(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) 
         epoch=st.sampled_from(["epoch-1", "epoch-2"]),
         since=st.sampled_from([0.0, NOW.uptime + 1]),
         siblings=st.sampled_from([None, True, False]),
-        vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), Vitals(leaked_bytes=7)]),
+        vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), RELAID, Vitals(leaked_bytes=7)]),
         allotted=st.sampled_from([None, (), (A,), (B,), (A, B)]),
     )
 

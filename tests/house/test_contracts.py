@@ -11,6 +11,7 @@ import subprocess
 import sys
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -18,8 +19,8 @@ from importlinter import api
 from importlinter.contracts import acyclic_siblings, forbidden, independence, layers, protected
 
 ROOT = Path(__file__).parents[2]
-LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
-KINDS = {
+LINT_IMPORTS = str(Path(sys.executable).with_name("lint-imports"))
+KINDS: dict[str, Any] = {
     "acyclic_siblings": acyclic_siblings.AcyclicSiblingsContract,
     "forbidden": forbidden.ForbiddenContract,
     "independence": independence.IndependenceContract,

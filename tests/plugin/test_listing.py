@@ -88,6 +88,24 @@ async def test_who_asks_how_all_devices_stand_is_told_nothing_while_nothing_is_b
         assert listing.standing() is None
 
 
+async def test_what_was_taken_away_is_shown_by_whoever_has_shown_it_before_and_by_nobody_who_comes_later(
+    door, followed, read
+):
+    """Or the kubelet would count the slices of every layout that there ever was."""
+    left = gpu(1, reason="relaid", quarantined=True, healthy=False)
+    door.say(gpu(0), gpu(1))
+    async with followed() as before:
+        reader = read(before)
+        await reader.until(exactly(GPU_0000=True, GPU_0001=True))
+        door.say(gpu(0), left)
+        await reader.until(exactly(GPU_0000=True, GPU_0001=False))
+        async with followed() as later:
+            reader = read(later)
+            await reader.until(exactly(GPU_0000=True))
+            door.say(gpu(0), gpu(1))
+            await reader.until(exactly(GPU_0000=True, GPU_0001=True))
+
+
 async def test_a_device_that_changes_its_name_stays_unhealthy_under_the_old_one(door, followed, read):
     door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
     async with followed(MigStrategy.MIXED) as listing:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -65,6 +65,8 @@ class Gpu:
     deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
     lost: bool = False
+    cut: bool = False  # there is nothing but slices of it
+    away: bool = False  # a slice that is in its GPU's layout no more
     hangs: bool = False
     blind: bool = False  # nobody can say who uses it
     coy: bool = False  # the driver alone cannot say
@@ -156,6 +158,16 @@ class Node:
 
     # -- what happens to it
 
+    def lay_out(self, parent: str, *slices: str) -> None:
+        """Cut it into these slices, instead of those that there are; into none: it is whole again."""
+        board = self.gpus[parent]
+        board.cut = bool(slices)
+        for number, uuid in enumerate(slices):
+            about = {"mig": True, "parent": parent, "slice": number, "reset_domain": parent}
+            self.gpus.setdefault(uuid, Gpu(replace(board.info, uuid=uuid, **about)))  # type: ignore[arg-type] # by name
+        for uuid, gpu in self.gpus.items():
+            gpu.away = gpu.info.parent == parent and uuid not in slices
+
     def enter(self, uuid: str, kind: Kind, name: str, container: str | None = None) -> Process:
         """A process opens the device; a tenant and an intruder write all over it."""
         gpu, now = self.gpus[uuid], self.now()
@@ -238,7 +250,7 @@ class Node:
         gpu = self._answering(uuid)
         for process in gpu.processes.values():
             process.seen = True
-        return None if gpu.coy or gpu.blind else bool(gpu.processes)
+        return None if gpu.coy or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
 
     def listed(self, uuid: str) -> frozenset[int]:
         """Nobody who would not be seen anyhow."""
@@ -248,7 +260,8 @@ class Node:
     def vitals(self, uuid: str) -> Vitals:
         """Health now."""
         self._open()
-        return self._answering(uuid).vitals()
+        gpu = self._answering(uuid)
+        return Vitals(lost=True, relaid=gpu.cut) if gpu.cut or gpu.away else gpu.vitals()
 
     def look(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Both at once."""

@@ -130,7 +130,7 @@ class Truth:
             self.accuse(f"{uuid} was called clean after {[step.value for step in gpu.deeds]} (I6)")
         if path is Path.SLOW and gpu.chip is not None and not self._excused(gpu.chip):
             self.accuse(f"leak: {uuid} was called clean by a slow path with bytes of {gpu.chip.name} on its chip")
-        if gpu.lost or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
+        if gpu.lost or gpu.cut or gpu.away or gpu.remap_failed or gpu.remap_pending or gpu.leaked:
             self.accuse(f"{uuid} was called clean although it is not well")
         if before and any(xid.code in FATAL and xid.number > before.baseline.last_xid for xid in gpu.xids):
             self.accuse(f"{uuid} was called clean in spite of a fatal xid")

@@ -35,13 +35,14 @@ def of(
     """Health of a GPU or a slice; ``leaked`` says how much of its memory nobody answers for who ``lives``.
 
     ``signs`` are those of the whole GPU, beside the driver's wish for a reboot.
-    A GPU that has been sliced is lost as a whole: there is nothing to be handed out under its name.
+    A GPU that has been sliced is lost as a whole, as somebody wanted it: there is nothing to be handed out under its
+    name.
     """
     try:
         handle = nvml.handle(uuid)
         gpu = _gpu(nvml, uuid, handle)
         if gpu is handle and boards.sliced(nvml, gpu):
-            return Vitals(lost=True)
+            return Vitals(lost=True, relaid=True)
         pending, failed = _remaps(nvml, gpu)
         wish = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return Vitals(

@@ -6,11 +6,12 @@ import asyncio
 import fcntl
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from scrubber.core.model import Incarnation, Moment, Record, State, Vitals
+from scrubber.core.model import Ailment, Incarnation, Moment, Quarantine, Record, Sickness, State, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
@@ -203,3 +204,65 @@ async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
     assert len(found) > 1
     assert {(it.unresponsive, *(xid.code for xid in it.xids)) for it in found[:-1]} == {(False, 79)}
     assert (found[-1].unresponsive, [xid.code for xid in found[-1].xids]) == (True, [79])
+
+
+AWAY = Vitals(lost=True, relaid=True)
+
+
+async def health(sight: Sight, here: Record) -> Vitals | None:
+    """As the service asks about one device by itself."""
+    return await sight.vitals(here.device.uuid, here.device.parent)
+
+
+async def test_a_slice_that_was_laid_out_anew_is_told_from_one_whose_gpu_is_lost(
+    rig, cut, backend, eyes, tmp_path
+) -> None:
+    """Also by a service that has never seen it: the ledger knows whose slice it was."""
+    backend.inventory()
+    gone = record(backend, cut[0])
+    assert await health(eyes(), gone) == Vitals()
+    rig.cut(0)
+    for sight in (eyes(), over(rig.backend(), tmp_path, 2.0)):
+        assert await health(sight, gone) == AWAY
+    rig.gpu(0).uncut()
+    assert await health(eyes(), gone) == AWAY, "its GPU is whole again"
+    for trouble in ("lost", "absent", "reset_required"):
+        rig.gpu(0).set({trouble: 1})
+        found = await health(eyes(), gone)
+        assert found is not None
+        assert (found.lost, found.relaid) == (True, False), trouble
+        rig.gpu(0).set({trouble: None})
+    assert await health(eyes(), gone) == AWAY
+
+
+async def test_a_slice_that_a_reset_of_ours_has_taken_and_still_owes_is_lost(rig, cut, backend, eyes) -> None:
+    backend.inventory()
+    gone = record(backend, cut[0])
+    rig.cut(0)
+    note = rig.settings / f"{rig.gpu(0).uuid}.resetting.json"
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text("{}")
+    assert await health(eyes(), gone) == Vitals(lost=True)
+    note.unlink()
+    assert await health(eyes(), gone) == AWAY
+
+
+async def test_while_its_gpu_is_in_a_reset_nothing_is_told_of_a_slice(rig, cut, backend, eyes) -> None:
+    backend.inventory()
+    gone = record(backend, cut[0])
+    rig.cut(0)
+    with locks.claimed(bench.lock(rig)):
+        assert await health(eyes(), gone) is None
+
+
+async def test_what_was_laid_out_anew_needs_no_look_by_itself_and_what_is_lost_does(rig, cut, backend, eyes) -> None:
+    """A node keeps the slices of all its layouts in mind: they must not cost more with each."""
+    backend.inventory()
+    gone = record(backend, cut[0])
+    rig.cut(0)
+    sight = eyes()
+    for ailment, found in ((Ailment.RELAID, AWAY), (Ailment.LOST, None)):
+        out = Quarantine(Sickness(ailment, "x"), gone.since, "autoclave", next_probe=1.0)
+        seen = await sight.glance([replace(gone, state=State.QUARANTINED, quarantine=out)])
+        facts = seen.get(cut[0])
+        assert (facts.vitals if facts is not None else None) == found

@@ -143,13 +143,22 @@ def test_a_slice_that_was_taken_away_is_lost_and_its_neighbour_is_not(rig) -> No
     assert backend.vitals(second) == Vitals(lost=True)
 
 
-def test_a_gpu_that_was_cut_is_lost_as_a_whole_until_it_is_one_again(rig) -> None:
+def test_a_gpu_that_was_cut_is_lost_as_a_whole_by_its_layout_until_it_is_one_again(rig) -> None:
     backend = rig.backend()
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
     rig.cut(0, Slice())
-    assert backend.vitals(rig.gpu(0).uuid) == Vitals(lost=True)
+    assert backend.vitals(rig.gpu(0).uuid) == Vitals(lost=True, relaid=True)
+    rig.cut(0)
+    assert backend.vitals(rig.gpu(0).uuid) == Vitals(lost=True, relaid=True), "in MIG mode without a slice as well"
     rig.gpu(0).uncut()
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
+
+
+def test_a_gpu_that_was_cut_and_then_fell_off_is_lost_as_any_other(rig) -> None:
+    backend, uuid = rig.backend(), rig.gpu(0).uuid
+    rig.cut(0, Slice())
+    rig.gpu(0).set(lost=True)
+    assert backend.vitals(uuid) == Vitals(lost=True)
 
 
 def test_without_a_driver_there_is_no_health(rig) -> None:

@@ -7,7 +7,8 @@ import pytest
 from plugin.cluster import judging
 from plugin.cluster.judging import Code, Condition, Outlook, Status, Verdict
 from plugin.devices import GONE, Device
-from scrubber.core.model import Ailment
+from plugin.devices import LEFT as TAKEN_AWAY
+from scrubber.core import grounds
 
 LATER = judging.NOT_READY_AFTER
 
@@ -124,12 +125,22 @@ def test_what_was_replaced_is_told_by_an_event_and_in_the_message_by_its_uuid():
     assert (event.code, event.note) == (Code.QUARANTINED, f"GPU-0 is quarantined: replaced{hint}")
     told = judging.outlook(now)
     assert told.reason == "AllDevicesHealthy"
-    assert told.message == "no device of 1 is out; not counted, as another one is in its place: GPU-0"
+    assert told.message == "no device of 1 is out; not counted, as others are in their place: GPU-0"
     assert judging.outlook(judging.judge({}, [SWAPPED], 1)) == judging.NONE_OFFERED
 
 
-def test_the_word_for_what_was_replaced_is_that_of_the_service():
-    assert Ailment.REPLACED.value == judging.REPLACED
+def test_the_words_for_what_has_left_are_those_of_the_service():
+    assert {ailment.value for ailment in grounds.LEFT} == TAKEN_AWAY
+
+
+def test_what_an_operator_laid_out_anew_counts_neither_for_the_condition_nor_for_the_taint():
+    slices = [replace(SLICE, uuid=f"MIG-{number}") for number in range(2)]
+    before = judging.judge({}, slices, 0)
+    gone = [replace(it, healthy=False, reason="relaid", quarantined=True) for it in slices]
+    now = judging.judge(before, [*gone, NEW], 1)
+    assert judging.outlook(now).reason == "AllDevicesHealthy"
+    assert not judging.tainted(now, present=False)
+    assert {it.code for it in judging.happenings(before, now)} == {Code.QUARANTINED}
 
 
 def test_a_device_that_is_gone_is_named_by_its_uuid_and_nobody_is_asked_to_explain_it():

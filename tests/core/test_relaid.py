@@ -1,0 +1,176 @@
+"""What is gone because its GPU has another layout is not lost; nor is it clean, and it is met anew if it returns."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+
+from policies.model import Paths, Route
+from scrubber.core import answers, grounds, remedy, showing, states, upkeep
+from scrubber.core import events as ev
+from scrubber.core.answers import Note, Probe, Proceed
+from scrubber.core.model import Ailment, Path, Record, Sickness, State, Trigger, Vitals
+from tests.core import lives
+from tests.core.lives import ENFORCE, RELAID, facts, later, live, rows
+
+LATE = later(10_000)
+FREE = [lives.UNKNOWN, lives.CLEAN, lives.DIRTY, lives.SOILED, lives.SET_BACK]
+LOST = Vitals(lost=True)
+
+
+def slice_of(record):
+    return replace(record, device=replace(record.device, parent="GPU-7", mig=True))
+
+
+def tend(record, vitals, at=LATE, policy=ENFORCE):
+    return upkeep.tend(record, facts(vitals=vitals), policy, at, 0.0)
+
+
+def after(record: Record, vitals: Vitals, at=LATE) -> Record:
+    """The record after what is noted of it."""
+    found = tend(record, vitals, at)
+    assert isinstance(found, Note), found
+    return live(record, found.event, at=at)
+
+
+def reason(record: Record) -> Ailment:
+    assert record.quarantine is not None
+    return record.quarantine.sickness.ailment
+
+
+def gone(record=lives.CLEAN, at=LATE) -> Record:
+    """After its GPU was laid out anew."""
+    return after(slice_of(record), RELAID, at)
+
+
+PARENTS = rows(
+    ("it is cut into others", LOST, RELAID, RELAID),
+    ("it is whole again", LOST, Vitals(), RELAID),
+    ("it is whole and has errors", LOST, Vitals(ecc_uncorrectable=3), RELAID),
+    ("it is lost as well", LOST, LOST, LOST),
+    ("it does not answer", LOST, Vitals(unresponsive=True), LOST),
+    ("it said nothing itself", LOST, Vitals(partial=True), LOST),
+    ("it wants a reset, so that it may say anything", LOST, Vitals(reset_required=True), LOST),
+    ("nobody knows it", LOST, None, LOST),
+    ("the slice is there", Vitals(), RELAID, Vitals()),
+)
+
+
+@pytest.mark.parametrize(("told", "parent", "found"), PARENTS)
+def test_a_slice_was_laid_out_anew_only_where_its_gpu_is_there_and_answers(told, parent, found):
+    assert grounds.relaid(told, parent) == found
+
+
+@pytest.mark.parametrize("record", FREE)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
+    out = after(record if whole else slice_of(record), RELAID)
+    assert (out.state, reason(out)) == (State.QUARANTINED, Ailment.RELAID)
+    assert not upkeep.advertise(out, ENFORCE, LATE).healthy
+    assert tend(out, RELAID, later(900_000)) == Proceed(), "told once, and never tried"
+    assert showing.advice(out)[0].startswith("nothing: ")
+
+
+@pytest.mark.parametrize("record", [lives.GRANTED, lives.EXPOSED, lives.NAMELESS])
+def test_what_is_in_use_and_gone_is_missed_by_somebody_so_it_is_lost(record):
+    sick = after(slice_of(record), RELAID)
+    assert (sick.state, sick.sickness) == (record.state, lives.LOST)
+
+
+def test_once_nobody_has_it_any_more_it_is_seen_for_what_it_is():
+    left = live(slice_of(lives.SICK_IN_USE), ev.Released("its pod is gone"))
+    lost = after(left, RELAID)
+    assert reason(lost) is Ailment.LOST, "as it was told before"
+    assert reason(after(lost, RELAID)) is Ailment.RELAID
+
+
+@pytest.mark.parametrize("ailment", [it for it in Ailment if it is not Ailment.RELAID])
+def test_whatever_it_was_out_for_it_is_not_there_to_have_that(ailment):
+    first = Sickness(ailment, "so it is")
+    record = slice_of(live(lives.CLEAN, upkeep.confine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
+    out = after(record, RELAID).quarantine
+    assert out is not None
+    assert out.sickness.ailment is Ailment.RELAID
+    assert record.quarantine is not None
+    waited = record.quarantine.next_probe is None
+    assert (out.next_probe is None) == waited, "who waits for a person still does"
+    assert ("it was out before: so it is" in out.sickness.detail) == waited
+    assert out.since == LATE
+
+
+def test_while_its_gpu_is_reset_a_slice_is_away_for_a_moment():
+    record = slice_of(lives.QUARANTINED)
+    away = replace(facts(vitals=RELAID), domain_resetting=True)
+    assert upkeep.tend(record, away, ENFORCE, LATE, 0.0) == Proceed()
+
+
+def test_a_slice_stays_laid_out_anew_when_its_gpu_is_lost_later_and_a_gpu_that_was_cut_is_lost_then():
+    assert tend(gone(), LOST, later(20_000)) == Proceed()
+    assert reason(after(after(lives.CLEAN, RELAID), LOST, later(20_000))) is Ailment.LOST
+
+
+def test_as_long_as_it_is_gone_there_is_no_use_in_trying():
+    told = Sickness(Ailment.RELAID, "x")
+    assert remedy.persists(told, RELAID)
+    assert not remedy.persists(told, Vitals())
+
+
+COMEBACKS = rows(
+    ("as policy has it", ENFORCE, Path.SLOW),
+    ("fast where that is enough", ENFORCE.model_copy(update={"paths": Paths(first_look=Route.FAST)}), Path.FAST),
+    ("never less than at a first look", lives.STRICT, Path.SLOW),
+)
+
+
+@pytest.mark.parametrize(("policy", "path"), COMEBACKS)
+def test_one_that_returns_is_dirty_and_proven_like_one_that_was_never_seen(policy, path):
+    out = gone()
+    assert out.receipt is None
+    assert not upkeep.advertise(out, policy, later(20_000)).healthy
+    assert tend(out, lives.WELL, later(20_000), policy) == Probe(path)
+
+
+def test_to_come_and_go_with_layouts_is_no_flapping():
+    record = slice_of(lives.CLEAN)
+    for turn in range(1, 20):
+        at = later(turn * 100.0)
+        out = after(record, RELAID, at)
+        assert reason(out) is Ailment.RELAID
+        tried = live(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=at)
+        record = live(tried, lives.passed(tried, at), at=at)
+    assert (record.state, record.returns) == (State.CLEAN, ())
+
+
+def test_nobody_is_on_what_is_not_there_so_it_keeps_no_neighbour_from_a_reset():
+    here = replace(lives.CLEAN, device=replace(lives.DEVICE, uuid="MIG-2", reset_domain="d"))
+    left = gone()
+    left = replace(left, device=replace(left.device, uuid="MIG-1", reset_domain="d"))
+    assert grounds.siblings(here, [left, here]) == []
+
+
+def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_returns():
+    out = gone()
+    soon, past = later(10_000 + showing.SHOWN - 1), later(10_000 + showing.SHOWN)
+    assert not showing.is_past(out, RELAID, soon)
+    assert showing.is_past(out, RELAID, past)
+    assert showing.is_past(out, None, past), "as after a restart of the service"
+    assert not showing.is_past(out, Vitals(), past)
+
+
+def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_person_is_not():
+    for ailment, past in ((Ailment.REPLACED, True), (Ailment.LOST, False), (Ailment.HEAT, False)):
+        out = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
+        assert showing.is_past(out, LOST, LATE) == past
+    waits = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(Ailment.RELAID, "x"), None)))
+    assert not showing.is_past(waits, RELAID, LATE)
+    assert showing.is_past(slice_of(waits), RELAID, LATE), "nobody could do anything about it any more"
+    assert not showing.is_past(lives.CLEAN, RELAID, LATE)
+
+
+@given(record=lives.records(), policy=lives.policies(), at=lives.moments())
+def test_whatever_was_before_what_was_laid_out_anew_is_neither_scrubbed_nor_clean(record, policy, at):
+    found = tend(record, RELAID, at, policy)
+    assert not isinstance(found, answers.Probe | answers.Scrub)
+    if isinstance(found, Note):
+        then = states.apply(record, ev.Entry(0, lives.DEVICE.uuid, at, "op", found.event))
+        assert then.state is not State.CLEAN

@@ -1,0 +1,127 @@
+"""A GPU is cut into slices, into others and made whole again, as operators do: nothing of it is missed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+
+from scrubber.core import events as ev
+from scrubber.core import showing
+from scrubber.core.model import Ailment, State
+from scrubber.errors import NotReady, Refused
+from scrubber.figures import Figures
+from scrubber.tally import Tally
+from tests.service.node import Kind
+
+GPU = "GPU-0000"
+
+
+@pytest.fixture
+async def world(build):
+    """One clean GPU."""
+    it = build(gpus=1)
+    await it.start()
+    await it.clean()
+    return it
+
+
+async def laid_out(world, *slices: str) -> None:
+    """As an operator does it, until all there is is clean."""
+    world.node.lay_out(GPU, *slices)
+    await asyncio.sleep(10)  # the next look at the inventory is over
+    for uuid in slices or (GPU,):
+        await world.reach(uuid, State.CLEAN)
+
+
+def reasons(world) -> dict[str, Ailment]:
+    """Of all that is out."""
+    records = world.life.ledger.records.items()
+    return {uuid: it.quarantine.sickness.ailment for uuid, it in records if it.quarantine is not None}
+
+
+def told(world, kind: type[ev.Event], device: str) -> list[ev.Event]:
+    return [row.event for row in world.truth.entries if row.device == device and isinstance(row.event, kind)]
+
+
+def series(world) -> set[str]:
+    """What is shown, without values."""
+    registry = CollectorRegistry()
+    figures = Figures(world.service, world.life.reporter, Tally(CollectorRegistry()), lambda: None, dict, 0.0)
+    registry.register(figures)
+    lines = generate_latest(registry).decode().splitlines()
+    return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
+
+
+async def test_what_an_operator_lays_out_anew_is_never_called_lost_and_never_offered(world):
+    await laid_out(world, "MIG-a", "MIG-b")
+    assert reasons(world) == {GPU: Ailment.RELAID}
+    await laid_out(world, "MIG-b", "MIG-c")
+    assert reasons(world) == {GPU: Ailment.RELAID, "MIG-a": Ailment.RELAID}
+    for gone in (GPU, "MIG-a"):
+        with pytest.raises((Refused, NotReady)):
+            await world.acquire("pod", gone)
+    adverts = {it.device: it for it in world.life.reporter.adverts().devices}
+    assert {uuid for uuid, it in adverts.items() if it.healthy} == {"MIG-b", "MIG-c"}
+    assert adverts["MIG-a"].reason == "relaid"
+    events = [row.event for row in world.truth.entries if isinstance(row.event, ev.Quarantined)]
+    assert {it.quarantine.sickness.ailment for it in events} == {Ailment.RELAID}
+
+
+async def test_a_service_that_was_away_meanwhile_calls_it_the_same(world):
+    await laid_out(world, "MIG-a", "MIG-b")
+    await world.die()
+    world.node.lay_out(GPU, "MIG-c")
+    await world.start()
+    await laid_out(world, "MIG-c")
+    assert reasons(world) == dict.fromkeys((GPU, "MIG-a", "MIG-b"), Ailment.RELAID)
+
+
+async def test_the_same_slice_and_the_whole_gpu_are_proven_anew_when_they_are_back(world):
+    await laid_out(world, "MIG-a")
+    world.run("pod", "MIG-a")  # what it writes lies there still
+    world.node.end_container("pod")
+    await world.reach("MIG-a", State.CLEAN)
+    before = {uuid: len(told(world, ev.ScrubPassed, uuid)) for uuid in (GPU, "MIG-a")}
+    await laid_out(world)
+    assert reasons(world) == {"MIG-a": Ailment.RELAID}
+    assert len(told(world, ev.ScrubPassed, GPU)) == before[GPU] + 1
+    world.node.leave(world.node.enter("MIG-a", Kind.INTRUDER, "in another layout"))
+    await laid_out(world, "MIG-a")
+    assert len(told(world, ev.ScrubPassed, "MIG-a")) == before["MIG-a"] + 1
+
+
+async def test_a_slice_whose_gpu_fell_off_is_lost_and_one_in_use_is_sick_of_it(world):
+    await laid_out(world, "MIG-a", "MIG-b", "MIG-c")
+    await world.tenancy("MIG-c")
+    await world.reach("MIG-c", State.EXPOSED)
+    world.node.gpus[GPU].cut, world.node.gpus[GPU].lost = False, True
+    world.node.gpus["MIG-a"].away = True
+    await world.reach("MIG-a", State.QUARANTINED)
+    assert reasons(world)["MIG-a"] is Ailment.LOST
+    world.node.gpus[GPU].cut, world.node.gpus[GPU].lost = True, False
+    world.node.gpus["MIG-c"].away = True
+    await asyncio.sleep(10)
+    record = world.record("MIG-c")
+    assert (record.state, record.sickness.ailment) == (State.EXPOSED, Ailment.LOST)
+    assert reasons(world)["MIG-a"] is Ailment.RELAID, "its GPU is back, without it"
+
+
+async def test_after_fifty_layouts_as_much_is_shown_as_after_two(world):
+    await laid_out(world, "MIG-0-a", "MIG-0-b")
+    await laid_out(world, "MIG-1-a", "MIG-1-b")
+    await asyncio.sleep(showing.SHOWN)
+    first = series(world)
+    shown = {it.device for it in (await world.life.reporter.status(())).devices}
+    assert shown == {"MIG-1-a", "MIG-1-b"}
+    for layout in range(2, 50):
+        await laid_out(world, f"MIG-{layout}-a", f"MIG-{layout}-b")
+    assert any("relaid" in each for each in series(world)), "who looks at it hears what became of it"
+    await asyncio.sleep(showing.SHOWN)
+    assert {it.replace("MIG-49-", "MIG-1-") for it in series(world)} == first
+    shown = {it.device for it in (await world.life.reporter.status(())).devices}
+    assert shown == {"MIG-49-a", "MIG-49-b"}
+    [old] = (await world.life.reporter.status(("MIG-7-a",))).devices
+    assert old.quarantine.reason == "relaid"
