@@ -25,7 +25,7 @@ from scrubber import errors
 from scrubber.core import model as words
 
 ROOT = Path(__file__).parents[2]
-MUTATED = ("states", "decide", "starting", "grounds", "upkeep", "verdict")
+MUTATED = ("states", "decide", "starting", "grounds", "leftover", "upkeep", "verdict")
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 IN_GATE = 8
 LONG = 100  # seconds that nobody's tests take
@@ -82,12 +82,14 @@ class Mutant:
 
 
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
+LEFTOVER = "scrubber/core/leftover.py"
 ROSTER = "tests/steps/test_roster.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN"),
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN"),
     Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN"),
     Mutant(STATES, "ev.Distrusted: State.UNKNOWN", "ev.Distrusted: State.CLEAN", nth=2),
+    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started"),
     Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)"),
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY"),
     Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,"),
