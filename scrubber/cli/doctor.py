@@ -28,6 +28,8 @@ from scrubber.node import checkpoint, kernellog, posture, reading, registered, s
 HEADERS = ("LEVEL", "CHECK", "FINDING")
 PROC = Path("/proc")  # of whoever looks: the processes of the host show in no directory that is mounted
 RIVALS = "nvidia"  # how the sockets of NVIDIA's own plugins, and of those made from them, are called
+# Any other error says nothing of who listens: SELinux or a mode forbids us to ask, or too many others ask just now.
+DEAD = (ConnectionRefusedError, FileNotFoundError, NotADirectoryError)
 PATIENCE = 10.0  # seconds for a service that listens and is slow
 
 
@@ -140,7 +142,9 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
 
 def _socket(path: Path) -> base.Socket:
     refused = sockets.knock(path)
-    return base.Socket(str(path), None if refused is None else reading.fault(refused))
+    if refused is None:
+        return base.Socket(str(path))
+    return base.Socket(str(path), replace(reading.fault(refused), dead=isinstance(refused, DEAD)))
 
 
 def _plugins(directory: Path, prefix: str = "") -> base.Sockets:

@@ -1,10 +1,12 @@
 """``autoclave doctor`` on a node with a driver of NVIDIA, made of files: each thing that is wrong, in its place."""
 
+import errno
 import json
 import os
 import shutil
 import socket
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,32 @@ def test_the_plugin_of_nvidia_is_a_rival_while_it_serves(examine, kubelet, short
     rival.close()
     _, found = examine(kubelet.directory, short_tmp)
     only(found, "rival-plugin", "ok")
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN])
+def test_a_socket_that_may_not_be_asked_counts_as_a_rival(examine, kubelet, short_tmp, monkeypatch, error):
+    """SELinux, a mode, a socket of another kind: none of them says that nobody is there."""
+    kubelet.listen("nvidia-gpu.sock")
+    knock = doctor.sockets.knock
+    refused = OSError(error, os.strerror(error))
+    monkeypatch.setattr(doctor.sockets, "knock", lambda path: refused if path.name.startswith("nv") else knock(path))
+    code, found = examine(kubelet.directory, short_tmp)
+    assert (code, "cannot tell whether" in only(found, "rival-plugin", "broken")) == (1, True)
+
+
+def test_a_rival_whose_backlog_is_full_is_one(examine, kubelet, short_tmp):
+    """It listens and is busy: a connection fails at once, as if nobody were there."""
+    path = kubelet.directory / "nvidia-gpu.sock"
+    with ExitStack() as open_ones:
+        rival = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+        rival.bind(str(path))
+        rival.listen(0)
+        while doctor.sockets.knock(path) is None:
+            waiting = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect_ex(str(path))
+        code, found = examine(kubelet.directory, short_tmp)
+        assert (code, "temporarily unavailable" in only(found, "rival-plugin", "broken")) == (1, True)
 
 
 def test_a_gpu_that_the_kubelet_knows_in_slices_of_time_has_a_rival_plugin(examine, kubelet, short_tmp):

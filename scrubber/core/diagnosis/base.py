@@ -38,6 +38,7 @@ class Fault:
     text: str
     absent: bool = False
     denied: bool = False
+    dead: bool = False  # of a socket: nobody listens there, for certain
 
 
 @dataclass(frozen=True, slots=True)
