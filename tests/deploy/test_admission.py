@@ -31,8 +31,8 @@ def pod(*paths):
     return {"object": {"spec": {"volumes": [{"name": "data", "emptyDir": {}}, *volumes]}}}
 
 
-def guard(which):
-    return manifests.of("default", "ValidatingAdmissionPolicy", f"-{which}-directories")
+def guard(which, case="default"):
+    return manifests.of(case, "ValidatingAdmissionPolicy", f"-{which}-directories")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,32 @@ def guard(which):
 )  # fmt: skip
 def test_no_other_pod_mounts_our_directories(path):
     assert len(refusals(guard("own"), **pod("/srv", path))) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc/1/root/run/autoclave", "/proc/1/root", "/proc//1/./root/", "/proc/self/cwd", "/proc/1/fd/3",
+     "/proc/1/task/1/root/var/lib/kubelet", "/proc/thread-self/root"],
+)  # fmt: skip
+def test_no_other_pod_comes_to_them_through_a_process(path):
+    for which in ("own", "kubelet"):
+        assert len(refusals(guard(which), **pod("/srv", path))) == 1
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/1/net", "/proc/driver/nvidia", "/proc/1/fdinfo", "/srv/proc/1/root"])
+def test_what_only_looks_at_processes_may(path):
+    for which in ("own", "kubelet"):
+        assert refusals(guard(which), **pod(path)) == []
+
+
+@pytest.mark.parametrize("path", ["/run/autoclave", "/var/run/autoclave", "/var/run/autoclave/doors"])
+def test_nor_where_they_are_named_by_a_link(path):
+    assert len(refusals(guard("own", "places that are links"), **pod(path))) == 1
+
+
+@pytest.mark.parametrize("path", ["/run/cdi", "/var/run/cdi", "/var/cdi", "/var/cdi/static/a"])
+def test_who_mounts_where_this_node_has_its_specifications_is_told_of(path):
+    assert len(refusals(guard("kubelet", "places that are links"), **pod(path))) == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/var", "/var/lib/autoclave2", "/run/autoclaved", "/run", "/srv/run/autoclave"])
