@@ -6,13 +6,14 @@ import os
 import shutil
 import socket
 import subprocess
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from plugin.testing import checkpoint
-from scrubber.cli import doctor
+from scrubber.cli import doctor, failure
 from scrubber.cuda import warmth
 from scrubber.node import standing
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
@@ -128,6 +129,40 @@ def test_the_plugin_of_nvidia_is_a_rival_while_it_serves(examine, kubelet, short
     rival.close()
     _, found = examine(kubelet.directory, short_tmp)
     only(found, "rival-plugin", "ok")
+
+
+def test_who_waits_is_told_of_the_rival_and_goes_on_once_it_has_gone(kubelet, short_tmp):
+    rival = kubelet.listen("nvidia-gpu.sock")
+    with waiting(kubelet.directory, short_tmp) as process:
+        assert "serves at" in process.stdout.readline() + process.stdout.readline()
+        rival.close()
+        assert "no other plugin" in process.communicate(timeout=30)[0]
+        assert process.returncode == 0
+
+
+def test_who_waits_ends_when_he_is_told_to(kubelet, short_tmp):
+    kubelet.listen("nvidia-gpu.sock")
+    with waiting(kubelet.directory, short_tmp) as process:
+        process.stdout.readline()
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == failure.INTERRUPTED
+
+
+def test_a_wait_that_is_over_is_a_no(kubelet, short_tmp):
+    kubelet.listen("nvidia-gpu.sock")
+    with waiting(kubelet.directory, short_tmp, "1ms") as process:
+        assert "1 of 1 findings are broken" in process.communicate(timeout=30)[1]
+        assert process.returncode == failure.NOT_CLEAN
+
+
+@contextmanager
+def waiting(kubelet_dir, run_dir, patience="60s"):
+    words = ("--only=rival-plugin", f"--wait={patience}", f"--kubelet-dir={kubelet_dir}", f"--run-dir={run_dir}")
+    command = [sys.executable, "-m", "scrubber", "doctor", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN])

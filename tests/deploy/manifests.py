@@ -63,6 +63,9 @@ MATRIX: dict[str, dict[str, Any]] = {
         }
         for side in ("scrubber", "plugin")
     },
+    "places that are links": {
+        "directories": {"run": "/var/run/autoclave", "cdi": "/var/cdi/static"},
+    },
     "selinux": {"plugin": {"seLinuxType": "spc_t"}},
 }
 

@@ -173,6 +173,22 @@ def test_no_container_of_a_trial_is_given_a_name_that_its_runtime_does_not_know(
     assert {case: manifests.flags(manifests.container(case, "plugin"))["--strategy"] for case in cases} == cases
 
 
+@pytest.mark.parametrize("case", MATRIX)
+def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_gpus_by_them(case):
+    """On the node they may be elsewhere; the doctor sees them where he looks."""
+    by_cdi = "cdi-" in manifests.flags(manifests.container(case, "plugin"))["--strategy"]
+    for called, pod, one in manifests.containers(case):
+        places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+        seen = {it["mountPath"]: places.get(it["name"]) for it in one["volumeMounts"] if "cdi" in it["name"]}
+        looks = by_cdi and called == "doctor (plugin)"
+        static = MATRIX[case].get("directories", {}).get("cdi", "/etc/cdi")
+        assert seen == ({"/host/etc/cdi": static, "/host/run/cdi": "/var/run/cdi"} if looks else {})
+        assert ("--cdi-kind" in manifests.flags(one)) == (looks or called == "plugin")
+        if looks:
+            assert "--only=cdi" in one["args"]
+            assert all(it["readOnly"] for it in one["volumeMounts"] if "cdi" in it["name"])
+
+
 def test_a_pod_of_the_old_kind_ends_before_one_of_the_new_begins():
     """R1: the end of the old plugin's stream makes the kubelet throw the new one out."""
     for side in ("scrubber", "plugin"):
@@ -288,9 +304,10 @@ def test_a_policy_is_mounted_as_a_directory_so_that_a_change_arrives():
 def test_a_node_with_another_plugin_starts_neither_ours_nor_a_second_one():
     """The doctor comes first; with it switched off it is not there."""
     for side, findings in (("scrubber", ["kubelet-dir", "pid-namespace", "vgpu-host"]),
-                           ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin"])):  # fmt: skip
+                           ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin", "cdi"])):  # fmt: skip
         one = manifests.container("default", f"doctor ({side})")
         assert [word for word in one["args"] if "--only" in word] == [f"--only={name}" for name in findings]
+        assert manifests.flags(one)["--wait"] == "10m"
     assert all("initContainers" not in pod for _, pod in manifests.pods("bare"))
 
 

@@ -28,11 +28,20 @@
 - --log-format={{ .Values.scrubber.logFormat }}
 {{- end -}}
 
+{{- define "autoclave.strategy" -}}
+{{- .Values.plugin.strategy | default (list (ternary "cdi-cri" "envvar" (eq .Values.backend "nvidia"))) | join "," -}}
+{{- end -}}
+
+{{- /* Whether containers are given devices by CDI names, which somebody must have written down on the node. */ -}}
+{{- define "autoclave.by-cdi" -}}
+{{- if contains "cdi-" (include "autoclave.strategy" .) -}}yes{{- end -}}
+{{- end -}}
+
 {{- define "autoclave.plugin.args" -}}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --resource-prefix={{ .Values.plugin.resourcePrefix }}
-- --strategy={{ .Values.plugin.strategy | default (list (ternary "cdi-cri" "envvar" (eq .Values.backend "nvidia"))) | join "," }}
+- --strategy={{ include "autoclave.strategy" . }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 {{- if .Values.plugin.passDeviceSpecs }}
 - --pass-device-specs
