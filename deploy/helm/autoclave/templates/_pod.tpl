@@ -4,7 +4,7 @@
 imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{ toJson . }}
@@ -43,7 +43,7 @@ securityContext:
   capabilities: {drop: [ALL]}
   seccompProfile: {type: RuntimeDefault}
   {{- with .Values.plugin.seLinuxType }}
-  seLinuxOptions: {type: {{ . }}}
+  seLinuxOptions: {type: {{ . | quote }}}
   {{- end }}
 {{- end -}}
 
