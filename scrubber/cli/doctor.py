@@ -73,7 +73,7 @@ PATIENCE = 10.0  # seconds for a service that listens and is slow
     show_default=True,
     help="As long as something is broken look again, for this time, and tell what has changed.",
 )
-def command(  # noqa: PLR0913, PLR0917 - one parameter a flag
+def command(
     output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, only: tuple[str, ...], cdi_kind: str, wait: float
 ) -> int:
     """Say whether this node can keep the promise; each finding with its remedy.

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -90,7 +89,7 @@ def test_without_the_fourth_it_cannot_end_it(tenant):
 class Node:
     """The rendered pods for simulated GPUs, with the node's directories below one of the test."""
 
-    def __init__(self, root: Path, alive: AsyncExitStack, **more: Any) -> None:
+    def __init__(self, root: Path, alive: AsyncExitStack, **more: object) -> None:
         self.root, self._alive = root, alive
         (root / "kubelet").mkdir()
         (root / "run").mkdir(mode=0o755)  # as the kubelet makes what is missing
