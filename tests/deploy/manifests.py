@@ -42,7 +42,6 @@ MATRIX: dict[str, dict[str, Any]] = {
         "admissionPolicy": {"enabled": False},
         "fullnameOverride": "ac",
     },
-    "ipv6": {"metrics": {"ipFamily": "IPv6"}},
     "places": {
         "image": {"digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],

@@ -181,14 +181,19 @@ async def test_an_address_that_is_taken_is_told_with_the_flag():
 
 @pytest.mark.parametrize(
     ("address", "parsed"),
-    [("127.0.0.1:9475", ("127.0.0.1", 9475)), ("[::1]:0", ("::1", 0)), ("node.example:80", ("node.example", 80))],
+    [
+        ("127.0.0.1:9475", ("127.0.0.1", 9475)),
+        ("[::1]:0", ("::1", 0)),
+        ("fd00::7:9475", ("fd00::7", 9475)),
+        ("node.example:80", ("node.example", 80)),
+    ],
 )
 def test_addresses(address, parsed):
     assert door.parse(address) == parsed
 
 
 @pytest.mark.parametrize(
-    "address", ["", "9475", ":9475", "host:", "host:65536", "::1:9475", "[::1]", "[host]:1", "a:-1"]
+    "address", ["", "9475", ":9475", "host:", "host:65536", "fd00::7", "a:b:9475", "[::1]", "[host]:1", "a:-1"]
 )
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ValueError, match=r"expected|address"):

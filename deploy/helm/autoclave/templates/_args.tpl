@@ -1,5 +1,5 @@
 {{- define "autoclave.address" -}}
-{{- if eq (first .).Values.metrics.ipFamily "IPv6" -}}[$(POD_IP)]{{- else -}}$(POD_IP){{- end -}}:{{ last . | int }}
+$(POD_IP):{{ . | int }}
 {{- end -}}
 
 {{- define "autoclave.policy" -}}
@@ -23,7 +23,7 @@
 - --simulated-gpus={{ .Values.scrubber.simulated.gpus | int }}
 - --simulated-memory={{ .Values.scrubber.simulated.memory }}
 {{- end }}
-- --metrics-address={{ include "autoclave.address" (list . .Values.scrubber.metricsPort) }}
+- --metrics-address={{ include "autoclave.address" .Values.scrubber.metricsPort }}
 - --log-level={{ .Values.scrubber.logLevel }}
 - --log-format={{ .Values.scrubber.logFormat }}
 {{- end -}}
@@ -56,7 +56,7 @@
 {{- if .Values.clusterReports.taint }}
 - --taint-when-all-out
 {{- end }}
-- --metrics-address={{ include "autoclave.address" (list . .Values.plugin.metricsPort) }}
+- --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
 {{- end -}}
