@@ -173,7 +173,7 @@ def test_and_of_no_other(node):
     assert len(told(NODE, node)) == 1
 
 
-FORBIDDEN = [
+FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
     ("metadata", {"labels": {"x": "2"}}), ("metadata", {"annotations": {"a": "b"}}),
     ("metadata", {"ownerReferences": [{"uid": "u"}]}), ("metadata", {"finalizers": ["a/b"]}),
     ("spec", {"unschedulable": True}), ("spec", {"providerID": "x"}), ("spec", {"podCIDRs": []}),

@@ -135,21 +135,17 @@ def with_a_plugin(first, second, lines, again):
     for line in lines:
         first.type(line)
     first.see(r"GPU-\S+=Healthy GPU-\S+=Healthy")
-    seen = {
-        "quarantine": (first, r"GPU-\S+=Unhealthy"),
-        "reinstate": (first, r"GPU-\S+=Healthy GPU-\S+=Healthy"),
-        "run": [(first, r"pod both: Failed"), (first, r"(?s)Allocate.*PreStartContainer.*pod both: Running")],
-    }
+    runs = iter((r"pod both: Failed", r"(?s)Allocate.*PreStartContainer.*pod both: Running"))
+    told = {"quarantine": r"GPU-\S+=Unhealthy", "reinstate": r"GPU-\S+=Healthy GPU-\S+=Healthy"}
     for shell, line, _ in ROWS:
-        if shell == "second":
-            said, code = second.do(line)
-            assert code == 0, said
-        else:
+        if shell == "first":
             first.type(line)
-        word = line.split()[1 if shell == "second" else 0]
-        expected = seen[word].pop(0) if word == "run" else seen.get(word)
-        if expected:
-            expected[0].see(expected[1])
+            first.see(next(runs))
+            continue
+        said, code = second.do(line)
+        assert code == 0, said
+        if (verb := line.split()[1]) in told:
+            first.see(told[verb])
     assert len(re.findall(r"exposed|granted", said)) == 2
     first.interrupt()
 
