@@ -69,11 +69,13 @@ class Hooks:
         self._withheld: dict[str, tuple[Moment, float]] = {}  # asked for in vain: its state since then, and until when
         self._stopping = False
 
-    async def acquire(self, devices: Sequence[str], *, announced: bool, op: str = "") -> dict[str, Grant | None]:
+    async def acquire(
+        self, devices: Sequence[str], *, announced: bool, fresh: bool = False, op: str = ""
+    ) -> dict[str, Grant | None]:
         """Grants for all of these devices, or an error and none. Waits within the policy's budget.
 
-        Where policy leaves the wait to the announced start, there is no grant yet. ``op``: by which id whoever asks
-        calls this; so it is called in the ledger and in the log.
+        Where policy leaves the wait to the announced start, there is no grant yet. ``fresh``: what somebody has is a
+        no. ``op``: by which id whoever asks calls this; so it is called in the ledger and in the log.
         """
         op = self._op(op)
         began = self.now().uptime
@@ -85,7 +87,7 @@ class Hooks:
         try:
             while True:
                 async with self._locked(devices, budget):
-                    ask = partial(self._ask_acquire, op, announced=announced)
+                    ask = partial(self._ask_acquire, op, announced=announced, fresh=fresh)
                     replies = await self._ask_all(devices, ask, budget)
                     refused = {device for device, answer in replies.items() if not isinstance(answer, YES)}
                     if not refused:
@@ -100,7 +102,8 @@ class Hooks:
                 waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
                 await self._wait(running, waiting, budget, patience)
         finally:  # whatever it was, a deadline of the caller included: the same question would get the same no
-            self._withhold(missing)
+            if not fresh:  # the kubelet asks otherwise, and must not lose a GPU to somebody's slip at a shell
+                self._withhold(missing)
 
     async def start(self, devices: Sequence[str], owner: str | None, *, op: str = "") -> None:
         """A container of ``owner`` may start on all of these devices, or an error.
@@ -151,13 +154,14 @@ class Hooks:
         except TimeoutError:
             raise NotReady(Reason.UNRESPONSIVE, LATE) from None
 
-    async def _ask_acquire(self, op: str, device: str, *, announced: bool) -> answers.AcquireAnswer:
+    async def _ask_acquire(self, op: str, device: str, *, announced: bool, fresh: bool) -> answers.AcquireAnswer:
         """Ask until the answer is more than a note of something that has happened."""
         for _ in range(ROUNDS):
             record = self._known(device)
             seen = await self._allotted(record, await self._sight.quick(record, last=not announced))
             facts = self._with_domain(record, seen)
-            answer = decide.acquire(record, facts, self._policy(record.device.uuid), self.now(), announced=announced)
+            policy = self._policy(record.device.uuid)
+            answer = decide.acquire(record, facts, policy, self.now(), announced=announced, fresh=fresh)
             match answer:
                 case answers.Cut():
                     if not await self.jobs.call_off(device):

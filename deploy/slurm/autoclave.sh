@@ -25,9 +25,10 @@ say() { printf 'autoclave: %s\n' "$*" >&2; }
 # End as failed, which drains the node. The reason is everybody's to read: it names no process and no file.
 fail() { # CODE TEXT
   say "$2"
-  node=${SLURMD_NODENAME:-$(uname -n)}
+  node=$(uname -n) # Slurm's own name of the node, where it says one, may have dots
+  node=${SLURMD_NODENAME:-${node%%.*}}
   if [ "${AUTOCLAVE_SLURM_DRAIN:-yes}" != no ]; then
-    timeout -k 2 10 scontrol update "nodename=${node%%.*}" state=drain "reason=autoclave: $2" >&2 ||
+    timeout -k 2 10 scontrol update "nodename=$node" state=drain "reason=autoclave: $2" >&2 ||
       say "cannot set the reason: Slurm drains the node with its own"
   fi
   exit "$1"

@@ -74,10 +74,14 @@ class Scrubber(_Door):
         self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool = False, op: str = "", timeout: float = SHORT
-    ) -> tuple[view.Granted, ...]:
-        """Grants for all devices, or an error: none. ``op``: by which id the caller's log calls this."""
-        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced)
+        self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, op: str = "",
+        timeout: float = SHORT,
+    ) -> tuple[view.Granted, ...]:  # fmt: skip
+        """Grants for all devices, or an error: none. ``op``: by which id the caller's log calls this.
+
+        ``fresh``: what somebody has is a no, where otherwise the question itself says that he is gone.
+        """
+        request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation.carried(op)))
         return tuple(convert.from_message(view.Granted, grant) for grant in answer.grants)
 

@@ -27,9 +27,14 @@ class AcquireRequest(_message.Message):
 
     DEVICES_FIELD_NUMBER: _builtins.int
     ANNOUNCED_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     announced: _builtins.bool
     """The caller will say Start before anything runs on the devices. Then a grant that was never started on can be given
     again without a scrub (the kubelet shares a device between init and app containers of one admission).
+    """
+    fresh: _builtins.bool
+    """The caller hands devices out himself and may have made a mistake: a device that was granted, or that a tenant is on,
+    is a no. Without it the question itself says that the last tenant is gone, as it does when the kubelet asks.
     """
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -38,10 +43,11 @@ class AcquireRequest(_message.Message):
         *,
         devices: _abc.Iterable[_builtins.str] | None = ...,
         announced: _builtins.bool = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "devices", b"devices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["announced", b"announced", "devices", b"devices", "fresh", b"fresh"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

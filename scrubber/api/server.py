@@ -48,7 +48,9 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
         """See the proto."""
         async with answered(context, "acquire", self._tally.answered) as asked:
             asked.devices = requests.devices(request.devices)
-            grants = await self._service.acquire(asked.devices, announced=request.announced, op=asked.op)
+            grants = await self._service.acquire(
+                asked.devices, announced=request.announced, fresh=request.fresh, op=asked.op
+            )
             answer = scrub_pb2.AcquireResponse()
             for device, grant in grants.items():
                 granted = view.Granted(device, grant.id if grant else "", grant.receipt or "" if grant else "")

@@ -9,10 +9,6 @@ import click
 from scrubber.api import client
 from scrubber.cli import document, handing, options, words
 from scrubber.core import view
-from scrubber.core.model import State
-from scrubber.errors import Reason, Refused
-
-HELD = (State.GRANTED.value, State.EXPOSED.value)
 
 
 @click.command(context_settings=options.ENVIRONMENT)
@@ -28,9 +24,7 @@ def command(gpus: tuple[str, ...], output: str, run_dir: Path) -> None:
     """
 
     async def acquire(door: client.Scrubber, devices: handing.Devices) -> tuple[view.Granted, ...]:
-        for device in devices.values():
-            _demand_unheld(device)
-        return await door.acquire(list(devices))
+        return await door.acquire(list(devices), fresh=True)
 
     devices, grants = handing.hand(run_dir, gpus, acquire)
     if output != "text":
@@ -40,10 +34,3 @@ def command(gpus: tuple[str, ...], output: str, run_dir: Path) -> None:
         proof = f"receipt {grant.receipt}" if grant.receipt else "not proven clean, as the policy observes only"
         told = f"GPU {devices[grant.device].name} ({grant.device}) is granted: grant {grant.grant}, {proof}"
         click.echo(words.printable(told))
-
-
-def _demand_unheld(device: view.DeviceStatus) -> None:
-    """A kubelet that asks again knows that the last pod is gone. Who asks here may merely have mistyped."""
-    if device.state in HELD:
-        why = f"cannot acquire GPU {device.name}: it is {device.state}; once its job has ended, `autoclave release` it"
-        raise Refused(Reason.IN_USE, why)

@@ -6,16 +6,18 @@ Looking changes nothing: files are read, sockets are connected to and left. ``sc
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from plugin.registration import sockets
+from policies import units
 from scrubber import config
 from scrubber.cli import asking, document, failure, options, table
 from scrubber.core import view
@@ -28,6 +30,9 @@ from scrubber.node import checkpoint, kernellog, posture, reading, registered, s
 HEADERS = ("LEVEL", "CHECK", "FINDING")
 PROC = Path("/proc")  # of whoever looks: the processes of the host show in no directory that is mounted
 RIVALS = "nvidia"  # how the sockets of NVIDIA's own plugins, and of those made from them, are called
+# Any other error says nothing of who listens: SELinux or a mode forbids us to ask, or too many others ask just now.
+DEAD = (ConnectionRefusedError, FileNotFoundError, NotADirectoryError)
+AGAIN = 2.0  # seconds between two looks of who waits
 PATIENCE = 10.0  # seconds for a service that listens and is slow
 
 
@@ -55,26 +60,64 @@ PATIENCE = 10.0  # seconds for a service that listens and is slow
     metavar="NAME",
     help="Tell only this finding, and judge by it; may be given again.",
 )
-def command(output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, only: tuple[str, ...]) -> int:
+@click.option(
+    "--cdi-kind",
+    default="",
+    metavar="VENDOR/CLASS",
+    help="The plugin will call devices by these names: without a CDI specification of them the node is broken.",
+)
+@click.option(
+    "--wait",
+    type=options.Parsed("duration", units.parse_duration),
+    default="0s",
+    show_default=True,
+    help="As long as something is broken look again, for this time, and tell what has changed.",
+)
+def command(
+    output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, only: tuple[str, ...], cdi_kind: str, wait: float
+) -> int:
     """Say whether this node can keep the promise; each finding with its remedy.
 
     Looks at the scrub service, its policy and its GPUs, at the driver and what hands GPUs to containers, at the node,
     the kubelet and the device plugin, and changes nothing. Run it as the user that runs the service, and where that
     runs. Exit code 1 when something is broken; a service that does not answer is, and so is a report without a finding.
     """
-    findings = roster.judge(gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute()))
-    findings = tuple(finding for finding in findings if not only or finding.name in only)
-    if output == "table":
-        table.show(HEADERS, rows(findings))
-    else:
-        document.emit(report(findings), output)
+
+    def look() -> tuple[Finding, ...]:
+        facts = gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind)
+        return tuple(finding for finding in roster.judge(facts) if not only or finding.name in only)
+
+    findings = _until_well(look, output, wait) if wait else look()
+    _tell(findings, output)
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
         click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each says what to do", err=True)
     return failure.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
-def gather(run_dir: Path, kubelet_dir: Path, host_root: Path) -> base.Facts:
+def _until_well(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:
+    """The findings once nothing is broken, or when the time is over. A table is told at each change, for a log."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a container does not end by itself
+    until, told = time.monotonic() + wait, None
+    while True:
+        findings = look()
+        if roster.worst(findings) is not Level.BROKEN or time.monotonic() >= until:
+            return findings
+        if findings != told and output == "table":
+            _tell(findings, output)
+            click.echo(f"autoclave: looking again for {units.format_duration(wait)} at most", err=True)
+        told = findings
+        time.sleep(min(AGAIN, max(0.0, until - time.monotonic())))
+
+
+def _tell(findings: Sequence[Finding], output: str) -> None:
+    if output == "table":
+        table.show(HEADERS, rows(findings))
+    else:
+        document.emit(report(findings), output)
+
+
+def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "") -> base.Facts:
     """Everything that is judged, seen once."""
     answer = _answer(run_dir)
     return base.Facts(
@@ -86,6 +129,7 @@ def gather(run_dir: Path, kubelet_dir: Path, host_root: Path) -> base.Facts:
         checkpoint=_checkpoint(kubelet_dir),
         plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
         posture=_posture(answer, run_dir, kubelet_dir, host_root),
+        cdi_kind=cdi_kind,
         now=time.time(),  # last: what was asked for took its time
     )
 
@@ -140,7 +184,9 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
 
 def _socket(path: Path) -> base.Socket:
     refused = sockets.knock(path)
-    return base.Socket(str(path), None if refused is None else reading.fault(refused))
+    if refused is None:
+        return base.Socket(str(path))
+    return base.Socket(str(path), replace(reading.fault(refused), dead=isinstance(refused, DEAD)))
 
 
 def _plugins(directory: Path, prefix: str = "") -> base.Sockets:

@@ -18,9 +18,19 @@ from scrubber.errors import Reason
 
 
 def acquire(
-    record: Record, facts: Facts, policy: Policy, now: Moment, *, announced: bool = False
+    record: Record, facts: Facts, policy: Policy, now: Moment, *, announced: bool = False, fresh: bool = False
 ) -> answers.AcquireAnswer:
-    """May this device go to a new tenant? ``announced``: the caller will say ``start`` before it is used."""
+    """May this device go to a new tenant? ``announced``: the caller will say ``start`` before it is used.
+
+    ``fresh``: the question does not say that the last tenant is gone, so what was granted is a no. That comes before
+    all that could make a yes of it; only a grant of another boot is none.
+    """
+    stale = grounds.distrust(record, facts)
+    if stale is not None:
+        return answers.Note(stale)
+    if fresh and record.state in (State.GRANTED, State.EXPOSED):
+        why = f"it is {record.state.value}; once its job has ended, `autoclave release` it"
+        return answers.Refuse(Reason.IN_USE, f"cannot hand out {record.device.uuid}: {why}")
     answer = _acquire(record, facts, policy, now)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
         return under_way(record)  # also when it is sick: whatever is under way ends before it may go out
@@ -54,9 +64,6 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
 
 
 def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.AcquireAnswer:
-    stale = grounds.distrust(record, facts)
-    if stale is not None:
-        return answers.Note(stale)
     if record.sickness is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
         return answers.Refuse(Reason.SICK, f"cannot hand out {record.device.uuid}: it is unhealthy")
     match record.state:

@@ -42,12 +42,16 @@ Clock = Callable[[], float]
 
 
 def parse(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 takes any. ValueError says what was expected."""
+    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 takes any. ValueError says what was expected.
+
+    The brackets may be missing: a manifest puts the pod's address in front of a port and cannot know of which family it
+    will be.
+    """
     host, _, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not port.isdecimal() or int(port) > HIGHEST_PORT or not bare or (":" in bare and bare == host):
+    if not port.isdecimal() or int(port) > HIGHEST_PORT or not bare:
         raise ValueError("expected HOST:PORT such as 127.0.0.1:9475 or [::1]:9475")
-    if bare != host:
+    if bare != host or ":" in bare:
         ipaddress.IPv6Address(bare)
     return bare, int(port)
 

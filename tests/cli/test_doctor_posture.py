@@ -1,16 +1,20 @@
 """``autoclave doctor`` on a node with a driver of NVIDIA, made of files: each thing that is wrong, in its place."""
 
+import errno
 import json
 import os
 import shutil
 import socket
 import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from plugin.registration import sockets
 from plugin.testing import checkpoint
-from scrubber.cli import doctor
+from scrubber.cli import doctor, failure
 from scrubber.cuda import warmth
 from scrubber.node import standing
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
@@ -126,6 +130,66 @@ def test_the_plugin_of_nvidia_is_a_rival_while_it_serves(examine, kubelet, short
     rival.close()
     _, found = examine(kubelet.directory, short_tmp)
     only(found, "rival-plugin", "ok")
+
+
+def test_who_waits_is_told_of_the_rival_and_goes_on_once_it_has_gone(kubelet, short_tmp):
+    rival = kubelet.listen("nvidia-gpu.sock")
+    with waiting(kubelet.directory, short_tmp) as process:
+        assert "serves at" in process.stdout.readline() + process.stdout.readline()
+        rival.close()
+        assert "no other plugin" in process.communicate(timeout=30)[0]
+        assert process.returncode == 0
+
+
+def test_who_waits_ends_when_he_is_told_to(kubelet, short_tmp):
+    kubelet.listen("nvidia-gpu.sock")
+    with waiting(kubelet.directory, short_tmp) as process:
+        process.stdout.readline()
+        process.terminate()
+        process.communicate(timeout=30)
+        assert process.returncode == failure.INTERRUPTED
+
+
+def test_a_wait_that_is_over_is_a_no(kubelet, short_tmp):
+    kubelet.listen("nvidia-gpu.sock")
+    with waiting(kubelet.directory, short_tmp, "1ms") as process:
+        assert "1 of 1 findings are broken" in process.communicate(timeout=30)[1]
+        assert process.returncode == failure.NOT_CLEAN
+
+
+@contextmanager
+def waiting(kubelet_dir, run_dir, patience="60s"):
+    words = ("--only=rival-plugin", f"--wait={patience}", f"--kubelet-dir={kubelet_dir}", f"--run-dir={run_dir}")
+    command = [sys.executable, "-m", "scrubber", "doctor", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EPROTOTYPE, errno.ENOTCONN])
+def test_a_socket_that_may_not_be_asked_counts_as_a_rival(examine, kubelet, short_tmp, monkeypatch, error):
+    """SELinux, a mode, a socket of another kind: none of them says that nobody is there."""
+    kubelet.listen("nvidia-gpu.sock")
+    knock = sockets.knock
+    refused = OSError(error, os.strerror(error))
+    monkeypatch.setattr(sockets, "knock", lambda path: refused if path.name.startswith("nv") else knock(path))
+    code, found = examine(kubelet.directory, short_tmp)
+    assert (code, "cannot tell whether" in only(found, "rival-plugin", "broken")) == (1, True)
+
+
+def test_a_rival_whose_backlog_is_full_is_one(examine, kubelet, short_tmp):
+    """It listens and is busy: a connection fails at once, as if nobody were there."""
+    path = kubelet.directory / "nvidia-gpu.sock"
+    with ExitStack() as open_ones:
+        rival = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+        rival.bind(str(path))
+        rival.listen(0)
+        while sockets.knock(path) is None:
+            waiting = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+            waiting.setblocking(False)
+            waiting.connect_ex(str(path))
+        code, found = examine(kubelet.directory, short_tmp)
+        assert (code, "temporarily unavailable" in only(found, "rival-plugin", "broken")) == (1, True)
 
 
 def test_a_gpu_that_the_kubelet_knows_in_slices_of_time_has_a_rival_plugin(examine, kubelet, short_tmp):

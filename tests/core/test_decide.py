@@ -11,7 +11,7 @@ from policies.model import Clear, Gate, Paths, Proof, Route
 from scrubber.core import decide, grounds, starting
 from scrubber.core import events as ev
 from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
-from scrubber.core.model import Blame, Holder, Owner, Path, Step, Trigger, Vitals
+from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
 from scrubber.errors import Reason
 from tests.core import lives
 from tests.core.lives import (
@@ -35,6 +35,7 @@ from tests.core.lives import (
 
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that nobody uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
+HELD = "cannot hand out GPU-1: it is {}; once its job has ended, `autoclave release` it"
 GONE = Note(ev.Released("it was asked for again and its last user is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
@@ -157,6 +158,41 @@ def test_acquire(record, seen, policy, answer):
 @pytest.mark.parametrize(("record", "seen", "answer"), OBSERVED)
 def test_acquire_under_observe(record, seen, answer):
     assert decide.acquire(record, seen, OBSERVE, later(1)) == answer
+
+
+FRESH = {  # by state, with whoever might be on it
+    State.UNKNOWN: (lives.UNKNOWN, SLOW),
+    State.CLEAN: (lives.CLEAN, HandOut()),
+    State.DIRTY: (lives.DIRTY, FAST),
+    State.SCRUBBING: (lives.SCRUBBING, Join()),
+    State.QUARANTINED: (lives.QUARANTINED, Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
+    State.GRANTED: (lives.GRANTED, Refuse(Reason.IN_USE, HELD.format("granted"))),
+    State.EXPOSED: (lives.EXPOSED, Refuse(Reason.IN_USE, HELD.format("exposed"))),
+}
+
+
+@pytest.mark.parametrize("state", State)
+def test_who_wants_what_nobody_has_is_refused_what_somebody_was_granted(state):
+    record, answer = FRESH[state]
+    assert record.state is state
+    assert decide.acquire(record, facts(alive=False), ENFORCE, later(1), fresh=True) == answer
+
+
+@pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
+@pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.EXPOSED, lives.NAMELESS])
+@pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
+def test_no_policy_and_nothing_that_is_seen_makes_a_yes_of_that(policy, record, seen):
+    answer = decide.acquire(record, seen, policy, later(1), announced=True, fresh=True)
+    assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
+
+
+def test_a_grant_of_another_boot_is_nobody_s():
+    answer = decide.acquire(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), fresh=True)
+    assert answer == Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))
+
+
+def test_a_tenant_without_a_grant_is_somebody_too():
+    assert decide.acquire(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), fresh=True) == IN_USE
 
 
 @pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])

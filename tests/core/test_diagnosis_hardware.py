@@ -179,6 +179,28 @@ def test_a_gpu_that_no_cdi_specification_names_is_a_warning(specs, level, words)
     assert (found[0], words in found[1]) == (level, True)
 
 
+@pytest.mark.parametrize(
+    ("specs", "kind", "answered", "wanted"),
+    [
+        ((spec("GPU-1"),), "nvidia.com/gpu", True, [(Level.OK, "name 1 devices")]),
+        ((spec("GPU-7"),), "nvidia.com/gpu", True, [(Level.BROKEN, "names GPU-1")]),
+        ((spec("GPU-7"),), "nvidia.com/gpu", False, [(Level.OK, "name 1 devices")]),
+        ((spec("0", "MIG-7"),), "nvidia.com/gpu", False, [(Level.OK, "name 2 devices")]),
+        ((spec("0", "all"),), "nvidia.com/gpu", False, [(Level.BROKEN, "names a GPU by its UUID")]),
+        ((spec("GPU-7"),), "example.com/gpu", False, [(Level.BROKEN, "of the kind example.com/gpu is there")]),
+        ((), "nvidia.com/gpu", False, [(Level.BROKEN, "is there")]),
+        ((spec(fault=DENIED),), "nvidia.com/gpu", False, [(Level.WARNING, "denied"), (Level.BROKEN, "is there")]),
+        ((spec(fault=DENIED), spec("GPU-1")), "nvidia.com/gpu", True, [(Level.WARNING, "denied")]),
+    ],
+)
+def test_a_plugin_that_will_name_gpus_by_cdi_needs_them_named(specs, kind, answered, wanted):
+    """Also where nothing else tells of a driver: its init container sees no part of one."""
+    facts = stands(cdi=specs) if answered else replace(stands(cdi=specs, driver=ABSENT), answer=Unreachable("nobody"))
+    found = told(replace(facts, cdi_kind=kind), "cdi")
+    assert [level for level, _ in found] == [level for level, _ in wanted]
+    assert all(words in text for (_, text), (_, words) in zip(found, wanted, strict=True))
+
+
 def test_a_gpu_that_is_cut_into_slices_needs_no_name_and_its_slices_do():
     piece = replace(GPU, device="MIG-1", mig=True)
     cut = replace(FACTS, answer=replace(STATUS, devices=(GPU, piece)))

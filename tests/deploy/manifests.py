@@ -42,7 +42,6 @@ MATRIX: dict[str, dict[str, Any]] = {
         "admissionPolicy": {"enabled": False},
         "fullnameOverride": "ac",
     },
-    "ipv6": {"metrics": {"ipFamily": "IPv6"}},
     "places": {
         "image": {"digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],
@@ -62,6 +61,9 @@ MATRIX: dict[str, dict[str, Any]] = {
             "podLabels": {"team": "gpu"},
         }
         for side in ("scrubber", "plugin")
+    },
+    "places that are links": {
+        "directories": {"run": "/var/run/autoclave", "cdi": "/var/cdi/static"},
     },
     "selinux": {"plugin": {"seLinuxType": "spc_t"}},
 }

@@ -7,6 +7,7 @@ import pytest
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
+from plugin.cluster import words
 from tests.deploy import manifests
 
 ANY = {"object": cel.Type.DYN, "oldObject": cel.Type.DYN, "request": cel.Type.DYN, "variables": cel.Type.DYN}
@@ -31,8 +32,8 @@ def pod(*paths):
     return {"object": {"spec": {"volumes": [{"name": "data", "emptyDir": {}}, *volumes]}}}
 
 
-def guard(which):
-    return manifests.of("default", "ValidatingAdmissionPolicy", f"-{which}-directories")
+def guard(which, case="default"):
+    return manifests.of(case, "ValidatingAdmissionPolicy", f"-{which}-directories")
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,32 @@ def guard(which):
 )  # fmt: skip
 def test_no_other_pod_mounts_our_directories(path):
     assert len(refusals(guard("own"), **pod("/srv", path))) == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc/1/root/run/autoclave", "/proc/1/root", "/proc//1/./root/", "/proc/self/cwd", "/proc/1/fd/3",
+     "/proc/1/task/1/root/var/lib/kubelet", "/proc/thread-self/root"],
+)  # fmt: skip
+def test_no_other_pod_comes_to_them_through_a_process(path):
+    for which in ("own", "kubelet"):
+        assert len(refusals(guard(which), **pod("/srv", path))) == 1
+
+
+@pytest.mark.parametrize("path", ["/proc", "/proc/1/net", "/proc/driver/nvidia", "/proc/1/fdinfo", "/srv/proc/1/root"])
+def test_what_only_looks_at_processes_may(path):
+    for which in ("own", "kubelet"):
+        assert refusals(guard(which), **pod(path)) == []
+
+
+@pytest.mark.parametrize("path", ["/run/autoclave", "/var/run/autoclave", "/var/run/autoclave/doors"])
+def test_nor_where_they_are_named_by_a_link(path):
+    assert len(refusals(guard("own", "places that are links"), **pod(path))) == 1
+
+
+@pytest.mark.parametrize("path", ["/run/cdi", "/var/run/cdi", "/var/cdi", "/var/cdi/static/a"])
+def test_who_mounts_where_this_node_has_its_specifications_is_told_of(path):
+    assert len(refusals(guard("kubelet", "places that are links"), **pod(path))) == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/var", "/var/lib/autoclave2", "/run/autoclaved", "/run", "/srv/run/autoclave"])
@@ -87,11 +114,25 @@ def test_none_of_our_own_directories_is_left_out():
         assert {"/var/lib/autoclave", "/run/autoclave"} <= set(json.loads(guarded))
 
 
+READY = {"type": "Ready", "status": "True"}
+OURS = {"type": words.CONDITION, "status": "False"}
+CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+TAINT = {"key": words.TAINT, "effect": words.EFFECT}
 NODE: dict[str, Any] = {
-    "metadata": {"name": "a", "labels": {"x": "1"}},
-    "spec": {},
-    "status": {"capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}},
-}
+    "metadata": {"name": "a", "labels": {"x": "1"}, "resourceVersion": "1", "managedFields": []},
+    "spec": {"taints": [CORDON], "podCIDRs": ["10.0.0.0/24"]},
+    "status": {
+        "capacity": {"cpu": "1"}, "allocatable": {"cpu": "1"}, "conditions": [READY],
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+    },
+}  # fmt: skip
+BARE: dict[str, Any] = {"metadata": {"name": "a"}, "spec": {}, "status": {}}
+
+
+def changed(part, node=NODE, **fields):
+    """The node, some fields of a part of it other than they were."""
+    return node | {part: node[part] | fields}
 
 
 def told(new, node="a", old=NODE):
@@ -103,38 +144,59 @@ def told(new, node="a", old=NODE):
     return refusals(policy, request=request, object=new, oldObject=old)
 
 
-def test_a_plugin_tells_of_its_own_node_and_taints_it():
-    tainted = NODE | {"spec": {"taints": [{"key": "autoclave.dev/no-healthy-devices", "effect": "NoSchedule"}]}}
-    assert told(NODE | {"status": NODE["status"] | {"conditions": [{"type": "AutoclaveDevicesHealthy"}]}}) == []
-    assert told(tainted) == []
-    assert told(NODE | {"metadata": NODE["metadata"] | {"name": "b"}}, "b") == []
-    assert told({"metadata": {"name": "a"}, "status": {}}, old={"metadata": {"name": "a"}, "status": {}}) == []
-
-
 @pytest.mark.parametrize(
-    ("new", "node"),
+    ("new", "old"),
     [
-        (NODE, "b"),
-        (NODE, ""),
-        (NODE | {"metadata": NODE["metadata"] | {"labels": {"x": "2"}}}, "a"),
-        (NODE | {"metadata": {"name": "a"}}, "a"),
-        (NODE | {"metadata": NODE["metadata"] | {"annotations": {"a": "b"}}}, "a"),
-        (NODE | {"status": NODE["status"] | {"allocatable": {"cpu": "9"}}}, "a"),
-        (NODE | {"status": NODE["status"] | {"capacity": {"cpu": "9"}}}, "a"),
+        (NODE, NODE),
+        (changed("status", conditions=[READY, OURS]), NODE),
+        (changed("status", conditions=[OURS, READY]), changed("status", conditions=[READY, OURS | {"status": "True"}])),
+        (NODE, changed("status", conditions=[READY, OURS])),
+        (changed("spec", taints=[CORDON, TAINT]), NODE),
+        (NODE, changed("spec", taints=[CORDON, TAINT])),
+        (changed("metadata", resourceVersion="2", managedFields=[{}]), NODE),
+        (changed("status", BARE, conditions=[OURS]), BARE),
+        (changed("spec", BARE, taints=[TAINT]), BARE),
+        (BARE, changed("spec", BARE, taints=[TAINT])),
+        ({"metadata": {"name": "a"}}, BARE),
     ],
 )
-def test_and_nothing_else(new, node):
-    assert len(told(new, node)) == 1
+def test_a_plugin_tells_of_its_own_node_and_taints_it(new, old):
+    assert told(new, old=old) == []
 
 
-@pytest.mark.parametrize(("part", "field"), [
-    ("metadata", "labels"), ("metadata", "annotations"), ("status", "capacity"), ("status", "allocatable"),
-])  # fmt: skip
-def test_nor_what_was_not_there_before(part, field):
-    bare: dict[str, Any] = {"metadata": {"name": "a"}, "status": {}}
-    more = bare | {part: bare[part] | {field: {"x": "1"}}}
-    assert len(told(more, old=bare)) == 1
-    assert len(told(bare, old=more)) == 1
+def test_on_whichever_node_it_is():
+    assert told(changed("metadata", name="b"), "b", changed("metadata", name="b")) == []
+
+
+@pytest.mark.parametrize("node", ["b", ""])
+def test_and_of_no_other(node):
+    assert len(told(NODE, node)) == 1
+
+
+FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
+    ("metadata", {"labels": {"x": "2"}}), ("metadata", {"annotations": {"a": "b"}}),
+    ("metadata", {"ownerReferences": [{"uid": "u"}]}), ("metadata", {"finalizers": ["a/b"]}),
+    ("spec", {"unschedulable": True}), ("spec", {"providerID": "x"}), ("spec", {"podCIDRs": []}),
+    ("spec", {"taints": []}), ("spec", {"taints": [CORDON, {"key": "a", "effect": "NoExecute"}]}),
+    ("spec", {"taints": [CORDON | {"effect": "NoExecute"}, TAINT]}),
+    ("status", {"allocatable": {"cpu": "9"}}), ("status", {"capacity": {"cpu": "9"}}),
+    ("status", {"conditions": []}), ("status", {"conditions": [READY | {"status": "False"}, OURS]}),
+    ("status", {"addresses": [{"type": "InternalIP", "address": "10.6.6.6"}]}),
+    ("status", {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}),
+    ("status", {"whatever is to come": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "fields"), FORBIDDEN)
+def test_and_nothing_else(part, fields):
+    assert len(told(changed(part, **fields))) == 1
+
+
+@pytest.mark.parametrize(("part", "fields"), [it for it in FORBIDDEN if list(it[1].values()) not in ([[]], [[READY]])])
+def test_nor_what_was_not_there_before(part, fields):
+    more = changed(part, BARE, **fields)
+    assert len(told(more, old=BARE)) == 1
+    assert len(told(BARE, old=more)) == 1
 
 
 def test_others_are_no_business_of_that_policy():

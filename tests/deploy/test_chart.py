@@ -34,31 +34,6 @@ ENDPOINT = {"port", "interval", "filterRunning", "relabelings"}
 RELABELING = {"sourceLabels", "targetLabel", "replacement"}
 RULE = {"alert", "record", "expr", "for", "keep_firing_for", "labels", "annotations"}
 
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a key that there is not": ({"privileged": True}, "additional properties 'privileged' not allowed"),
-    "a key that there is not, deeper": ({"scrubber": {"privilegd": True}}, "/scrubber.*'privilegd' not allowed"),
-    "a word that is none": ({"backend": "amd"}, "/backend.*must be one of"),
-    "a number that is text": ({"scrubber": {"metricsPort": "9475"}}, "/scrubber/metricsPort.*want integer"),
-    "a path that is none": ({"directories": {"run": "run/autoclave"}}, "/directories/run.*does not match"),
-    "a way out of a directory": ({"directories": {"run": "/run/../etc"}}, "/directories/run.*not"),
-    "no digest": ({"image": {"digest": "sha256:abc"}}, "/image/digest.*does not match"),
-    "no unavailable node": ({"updateStrategy": {"maxUnavailable": 0}}, "/updateStrategy/maxUnavailable"),
-    "a surge": ({"updateStrategy": {"maxSurge": 1}}, "'maxSurge' not allowed"),
-    "a finding that there is not": ({"doctor": {"plugin": ["rival"]}}, "/doctor/plugin/0.*must be one of"),
-    "both monitors": ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "switch one off"),
-    "two policies": ({"policy": {"inline": "a", "existingConfigMap": "b"}}, "leave one of them empty"),
-    "a policy and a shipped one": ({"policy": {"inline": "a", "shipped": "fast"}}, "another policy replaces it"),
-    "a taint without reports": ({"clusterReports": {"taint": True}}, "set clusterReports.enabled too"),
-    "a taint that nobody bears": (
-        {"clusterReports": {"enabled": True, "taint": True}, "tolerations": [{"key": "a", "operator": "Exists"}]},
-        "a tainted node never comes back",
-    ),
-    "a class without a name": ({"runtimeClass": {"create": True, "name": ""}}, "set runtimeClass.name"),
-    "a flag twice": ({"plugin": {"extraArgs": ["--run-dir=/x"]}}, "plugin.extraArgs: --run-dir is set by a value"),
-    "an alert that there is not": ({"prometheusRule": {"disabled": ["Nope"]}}, "there is no alert Nope"),
-    "deny and warn": ({"admissionPolicy": {"kubeletDirectories": ["Deny", "Warn"]}}, "exclude each other"),
-}
-
 
 @pytest.mark.parametrize("case", MATRIX)
 def test_every_object_is_one_that_the_api_knows(case):
@@ -112,19 +87,28 @@ def test_every_mount_has_its_volume_and_no_volume_is_there_for_nothing(case):
             assert len({mount["mountPath"] for mount in mounts}) == len(mounts)
 
 
-@pytest.mark.parametrize("case", ["default", "simulated", "taint", "places"])
+@pytest.mark.parametrize("case", MATRIX)
 def test_the_linter_of_helm_has_nothing_to_say(case):
     told = helm_python.lint(generate.CHART, MATRIX[case], strict=True, namespace="autoclave")
     assert told["errors"] == []
     assert {it["error"] for it in told["messages"]} <= {"icon is recommended"}
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_values_are_told_where_they_are_and_nothing_is_rendered(case):
-    values, told = WRONG[case]
-    with pytest.raises(helm_python.HelmError) as raised:
-        generate.render(values)
-    assert re.search(told, str(raised.value), re.DOTALL), str(raised.value)
+def test_selectors_do_not_change_with_what_things_are_called():
+    """They cannot be changed in a cluster."""
+    named = manifests.loaded({"nameOverride": "gpus"})
+    sets = [[doc for doc in docs if doc["kind"] == "DaemonSet"] for docs in (named, manifests.objects("default"))]
+    new, old = ([doc["spec"]["selector"] for doc in docs] for docs in sets)
+    assert new == old
+    assert {doc["metadata"]["name"] for doc in sets[0]} == {"autoclave-gpus-scrubber", "autoclave-gpus-plugin"}
+
+
+def test_every_alert_is_given_the_labels_that_were_asked_for():
+    values = {"prometheusRule": {"enabled": True, "alertLabels": {"team": "gpu"}}}
+    (rules,) = (doc for doc in manifests.loaded(values) if doc["kind"] == "PrometheusRule")
+    for rule in (rule for group in rules["spec"]["groups"] for rule in group["rules"]):
+        labels = rule.get("labels", {})
+        assert (labels.get("team") == "gpu", "severity" in labels) == ("alert" in rule,) * 2
 
 
 def leaves(tree, schema, place=""):
@@ -171,6 +155,22 @@ def test_no_container_of_a_trial_is_given_a_name_that_its_runtime_does_not_know(
     """Nodes without GPUs have no CDI specification that names any."""
     cases = {"default": "cdi-cri", "simulated": "envvar", "registry": "cdi-cri,volume-mounts"}
     assert {case: manifests.flags(manifests.container(case, "plugin"))["--strategy"] for case in cases} == cases
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_specifications_of_cdi_are_looked_at_exactly_where_containers_are_given_gpus_by_them(case):
+    """On the node they may be elsewhere; the doctor sees them where he looks."""
+    by_cdi = "cdi-" in manifests.flags(manifests.container(case, "plugin"))["--strategy"]
+    for called, pod, one in manifests.containers(case):
+        places = {it["name"]: it["hostPath"]["path"] for it in pod["volumes"] if "hostPath" in it}
+        seen = {it["mountPath"]: places.get(it["name"]) for it in one["volumeMounts"] if "cdi" in it["name"]}
+        looks = by_cdi and called == "doctor (plugin)"
+        static = MATRIX[case].get("directories", {}).get("cdi", "/etc/cdi")
+        assert seen == ({"/host/etc/cdi": static, "/host/run/cdi": "/var/run/cdi"} if looks else {})
+        assert ("--cdi-kind" in manifests.flags(one)) == (looks or called == "plugin")
+        if looks:
+            assert "--only=cdi" in one["args"]
+            assert all(it["readOnly"] for it in one["volumeMounts"] if "cdi" in it["name"])
 
 
 def test_a_pod_of_the_old_kind_ends_before_one_of_the_new_begins():
@@ -222,11 +222,11 @@ def test_nothing_but_figures_goes_through_the_network(case):
         assert ports == ([443, 6443] if (case, side) == ("reports", "plugin") else [])
 
 
-@pytest.mark.parametrize(("case", "bracket"), [("default", "$(POD_IP)"), ("ipv6", "[$(POD_IP)]")])
-def test_figures_and_probes_are_at_the_address_of_the_pod_alone(case, bracket):
+def test_figures_and_probes_are_at_the_address_of_the_pod_alone():
+    """Of whichever family: the program knows one of version 6 without brackets, too."""
     for side, port in (("scrubber", 9475), ("plugin", 9476)):
-        one = manifests.container(case, side)
-        assert manifests.flags(one)["--metrics-address"] == f"{bracket}:{port}"
+        one = manifests.container("default", side)
+        assert manifests.flags(one)["--metrics-address"] == f"$(POD_IP):{port}"
         assert one["ports"] == [{"name": "metrics", "containerPort": port, "protocol": "TCP"}]
         probes = [one[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
         assert [it["path"] for it in probes] == ["/healthz", "/healthz", "/readyz"]
@@ -288,9 +288,10 @@ def test_a_policy_is_mounted_as_a_directory_so_that_a_change_arrives():
 def test_a_node_with_another_plugin_starts_neither_ours_nor_a_second_one():
     """The doctor comes first; with it switched off it is not there."""
     for side, findings in (("scrubber", ["kubelet-dir", "pid-namespace", "vgpu-host"]),
-                           ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin"])):  # fmt: skip
+                           ("plugin", ["kubelet-dir", "plugin-dir", "rival-plugin", "cdi"])):  # fmt: skip
         one = manifests.container("default", f"doctor ({side})")
         assert [word for word in one["args"] if "--only" in word] == [f"--only={name}" for name in findings]
+        assert manifests.flags(one)["--wait"] == "10m"
     assert all("initContainers" not in pod for _, pod in manifests.pods("bare"))
 
 

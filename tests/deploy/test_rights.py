@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,7 +89,7 @@ def test_without_the_fourth_it_cannot_end_it(tenant):
 class Node:
     """The rendered pods for simulated GPUs, with the node's directories below one of the test."""
 
-    def __init__(self, root: Path, alive: AsyncExitStack) -> None:
+    def __init__(self, root: Path, alive: AsyncExitStack, **more: object) -> None:
         self.root, self._alive = root, alive
         (root / "kubelet").mkdir()
         (root / "run").mkdir(mode=0o755)  # as the kubelet makes what is missing
@@ -100,6 +100,7 @@ class Node:
             "directories": {"state": str(root / "state"), "run": str(root / "run")},
             "kubelet": {"devicePluginsDir": str(root / "kubelet"), "podLogsDir": str(root / "pods")},
             "scrubber": {"simulated": {"memory": "1MiB"}},
+            **more,
         }
         self.objects = manifests.loaded(values)
         self.say("first")
@@ -160,10 +161,41 @@ async def test_the_pods_of_the_chart_hand_out_a_device_with_the_rights_that_they
         assert await scrubber.stop() == 0
 
 
+@contextmanager
+def rival(kubelet):
+    """What another plugin has in the kubelet's directory."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(kubelet / "nvidia-gpu.sock"))
+        listening.listen()
+        yield
+
+
 async def test_beside_another_plugin_ours_does_not_start(short_tmp):
     async with AsyncExitStack() as alive:
-        node = Node(short_tmp, alive)
-        with socket.socket(socket.AF_UNIX) as rival:
-            rival.bind(str(short_tmp / "kubelet" / "nvidia-gpu.sock"))
-            rival.listen()
+        node = Node(short_tmp, alive, doctor={"wait": "1s"})
+        with rival(short_tmp / "kubelet"):
             assert await node.once("doctor (plugin)") == 1
+
+
+async def test_it_waits_for_the_other_one_to_go(short_tmp):
+    async with AsyncExitStack() as alive:
+        node = Node(short_tmp, alive)
+        with rival(short_tmp / "kubelet"):
+            doctor = await node.start("doctor (plugin)")
+            assert doctor.process.stdout is not None
+            while b"serves at" not in await doctor.process.stdout.readline():
+                assert doctor.process.returncode is None
+        assert await doctor.ended() == 0
+
+
+@pytest.mark.parametrize("directory", ["etc/cdi", "run/cdi"])
+async def test_where_containers_are_given_gpus_by_cdi_none_starts_before_they_have_names(short_tmp, directory):
+    async with AsyncExitStack() as alive:
+        node = Node(short_tmp, alive, plugin={"strategy": ["cdi-cri"]}, doctor={"wait": "1s"})
+        assert await node.once("doctor (plugin)") == 1
+        (short_tmp / directory).mkdir(parents=True)
+        specification = short_tmp / directory / "nvidia.yaml"
+        specification.write_text("kind: nvidia.com/gpu\ndevices: [{name: all}, {name: '0'}]\n")
+        assert await node.once("doctor (plugin)") == 1
+        specification.write_text("kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n")
+        assert await node.once("doctor (plugin)") == 0

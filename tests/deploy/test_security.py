@@ -66,6 +66,18 @@ def test_each_directory_of_the_node_is_told_with_its_reason():
     }
 
 
+def test_what_is_read_only_is_so_below_as_well_unless_it_follows_the_node():
+    """A mount below a directory stays writable otherwise; the API takes one of the two only."""
+    for case in manifests.MATRIX:
+        for _, pod, one in manifests.containers(case):
+            node = {volume["name"] for volume in pod["volumes"] if "hostPath" in volume}
+            for mount in one["volumeMounts"]:
+                follows = "mountPropagation" in mount
+                wanted = mount["name"] in node and mount.get("readOnly", False) and not follows
+                assert mount.get("recursiveReadOnly") == ("IfPossible" if wanted else None), (case, mount)
+                assert follows == (mount["mountPath"] in {"/host/dev", "/host/run"})
+
+
 def test_the_plugin_and_the_doctors_have_no_right_but_to_be_root():
     for case in manifests.MATRIX:
         for name, _, one in manifests.containers(case):

@@ -160,7 +160,13 @@ def test_a_gpu_that_cannot_be_proven_clean_drains_the_node_with_a_reason(service
         slurmd.drained.unlink(missing_ok=True)
         ended(slurmd.run(script, 45, gpu), 1)
         reason = "reason=autoclave: GPUs of job 45 are not proven clean"
-        assert slurmd.told() == ["update", "nodename=node7", "state=drain", reason]
+        assert slurmd.told() == ["update", "nodename=node7.example", "state=drain", reason]
+
+
+def test_a_node_that_slurm_does_not_name_is_called_by_the_first_part_of_its_own_name(slurmd):
+    slurmd.program(slurmd.drained.parent / "programs" / "uname", "echo node8.example.org")
+    ended(slurmd.run("prolog.sh", 45, "nonsense", SLURMD_NODENAME=""), 2)
+    assert slurmd.told()[1] == "nodename=node8"
 
 
 def test_scripts_give_up_in_time_and_say_so(service, slurmd, gpu):

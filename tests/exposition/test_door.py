@@ -309,14 +309,19 @@ def test_whatever_is_asked_is_answered_and_no_fault_of_ours(questions):
 
 @pytest.mark.parametrize(
     ("address", "parsed"),
-    [("127.0.0.1:9475", ("127.0.0.1", 9475)), ("[::1]:0", ("::1", 0)), ("node.example:80", ("node.example", 80))],
+    [
+        ("127.0.0.1:9475", ("127.0.0.1", 9475)),
+        ("[::1]:0", ("::1", 0)),
+        ("fd00::7:9475", ("fd00::7", 9475)),
+        ("node.example:80", ("node.example", 80)),
+    ],
 )
 def test_addresses(address, parsed):
     assert door.parse(address) == parsed
 
 
 @pytest.mark.parametrize(
-    "address", ["", "9475", ":9475", "host:", "host:65536", "::1:9475", "[::1]", "[host]:1", "a:-1"]
+    "address", ["", "9475", ":9475", "host:", "host:65536", "fd00::7", "a:b:9475", "[::1]", "[host]:1", "a:-1"]
 )
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(ValueError, match=r"expected|address"):

@@ -83,6 +83,7 @@ class Mutant:
 
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 LEFTOVER = "scrubber/core/leftover.py"
+DECIDE = "scrubber/core/decide.py"
 ROSTER = "tests/steps/test_roster.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN"),
@@ -101,6 +102,7 @@ PLANTED = [
     Mutant(VERDICT, "or findings.units_faulty", "or not findings"),
     Mutant(VERDICT, "if findings.deviating else None", "if findings.deviating and not findings.tests else None"),
     Mutant(VERDICT, "if explained <= rest and", "if"),
+    Mutant(DECIDE, "if fresh and record.state in (State.GRANTED, State.EXPOSED):", "if False:"),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else wanted", "if wanted else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),

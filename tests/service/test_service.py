@@ -47,6 +47,31 @@ async def test_a_device_that_is_not_there_is_told_so(world, ask):
     assert world.state(world.uuids[0]) is State.CLEAN
 
 
+async def test_of_two_who_want_it_for_themselves_one_gets_it_and_nothing_is_taken_from_him(world):
+    """The second was let go on after the first one's scrub, and would have given back what was granted a moment ago."""
+    device = world.uuids[0]
+    for _ in range(50):
+        before = len(world.truth.entries)
+        both = (world.service.acquire([device], announced=False, fresh=True) for _ in range(2))
+        told = await asyncio.gather(*both, return_exceptions=True)
+        assert [it.reason for it in told if isinstance(it, Refused)] == [Reason.IN_USE]
+        assert [list(it) for it in told if isinstance(it, dict)] == [[device]]
+        made = [type(it.event) for it in world.truth.entries[before:] if it.device == device]
+        assert (made.count(ev.Granted), made.count(ev.Released)) == (1, 0)
+        await world.service.release([device])  # and the next two find it dirty
+
+
+async def test_of_several_all_or_none_are_free_and_the_rest_is_offered_as_before(world):
+    free, taken = world.uuids
+    await world.acquire("job", taken)
+    before = len(world.truth.entries)
+    with pytest.raises(Refused, match=f"{taken}: it is granted") as refused:
+        await world.service.acquire([free, taken], announced=False, fresh=True)
+    assert refused.value.reason is Reason.IN_USE
+    assert len(world.truth.entries) == before
+    assert [advert(world, device).healthy for device in world.uuids] == [True, True]
+
+
 async def test_after_a_stop_nothing_is_granted_and_nothing_is_tended(world):
     service, before = world.service, len(world.truth.entries)
     await service.stop()

@@ -38,6 +38,7 @@ class Fault:
     text: str
     absent: bool = False
     denied: bool = False
+    dead: bool = False  # of a socket: nobody listens there, for certain
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,7 @@ class Facts:
     checkpoint: Checkpoint
     plugin: Sockets
     posture: Posture
+    cdi_kind: str = ""  # what CDI names of devices will begin with; empty where nobody says that there will be any
 
     @property
     def status(self) -> view.Status | None:

@@ -211,24 +211,34 @@ def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
 
 def _cdi(facts: base.Facts) -> Iterator[base.Finding]:
     """A container whose device no specification names does not start; the strategies without CDI need none."""
-    if not facts.guards_nvidia:
+    if not (facts.cdi_kind or facts.guards_nvidia):
         return
-    remedy = "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/var/run/cdi/nvidia.yaml`"
+    kind, level = facts.cdi_kind or KIND, base.Level.BROKEN if facts.cdi_kind else base.Level.WARNING
     faults = [(spec.path, spec.fault) for spec in facts.posture.cdi if spec.fault is not None]
     for path, fault in faults:
-        yield base.unseen("cdi", f"cannot use {path}", fault, f"mend it: {remedy}", base.Level.WARNING)
-    named = frozenset(name for spec in facts.posture.cdi if spec.kind == KIND for name in spec.names)
-    missing = sorted(_handed_out(facts) - named)
-    if not named and not faults:
-        text = (
-            f"no CDI specification of the kind {KIND} is there, which the strategies cdi-cri and cdi-annotations need"
-        )
-        yield base.warning("cdi", text, remedy)
-    elif missing and not faults:
-        text = f"no CDI specification of the kind {KIND} names {', '.join(missing)}"
-        yield base.warning("cdi", text, remedy)
+        yield base.unseen("cdi", f"cannot use {path}", fault, f"mend it: {_NAME_GPUS}", base.Level.WARNING)
+    named = frozenset(name for spec in facts.posture.cdi if spec.kind == kind for name in spec.names)
+    lack = _unnamed(facts, named)
+    if lack and (facts.cdi_kind or not faults):
+        yield base.Finding("cdi", level, f"no CDI specification of the kind {kind} {lack}", _NAME_GPUS)
     elif not faults:
-        yield base.ok("cdi", f"the CDI specifications of the kind {KIND} name {len(named)} devices")
+        yield base.ok("cdi", f"the CDI specifications of the kind {kind} name {len(named)} devices")
+
+
+_NAME_GPUS = (
+    "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml`, again after each new driver; "
+    "or let the plugin have another --strategy or --cdi-kind"
+)
+
+
+def _unnamed(facts: base.Facts, named: frozenset[str]) -> str:
+    """What the specifications do not name. While nobody says which devices there are, any UUID will do."""
+    missing = sorted(_handed_out(facts) - named)
+    if not named:
+        return "is there, which the strategies cdi-cri and cdi-annotations need"
+    if missing:
+        return f"names {', '.join(missing)}"
+    return "" if any(name.startswith(("GPU-", "MIG-")) for name in named) else "names a GPU by its UUID"
 
 
 def _handed_out(facts: base.Facts) -> frozenset[str]:

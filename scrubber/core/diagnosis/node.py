@@ -145,11 +145,14 @@ def _rivals(facts: base.Facts) -> Iterator[base.Finding]:
         text = f"cannot tell whether another plugin serves in {sockets.directory}"
         yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's with --kubelet-dir")
         return
+    hidden = [(it.path, it.fault) for it in sockets.found if it.fault is not None and not it.fault.dead]
+    for path, fault in hidden:
+        yield base.unseen("rival-plugin", f"cannot tell whether another plugin serves at {path}", fault, OUSTED)
     texts = [f"another plugin for GPUs of NVIDIA serves at {it.path}" for it in sockets.found if it.fault is None]
     texts += list(_twice(facts))
     for text in texts:
         yield base.broken("rival-plugin", f"{text}: what it hands out nobody has proven clean", OUSTED)
-    if not texts:
+    if not texts and not hidden:
         yield base.ok("rival-plugin", "no other plugin for GPUs of NVIDIA was seen")
 
 

@@ -1,5 +1,5 @@
 {{- define "autoclave.address" -}}
-{{- if eq (first .).Values.metrics.ipFamily "IPv6" -}}[$(POD_IP)]{{- else -}}$(POD_IP){{- end -}}:{{ last . | int }}
+$(POD_IP):{{ . | int }}
 {{- end -}}
 
 {{- define "autoclave.policy" -}}
@@ -23,16 +23,25 @@
 - --simulated-gpus={{ .Values.scrubber.simulated.gpus | int }}
 - --simulated-memory={{ .Values.scrubber.simulated.memory }}
 {{- end }}
-- --metrics-address={{ include "autoclave.address" (list . .Values.scrubber.metricsPort) }}
+- --metrics-address={{ include "autoclave.address" .Values.scrubber.metricsPort }}
 - --log-level={{ .Values.scrubber.logLevel }}
 - --log-format={{ .Values.scrubber.logFormat }}
+{{- end -}}
+
+{{- define "autoclave.strategy" -}}
+{{- .Values.plugin.strategy | default (list (ternary "cdi-cri" "envvar" (eq .Values.backend "nvidia"))) | join "," -}}
+{{- end -}}
+
+{{- /* Whether containers are given devices by CDI names, which somebody must have written down on the node. */ -}}
+{{- define "autoclave.by-cdi" -}}
+{{- if contains "cdi-" (include "autoclave.strategy" .) -}}yes{{- end -}}
 {{- end -}}
 
 {{- define "autoclave.plugin.args" -}}
 - --kubelet-dir={{ .Values.kubelet.devicePluginsDir }}
 - --run-dir={{ include "autoclave.doors" . }}
 - --resource-prefix={{ .Values.plugin.resourcePrefix }}
-- --strategy={{ .Values.plugin.strategy | default (list (ternary "cdi-cri" "envvar" (eq .Values.backend "nvidia"))) | join "," }}
+- --strategy={{ include "autoclave.strategy" . }}
 - --cdi-kind={{ .Values.plugin.cdiKind }}
 {{- if .Values.plugin.passDeviceSpecs }}
 - --pass-device-specs
@@ -47,7 +56,7 @@
 {{- if .Values.clusterReports.taint }}
 - --taint-when-all-out
 {{- end }}
-- --metrics-address={{ include "autoclave.address" (list . .Values.plugin.metricsPort) }}
+- --metrics-address={{ include "autoclave.address" .Values.plugin.metricsPort }}
 - --log-level={{ .Values.plugin.logLevel }}
 - --log-format={{ .Values.plugin.logFormat }}
 {{- end -}}

@@ -47,4 +47,76 @@
   {{- fail (printf "prometheusRule.disabled: there is no alert %s" .) -}}
   {{- end -}}
 {{- end -}}
+{{- if $v.policy.inline -}}
+  {{- $policy := $v.policy.inline | fromYaml -}}
+  {{- if hasKey $policy "Error" -}}
+  {{- fail (printf "policy.inline: it is no YAML: %s; see `autoclave policy check`" $policy.Error) -}}
+  {{- end -}}
+  {{- if not $policy.name -}}
+  {{- fail "policy.inline: a policy has a name; see `autoclave policy check`" -}}
+  {{- end -}}
+  {{- range $key, $_ := $policy -}}
+    {{- if not (has $key (list "name" "description" "defaults" "rules")) -}}
+    {{- fail (printf "policy.inline: a policy has no %s; see `autoclave policy check`" $key) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- if and $v.serviceMonitor.enabled (not (regexMatch "^[a-z]" (include "autoclave.fullname" .))) -}}
+{{- fail (printf "serviceMonitor.enabled: %s is no beginning of a Service's name; set fullnameOverride to one that begins with a letter" (include "autoclave.fullname" .)) -}}
+{{- end -}}
+{{- include "autoclave.checks.places" . -}}
+{{- end -}}
+
+{{- /* Directories that would be one, or inside each other, and mounts and names that there are already. */ -}}
+{{- define "autoclave.checks.places" -}}
+{{- $v := .Values -}}
+{{- $fixed := list "/etc/autoclave/policy" "/host" "/proc" "/sys" "/dev" -}}
+{{- $own := dict "directories.state" $v.directories.state "directories.run" $v.directories.run "kubelet.devicePluginsDir" $v.kubelet.devicePluginsDir "kubelet.registryDir" $v.kubelet.registryDir -}}
+{{- range $name, $path := $own -}}
+  {{- $here := regexReplaceAll "^/var/run/" $path "/run/" -}}
+  {{- if eq $here "/tmp" -}}
+  {{- fail (printf "%s: %s is taken; choose another directory" $name $path) -}}
+  {{- end -}}
+  {{- range $fixed -}}
+    {{- if or (eq . $here) (hasPrefix (printf "%s/" .) $here) -}}
+    {{- fail (printf "%s: %s is taken; choose another directory" $name $path) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- range $other, $there := $own -}}
+    {{- $there = regexReplaceAll "^/var/run/" $there "/run/" -}}
+    {{- if and (ne $name $other) (or (eq $here $there) (hasPrefix (printf "%s/" $there) $here)) -}}
+    {{- fail (printf "%s: it is, or is inside, %s; choose another directory" $name $other) -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- $mounts := concat (values $own) (list "/etc/autoclave/policy" "/host" "/var/run/secrets/kubernetes.io/serviceaccount") -}}
+{{- $edges := list "/tmp" (clean (printf "%s/dev" $v.plugin.driverRoot)) -}}
+{{- range $side := list "scrubber" "plugin" -}}
+  {{- $more := index $v $side -}}
+  {{- $volumes := list -}}
+  {{- range $more.extraVolumes }}{{ $volumes = append $volumes .name }}{{ end -}}
+  {{- if ne (len $volumes) (len (uniq $volumes)) -}}
+  {{- fail (printf "%s.extraVolumes: two have one name" $side) -}}
+  {{- end -}}
+  {{- $env := list -}}
+  {{- range $more.extraEnv }}{{ $env = append $env .name }}{{ end -}}
+  {{- if ne (len $env) (len (uniq $env)) -}}
+  {{- fail (printf "%s.extraEnv: two have one name" $side) -}}
+  {{- end -}}
+  {{- $paths := list -}}
+  {{- range $mount := $more.extraVolumeMounts -}}
+    {{- if not (has .name $volumes) -}}
+    {{- fail (printf "%s.extraVolumeMounts: there is no %s in extraVolumes" $side .name) -}}
+    {{- end -}}
+    {{- range concat $edges $mounts -}}
+      {{- if or (eq . $mount.mountPath) (and (has . $mounts) (hasPrefix (printf "%s/" .) $mount.mountPath)) -}}
+      {{- fail (printf "%s.extraVolumeMounts: %s is taken; choose another path" $side $mount.mountPath) -}}
+      {{- end -}}
+    {{- end -}}
+    {{- $paths = append $paths .mountPath -}}
+  {{- end -}}
+  {{- if ne (len $paths) (len (uniq $paths)) -}}
+  {{- fail (printf "%s.extraVolumeMounts: two have one path" $side) -}}
+  {{- end -}}
+{{- end -}}
 {{- end -}}

@@ -2,27 +2,24 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* No dots: names of Services have none. */ -}}
 {{- define "autoclave.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains (include "autoclave.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "autoclave.name" .) | trunc 40 | trimSuffix "-" -}}
-{{- end -}}
+{{- $name := include "autoclave.name" . -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- .Values.fullnameOverride | default $full | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- /* Labels that a selector may stand on: they never change. Called with (list $ "scrubber"). */ -}}
 {{- define "autoclave.selector" -}}
-app.kubernetes.io/name: {{ include "autoclave.name" (first .) }}
-app.kubernetes.io/instance: {{ (first .).Release.Name }}
+app.kubernetes.io/name: {{ (first .).Chart.Name }}
+app.kubernetes.io/instance: {{ (first .).Release.Name | quote }}
 app.kubernetes.io/component: {{ last . }}
 {{- end -}}
 
 {{- define "autoclave.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
-app.kubernetes.io/name: {{ include "autoclave.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: autoclave
 app.kubernetes.io/managed-by: {{ .Release.Service }}

@@ -4,7 +4,7 @@
 imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{ toJson . }}
@@ -43,7 +43,7 @@ securityContext:
   capabilities: {drop: [ALL]}
   seccompProfile: {type: RuntimeDefault}
   {{- with .Values.plugin.seLinuxType }}
-  seLinuxOptions: {type: {{ . }}}
+  seLinuxOptions: {type: {{ . | quote }}}
   {{- end }}
 {{- end -}}
 
@@ -97,7 +97,7 @@ readinessProbe:
 - {name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
 {{- end -}}
 
-{{- /* A look at the node: called with (list $ FINDINGS). Mounts, and privileges, are the caller's. */ -}}
+{{- /* A look at the node: called with (list $ FINDINGS) and more flags. Mounts, and privileges, are the caller's. */ -}}
 {{- define "autoclave.doctor" -}}
 {{- $ := first . -}}
 name: doctor
@@ -109,8 +109,11 @@ args:
   - --run-dir={{ include "autoclave.doors" $ }}
   - --kubelet-dir={{ $.Values.kubelet.devicePluginsDir }}
   - --host-root=/host
-{{- range last . }}
+{{- range index . 1 }}
   - --only={{ . }}
+{{- end }}
+{{- range slice . 2 }}
+  - {{ . }}
 {{- end }}
 env:
   - {name: NVIDIA_VISIBLE_DEVICES, value: void} # it opens no GPU

@@ -1,0 +1,182 @@
+"""Values that the chart refuses when it is rendered, and names that stay what they are."""
+
+import json
+import re
+from typing import Any
+
+import helm_python
+import pytest
+
+from deploy import generate
+from tests.deploy import manifests
+
+
+def mounted(*paths: str) -> dict[str, Any]:
+    """A volume of somebody's, at these places."""
+    return {
+        "extraVolumes": [{"name": "a", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "a", "mountPath": it} for it in paths],
+    }
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a key that there is not": ({"privileged": True}, "additional properties 'privileged' not allowed"),
+    "a key that there is not, deeper": ({"scrubber": {"privilegd": True}}, "/scrubber.*'privilegd' not allowed"),
+    "a word that is none": ({"backend": "amd"}, "/backend.*must be one of"),
+    "a number that is text": ({"scrubber": {"metricsPort": "9475"}}, "/scrubber/metricsPort.*want integer"),
+    "a path that is none": ({"directories": {"run": "run/autoclave"}}, "/directories/run.*does not match"),
+    "a way out of a directory": ({"directories": {"run": "/run/../etc"}}, "/directories/run.*not"),
+    "no digest": ({"image": {"digest": "sha256:abc"}}, "/image/digest.*does not match"),
+    "no unavailable node": ({"updateStrategy": {"maxUnavailable": 0}}, "/updateStrategy/maxUnavailable"),
+    "a surge": ({"updateStrategy": {"maxSurge": 1}}, "'maxSurge' not allowed"),
+    "a finding that there is not": ({"doctor": {"plugin": ["rival"]}}, "/doctor/plugin/0.*must be one of"),
+    "both monitors": ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "switch one off"),
+    "two policies": ({"policy": {"inline": "a", "existingConfigMap": "b"}}, "leave one of them empty"),
+    "a policy and a shipped one": ({"policy": {"inline": "a", "shipped": "fast"}}, "another policy replaces it"),
+    "a taint without reports": ({"clusterReports": {"taint": True}}, "set clusterReports.enabled too"),
+    "a taint that nobody bears": (
+        {"clusterReports": {"enabled": True, "taint": True}, "tolerations": [{"key": "a", "operator": "Exists"}]},
+        "a tainted node never comes back",
+    ),
+    "a class without a name": ({"runtimeClass": {"create": True, "name": ""}}, "set runtimeClass.name"),
+    "a flag twice": ({"plugin": {"extraArgs": ["--run-dir=/x"]}}, "plugin.extraArgs: --run-dir is set by a value"),
+    "an alert that there is not": ({"prometheusRule": {"disabled": ["Nope"]}}, "there is no alert Nope"),
+    "a policy that is no YAML": ({"policy": {"inline": "name: [a"}}, "policy.inline: it is no YAML"),
+    "a policy that is a list": ({"policy": {"inline": "- name: a"}}, "policy.inline: it is no YAML"),
+    "a policy without a name": ({"policy": {"inline": "description: a"}}, "policy.inline: a policy has a name"),
+    "a word that no policy has": ({"policy": {"inline": "name: a\nrule: []"}}, "policy.inline: a policy has no rule;"),
+    "two directories that are one": (
+        {"directories": {"state": "/run/autoclave"}},
+        "directories.[a-z]+: it is, or is inside",
+    ),
+    "a directory in another": (
+        {"directories": {"run": "/var/lib/autoclave/run"}},
+        "directories.run: it is, or is inside, directories.state",
+    ),
+    "one in another by another name": (
+        {"directories": {"run": "/run/a", "state": "/var/run/a/b"}},
+        "directories.state: it is, or is inside, directories.run",
+    ),
+    "a directory of the container's": (
+        {"directories": {"state": "/host/state"}},
+        "directories.state: /host/state is taken",
+    ),
+    "a directory that is kept in memory": ({"directories": {"run": "/tmp"}}, "directories.run: /tmp is taken"),
+    "a Service that begins with a digit": (
+        {"serviceMonitor": {"enabled": True}, "fullnameOverride": "1a"},
+        "set fullnameOverride",
+    ),
+    "a label of no node": ({"nodeSelector": {"pool": "a b"}}, "/nodeSelector/pool.*does not match"),
+    "a field that no toleration has": ({"tolerations": [{"keey": "a"}]}, "/tolerations/0.*'keey' not allowed"),
+    "a word that no toleration has": ({"tolerations": [{"key": "a", "operator": "Is"}]}, "/tolerations/0/operator"),
+    "an affinity to nothing": ({"affinity": {"node": {}}}, "invalid propertyName 'node'"),
+    "a secret with more than a name": (
+        {"imagePullSecrets": [{"name": "a", "namespace": "b"}]},
+        "'namespace' not allowed",
+    ),
+    "a peer that is none": (
+        {"networkPolicy": {"from": [{"namespace": {}}]}},
+        "/networkPolicy/from/0.*'namespace' not allowed",
+    ),
+    "an alert's severity": (
+        {"prometheusRule": {"alertLabels": {"severity": "page"}}},
+        "invalid propertyName 'severity'",
+    ),
+    "a label that is ours": (
+        {"podMonitor": {"labels": {"app.kubernetes.io/name": "a"}}},
+        "invalid propertyName 'app.kubernetes.io/name'",
+    ),
+}
+WRONG |= {
+    f"{what} of the {side}": ({side: values}, told if told.startswith("invalid") else f"/{side}/{told}")
+    for side in ("scrubber", "plugin")
+    for what, values, told in (
+        ("a label that selects", {"podLabels": {"app.kubernetes.io/component": "a"}}, "invalid propertyName 'app"),
+        ("a label that is none", {"podLabels": {"team": "a b"}}, "podLabels/team.*does not match"),
+        (
+            "an annotation that is set",
+            {"podAnnotations": {"kubectl.kubernetes.io/default-container": "a"}},
+            "invalid propertyName 'kubectl",
+        ),
+        (
+            "a variable that is set",
+            {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+            "extraEnv/0/name",
+        ),
+        ("a flag as a variable", {"extraEnv": [{"name": "AUTOCLAVE_RUN_DIR", "value": "/x"}]}, "extraEnv/0/name"),
+        ("a variable that is a number", {"extraEnv": [{"name": "A", "value": 1}]}, "extraEnv/0/value.*want string"),
+        ("a field that no variable has", {"extraEnv": [{"name": "A", "val": "1"}]}, "extraEnv/0.*'val' not allowed"),
+        ("a volume that is there", {"extraVolumes": [{"name": "run", "emptyDir": {}}]}, "extraVolumes/0/name"),
+        (
+            "a mount that goes up",
+            {"extraVolumeMounts": [{"name": "a", "mountPath": "more"}]},
+            "extraVolumeMounts/0/mountPath",
+        ),
+        (
+            "a field that no mount has",
+            {"extraVolumeMounts": [{"name": "a", "mountPath": "/a", "ro": True}]},
+            "extraVolumeMounts/0.*'ro' not allowed",
+        ),
+    )
+} | {
+    f"{what} of the {side}": ({side: values}, f"{side}.{told}")
+    for side in ("scrubber", "plugin")
+    for what, values, told in (
+        ("two variables of one name", {"extraEnv": [{"name": "A", "value": "1"}] * 2}, "extraEnv: two have one name"),
+        (
+            "two volumes of one name",
+            {"extraVolumes": [{"name": "a", "emptyDir": {}}] * 2},
+            "extraVolumes: two have one name",
+        ),
+        (
+            "a mount of nothing",
+            {"extraVolumeMounts": [{"name": "a", "mountPath": "/a"}]},
+            "extraVolumeMounts: there is no a in",
+        ),
+        ("a mount over ours", mounted("/run/autoclave/doors"), "extraVolumeMounts: /run/autoclave/doors is taken"),
+        ("two mounts of one path", mounted("/a", "/a"), "extraVolumeMounts: two have one path"),
+    )
+}
+WRONG |= {
+    "deny and warn": ({"admissionPolicy": {"kubeletDirectories": ["Deny", "Warn"]}}, "exclude each other"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_values_are_told_where_they_are_and_nothing_is_rendered(case):
+    values, told = WRONG[case]
+    with pytest.raises(helm_python.HelmError) as raised:
+        generate.render(values)
+    assert re.search(told, str(raised.value), re.DOTALL), str(raised.value)
+
+
+def test_a_policy_has_the_words_that_the_chart_knows():
+    (known,) = re.findall(r"has \$key \(list ([^)]*)\)", (generate.CHART / "templates/_checks.tpl").read_text())
+    schema = json.loads((generate.ROOT / "policies/schema.json").read_text())
+    assert set(re.findall(r'"(\w+)"', known)) == set(schema["properties"])
+    assert schema["required"] == ["name"]
+
+
+STRANGE: dict[str, Any] = {
+    "runtimeClass": {"name": "1e3", "create": True, "handler": "123"},
+    "priorityClassName": "123",
+    "policy": {"existingConfigMap": "0"},
+    "plugin": {"seLinuxType": "true"},
+    "clusterReports": {"enabled": True},
+    "podMonitor": {"enabled": True, "interval": "1h"},
+}
+
+
+@pytest.mark.parametrize("release", ["123", "1e3", "on", "a.b", "x" * 53])
+def test_a_name_that_looks_like_something_else_stays_a_name(release):
+    """YAML takes 123 for a number and on for a truth; a dot is in no Service's name."""
+    values = STRANGE | (
+        {} if release.isdigit() or release == "1e3" else {"podMonitor": {}, "serviceMonitor": {"enabled": True}}
+    )
+    for text in generate.chart().render(values, name=release, namespace="456").values():
+        for doc in manifests.documents(text) if "kind:" in text else ():
+            if doc["apiVersion"] in manifests.GROUPS:
+                assert manifests.check(doc) == []
+            assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", doc["metadata"]["name"])
+            assert doc["metadata"].get("namespace", "456") in {"456", "default"}
+            assert all(isinstance(it, str) for it in doc["metadata"]["labels"].values())

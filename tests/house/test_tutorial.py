@@ -1,0 +1,160 @@
+"""The first part of the tutorial, typed as it stands there: two shells with terminals, and what they shall show."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from scrubber.cli import asking
+
+ROOT = Path(__file__).parents[2]
+PART = (ROOT / "docs/tutorial.md").read_text().split("## Part one")[1].split("## Part two")[0]
+BLOCKS = [block.rstrip().splitlines() for block in re.findall(r"^```\n(.*?)^```$", PART, re.MULTILINE | re.DOTALL)]
+ROWS = re.findall(r"^\| (first|second) \| `(.+?)` \| (.+) \|$", PART, re.MULTILINE)
+ACTIVATE = "source .venv/bin/activate"
+CONTROL = re.compile(r"\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
+PROMPT = "what next? "
+PATIENCE = 30.0  # seconds for what takes one or two where nobody else works
+
+
+class Shell:
+    """Somebody at a terminal, who waits for what he expects to see."""
+
+    def __init__(self, place: Path, alive: ExitStack) -> None:
+        self._place, self._seen, self._asked = place, "", 0
+        self._ours, theirs = pty.openpty()
+        alive.callback(os.close, self._ours)
+        env = {"HOME": str(place), "TERM": "xterm", "PS1": PROMPT, "PATH": os.environ["PATH"]}
+        env["AUTOCLAVE_SIMULATED_MEMORY"] = "1MiB"  # a scrub of the default takes seconds
+        command = ["setsid", "--ctty", "bash", "--norc", "--noprofile", "-i"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        alive.callback(self._end)
+        self.do("stty -echo cols 200")  # what is typed must not be taken for an answer
+
+    def type(self, line: str) -> None:
+        """One line of the page, its places replaced by ours."""
+        if line == ACTIVATE:  # whichever environment runs the tests is the one
+            line = f"export PATH={Path(sys.executable).parent}:$PATH"
+        os.write(self._ours, line.replace("/tmp/autoclave", str(self._place)).encode() + b"\n")
+
+    def do(self, line: str) -> tuple[str, int]:
+        """A line, all that it says, and its exit code."""
+        self._asked += 1
+        self.type(line)
+        self.type(f"printf 'ended %s %s\\n' {self._asked} $?")
+        said = self.see(rf"ended {self._asked} (\d+)\n")
+        return said.string[: said.start()], int(said[1])
+
+    def see(self, pattern: str) -> re.Match[str]:
+        """Wait for it, and forget what came before it."""
+        until = time.monotonic() + PATIENCE
+        while (found := re.search(pattern, self._seen)) is None:
+            ready, _, _ = select.select([self._ours], [], [], max(0.0, until - time.monotonic()))
+            assert ready, f"{pattern!r} was not seen in:\n{self._seen}"
+            self._seen += CONTROL.sub("", os.read(self._ours, 65536).decode(errors="replace"))
+        self._seen = self._seen[found.end() :]
+        return found
+
+    def interrupt(self) -> None:
+        """Ctrl-C, which throws away what is typed before the prompt is back."""
+        os.write(self._ours, b"\x03")
+        self.see(re.escape(PROMPT))
+
+    def _end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def alive():
+    with ExitStack() as open_ones:
+        yield open_ones
+
+
+@pytest.mark.timeout(300)  # a dozen programs are started, each for a second where nobody else works
+def test_the_first_part_of_the_tutorial_does_what_it_says(short_tmp, alive):
+    demo, start, left, plugin, again, books = BLOCKS
+    assert demo == ["make demo"]
+    (short_tmp / "there").mkdir()
+    first = Shell(short_tmp / "there", alive)
+    begin(first, start)
+    see_something_left_behind(short_tmp / "there", first, left)
+    with_a_plugin(first, Shell(short_tmp / "there", alive), plugin, again)
+    check_the_books(first, books)
+    assert not (short_tmp / "there").exists()
+
+
+def begin(shell, lines):
+    *settings, service, watch = lines
+    assert settings[0] == ACTIVATE
+    for line in settings:
+        assert shell.do(line)[1] == 0
+    shell.type(service)
+    shell.type("until [ -S $AUTOCLAVE_RUN_DIR/admin.sock ]; do sleep 0.1; done")  # nobody types as fast as that
+    shell.type(watch)
+    shell.see(r"(?s)\n0 +GPU-\S+ +clean[^\n]*\n1 +GPU-\S+ +clean")
+    shell.interrupt()
+
+
+def see_something_left_behind(place, shell, lines):
+    occupy, status, scrub, release, history = (line.split("  #")[0] for line in lines)
+    assert shell.do(occupy)[1] == 0
+    settled(place, "dirty")
+    assert re.search(r"\n0 +GPU-\S+ +dirty", shell.do(status)[0])
+    assert "\n1\n" in shell.do(scrub)[0]
+    assert shell.do(release)[1] == 0
+    settled(place, "clean")
+    told = shell.do(history)[0]
+    assert "12 bytes of the last user were found" in " ".join(told.split())
+    assert "hush" not in told
+
+
+def settled(place, state):
+    """Wait until the service says so of the first GPU, where a person would look again."""
+
+    async def until(admin) -> None:
+        status = await admin.status(["0"])
+        while status.devices[0].state != state:
+            status = await admin.status(["0"], newer_than=status.service.ledger_rows, wait=10)
+
+    asking.ask(place / "run", until)
+
+
+def with_a_plugin(first, second, lines, again):
+    assert again[0] == ACTIVATE
+    for line in again:
+        assert second.do(line)[1] == 0
+    for line in lines:
+        first.type(line)
+    first.see(r"GPU-\S+=Healthy GPU-\S+=Healthy")
+    runs = iter((r"pod both: Failed", r"(?s)Allocate.*PreStartContainer.*pod both: Running"))
+    told = {"quarantine": r"GPU-\S+=Unhealthy", "reinstate": r"GPU-\S+=Healthy GPU-\S+=Healthy"}
+    for shell, line, _ in ROWS:
+        if shell == "first":
+            first.type(line)
+            first.see(next(runs))
+            continue
+        said, code = second.do(line)
+        assert code == 0, said
+        if (verb := line.split()[1]) in told:
+            first.see(told[verb])
+    assert len(re.findall(r"exposed|granted", said)) == 2
+    first.interrupt()
+
+
+def check_the_books(shell, lines):
+    verify, doctor, stop, once_more, remove = (line.split("  #")[0] for line in lines)
+    assert shell.do(verify)[1] == 0
+    assert shell.do(doctor)[1] == 1
+    assert shell.do(stop)[1] == 0
+    shell.type("wait")
+    assert shell.do(once_more)[1] == 0
+    assert shell.do(remove)[1] == 0
