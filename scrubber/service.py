@@ -258,8 +258,7 @@ class Service(Hooks):
             for _ in range(ROUNDS):
                 record = self._known(device)
                 seen = await self._allotted(record, await self._sight.quick(record))
-                promised = await self._sight.promised(device) if record.state is State.UNKNOWN else None
-                seen = replace(seen, vitals=vitals, hung_since=self._hung_since(device, seen), promised=promised)
+                seen = replace(seen, vitals=vitals, hung_since=self._hung_since(device, seen))
                 ruling = self.rulebook.ruling(record.device)
                 facts = self._in_company(record, seen)
                 answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())

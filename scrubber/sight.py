@@ -22,7 +22,6 @@ from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, 
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import Caller, Round, in_turn
 from scrubber.node import checkpoint
-from scrubber.node.checkpoint import CheckpointError
 from scrubber.node.ends import Ends
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
@@ -392,14 +391,6 @@ class Sight:
         """The pods that the kubelet has written the devices down for; raises CheckpointError when it cannot be read."""
         found = await self._caller.ask("checkpoint", lambda: checkpoint.owners(self._kubelet_dir), self.patience)
         return {uuid: found.get(uuid, frozenset()) for uuid in uuids}
-
-    async def promised(self, uuid: str) -> str | None:
-        """A pod that runs, and that the kubelet has written the device down for; None also where it cannot be told."""
-        try:
-            pods = (await self.owners([uuid]))[uuid]
-            return next((pod for pod in sorted(pods) if await self._alive(pod)), None)
-        except (CheckpointError, DeviceError, BlindError):
-            return None
 
     async def _alive(self, container: str | None) -> bool | None:
         return None if container is None else container in await self._living.ask(container)

@@ -405,4 +405,3 @@ class Facts:
     wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free
     allotted: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known
     hung_since: float | None = None
-    promised: str | None = None  # a pod that runs and that the kubelet has written it down for, where nobody has it yet

@@ -354,9 +354,6 @@ def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Sickness |
 
 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
-    if record.state is State.UNKNOWN and facts.promised is not None:
-        # A container of it may open the device without a word: it was let in before we came, or while we were away.
-        return answers.Blocked(f"the kubelet has given it to pod {facts.promised}, which runs: it is left alone")
     if record.state is State.CLEAN:
         if facts.holders is None:
             return answers.Blocked("it cannot be proven that nobody uses it")

@@ -115,8 +115,6 @@ TEND = rows(
     ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
     ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(Path.SLOW, Trigger.FIRST_LOOK)),
-    ("but not while a pod runs that the kubelet gave it to", lives.UNKNOWN, replace(facts(), promised=A), ENFORCE,
-     Blocked(f"the kubelet has given it to pod {A}, which runs: it is left alone")),
     # in use
     ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),
     ("R11 a container on a grant whose start was not announced", lives.GRANTED, facts((OF_A,)), ENFORCE,

@@ -1,4 +1,4 @@
-"""What the kubelet's checkpoint alone shows: that a pod that was let start never comes, or that one may come unasked."""
+"""A pod that was let start and never came: the kubelet's checkpoint alone shows that it never will."""
 
 from __future__ import annotations
 
@@ -43,29 +43,3 @@ async def test_a_pod_that_has_not_come_yet_keeps_the_device_unless_the_checkpoin
     await asyncio.sleep(LONG)
     assert (world.state(device), scrubs(world, device)) == (State.EXPOSED, 1)
     assert healthy(world, device)
-
-
-@pytest.fixture
-async def promised(world):
-    """Of a service that knows nothing of it: a device that the kubelet has given to a pod, which runs and is not on it."""
-    device = world.uuids[0]
-    written_down(world, pod=[device])
-    await world.die()
-    world.node.reboot()
-    world.node.alive.add("pod")
-    await world.start()
-    return device
-
-
-async def test_a_device_of_which_nothing_is_known_is_left_alone_as_long_as_a_pod_runs_that_was_given_it(world, promised):
-    await asyncio.sleep(LONG)
-    assert (world.state(promised), healthy(world, promised)) == (State.UNKNOWN, False)
-    assert [world.state(other) for other in world.uuids[1:]] == [State.CLEAN] * (len(world.uuids) - 1)
-    world.node.alive.discard("pod")
-    await world.clean(promised)
-
-
-async def test_and_is_made_ready_when_that_pod_asks_to_start(world, promised):
-    before = scrubs(world, promised)
-    await world.service.start([promised], None)
-    assert (scrubs(world, promised), world.record(promised).owner.container) == (before + 1, "pod")
