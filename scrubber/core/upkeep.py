@@ -1,7 +1,7 @@
 """What is to be done about a device that nobody asked for just now, and what may be said of it.
 
-The monitor asks ``tend`` in every round: level-triggered, so that whatever was missed is seen the next time. Over 400
-lines, because each state has its own answer and all of them stand together.
+The monitor asks ``tend`` in every round: level-triggered, so that whatever was missed is seen the next time.
+Over 400 lines, because each state has its own answer and all of them stand together.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ async def test_each_question_is_one_line_at_its_end(house) -> None:
             await scrubber.start([one], "pod-a", op="ABCDEF0123456789abcdef0123456789")
             with pytest.raises(AutoclaveError):
                 await scrubber.acquire([one, other], op="beef")
-            await scrubber.release([one], op="cafe")
+            await scrubber.release([other], op="cafe")
     told = [
         (it["request"], it["op"], it["devices"], it["outcome"], it["log_level"]) for it in lines if it["room"] == "api"
     ]
@@ -112,9 +112,8 @@ async def test_each_question_is_one_line_at_its_end(house) -> None:
         ("acquire", "abcd", [one], "ok", "info"),
         ("start", "ABCDEF0123456789abcdef0123456789", [one], "ok", "info"),
         ("acquire", "beef", [one, other], "refused", "warning"),
-        ("release", "cafe", [one], "ok", "info"),
+        ("release", "cafe", [other], "ok", "info"),
     ]
-    await house.clean(one)
 
 
 async def test_the_scrub_after_a_release_bears_the_id_of_the_release(house) -> None:

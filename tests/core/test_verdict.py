@@ -273,6 +273,24 @@ def test_a_failure_without_a_diagnosis_is_a_failed_scrub():
     assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Sickness(Ailment.SCRUB_FAILED, "so it was"))
 
 
+SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
+
+
+def test_a_device_that_failed_is_as_sick_as_the_worst_that_was_seen_of_it():
+    told = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
+    assert isinstance(told, Failed)
+    assert (told.sickness and told.sickness.ailment, told.detail) == (Ailment.REMAP_FAILED, "so it was")
+
+
+@pytest.mark.parametrize(
+    ("judged", "vitals"),
+    [(SCRUB_FAILED, None), (SCRUB_FAILED, lives.WELL), (replace(SCRUB_FAILED, blame=Blame.TENANT), Vitals(lost=True))],
+    ids=["nobody could ask", "nothing was seen", "it was not the device"],
+)
+def test_else_a_failure_stays_what_it_is(judged, vitals):
+    assert verdict.confirmed(judged, vitals, FRESH, ENFORCE) is judged
+
+
 # -- the receipt
 
 ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)

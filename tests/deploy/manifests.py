@@ -35,6 +35,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         "priorityClassName": "",
     },
     "mig": {"plugin": {"migStrategy": "mixed", "passDeviceSpecs": True, "driverRoot": "/run/nvidia/driver"}},
+    "envvar": {"plugin": {"strategy": ["envvar"]}},
     "registry": {"plugin": {"registration": "plugins-registry", "strategy": ["cdi-cri", "volume-mounts"]}},
     "bare": {
         "doctor": {"enabled": False},

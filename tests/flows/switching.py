@@ -82,12 +82,21 @@ def found_by_the_next(node: Node) -> list[str]:
 
 
 async def doctor(node: Node) -> int:
-    """The exit code of the plugin's init container, as the chart has it."""
-    container = manifests.container("default", "doctor (plugin)")
+    """The exit code of the plugin's init container, as the chart has it, but that it judges at once.
+
+    It is that of who takes over the strategy of the other plugin first: without CDI.
+    """
+    container = manifests.container("envvar", "doctor (plugin)")
     root = node.stage.root
     places = {"/run/autoclave/doors": root / "run", "/var/lib/kubelet/device-plugins": node.stage.kubelet_dir}
     program = Plugin(root)
-    program.command = [sys.executable, "-m", "scrubber", *manifests.words(container, {**places, "/host": root})]
+    program.command = [
+        sys.executable,
+        "-m",
+        "scrubber",
+        *manifests.words(container, {**places, "/host": root}),
+        "--wait=0s",
+    ]
     code: int = await (await program.start()).ended()
     return code
 
