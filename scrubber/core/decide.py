@@ -156,8 +156,7 @@ def in_use(record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
         return unproven(record)
-    lives = facts.owner_alive is True and not grounds.passing(record.owner, facts)
-    if lives or grounds.user_of(facts.holders) is not None:
+    if facts.owner_alive is True or grounds.user_of(facts.holders) is not None:
         return busy(record)
     if named and grounds.about_to_start(record.owner, now):
         return busy(record)

@@ -190,23 +190,6 @@ def rightful(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
     return ev.Exposed(Owner(here[0], now, seen=True, crowded=True)) if here else None
 
 
-def passing(owner: Owner | None, facts: Facts) -> bool:
-    """Somebody who was only met on it and whom the kubelet has not given it: off it, of no more account.
-
-    Where nobody can say whom the kubelet has given it, whoever was met counts as its owner for as long as he lives.
-    """
-    if owner is None or not owner.visitor or owner.container is None:
-        return False
-    return facts.allotted is not None and owner.container not in facts.allotted
-
-
-def unclaimed(record: Record, facts: Facts) -> bool:
-    """Nobody whom the kubelet has given it to may be on it without a word: they have none of it, or must ask first."""
-    grant = record.grant
-    asks = grant is not None and grant.announced and grant.epoch == facts.epoch
-    return asks or not facts.allotted
-
-
 def crowd(record: Record, facts: Facts) -> ev.Exposed | None:
     """Somebody else's container is on the owner's device: what it leaves there must not outlive it unseen."""
     owner = record.owner

@@ -257,8 +257,6 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     # has a better reason to say so than we.
     if facts.owner_alive is False and owner.seen:
         return answers.Note(ev.Released("its owner is gone"))
-    if _left(record, facts):
-        return answers.Note(ev.Released("whoever was met on it has left it, and the kubelet gave it to others"))
     taken = facts.allotted is not None and owner.container is not None and owner.container not in facts.allotted
     if taken and _deserted(owner, facts, now):
         return answers.Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
@@ -384,13 +382,6 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
     """Nobody was ever seen to hold it on, and nobody is about to."""
     gone = owner.container is None or facts.owner_alive is False
     return facts.holders == () and gone and not grounds.about_to_start(owner, now)
-
-
-def _left(record: Record, facts: Facts) -> bool:
-    """A visitor has let go of it. Asked for since then, it is free of whoever had it, by the kubelet's own word."""
-    if facts.holders != () or not grounds.passing(record.owner, facts):
-        return False
-    return facts.wanted or grounds.unclaimed(record, facts)
 
 
 def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:

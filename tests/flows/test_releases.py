@@ -207,36 +207,6 @@ async def test_who_ended_while_the_service_was_away_leaves_nothing_to_the_first_
     assert node.memory(other) == left
 
 
-async def test_a_pod_that_merely_looks_at_a_gpu_has_it_for_no_longer_than_that(build):
-    """A release that does not look like one: the pod lives on, off the GPU, which it was never given.
-
-    It looks while the image of the pod that was given it is pulled, and again at the first look of a service that has
-    lost its ledger.
-    """
-    node = await build(2, brisk("budgets: {owner_wait: 0s, silence: 0s}"))
-    waits = node.pod("waits")
-    await node.kubelet.admit(waits)
-    uuid = node.gpu(waits)
-    [spare] = set(node.stage.uuids) - {uuid}
-    async with node.stranger(spare, "monitoring"):
-        async with node.stranger(uuid, "monitoring"):
-            await node.reach(uuid, lambda device: device.owner == "monitoring")
-        await node.clean(uuid)
-        assert await node.kubelet.sync(waits), node.waiting(waits)
-        assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (waits.uid, 2)
-        await node.kubelet.delete(waits)
-        await node.clean(uuid)
-        await node.kill_service()
-        for file in node.stage.ledger.parent.glob(f"{node.stage.ledger.name}*"):
-            file.unlink()
-        async with node.stranger(uuid, "monitoring"):
-            await node.stage.start()
-            await node.reach(uuid, lambda device: device.owner == "monitoring")
-            assert (await node.kubelet.run(node.pod("early"))).phase is not Phase.RUNNING
-        while (await node.kubelet.run(node.pod("next"))).phase is not Phase.RUNNING:  # who has asked sets it free
-            await node.health(uuid, "Healthy")
-
-
 async def kept(node: Node, owner: str, *uuids: str) -> None:
     """They are this pod's, nothing was scrubbed, and whoever says that it has left is not believed."""
     for uuid in uuids:
