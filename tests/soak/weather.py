@@ -60,7 +60,7 @@ class Intruders:
         self.refused: Counter[str] = Counter()
         self._node, self._guests, self._crowd = node, guests, crowd
         self._dice = dice_of(seed, "intruders")
-        self._abroad = 0
+        self._abroad: set[str] = set()  # GPUs that one of them is on: two would write over each other
 
     async def keep_coming(self) -> None:
         """As long as pods do."""
@@ -78,11 +78,11 @@ class Intruders:
 
     async def _intrude(self, dice: random.Random) -> None:
         """A process of the host opens a GPU, and writes there once it was noticed and nobody else has that GPU."""
-        free = [uuid for uuid in self._node.stage.uuids if not self._is_given(uuid)]
-        if self._abroad >= ABROAD or not free:
+        free = [uuid for uuid in self._node.stage.uuids if uuid not in self._abroad and not self._is_given(uuid)]
+        if len(self._abroad) >= ABROAD or not free:
             return
         uuid, uid = dice.choice(free), str(uuids.UUID(int=dice.getrandbits(128)))
-        self._abroad += 1
+        self._abroad.add(uuid)
         try:
             with suppress(Unreachable):
                 before = await self._standing(uuid)
@@ -94,7 +94,7 @@ class Intruders:
                         self._crowd.befell["host process on a free GPU"] += 1
                         await asyncio.sleep(dice.uniform(0.2, 3.0))
         finally:
-            self._abroad -= 1
+            self._abroad.remove(uuid)
 
     async def _standing(self, uuid: str) -> int:
         """How far the ledger is while the GPU is clean; otherwise NEVER."""
