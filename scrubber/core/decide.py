@@ -153,6 +153,8 @@ def from_dirty(record: Record, facts: Facts, policy: Policy, trigger: Trigger) -
 
 def in_use(record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
     """Somebody who must not be disturbed is on it or about to come; or nobody can say."""
+    if grounds.passed_by(record, facts):
+        return None
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
         return unproven(record)

@@ -164,6 +164,18 @@ def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
     return ev.Exposed(Owner(user, now, seen=user is not None, visitor=True))
 
 
+def passed_by(record: Record, facts: Facts) -> bool:
+    """Who was met on it, such as a monitor, has let go of it, and cannot be who it was granted to.
+
+    In that life of the kubelet nobody comes back to an announced grant without asking for a start. A ``visitor`` of
+    another grant, or of none, may be a tenant of whom nobody here has heard: he keeps it while he lives.
+    """
+    grant, owner, given = record.grant, record.owner, facts.allotted
+    if grant is None or owner is None or owner.container is None or not owner.visitor or facts.holders != ():
+        return False
+    return grant.announced and grant.epoch == facts.epoch and given is not None and owner.container not in given
+
+
 def doubtful(owner: Owner | None, facts: Facts) -> bool:
     """Only the kubelet's checkpoint could show that nobody will come, or that who is there has no business there."""
     if owner is None or owner.container is None:

@@ -1,4 +1,7 @@
-"""Who was met on a device keeps it while he lives, on it or not: a checkpoint that lacks him may have been lost."""
+"""Who was met on a device keeps it while he lives, on it or not: a checkpoint that lacks him may have been lost.
+
+But for who comes to an announced grant, in the kubelet's same life, on which nobody was let start: it is not his.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, lat
 LATE = later(1e6)
 VISITOR = Owner(B, NOW, seen=True, visitor=True)
 ITS_OWN = Note(ev.Exposed(replace(VISITOR, visitor=False)))
+LET_GO = Note(ev.Released("who was met on it before its first start has let go of it"))
 CROWD = Note(ev.Exposed(replace(VISITOR, crowded=True)))
 
 
@@ -26,8 +30,9 @@ def off(*given: str, epoch: str = "epoch-1", wanted: bool = False) -> Facts:
 
 
 TEND = rows(
-    ("it has left; nobody has it", lives.VISITED, off(), Proceed()),
-    ("it has left; who has it asks before it starts", lives.VISITED, off(A), Proceed()),
+    ("it has left; nobody has it", lives.VISITED, off(), LET_GO),
+    ("it has left; who has it asks before it starts", lives.VISITED, off(A), LET_GO),
+    ("the same; nobody can say whether it lives", lives.VISITED, replace(off(A), owner_alive=None), LET_GO),
     ("R11 a kubelet was restarted since: who has it may have started without a word", lives.VISITED,
      off(A, epoch="epoch-2"), Proceed()),
     ("who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Proceed()),
@@ -58,13 +63,15 @@ def test_tend(record: Record, seen: Facts, answer: object) -> None:
 
 
 IN_USE = rows(
-    ("it has left", lives.VISITED, off(A), Reason.IN_USE),
-    ("the same, met at the first look", lives.FOUND_IN_USE, off(), Reason.IN_USE),
+    ("R11 it has left; a kubelet was restarted since", lives.VISITED, off(A, epoch="epoch-2"), Reason.IN_USE),
+    ("it has left; who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Reason.IN_USE),
+    ("it has left; it was met at the first look", lives.FOUND_IN_USE, off(), Reason.IN_USE),
     ("it is on it", lives.VISITED, facts((OF_B,), alive=True, allotted=[]), Reason.IN_USE),
     ("another one is on it", lives.VISITED, facts((OF_A,), alive=True, allotted=[]), Reason.IN_USE),
     ("it is who has it", lives.VISITED, off(B), Reason.IN_USE),
     ("W3 nobody can say who has it", lives.VISITED, facts(alive=True), Reason.IN_USE),
-    ("nobody can say whether it lives", lives.VISITED, facts(allotted=[]), Reason.NOT_PROVEN_FREE),
+    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, allotted=[]), Reason.IN_USE),
+    ("nobody can say whether it lives", lives.FOUND_IN_USE, facts(allotted=[]), Reason.NOT_PROVEN_FREE),
     ("W16 nobody can look", lives.VISITED, facts(None, alive=True, allotted=[]), Reason.NOT_PROVEN_FREE),
     ("W2 it was let start", lives.EXPOSED_TO_B, off(A), Reason.IN_USE),
 )
@@ -78,6 +85,17 @@ def test_whoever_asks_for_it_waits_for_the_visitors_end(record: Record, seen: Fa
     assert isinstance(begun, Refuse)
     assert isinstance(given_back, Refuse)
     assert {asked.reason, begun.reason, given_back.reason} == {reason}
+
+
+@pytest.mark.parametrize("alive", [True, False, None])
+@pytest.mark.parametrize("given", [(), (A,)], ids=["given to nobody", "given to who asks"])
+def test_whoever_asks_does_not_wait_for_one_who_let_go_of_what_was_granted_to_somebody_else(given, alive):
+    seen = facts(alive=alive, allotted=given)
+    again = "it was asked for again and its last user is gone"
+    another = "another owner is about to start and its last user is gone"
+    assert decide.acquire(lives.VISITED, seen, ENFORCE, LATE) == Note(ev.Released(again))
+    assert decide.release(lives.VISITED, seen, LATE) == Note(ev.Released("it was given back"))
+    assert starting.start(lives.VISITED, seen, ENFORCE, A, LATE) == Note(ev.Released(another))
 
 
 START = rows(

@@ -1,4 +1,4 @@
-"""Whoever was met on a device has it while he lives; whom the kubelet gave it to, also off it."""
+"""Whoever was met on a device has it while he lives, unless it was granted to another; an owner has it also off it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from scrubber.core.model import State
-from scrubber.errors import NotReady, Reason
-from tests.service.asking import scrubs, written_down
+from scrubber.errors import NotReady, Reason, Refused
+from tests.service.asking import let_on, scrubs, written_down
 
 LONG = 300.0
 
@@ -22,11 +22,39 @@ async def glance(world, device):
 
 
 @pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
-async def test_whoever_was_met_keeps_the_device_while_he_lives_whatever_the_checkpoint_says(world, given):
-    """It may have been lost and begun anew, and the pods that it lacks may run still."""
+async def test_a_monitor_that_glances_at_a_grant_costs_a_scrub_and_no_more(world, given):
+    """Who comes to an announced grant without a word is not who it was granted to, in the kubelet's same life."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, **{pod: [device] for pod in given})
+    visitor = await glance(world, device)
+    await world.clean(device)
+    assert scrubs(world, device) == 2
+    assert visitor in world.node.alive
+    for process in await let_on(world, "pod", device):
+        assert process in world.node.gpus[device].users()
+
+
+async def test_who_is_about_to_start_waits_for_a_monitor_to_let_go_and_not_for_its_end(world):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    visitor = world.intrude(device, container=True)
+    await world.reach(device, State.EXPOSED)
+    with pytest.raises(Refused):
+        await world.service.start([device], None)
+    world.node.leave(visitor)
+    await world.service.start([device], None)  # before any round has seen it
+    assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 2)
+
+
+@pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
+async def test_r11_whoever_was_met_in_another_life_of_the_kubelet_keeps_the_device_while_he_lives(world, given):
+    """He may have been started without a word; and the checkpoint may have been lost and begun anew."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, **{pod: [device] for pod in given})
+    world.restart_kubelet()
     pod = await glance(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady):
