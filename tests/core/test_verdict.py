@@ -273,46 +273,6 @@ def test_a_failure_without_a_diagnosis_is_a_failed_scrub():
     assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Sickness(Ailment.SCRUB_FAILED, "so it was"))
 
 
-SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
-
-
-def test_a_device_that_failed_is_as_sick_as_the_worst_that_was_seen_of_it():
-    told = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
-    assert isinstance(told, Failed)
-    assert (told.sickness and told.sickness.ailment, told.detail) == (Ailment.REMAP_FAILED, "so it was")
-
-
-@pytest.mark.parametrize(
-    ("judged", "vitals"),
-    [(SCRUB_FAILED, None), (SCRUB_FAILED, lives.WELL), (replace(SCRUB_FAILED, blame=Blame.TENANT), Vitals(lost=True))],
-    ids=["nobody could ask", "nothing was seen", "it was not the device"],
-)
-def test_else_a_failure_stays_what_it_is(judged, vitals):
-    assert verdict.confirmed(judged, vitals, FRESH, ENFORCE) is judged
-
-
-PASSED = judge(finished(Path.FAST))
-
-
-@pytest.mark.parametrize(
-    ("vitals", "blame"),
-    [
-        pytest.param(None, Blame.SERVICE, id="nobody could ask"),
-        pytest.param(replace(lives.WELL, partial=True), Blame.SERVICE, id="it answered in part"),
-        pytest.param(replace(lives.WELL, remap_failed=True), Blame.DEVICE, id="it is sick"),
-        pytest.param(replace(lives.WELL, remap_failed=True, partial=True), Blame.DEVICE, id="sick and half silent"),
-    ],
-)
-def test_a_proof_is_worth_nothing_unless_the_service_itself_has_seen_the_device_well(vitals, blame):
-    told = verdict.confirmed(PASSED, vitals, FRESH, ENFORCE)
-    assert isinstance(told, Failed)
-    assert (told.step, told.blame) == (Step.HEALTH, blame)
-
-
-def test_a_proof_of_a_device_that_is_seen_well_stands():
-    assert verdict.confirmed(PASSED, lives.WELL, FRESH, ENFORCE) is PASSED
-
-
 # -- the receipt
 
 ORPHAN, TWIN = Holder(7, 1.0, "x", None), Holder(7, 2.0, "x", None)
