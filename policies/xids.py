@@ -176,6 +176,8 @@ def told(code: int) -> str:
 
 def verdict(rules: Xids, log: Sequence[Event], new: Sequence[Event]) -> Finding | None:
     """What makes a device sick: only ``new`` events can; those of the log that are known already help to count."""
+    if not new:
+        return None
     fatal = [event for event in new if treatment(rules, event.code, event.action) is Treatment.QUARANTINE]
     if fatal:  # of the strictest the first: what follows is often a consequence
         worst = max(fatal, key=lambda event: _STRICTNESS[asked(event.code, event.action)])

@@ -299,8 +299,8 @@ class Service(Hooks):
     def _in_company(self, record: Record, seen: Facts) -> Facts:
         """With what others have to do with it: whoever asked for it, and the devices beside it."""
         records = self.ledger.records.values()
-        successor = grounds.successor(record, records)
-        return self._with_domain(record, replace(seen, wanted=self.withheld(record), successor=successor))
+        successor, resetting = grounds.successor(record, records), grounds.resetting(record, records)
+        return replace(seen, wanted=self.withheld(record), successor=successor, domain_resetting=resetting)
 
     async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> bool:
         """Test a device that nobody needs now; whether that was begun."""

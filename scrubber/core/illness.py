@@ -62,6 +62,8 @@ def silent(vitals: Vitals) -> Sickness:
 
 def _told(vitals: Vitals, policy: Policy) -> Iterator[Sickness]:
     """The signs that the policy takes seriously, worst first."""
+    if not vitals.signs:  # nearly always, and asked of each device all day
+        return
     serious = {Ailment(symptom.value) for symptom in policy.quarantine.signs}
     for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.ailment)):
         if sign.ailment in serious:
