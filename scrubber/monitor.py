@@ -80,12 +80,14 @@ class Monitor:
 
         Who makes a device cry out all the time, as a tenant may, gets rounds at a slower pace than who does so once.
         """
-        await asyncio.sleep(breath)
-        heard = await _readable(alarm, max(self._interval - breath, breath))
-        if heard:
-            self._sight.backend.hush()  # before we look: what comes later rings again
-            self._wake()
-        return min(2 * breath, LONGEST_BREATH) if heard else BREATH
+        loop = asyncio.get_running_loop()
+        rested = loop.time() + breath
+        if not await _readable(alarm, max(self._interval, breath)):
+            return BREATH
+        await asyncio.sleep(rested - loop.time())
+        self._sight.backend.hush()  # before we look: what comes later rings again
+        self._wake()
+        return min(2 * breath, LONGEST_BREATH)
 
     async def _departures(self, ends: Ends) -> None:
         """Look after a device as soon as somebody has left it, whatever becomes of the looks at others."""

@@ -1,8 +1,7 @@
 """What can be seen of a device just now, gathered into facts. Looks through backend and /proc; decides nothing.
 
 Two looks: the quick one asks the driver alone and is good enough when it says that nobody is there; the full one goes
-through all processes, and is the only one that a deed may rest on. Over 400 lines, because both share what was seen
-last, and whom not to ask just now.
+through all processes, and is the only one that a deed may rest on.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,15 +25,13 @@ from scrubber.node.ends import Ends
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, nobody
+from scrubber.visits import TENANTED, Visits
 
 logger = log.get("sight")
 
 Holders = dict[str, tuple[Holder, ...] | None]
 T = TypeVar("T")
 Ignored = Callable[[str], Callable[[Holder], bool]]
-SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
-LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
-TENANTED = frozenset({State.GRANTED, State.EXPOSED})
 BUSY_STATES = TENANTED | {State.SCRUBBING}
 
 
@@ -72,7 +69,7 @@ class Sight:
         self._holding = Round(self._walk)
         self._living = Round(self._count)
         self._driver = Round(self._instance)
-        self._visits: dict[str, _Visit] = {}
+        self._visits = Visits()
         self._ends = ends
         self._members: Mapping[str, int] = {}  # of each container that lives, one process
         self._away = Away(backend, self._caller, patience)
@@ -109,7 +106,7 @@ class Sight:
             # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
             vitals = None if self._no_news(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
-        enough = not self.backend.lists_users or (not last and self._was_free(record))
+        enough = not self.backend.lists_users or (not last and self._visits.met_nobody(record))
         if in_use is False and record.state is not State.EXPOSED and enough:
             return Facts(incarnation, self.epoch(), (), self._since)
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
@@ -118,12 +115,11 @@ class Sight:
         return await self.full(record)
 
     async def _still(self, record: Record) -> Facts | None:
-        """What the last full look saw, while a process that it met still runs and nobody new is listed.
+        """What the last full look saw, while its witness still runs and nobody new is listed.
 
         That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
-        full look, which comes when the last one has become a small share of the time since. Of a device with an owner
-        the process is the owner's, on the device or not; of one without, somebody may be waiting for it, so that it
-        stands for less time, and for none at the last look before a use.
+        full look, which comes when the last one has become a small share of the time since; at the last look before a
+        use of a device without an owner, it is always that one.
         """
         unchanged = self._unchanged(record)
         try:
@@ -133,14 +129,10 @@ class Sight:
 
     def _unchanged(self, record: Record) -> Callable[[], Facts | None] | None:
         """The question for that, to be asked in a thread; None where the last look cannot stand."""
-        visit = self._last(record)
-        if visit is None or (record.state not in TENANTED and asyncio.get_running_loop().time() > visit.at + LINGERS):
+        known = self._visits.witnessed(record)
+        if known is None:
             return None
-        owner = record.owner.container if record.owner else None
-        met = (visit.facts.holders or ()) if owner is None else visit.witnesses
-        witness = next((it for it in met if owner in (None, it.container)), None)
-        if witness is None or (owner is not None and visit.facts.owner_alive is not True):
-            return None
+        visit, witness = known
 
         def ask() -> Facts | None:
             if self._in_reset(record.device.uuid):  # then it is not asked
@@ -170,7 +162,7 @@ class Sight:
         """What a thread is to ask about one of them; None where the answer could only be that it takes more."""
         uuid, parent = record.device.uuid, record.device.parent
         unchanged = self._unchanged(record) if self.backend.lists_users else None
-        free = record.state is not State.EXPOSED and (not self.backend.lists_users or self._was_free(record))
+        free = record.state is not State.EXPOSED and (not self.backend.lists_users or self._visits.met_nobody(record))
         left = grounds.has_left(record)  # nobody is on it, and nobody waits for it: it needs no look by itself
         if unchanged is None and not (free or left):
             return None
@@ -202,7 +194,7 @@ class Sight:
             alive = await self._alive(record.owner.container if record.owner else None)
             claimant_alive = await self._alive(claimant)
         except (DeviceError, BlindError):
-            self._visits.pop(record.device.uuid, None)
+            self._visits.forget(record)
             return Facts(record.incarnation, self.epoch(), None, self._since)
         busy = _siblings_busy(siblings, holders)
         holding = holders[record.device.uuid]
@@ -232,28 +224,12 @@ class Sight:
         except BlindError:
             return False
 
-    def _was_free(self, record: Record) -> bool:
-        """Whether the last full look, which is not long ago, met nobody."""
-        visit = self._last(record)
-        return visit is not None and visit.facts.holders == ()
-
-    def _last(self, record: Record) -> _Visit | None:
-        """The last full look, unless it is time for another one."""
-        visit = self._visits.get(record.device.uuid)
-        return None if visit is None or asyncio.get_running_loop().time() > visit.until else visit
-
     def _remember(self, record: Record, facts: Facts) -> None:
-        """A look that could not tell is none."""
-        if facts.holders is None:
-            self._visits.pop(record.device.uuid, None)
-            return
-        now = asyncio.get_running_loop().time()
-        until = now + max(1.0, self._took / SHARE)
-        listed = self._named.get(record.device.uuid, frozenset())
         owner = record.owner.container if record.owner and self.backend.lists_users else None
         member = self._members.get(owner or "")
         witnesses = facts.holders or (self._processes.witness(member) if member is not None else ())
-        self._visits[record.device.uuid] = _Visit(now, until, replace(facts, claimant_alive=None), listed, witnesses)
+        listed = self._named.get(record.device.uuid, frozenset())
+        self._visits.remember(record, facts, listed, witnesses, self._took)
 
     async def vitals(self, uuid: str, parent: str | None = None) -> Vitals | None:
         """Health as reported; while a single report is missing what was told unasked (``partial``), or None.
@@ -398,17 +374,6 @@ class Sight:
     async def _count(self, _asked: frozenset[str]) -> Mapping[str, int]:
         self._members = await self._caller.ask("containers", self.backend.living, self.patience)
         return self._members
-
-
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """A full look at a device, and how long it may stand for the next one."""
-
-    at: float
-    until: float
-    facts: Facts
-    listed: frozenset[int]
-    witnesses: tuple[Holder, ...]  # while one of them runs, what was seen may stand
 
 
 def _silent(error: DeviceError) -> Vitals:

@@ -55,7 +55,7 @@ def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
 
 @pytest.fixture
 def eyes(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.sight.SHARE", 1e-6)  # a walk may stand for a long time
+    monkeypatch.setattr("scrubber.visits.SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
     return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -116,20 +116,20 @@ class Forgetful(Listing):
 
 @pytest.fixture
 def forgetful(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.sight.SHARE", 1e-6)
+    monkeypatch.setattr("scrubber.visits.SHARE", 1e-6)
     backend = Forgetful(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
     return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 
-async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(bank, forgetful, monkeypatch):
+async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(bank, forgetful):
     sight, backend, processes = forgetful
     record = clean(backend, bank.first)
     assert [(await sight.quick(record)).holders for _ in range(3)] == [(), (), ()]
     assert processes.walks == 1
     tenants.occupy(bank.root, bank.first, b"x", POD)
     assert (await sight.quick(record)).holders == ()
-    monkeypatch.setattr(sight, "_last", lambda _record: None)  # it is time
+    sight._visits.forget(record)  # it is time
     assert len((await sight.quick(record)).holders or ()) == 1
 
 
@@ -190,7 +190,7 @@ async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
     await sight.quick(record)
     processes.passes_over = {pid}
     assert len((await sight.quick(record)).holders or ()) == 1
-    monkeypatch.setattr("scrubber.sight.LINGERS", 0.0)
+    monkeypatch.setattr("scrubber.visits.LINGERS", 0.0)
     assert (await sight.quick(record)).holders == ()
 
 

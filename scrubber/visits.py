@@ -1,0 +1,71 @@
+"""The last full look at each device, and for how long it may stand for the next one. Looks at nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from scrubber.core.model import Facts, Holder, Record, State
+
+SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
+LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
+TENANTED = frozenset({State.GRANTED, State.EXPOSED})
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A full look at a device, and how long it may stand."""
+
+    at: float
+    until: float
+    facts: Facts
+    listed: frozenset[int]  # whom the driver named
+    witnesses: tuple[Holder, ...]  # while one of them runs, what was seen may stand
+
+
+class Visits:
+    """One for each device; a look that could not tell is none."""
+
+    def __init__(self) -> None:
+        """Nothing was looked at yet."""
+        self._last: dict[str, Visit] = {}
+
+    def remember(
+        self, record: Record, facts: Facts, listed: frozenset[int], witnesses: tuple[Holder, ...], took: float
+    ) -> None:
+        """``took`` is how long the look did, in seconds: a costly one stands for longer."""
+        if facts.holders is None:
+            self.forget(record)
+            return
+        now = asyncio.get_running_loop().time()
+        until = now + max(1.0, took / SHARE)
+        self._last[record.device.uuid] = Visit(now, until, replace(facts, claimant_alive=None), listed, witnesses)
+
+    def forget(self, record: Record) -> None:
+        """The next look is to be a full one."""
+        self._last.pop(record.device.uuid, None)
+
+    def met_nobody(self, record: Record) -> bool:
+        """Whether the last full look, which is not long ago, met nobody."""
+        visit = self._standing(record)
+        return visit is not None and visit.facts.holders == ()
+
+    def witnessed(self, record: Record) -> tuple[Visit, Holder] | None:
+        """The last full look and who bears witness to it as long as he runs; None where it cannot stand.
+
+        Of a device with an owner he is the owner's, on the device or not; of one without, somebody may be waiting for
+        it, so that it stands for less time.
+        """
+        visit = self._standing(record)
+        if visit is None or (record.state not in TENANTED and asyncio.get_running_loop().time() > visit.at + LINGERS):
+            return None
+        owner = record.owner.container if record.owner else None
+        if owner is not None and visit.facts.owner_alive is not True:
+            return None
+        met = (visit.facts.holders or ()) if owner is None else visit.witnesses
+        witness = next((it for it in met if owner in (None, it.container)), None)
+        return None if witness is None else (visit, witness)
+
+    def _standing(self, record: Record) -> Visit | None:
+        visit = self._last.get(record.device.uuid)
+        return None if visit is None or asyncio.get_running_loop().time() > visit.until else visit
