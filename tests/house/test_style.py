@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,12 @@ def modules(*tops):
     """Path and syntax tree of each module that a person wrote, in some or all top folders."""
     for path in WRITTEN:
         if not tops or path.relative_to(ROOT).parts[0] in tops:
-            yield path, ast.parse(path.read_text())
+            yield path, parsed(path)
+
+
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
 
 
 def functions(tree):
