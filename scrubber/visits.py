@@ -62,6 +62,8 @@ class Visits:
         owner = record.owner.container if record.owner else None
         if owner is not None and visit.facts.owner_alive is not True:
             return None
+        if record.owner is not None and record.owner.visitor and not visit.facts.holders:
+            return None  # that he let go may be why it is taken from him
         met = (visit.facts.holders or ()) if owner is None else visit.witnesses
         witness = next((it for it in met if owner in (None, it.container)), None)
         return None if witness is None else (visit, witness)

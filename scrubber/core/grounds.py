@@ -9,7 +9,7 @@ from dataclasses import replace
 from policies.model import Eviction, Mode, Policy, Route
 from scrubber import strangers
 from scrubber.core import events as ev
-from scrubber.core import leftover
+from scrubber.core import leftover, naming
 from scrubber.core.model import (
     Ailment,
     Facts,
@@ -167,13 +167,15 @@ def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
 def passed_by(record: Record, facts: Facts) -> bool:
     """Who was met on it, such as a monitor, has let go of it, and cannot be who it was granted to.
 
-    In that life of the kubelet nobody comes back to an announced grant without asking for a start. A ``visitor`` of
-    another grant, or of none, may be a tenant of whom nobody here has heard: he keeps it while he lives.
+    In that life of the kubelet nobody comes to an announced grant without asking for a start; and nobody had it when it
+    was granted, for it was proven clean. A ``visitor`` of another grant, or of none, may be a tenant of whom nobody
+    here has heard: he keeps it while he lives. So does who is in no pod, of whom the kubelet knows nothing.
     """
     grant, owner, given = record.grant, record.owner, facts.allotted
     if grant is None or owner is None or owner.container is None or not owner.visitor or facts.holders != ():
         return False
-    return grant.announced and grant.epoch == facts.epoch and given is not None and owner.container not in given
+    proven = grant.announced and grant.receipt is not None and grant.epoch == facts.epoch
+    return proven and naming.is_pod(owner.container) and given is not None and owner.container not in given
 
 
 def doubtful(owner: Owner | None, facts: Facts) -> bool:

@@ -74,6 +74,8 @@ def _start_granted(record: Record, facts: Facts, policy: Policy, owner: str, now
     visit = grounds.visit(record, facts, now)
     if visit is not None and any(holder.container != owner for holder in facts.holders or ()):
         return answers.Note(visit)
+    if record.grant is not None and not record.grant.announced:
+        return _as_start(decide.busy(record))  # it was handed to somebody who never says that he starts
     if facts.domain_resetting:
         return answers.Refuse(Reason.NOT_READY, f"cannot start on {record.device.uuid}: it is being reset")
     if record.sickness is not None:

@@ -253,7 +253,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         return answers.Note(seen)
     if owner is None or user is not None:
         return answers.Proceed()
-    if grounds.passed_by(record, facts):
+    # Given to another pod, it waits for that one's start: after a restart of the kubelet that may come without a word.
+    if grounds.passed_by(record, facts) and not facts.allotted:
         return answers.Note(ev.Released("who was met on it before its first start has let go of it"))
     # An owner that was never seen has not gone: its container may be about to start. Whoever asks for the device next
     # has a better reason to say so than we.

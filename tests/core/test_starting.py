@@ -30,6 +30,7 @@ def seen_claimant():
 
 START = rows(
     ("the first start of a grant", lives.GRANTED, facts(), ENFORCE, ADMIT),
+    ("a grant of somebody who never says that he starts", lives.UNANNOUNCED, facts(), ENFORCE, BUSY),
     ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
      ADMIT),
     ("W17 somebody else's container is on the grant: it may have left by the next look", lives.GRANTED, facts((OF_B,)),

@@ -31,8 +31,11 @@ def off(*given: str, epoch: str = "epoch-1", wanted: bool = False) -> Facts:
 
 TEND = rows(
     ("it has left; nobody has it", lives.VISITED, off(), LET_GO),
-    ("it has left; who has it asks before it starts", lives.VISITED, off(A), LET_GO),
-    ("the same; nobody can say whether it lives", lives.VISITED, replace(off(A), owner_alive=None), LET_GO),
+    ("the same; nobody can say whether it lives", lives.VISITED, replace(off(), owner_alive=None), LET_GO),
+    ("it has left; who has it will ask, and may start without a word after a restart of the kubelet", lives.VISITED,
+     off(A), Proceed()),
+    ("it may have had it before it was granted: nothing was proven then", lives.VISITED_UNPROVEN, off(), Proceed()),
+    ("it is in no pod: the kubelet does not know it", lives.VISITED_BY_NO_POD, off(), Proceed()),
     ("R11 a kubelet was restarted since: who has it may have started without a word", lives.VISITED,
      off(A, epoch="epoch-2"), Proceed()),
     ("who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Proceed()),
@@ -66,6 +69,8 @@ IN_USE = rows(
     ("R11 it has left; a kubelet was restarted since", lives.VISITED, off(A, epoch="epoch-2"), Reason.IN_USE),
     ("it has left; who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Reason.IN_USE),
     ("it has left; it was met at the first look", lives.FOUND_IN_USE, off(), Reason.IN_USE),
+    ("it has left; nothing was proven when it was granted", lives.VISITED_UNPROVEN, off(A), Reason.IN_USE),
+    ("it has left; it is in no pod", lives.VISITED_BY_NO_POD, off(A), Reason.IN_USE),
     ("it is on it", lives.VISITED, facts((OF_B,), alive=True, allotted=[]), Reason.IN_USE),
     ("another one is on it", lives.VISITED, facts((OF_A,), alive=True, allotted=[]), Reason.IN_USE),
     ("it is who has it", lives.VISITED, off(B), Reason.IN_USE),

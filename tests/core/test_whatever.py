@@ -115,6 +115,7 @@ def test_whoever_was_met_is_its_owner_while_he_may_be_alive_unless_it_cannot_hav
         assert not isinstance(answer, DEEDS)
         if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released):
             assert (record.grant.announced, record.grant.epoch, seen.holders) == (True, seen.epoch, ())
+            assert record.grant.receipt is not None
             assert seen.allotted is not None
             assert record.owner.container not in seen.allotted
 

@@ -94,6 +94,16 @@ async def test_an_owner_who_runs_and_uses_nothing_is_not_looked_for_in_every_rou
     assert processes.walks == 2
 
 
+async def test_who_was_only_met_on_it_and_let_go_is_looked_for_each_time(bank, eyes):
+    """That he let go may be why it is taken from him: that is never said by an earlier look."""
+    sight, backend, processes = eyes
+    tenants.occupy(bank.root, bank.second, b"x", POD)
+    record = exposed(backend, bank.first, POD)
+    record = replace(record, owner=replace(record.owner, visitor=True))
+    assert [(await sight.quick(record)).holders for _ in range(3)] == [()] * 3
+    assert processes.walks == 3
+
+
 async def test_nor_is_that_owner_a_reason_to_hold_what_was_released(bank, eyes):
     sight, backend, _ = eyes
     tenants.occupy(bank.root, bank.second, b"x", POD)

@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core.model import State
 from scrubber.errors import NotReady, Reason, Refused
-from tests.service.asking import let_on, scrubs, written_down
+from tests.service.asking import scrubs, written_down
 
 LONG = 300.0
 
@@ -21,18 +21,31 @@ async def glance(world, device):
     return visitor.container
 
 
-@pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
-async def test_a_monitor_that_glances_at_a_grant_costs_a_scrub_and_no_more(world, given):
+async def test_a_monitor_that_glances_at_a_grant_that_is_nobodys_any_more_costs_a_scrub_and_no_more(world):
     """Who comes to an announced grant without a word is not who it was granted to, in the kubelet's same life."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
-    written_down(world, **{pod: [device] for pod in given})
+    written_down(world)
     visitor = await glance(world, device)
     await world.clean(device)
-    assert scrubs(world, device) == 2
-    assert visitor in world.node.alive
-    for process in await let_on(world, "pod", device):
-        assert process in world.node.gpus[device].users()
+    assert (scrubs(world, device), visitor in world.node.alive) == (2, True)
+
+
+async def test_a_monitor_that_glances_at_a_grant_to_a_pod_that_is_to_come_leaves_it_to_that_pod(world):
+    """Its container may be about to come, after a restart of the kubelet without a word."""
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    await glance(world, device)
+    await asyncio.sleep(LONG)
+    with pytest.raises(Refused):
+        await world.service.acquire([device], announced=False, fresh=True)
+    world.restart_kubelet()
+    process = world.run("pod", device)
+    await asyncio.sleep(LONG)
+    world.node.leave(process)  # between two kernels of its own
+    await asyncio.sleep(LONG)
+    assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 1)
 
 
 async def test_who_is_about_to_start_waits_for_a_monitor_to_let_go_and_not_for_its_end(world):
