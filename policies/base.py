@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
+
+from policies import units
+
+
+def _schema(pattern: re.Pattern[str]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": f"^{pattern.pattern}$"})
+
+
+Duration = Annotated[
+    float, BeforeValidator(units.parse_duration), PlainSerializer(units.format_duration), _schema(units.DURATION)
+]
+Size = Annotated[int, BeforeValidator(units.parse_size), PlainSerializer(units.format_size), _schema(units.SIZE)]
 
 
 class Model(BaseModel):

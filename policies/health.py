@@ -9,8 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from policies.base import Model, Word, impossible
-from policies.units import Duration, format_duration
+from policies.base import Duration, Model, Word, impossible
+from policies.units import format_duration
 from policies.xids import Xids
 
 

@@ -13,10 +13,10 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from policies.base import Model, Word, impossible
+from policies.base import Duration, Model, Word, impossible
 from policies.hardware import Reset, Settings
 from policies.health import Periodic, Quarantine
-from policies.units import Duration, format_duration
+from policies.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
 BYSTANDER = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?:)?(/[^/:\s]+)+")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated
-
-from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -50,11 +47,3 @@ def format_size(count: int) -> str:
         if count and count % BYTES[unit] == 0:
             return f"{count // BYTES[unit]}{unit}"
     return f"{count}B"
-
-
-def _schema(pattern: re.Pattern[str]) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "pattern": f"^{pattern.pattern}$"})
-
-
-Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration), _schema(DURATION)]
-Size = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size), _schema(SIZE)]

@@ -13,8 +13,8 @@ from typing import Annotated, Protocol
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from policies.base import Model, Word
-from policies.units import Duration, format_duration
+from policies.base import Duration, Model, Word
+from policies.units import format_duration
 from policies.xidtable import DATE, RECOVERY, ROWS, Action, Row, Scope
 
 __all__ = [

@@ -14,15 +14,10 @@ from typing import Annotated, Any, Self
 from pydantic import Field, PlainValidator, model_validator
 
 from policies import faults, judge, tree
-from policies.base import Model, Word, impossible
-from policies.units import Size
+from policies.base import Model, Size, Word, impossible
+from scrubber import paths
 from scrubber.errors import FatalError
 from scrubber.exposition import door
-
-STATE_DIR = "/var/lib/autoclave"
-RUN_DIR = "/run/autoclave"
-KUBELET_DIR = "/var/lib/kubelet/device-plugins"
-POD_LOGS_DIR = "/var/log/pods"
 
 PREFIX = "AUTOCLAVE_"
 LONGEST_SOCKET = 107  # bytes: the kernel's limit for the path of a unix socket
@@ -90,16 +85,16 @@ class ScrubberConfig(Model):
     policy: Annotated[str, Field(min_length=1)] = "default"
     """The name of a shipped policy, or a file."""
 
-    state_dir: Absolute = Path(STATE_DIR)
+    state_dir: Absolute = Path(paths.STATE_DIR)
     """Where the ledger lives; it must survive a restart."""
 
-    run_dir: Absolute = Path(RUN_DIR)
+    run_dir: Absolute = Path(paths.RUN_DIR)
     """Where the sockets are made; entered by this user only."""
 
-    kubelet_dir: Absolute = Path(KUBELET_DIR)
+    kubelet_dir: Absolute = Path(paths.KUBELET_DIR)
     """Where the kubelet keeps its socket and its checkpoint."""
 
-    pod_logs_dir: Absolute = Path(POD_LOGS_DIR)
+    pod_logs_dir: Absolute = Path(paths.POD_LOGS_DIR)
     """Where the kubelet keeps the logs of pods on the host (its podLogsDir): tells pods, and bystanders in pods."""
 
     host_root: Absolute = Path("/")
@@ -108,7 +103,7 @@ class ScrubberConfig(Model):
     sight: Sight = Sight.HOST
     """Whose processes are all there are: the machine's, or for a node that is a container itself its namespace's."""
 
-    simulated_dir: Absolute = Path(STATE_DIR, "simulated")
+    simulated_dir: Absolute = Path(paths.STATE_DIR, "simulated")
     """Where simulated GPUs live; the directory simulated in the state directory when not given."""
 
     simulated_gpus: Annotated[int, Field(ge=1, le=MOST_DEVICES)] = 2
@@ -140,12 +135,12 @@ class ScrubberConfig(Model):
     @property
     def socket(self) -> Path:
         """The door for whoever hands devices out."""
-        return socket(self.run_dir)
+        return paths.socket(self.run_dir)
 
     @property
     def admin_socket(self) -> Path:
         """The door for operators."""
-        return admin_socket(self.run_dir)
+        return paths.admin_socket(self.run_dir)
 
     @property
     def pod_logs(self) -> Path:
@@ -155,7 +150,7 @@ class ScrubberConfig(Model):
     @property
     def ledger(self) -> Path:
         """The file that everything is remembered in."""
-        return ledger(self.state_dir)
+        return paths.ledger(self.state_dir)
 
     @model_validator(mode="after")
     def sockets_fit(self) -> Self:
@@ -186,21 +181,6 @@ class Resolved:
 class _Given:
     value: object
     origin: str
-
-
-def socket(run_dir: Path) -> Path:
-    """Where whoever hands devices out knocks."""
-    return run_dir / "scrubber.sock"
-
-
-def admin_socket(run_dir: Path) -> Path:
-    """Where operators knock."""
-    return run_dir / "admin.sock"
-
-
-def ledger(state_dir: Path) -> Path:
-    """Where a state directory keeps its ledger."""
-    return state_dir / "ledger.db"
 
 
 def resolve(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Resolved:

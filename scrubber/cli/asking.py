@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from scrubber import config
+from scrubber import paths
 from scrubber.api import client
 from scrubber.errors import Unreachable
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 def ask(run_dir: Path, question: Callable[[client.Admin], Awaitable[T]]) -> T:
     """The answer; Unreachable says what is missing as exactly as can be told from here."""
-    return asyncio.run(_ask(config.admin_socket(run_dir), question))
+    return asyncio.run(_ask(paths.admin_socket(run_dir), question))
 
 
 async def _ask(socket: Path, question: Callable[[client.Admin], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from scrubber import config
+from scrubber import paths
 from scrubber.cli import asking
 from scrubber.core import view
 from scrubber.errors import AutoclaveError
@@ -18,7 +18,7 @@ PATIENCE = 0.5  # seconds that somebody at a prompt may be kept waiting
 def gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Indices and UUIDs that go on from what was typed."""
     del param
-    run_dir = Path(ctx.params.get("run_dir") or config.RUN_DIR)
+    run_dir = Path(ctx.params.get("run_dir") or paths.RUN_DIR)
     try:
         status = asking.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE))
     except AutoclaveError:

@@ -18,7 +18,7 @@ import click
 
 from plugin.registration import sockets
 from policies import units
-from scrubber import config
+from scrubber import paths
 from scrubber.cli import asking, document, failure, options, table
 from scrubber.core import view
 from scrubber.core.diagnosis import base, roster
@@ -42,7 +42,7 @@ PATIENCE = 10.0  # seconds for a service that listens and is slow
 @click.option(
     "--kubelet-dir",
     type=options.DIRECTORY,
-    default=config.KUBELET_DIR,
+    default=paths.KUBELET_DIR,
     show_default=True,
     help="Where the kubelet keeps its socket and its checkpoint.",
 )
@@ -165,7 +165,7 @@ def _answer(run_dir: Path) -> view.Status | AutoclaveError:
         try:
             return asking.ask(run_dir, lambda admin: admin.status())
         except Unreachable as error:
-            if sockets.knock(config.admin_socket(run_dir)) is not None or time.monotonic() > until:
+            if sockets.knock(paths.admin_socket(run_dir)) is not None or time.monotonic() > until:
                 return error
         except AutoclaveError as error:
             return error
@@ -211,7 +211,7 @@ def _posture(answer: view.Status | AutoclaveError, run_dir: Path, kubelet_dir: P
         cdi=toolkit.cdi(root),
         cgroups=posture.cgroups(root),
         sees_all=standing.sees_all(PROC),
-        service=standing.server(config.admin_socket(run_dir), PROC),
+        service=standing.server(paths.admin_socket(run_dir), PROC),
         room=posture.room(Path(answer.service.state_dir)) if isinstance(answer, view.Status) else None,
         kubelet_dir_writable=os.access(kubelet_dir, os.W_OK | os.X_OK),
         rivals=_plugins(kubelet_dir, RIVALS),

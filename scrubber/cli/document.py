@@ -7,6 +7,7 @@ that is not there is empty; any other value that is not there is null.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
 
 import click
-from ruamel.yaml import YAML
 
 from scrubber.cli import words
 from scrubber.core import view
@@ -65,7 +65,7 @@ def emit_line(document: Mapping[str, object]) -> None:
 
 
 def _yaml(document: Mapping[str, object], stream: TextIO) -> None:
-    yaml = YAML(pure=True)
+    yaml = importlib.import_module("ruamel.yaml").YAML(pure=True)  # few ask for it, and it takes its time to load
     yaml.explicit_start = True  # so that a watch is a stream of documents
     yaml.width = 4096  # a value stays on its line: people grep
     yaml.dump(document, stream)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import click
 
-from scrubber import config
+from scrubber import paths
 from scrubber.api import client
 from scrubber.cli import asking, following, options
 from scrubber.core import view
@@ -25,7 +25,7 @@ def hand(
 ) -> tuple[Devices, T]:
     """Do it to the GPUs of these names; which they are, and what came of it."""
     devices = following.named(asking.ask(run_dir, lambda admin: admin.status(names)).devices)
-    return devices, asyncio.run(_hand(config.socket(run_dir), devices, deed))
+    return devices, asyncio.run(_hand(paths.socket(run_dir), devices, deed))
 
 
 async def _hand(socket: Path, devices: Devices, deed: Callable[[client.Scrubber, Devices], Awaitable[T]]) -> T:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from scrubber import config
+from scrubber import paths
 from scrubber.cli import document, options, words
 from scrubber.ledger import audit
 
@@ -29,7 +29,7 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
     FILE is a ledger, one that was set aside for example; without it, it is the one in the state directory. Exit code 1,
     and the first row that does not hold, when one was.
     """
-    path = file or config.ledger(state_dir)
+    path = file or paths.ledger(state_dir)
     found = audit.verify(path)
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
@@ -54,7 +54,7 @@ def export(file: Path | None, state_dir: Path) -> None:
 
     FILE is a ledger, one that was set aside for example. Whether it can be trusted is said by verify.
     """
-    for row in audit.export(file or config.ledger(state_dir)):
+    for row in audit.export(file or paths.ledger(state_dir)):
         document.emit_line(row)
 
 

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from scrubber import config
+from scrubber import paths
 from scrubber.cli import environment
 
 P = ParamSpec("P")
@@ -51,10 +51,10 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 run_dir = click.option(
-    "--run-dir", type=DIRECTORY, default=config.RUN_DIR, show_default=True, help="Where the service has its sockets."
+    "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, show_default=True, help="Where the service has its sockets."
 )
 state_dir = click.option(
-    "--state-dir", type=DIRECTORY, default=config.STATE_DIR, show_default=True, help="Where the ledger lives."
+    "--state-dir", type=DIRECTORY, default=paths.STATE_DIR, show_default=True, help="Where the ledger lives."
 )
 gpu = click.argument("gpu", shell_complete=complete_gpus)
 gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus)

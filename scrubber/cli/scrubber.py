@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from scrubber import config, daemon
+from scrubber import config, daemon, paths
 from scrubber.cli import options
 
 
@@ -21,10 +21,10 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 @click.command(context_settings=options.ENVIRONMENT)
 @_flag("--backend", type=click.Choice([it.value for it in config.Backend]), help="Which GPUs.")
 @_flag("--policy", metavar="NAME|FILE", help="What to demand of a GPU [default: default].")
-@_flag("--state-dir", metavar="DIR", help=f"Where the ledger lives [default: {config.STATE_DIR}].")
-@_flag("--run-dir", metavar="DIR", help=f"Where to make the sockets [default: {config.RUN_DIR}].")
-@_flag("--kubelet-dir", metavar="DIR", help=f"The kubelet's [default: {config.KUBELET_DIR}].")
-@_flag("--pod-logs-dir", metavar="DIR", help=f"Its podLogsDir, to name pods by [default: {config.POD_LOGS_DIR}].")
+@_flag("--state-dir", metavar="DIR", help=f"Where the ledger lives [default: {paths.STATE_DIR}].")
+@_flag("--run-dir", metavar="DIR", help=f"Where to make the sockets [default: {paths.RUN_DIR}].")
+@_flag("--kubelet-dir", metavar="DIR", help=f"The kubelet's [default: {paths.KUBELET_DIR}].")
+@_flag("--pod-logs-dir", metavar="DIR", help=f"Its podLogsDir, to name pods by [default: {paths.POD_LOGS_DIR}].")
 @_flag("--host-root", metavar="DIR", help="Where the host's /dev, /proc/driver, /sys and /var are [default: /].")
 @_flag(
     "--sight",

@@ -18,7 +18,7 @@ from pathlib import Path
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from plugin.testing.kubelet import Kubelet
-from scrubber import config
+from scrubber import paths
 from scrubber.api import client
 from scrubber.cli.containers import Containers
 from scrubber.core import view
@@ -121,7 +121,7 @@ class Stage:
     @property
     def ledger(self) -> Path:
         """Where the service remembers."""
-        return config.ledger(self.root / "state")
+        return paths.ledger(self.root / "state")
 
     def memory_of(self, gpu: int) -> Path:
         """The file that is a GPU's memory."""
@@ -129,7 +129,7 @@ class Stage:
 
     def admin(self) -> client.Admin:
         """A connection for an operator."""
-        return client.Admin(config.admin_socket(self.root / "run"))
+        return client.Admin(paths.admin_socket(self.root / "run"))
 
     def scrubber(self) -> client.Scrubber:
         """A connection for whoever hands devices out."""

@@ -48,6 +48,18 @@ finally:
     assert not {name for name in loaded if name.startswith(("scrubber.", "policies"))} - {"scrubber.cli"}
 
 
+ASKING = ("status", "scrub", "acquire", "release", "quarantine", "reinstate", "explain", "history")
+
+
+@pytest.mark.parametrize("verb", ASKING)
+def test_a_verb_that_asks_the_service_loads_no_model_of_policies_and_no_yaml(verb):
+    """They take as long to load as all the rest."""
+    script = f"import sys, scrubber.cli.{cli.VERBS[verb][0]}; print(*{{it.partition('.')[0] for it in sys.modules}})"
+    loaded = set(python(script).stdout.split())
+    assert "click" in loaded
+    assert not loaded & {"pydantic", "ruamel", "structlog", "prometheus_client"}
+
+
 def test_the_module_is_the_command():
     run = subprocess.run([sys.executable, "-m", "scrubber", "--version"], capture_output=True, text=True, check=True)
     assert run.stdout == f"autoclave {__version__}\n"

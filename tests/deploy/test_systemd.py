@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber import config
+from scrubber import paths
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "autoclave-scrubber.service"
@@ -40,8 +40,8 @@ def test_systemd_finds_nothing_wrong_with_it(tmp_path):
 
 def test_its_directories_are_those_of_the_service_and_private():
     unit = read()
-    assert Path("/run", unit["RuntimeDirectory"]) == Path(config.RUN_DIR)
-    assert Path("/var/lib", unit["StateDirectory"]) == Path(config.STATE_DIR)
+    assert Path("/run", unit["RuntimeDirectory"]) == Path(paths.RUN_DIR)
+    assert Path("/var/lib", unit["StateDirectory"]) == Path(paths.STATE_DIR)
     assert (unit["RuntimeDirectoryMode"], unit["StateDirectoryMode"], unit["UMask"]) == ("0700", "0700", "0077")
 
 

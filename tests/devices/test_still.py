@@ -99,7 +99,7 @@ async def test_who_was_only_met_on_it_and_let_go_is_looked_for_each_time(bank, e
     sight, backend, processes = eyes
     tenants.occupy(bank.root, bank.second, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    record = replace(record, owner=replace(record.owner, visitor=True))
+    record = replace(record, owner=Owner(POD, NOW, visitor=True))
     assert [(await sight.quick(record)).holders for _ in range(3)] == [()] * 3
     assert processes.walks == 3
 

@@ -13,6 +13,7 @@ from plugin.cluster.credentials import Reports
 from plugin.config import Config, Way
 from plugin.response import Strategy
 from scrubber import config as of_the_service
+from scrubber import paths
 from scrubber.errors import FatalError
 
 
@@ -27,7 +28,7 @@ def test_what_is_good_passes_even_before_the_service_made_its_directory(good):
 
 
 def test_the_defaults_are_those_of_the_service():
-    assert (config.RUN_DIR, config.KUBELET_DIR) == (of_the_service.RUN_DIR, of_the_service.KUBELET_DIR)
+    assert (config.RUN_DIR, config.KUBELET_DIR) == (paths.RUN_DIR, paths.KUBELET_DIR)
     assert Config().scrubber_socket == of_the_service.ScrubberConfig().socket
 
 

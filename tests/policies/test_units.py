@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
-from policies import units
+from policies import base, units
 
 
 class Sized(BaseModel):
     """A model of a file that asks for a size."""
 
-    memory: units.Size
-    pause: units.Duration
+    memory: base.Size
+    pause: base.Duration
 
 
 @given(st.floats(min_value=0, allow_nan=False, allow_infinity=False))
@@ -30,7 +30,7 @@ def test_every_size_survives_being_shown_and_read_again(count):
 
 @given(st.text())
 def test_text_is_a_duration_exactly_when_the_schema_says_so(text):
-    pattern = TypeAdapter(units.Duration).json_schema()["pattern"]
+    pattern = TypeAdapter(base.Duration).json_schema()["pattern"]
     if re.fullmatch(pattern, text):
         assert units.parse_duration(text) >= 0
     else:
