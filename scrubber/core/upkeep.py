@@ -183,8 +183,6 @@ def _sickness(record: Record, facts: Facts, policy: Policy) -> Sickness | None:
     if record.sickness is not None and record.state in (State.GRANTED, State.EXPOSED):
         return _worse(record.sickness, facts, record, policy)
     now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
-    if now is not None and now.ailment is Ailment.RELAID and record.state in (State.GRANTED, State.EXPOSED):
-        now = Sickness(Ailment.LOST, now.detail)  # nobody lays out what is in use: somebody misses it
     # What came while it was in use and sick is no news after the quarantine: it must not be forgotten over the first.
     return worst(it for it in (record.sickness, now) if it is not None)
 

@@ -328,9 +328,10 @@ def _not_overwritten(scratch: StepResult | None) -> Failed | None:
 
 def _not_tested(done: Done) -> Failed | None:
     """Whether less was tested than memory was proven and units were overwritten; or no step of this path tests."""
-    if Step.SELFTEST not in done:
+    tested = done.get(Step.SELFTEST)
+    if tested is None:
         return None
-    found, units = done[Step.SELFTEST].findings, done[Step.SCRATCH].findings.units
+    found, units = tested.findings, done[Step.SCRATCH].findings.units
     covered, proven, allocatable = found.covered_bytes or 0, _covered(done), _allocatable(done)
     why = None
     if not found.tests:

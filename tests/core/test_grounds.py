@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from scrubber.core import events as ev
 from scrubber.core import grounds
-from scrubber.core.model import Ailment, Job, Record, Sickness, Step, Vitals
+from scrubber.core.model import Ailment, Holder, Job, Owner, Record, Sickness, Step, Vitals
 from tests.core import lives
-from tests.core.lives import OF_B, facts
+from tests.core.lives import NOW, OF_A, OF_B, A, facts, rows
 
 
 def test_a_sibling_is_whoever_goes_down_with_it():
@@ -46,3 +48,34 @@ def test_a_clean_device_is_soiled_by_whoever_is_on_it_or_holds_its_memory_unseen
     assert grounds.soiled(facts((OF_B,))) == ev.Soiled("it was used without a grant", (OF_B,))
     leaking = facts(vitals=Vitals(leaked_bytes=7))
     assert grounds.soiled(leaking) == ev.Soiled("7 bytes are held by no visible process")
+
+
+HANGS = Holder(41, 100.0, "python", A, "D")
+DOUBTFUL = rows(
+    ("it is nobody's", None, (), False),
+    ("nobody knows whose it is", Owner(None, NOW, seen=True), (HANGS,), False),
+    ("it was let start and was seen", Owner(A, NOW, seen=True), (OF_A,), False),
+    ("the same, it is not on it", Owner(A, NOW, seen=True), (), False),
+    ("the same, and it hangs", Owner(A, NOW, seen=True), (HANGS,), True),
+    ("one of two hangs", Owner(A, NOW, seen=True), (HANGS, OF_A), False),
+    ("it was let start and never seen", Owner(A, NOW), (), True),
+    ("it was merely met", Owner(A, NOW, seen=True, visitor=True), (OF_A,), True),
+)
+
+
+@pytest.mark.parametrize(("owner", "holders", "doubtful"), DOUBTFUL)
+def test_the_kubelets_word_is_asked_for_where_nothing_else_could_tell(owner, holders, doubtful):
+    assert grounds.doubtful(owner, facts(holders)) is doubtful
+
+
+def test_what_was_pulled_is_not_missed_and_a_gpu_that_waits_for_a_person_is_whatever_its_layout():
+    def out(ailment: Ailment, due: float | None = None, parent: str | None = None) -> Record:
+        info = replace(lives.DEVICE, parent=parent)
+        return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Sickness(ailment, ""), due))
+
+    assert grounds.has_left(out(Ailment.REPLACED))
+    assert grounds.has_left(out(Ailment.RELAID, due=1.0))
+    assert not grounds.has_left(out(Ailment.RELAID))
+    assert grounds.has_left(out(Ailment.RELAID, parent="GPU-p"))
+    assert not grounds.has_left(out(Ailment.LOST, due=1.0))
+    assert not grounds.has_left(lives.CLEAN)

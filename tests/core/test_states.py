@@ -99,8 +99,9 @@ def test_distrust_is_possible_wherever_no_job_runs_and_ends_no_quarantine():
     assert (State.QUARANTINED, ev.Distrusted) in STAYS
 
 
-def test_a_device_may_be_described_anew_at_any_time():
+def test_a_device_may_be_described_anew_and_what_is_heard_of_it_written_down_without_moving_it():
     assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
+    assert {state for state, kind in STAYS if kind is ev.Heard} == accepting(ev.Heard) == JOBLESS
 
 
 def test_what_happens_within_a_job_happens_in_scrubbing_only():

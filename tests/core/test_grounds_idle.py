@@ -1,0 +1,85 @@
+"""Whether an idle device may be tested: when it is due, and how many others must be left alone meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.model import Mode, Periodic, Policy
+from scrubber.core import events as ev
+from scrubber.core import grounds
+from scrubber.core.model import Path, Record, State, Trigger
+from tests.core import lives
+from tests.core.lives import ENFORCE, later, live, rows
+
+OVERDUE = later(1e6)
+TESTED = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
+AFTER_A_TENANT = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.FAST, Trigger.RELEASE)))
+
+
+def named(name: str, record: Record = lives.CLEAN, domain: str | None = None, resource: str = "a/gpu") -> Record:
+    """One of several devices."""
+    return replace(record, device=replace(record.device, uuid=name, reset_domain=domain, resource=resource))
+
+
+ONE = named("GPU-1")
+SPARE = rows(
+    ("it is not its own spare", [], 0),
+    ("two are clean", [named("GPU-2"), named("GPU-3")], 2),
+    ("who is not clean is nobody's spare", [named("GPU-2"), named("GPU-3", lives.DIRTY)], 1),
+    ("nor is who can do something else", [named("GPU-2"), named("GPU-3", resource="a/slice")], 1),
+    ("another one is tested", [named("GPU-2"), named("GPU-3", TESTED)], -1),
+    ("another one is scrubbed after a tenant", [named("GPU-2"), named("GPU-3", AFTER_A_TENANT)], 1),
+)
+
+
+@pytest.mark.parametrize(("others", "spare"), SPARE)
+def test_who_is_left_alone_while_it_is_tested(others: list[Record], spare: int) -> None:
+    assert grounds.spare(ONE, [ONE, *others]) == spare
+
+
+NEAR = rows(
+    ("it takes a clean one with it", [named("GPU-2", domain="switch"), named("GPU-3")], 1),
+    ("that one is in use", [named("GPU-2", lives.EXPOSED, "switch"), named("GPU-3")], -1),
+    ("that one is in use elsewhere", [named("GPU-2", lives.EXPOSED, "another"), named("GPU-3")], 1),
+)
+
+
+@pytest.mark.parametrize(("others", "spare"), NEAR)
+def test_who_goes_down_with_it_is_no_spare_and_must_be_disturbed_by_nobody(others: list[Record], spare: int) -> None:
+    one = named("GPU-1", domain="switch")
+    assert grounds.spare(one, [one, *others]) == spare
+
+
+def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> Policy:
+    """One that tests idle devices."""
+    periodic = Periodic.model_validate({"every": every, "keep_free": keep_free})
+    return ENFORCE.model_copy(update={"periodic": periodic, "mode": mode})
+
+
+@pytest.mark.parametrize("record", [it for it in lives.LIVES.values() if it.state is not State.CLEAN])
+def test_only_a_clean_device_is_tested(record: Record) -> None:
+    assert not grounds.burn_in_due(record, [record], policy(), OVERDUE)
+
+
+def test_a_clean_device_is_tested_where_policy_says_so_and_enough_are_left():
+    assert grounds.burn_in_due(ONE, [ONE], policy(), OVERDUE)
+    assert not grounds.burn_in_due(ONE, [ONE], ENFORCE, OVERDUE)
+    assert not grounds.burn_in_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
+    assert not grounds.burn_in_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
+    assert grounds.burn_in_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
+
+
+def test_a_test_that_nobody_needs_is_never_owed_and_any_other_job_is_no_test():
+    assert (TESTED.owed, TESTED.test_begun) == (None, lives.NOW.wall)
+    assert (AFTER_A_TENANT.owed, AFTER_A_TENANT.test_begun) == (Path.FAST, None)
+
+
+def test_the_first_proof_counts_as_a_test_and_after_that_only_the_slow_path_does():
+    fast = live(lives.UNKNOWN, ev.ScrubStarted(lives.job(Path.FAST)))
+    assert live(fast, lives.passed(fast), at=later(1)).tested == later(1).wall
+    known = replace(fast, tested=lives.NOW.wall)
+    assert live(known, lives.passed(known), at=later(1)).tested == lives.NOW.wall
+    slow = replace(lives.FIRST_LOOK, tested=lives.NOW.wall)
+    assert live(slow, lives.passed(slow), at=later(1)).tested == later(1).wall
