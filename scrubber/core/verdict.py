@@ -328,8 +328,7 @@ def _not_overwritten(scratch: StepResult | None) -> Failed | None:
 
 def _not_tested(done: Done) -> Failed | None:
     """Whether less was tested than memory was proven and units were overwritten; or no step of this path tests."""
-    tested = done.get(Step.SELFTEST)
-    if tested is None:
+    if (tested := done.get(Step.SELFTEST)) is None:
         return None
     found, units = tested.findings, done[Step.SCRATCH].findings.units
     covered, proven, allocatable = found.covered_bytes or 0, _covered(done), _allocatable(done)

@@ -100,7 +100,7 @@ async def test_each_question_is_one_line_at_its_end(house) -> None:
     one, other = house.uuids
     with capture_logs() as lines:
         async with house.scrubber() as scrubber:
-            await scrubber.acquire([one], op="abcd")
+            await scrubber.acquire([one], announced=True, op="abcd")
             await scrubber.start([one], "pod-a", op="ABCDEF0123456789abcdef0123456789")
             with pytest.raises(AutoclaveError):
                 await scrubber.acquire([one, other], op="beef")

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Mode, Periodic, Policy
+from policies.health import Periodic
+from policies.model import Mode, Policy
 from scrubber.core import events as ev
 from scrubber.core import grounds
 from scrubber.core.model import Path, Record, State, Trigger

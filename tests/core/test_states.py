@@ -395,7 +395,6 @@ def test_receipts_form_a_chain():
 
 def test_who_is_brought_back_by_a_person_starts_anew_and_by_evidence_is_counted():
     flapped = replace(lives.PROBED, returns=(1.0, 2.0))
-    by_evidence = live(flapped, lives.passed(flapped))
-    assert by_evidence.returns == (1.0, 2.0, NOW.wall)
+    assert live(flapped, lives.passed(flapped)).returns == (1.0, 2.0, NOW.wall)
     reinstated = replace(lives.REINSTATED, returns=(1.0, 2.0))
     assert live(reinstated, lives.passed(reinstated)).returns == ()
