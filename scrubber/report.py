@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from policies import concessions
 from policies.model import Policy
-from scrubber.core import answers, grounds, showing, story, upkeep, view
+from scrubber.core import answers, grounds, offering, showing, story, view
 from scrubber.core import events as ev
 from scrubber.core.events import Entry
 from scrubber.core.model import Moment, Record, State
@@ -159,7 +159,7 @@ class Reporter:
         ]
 
     def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Advert:
-        advert = upkeep.advertise(record, policy, now)
+        advert = offering.advertise(record, policy, now)
         # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
         if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
             return answers.Advert(healthy=False, why="the ledger cannot be written")

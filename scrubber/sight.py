@@ -118,8 +118,8 @@ class Sight:
         """What the last full look saw, while its witness still runs and nobody new is listed.
 
         That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
-        full look, which comes when the last one has become a small share of the time since; at the last look before a
-        use of a device without an owner, it is always that one.
+        full look, which comes when the last one has become a small share of the time since. The last look before a use
+        of a device without an owner is a full one always.
         """
         unchanged = self._unchanged(record)
         try:

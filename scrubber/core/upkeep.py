@@ -1,7 +1,6 @@
-"""What is to be done about a device that nobody asked for just now, and what may be said of it.
+"""What is to be done about a device that nobody asked for just now.
 
 The monitor asks ``tend`` in every round: level-triggered, so that whatever was missed is seen the next time.
-Over 400 lines, because each state has its own answer and all of them stand together.
 """
 
 from __future__ import annotations
@@ -95,27 +94,6 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
     return _tend_idle(record, facts, policy, now)
-
-
-def advertise(record: Record, policy: Policy, now: Moment) -> answers.Advert:
-    """Whether the kubelet may be told that this device is healthy."""
-    if record.quarantine is not None:
-        return answers.Advert(healthy=False, why=f"quarantined: {record.quarantine.sickness.detail}")
-    if record.sickness is not None:
-        return answers.Advert(healthy=False, why=f"sick: {record.sickness.detail}")
-    if policy.mode is Mode.OBSERVE:
-        return answers.Advert(healthy=True, why="policy observe refuses nothing")
-    match record.state:
-        case State.CLEAN | State.GRANTED | State.EXPOSED:
-            return answers.Advert(healthy=True, why=record.state.value)
-        case State.SCRUBBING if grounds.yields(record):
-            return answers.Advert(healthy=True, why="being tested; whoever asks for it gets it")
-        case State.SCRUBBING if _soon_done(record, policy, now):
-            return answers.Advert(healthy=True, why="being scrubbed, clean within the allocate budget")
-        case State.DIRTY if _just_released(record, policy, now):
-            return answers.Advert(healthy=True, why="released, about to be scrubbed")
-        case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
-            return answers.Advert(healthy=False, why=record.state.value)
 
 
 def confine(
@@ -389,19 +367,3 @@ def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
     """Nobody came for the grant. Who announces a start asks again before it; the others had their time."""
     grant = record.grant
     return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)
-
-
-def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
-    """A tenant has just left. What is still dirty after the allocate budget has somebody on it who does not leave."""
-    if record.setback is not None or grounds.path_for(record, policy) is not Path.FAST:
-        return False
-    if not grounds.quick(record, policy):
-        return False
-    return record.tenancy_began is not None and now.uptime - record.since.uptime <= policy.budgets.allocate
-
-
-def _soon_done(record: Record, policy: Policy, now: Moment) -> bool:
-    job = record.job
-    if job is None or record.setback is not None or job.path is not Path.FAST or job.trigger is Trigger.REINSTATE:
-        return False
-    return grounds.quick(record, policy) and now.uptime - job.started.uptime <= policy.budgets.allocate

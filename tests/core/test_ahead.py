@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import grounds, upkeep
+from scrubber.core import grounds, offering, upkeep
 from scrubber.core.answers import Note, Proceed
 from scrubber.core.model import Owner, Path
 from tests.core import lives
@@ -19,12 +19,12 @@ TAKEN = Note(ev.Released("nobody came, and the kubelet has taken it from its own
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
 def test_a_device_whose_scrubs_do_not_fit_the_allocate_budget_is_not_offered_for_them(record):
     budget = ENFORCE.budgets.allocate
-    assert upkeep.advertise(replace(record, took=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy, "one may be late"
-    assert not upkeep.advertise(replace(record, took=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
+    assert offering.advertise(replace(record, took=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy, "one may be late"
+    assert not offering.advertise(replace(record, took=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
 
 
 def test_a_device_that_was_released_to_the_slow_path_is_not_offered_for_it():
-    assert not upkeep.advertise(replace(lives.DIRTY, owed=Path.SLOW), STRICT, NOW).healthy
+    assert not offering.advertise(replace(lives.DIRTY, owed=Path.SLOW), STRICT, NOW).healthy
 
 
 def tended(allotted, *, holders=(), alive=False, at=LATE):

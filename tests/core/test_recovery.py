@@ -7,7 +7,7 @@ import pytest
 from policies.health import Periodic
 from policies.model import Paths, Route
 from policies.xids import Action, asked
-from scrubber.core import decide, grounds, remedy, starting, upkeep
+from scrubber.core import decide, grounds, offering, remedy, starting, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Cut, Note, Probe, Proceed, Refuse, Wait
 from scrubber.core.model import Ailment, Mismatch, Outcome, Path, Sickness, Sign, Step, Trigger, Vitals, Xid
@@ -271,11 +271,11 @@ def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
         record = burning(step)
         assert decide.acquire(record, facts(), ENFORCE, LATE) == Cut()
         assert starting.start(record, facts(), ENFORCE, "pod-a", LATE) == Cut()
-        assert upkeep.advertise(record, ENFORCE, LATE).healthy
+        assert offering.advertise(record, ENFORCE, LATE).healthy
     resetting = burning(Step.RESET)
     assert isinstance(decide.acquire(resetting, facts(), ENFORCE, LATE), Wait)
     assert isinstance(starting.start(resetting, facts(), ENFORCE, "pod-a", LATE), Refuse)
-    assert not upkeep.advertise(resetting, ENFORCE, LATE).healthy
+    assert not offering.advertise(resetting, ENFORCE, LATE).healthy
 
 
 def test_a_device_that_falls_sick_while_it_is_tested_and_offered_is_cut_off_at_once():
@@ -309,7 +309,7 @@ def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_wa
 def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_proven():
     record = live(out(Ailment.ECC), ev.Reinstated("ann"))
     record = live(record, ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE)))
-    assert not upkeep.advertise(record, ENFORCE, lives.NOW).healthy
+    assert not offering.advertise(record, ENFORCE, lives.NOW).healthy
 
 
 def test_what_was_reported_before_a_device_was_first_seen_is_no_verdict_and_owes_it_the_slow_path():

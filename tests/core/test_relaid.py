@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths, Route
-from scrubber.core import answers, grounds, remedy, showing, states, upkeep
+from scrubber.core import answers, grounds, offering, remedy, showing, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
 from scrubber.core.model import Ailment, Path, Record, Sickness, State, Trigger, Vitals
@@ -66,7 +66,7 @@ def test_a_slice_was_laid_out_anew_only_where_its_gpu_is_there_and_answers(told,
 def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
     out = after(record if whole else slice_of(record), RELAID)
     assert (out.state, reason(out)) == (State.QUARANTINED, Ailment.RELAID)
-    assert not upkeep.advertise(out, ENFORCE, LATE).healthy
+    assert not offering.advertise(out, ENFORCE, LATE).healthy
     assert tend(out, RELAID, later(900_000)) == Proceed(), "told once, and never tried"
     assert showing.advice(out)[0].startswith("nothing: ")
 
@@ -126,7 +126,7 @@ COMEBACKS = rows(
 def test_one_that_returns_is_dirty_and_proven_like_one_that_was_never_seen(policy, path):
     out = gone()
     assert out.receipt is None
-    assert not upkeep.advertise(out, policy, later(20_000)).healthy
+    assert not offering.advertise(out, policy, later(20_000)).healthy
     assert tend(out, lives.WELL, later(20_000), policy) == Probe(path)
 
 

@@ -1,4 +1,4 @@
-"""What is done about a device that nobody asked for just now, and what the kubelet is told of it: tables of cases."""
+"""What is done about a device that nobody asked for just now: tables of cases."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from policies.health import Quarantine as QuarantineRules
 from policies.model import Evict, Eviction
 from scrubber.core import events as ev
 from scrubber.core import grounds, upkeep
-from scrubber.core.answers import Advert, AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
+from scrubber.core.answers import AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
 from scrubber.core.model import (
     Ailment,
     Baseline,
@@ -196,43 +196,6 @@ def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_coun
 )
 def test_probation(record, at, answer):
     assert upkeep.probation(record, ENFORCE, at) == answer
-
-
-ADVERT = rows(
-    ("clean", lives.CLEAN, ENFORCE, True, "clean"),
-    ("a device in use is never unlisted: granted", lives.GRANTED, ENFORCE, True, "granted"),
-    ("a device in use is never unlisted: exposed", lives.EXPOSED, ENFORCE, True, "exposed"),
-    ("just released", lives.DIRTY, ENFORCE, True, "released, about to be scrubbed"),
-    ("cut off right after a release", lives.live(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x")), ENFORCE, True,
-     "released, about to be scrubbed"),
-    ("on its fast path", lives.SCRUBBING, ENFORCE, True, "being scrubbed, clean within the allocate budget"),
-    ("on its slow path", lives.FIRST_LOOK, ENFORCE, False, "scrubbing"),
-    ("on its fast path, again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), ENFORCE, False, "scrubbing"),
-    ("escalated", lives.live(lives.SCRUBBING, ev.Escalated("job-1", "x", Path.SLOW)), ENFORCE, False, "scrubbing"),
-    ("soiled", lives.SOILED, ENFORCE, False, "dirty"),
-    ("its scrub failed", lives.SET_BACK, ENFORCE, False, "dirty"),
-    ("unknown", lives.UNKNOWN, ENFORCE, False, "unknown"),
-    ("quarantined", lives.QUARANTINED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
-    ("on probation", lives.PROBED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
-    ("sick in use", lives.SICK_IN_USE, ENFORCE, False, "sick: the device has fallen off its bus"),
-    ("sick and released", lives.SICK_DIRTY, ENFORCE, False, "sick: the device has fallen off its bus"),
-    ("observe: dirty", lives.DIRTY, OBSERVE, True, "policy observe refuses nothing"),
-    ("observe: unknown", lives.UNKNOWN, OBSERVE, True, "policy observe refuses nothing"),
-    ("observe: quarantined", lives.QUARANTINED, OBSERVE, False, "quarantined: the device has fallen off its bus"),
-    ("observe: sick", lives.SICK_IN_USE, OBSERVE, False, "sick: the device has fallen off its bus"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
-def test_advertise(record, policy, healthy, why):
-    assert upkeep.advertise(record, policy, AT) == Advert(healthy=healthy, why=why)
-
-
-@pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])
-def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record):
-    budget = ENFORCE.budgets.allocate
-    assert upkeep.advertise(record, ENFORCE, later(budget)).healthy
-    assert not upkeep.advertise(record, ENFORCE, later(budget + 0.001)).healthy
 
 
 # -- quarantine

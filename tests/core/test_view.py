@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import remedy, showing, upkeep, view
+from scrubber.core import offering, remedy, showing, view
 from scrubber.core.model import Ailment, Path, Sickness, Step, Uncovered
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
@@ -14,7 +14,7 @@ AT = later(10)
 
 
 def shown(record, progress=(0, 0)):
-    return showing.device_status(record, upkeep.advertise(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
+    return showing.device_status(record, offering.advertise(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
 
 
 def test_a_clean_device_shows_its_receipt():

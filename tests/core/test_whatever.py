@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import answers, decide, grounds, starting, states, upkeep
+from scrubber.core import answers, decide, grounds, offering, starting, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
 from tests.core import lives
@@ -146,7 +146,7 @@ def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_
 def test_i3_quarantined_and_sick_devices_are_never_advertised_nor_are_unknown_ones_but_under_observe(
     record, policy, now
 ):
-    advert = upkeep.advertise(record, policy, now)
+    advert = offering.advertise(record, policy, now)
     assert advert.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
     if unproven or record.quarantine is not None or record.sickness is not None:

@@ -1,0 +1,47 @@
+"""What the kubelet is told of a device."""
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core import offering
+from scrubber.core.answers import Advert
+from scrubber.core.model import Path
+from tests.core import lives
+from tests.core.lives import ENFORCE, OBSERVE, later, rows
+
+AT = later(1)
+ADVERT = rows(
+    ("clean", lives.CLEAN, ENFORCE, True, "clean"),
+    ("a device in use is never unlisted: granted", lives.GRANTED, ENFORCE, True, "granted"),
+    ("a device in use is never unlisted: exposed", lives.EXPOSED, ENFORCE, True, "exposed"),
+    ("just released", lives.DIRTY, ENFORCE, True, "released, about to be scrubbed"),
+    ("cut off right after a release", lives.live(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x")), ENFORCE, True,
+     "released, about to be scrubbed"),
+    ("on its fast path", lives.SCRUBBING, ENFORCE, True, "being scrubbed, clean within the allocate budget"),
+    ("on its slow path", lives.FIRST_LOOK, ENFORCE, False, "scrubbing"),
+    ("on its fast path, again", lives.live(lives.SET_BACK, ev.ScrubStarted(lives.job())), ENFORCE, False, "scrubbing"),
+    ("escalated", lives.live(lives.SCRUBBING, ev.Escalated("job-1", "x", Path.SLOW)), ENFORCE, False, "scrubbing"),
+    ("soiled", lives.SOILED, ENFORCE, False, "dirty"),
+    ("its scrub failed", lives.SET_BACK, ENFORCE, False, "dirty"),
+    ("unknown", lives.UNKNOWN, ENFORCE, False, "unknown"),
+    ("quarantined", lives.QUARANTINED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
+    ("on probation", lives.PROBED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
+    ("sick in use", lives.SICK_IN_USE, ENFORCE, False, "sick: the device has fallen off its bus"),
+    ("sick and released", lives.SICK_DIRTY, ENFORCE, False, "sick: the device has fallen off its bus"),
+    ("observe: dirty", lives.DIRTY, OBSERVE, True, "policy observe refuses nothing"),
+    ("observe: unknown", lives.UNKNOWN, OBSERVE, True, "policy observe refuses nothing"),
+    ("observe: quarantined", lives.QUARANTINED, OBSERVE, False, "quarantined: the device has fallen off its bus"),
+    ("observe: sick", lives.SICK_IN_USE, OBSERVE, False, "sick: the device has fallen off its bus"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
+def test_advertise(record, policy, healthy, why):
+    assert offering.advertise(record, policy, AT) == Advert(healthy=healthy, why=why)
+
+
+@pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])
+def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record):
+    budget = ENFORCE.budgets.allocate
+    assert offering.advertise(record, ENFORCE, later(budget)).healthy
+    assert not offering.advertise(record, ENFORCE, later(budget + 0.001)).healthy
