@@ -31,6 +31,7 @@ class Rulebook:
         """Load it; a fault at the start is the caller's to report."""
         self.source = source
         self.fault = ""
+        self.path = None if source in load.shipped() else Path(source)  # the file to watch, where there is one
         # One attribute, replaced whole: a ruling is never kept beside a policy that it does not come from.
         self._book: tuple[PolicySet, dict[str, tuple[DeviceInfo, Ruling]]] = (load.load(source), {})
 
@@ -43,11 +44,6 @@ class Rulebook:
     def digest(self) -> str:
         """Names all that it says: nodes that show the same one are under the same policy."""
         return hashlib.sha256(self._book[0].model_dump_json().encode()).hexdigest()[:16]
-
-    @property
-    def path(self) -> Path | None:
-        """The file to watch; None for a shipped policy."""
-        return None if self.source in load.shipped() else Path(self.source)
 
     def reload(self) -> bool:
         """Read it again; may be done in another thread. True when another policy is in force now."""

@@ -24,6 +24,7 @@ _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, 
 _MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) \S+ \S+ (\S+ [1-9].*)$", re.MULTILINE)  # with a file, and where that is
 _FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
 _AT_ONCE = 65536  # bytes; the kernel gives less each time
+_FEW = 8  # names that are sooner looked for one by one than all lines are taken apart
 _READINGS = 5  # a process may map and unmap while we read
 
 _NONE: frozenset[str] = frozenset()
@@ -84,7 +85,10 @@ class Search:
     def _mapped_in(self, task: str) -> frozenset[str]:
         if not self._mapped:
             return _NONE
-        named = self._mapped.keys() & set(chain.from_iterable(_FILE.findall(_maps(task))))
+        maps = _maps(task)
+        if len(self._mapped) <= _FEW and not any(name in maps for name in self._mapped):
+            return _NONE
+        named = self._mapped.keys() & set(chain.from_iterable(_FILE.findall(maps)))
         return _NONE.union(*(self._mapped[name] for name in named))
 
     def _nodes_in(self, task: str) -> frozenset[str]:

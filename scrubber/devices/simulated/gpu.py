@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from itertools import zip_longest
 from pathlib import Path
 
 from scrubber.core.measured import Scratched, Tested, joined
@@ -38,19 +39,19 @@ class SimulatedGpu:
         return "the simulated driver forgot all that is volatile"
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
-        """Count what is there, then write and read back each pattern."""
+        """Count what is there and write over it; read back each pattern and write over it; read back the last."""
         wanted = _named(patterns, key)
         faults = self._answer()
+        written = () if faults.skip_clears else wanted
         with memory.opened(self._place, faults.stuck_bits) as cells:
             # A clear that stalls does so halfway through its first write: the worst moment to be killed in.
-            stalling = _stalling(progress, self._place, cells.size * 3 // 2)
-            step = _counted(stalling, cells.size * (1 + 2 * len(wanted)))
-            residue = cells.residue(step)
+            stalling = _stalling(progress, self._place, cells.size // 2)
+            step = _counted(stalling, cells.size * (1 + len(wanted)))
+            residue = cells.residue(step, *written[:1])
             mismatch: Mismatch | None = None
-            for pattern in () if faults.skip_clears else wanted:
+            for pattern, *then in zip_longest(written, written[1:]):
                 self._answer()
-                cells.fill(pattern, step)
-                mismatch = joined(mismatch, cells.compare(pattern, step))
+                mismatch = joined(mismatch, cells.compare(pattern, step, *then))
             covered, allocatable = cells.size if wanted else 0, self._allocatable(cells.size)
             missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
             return Cleared(covered, allocatable, residue.bytes, mismatch, residue.begins, missing)
@@ -109,9 +110,13 @@ def _named(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
 
 
 def _stalling(progress: Progress, place: Place, where: int) -> Progress:
+    there = False
+
     def stalled(done: int, total: int) -> None:
+        nonlocal there
         progress(done, total)
-        if done >= where:
+        if done >= where and not there:
+            there = True
             condition.stall(place, lambda: progress(done, total))
 
     return stalled

@@ -37,10 +37,10 @@ class Memory:
     size: int
     stuck_bits: tuple[StuckBit, ...]
 
-    def residue(self, step: Step) -> Residue:
-        """How many bytes are not zero, and where they begin."""
+    def residue(self, step: Step, then: Pattern | None = None) -> Residue:
+        """How many bytes are not zero, and where they begin. ``then`` is written over what was looked at."""
         count, begins = 0, list[int]()
-        for number, chunk in self._chunks(step):
+        for number, chunk in self._chunks(step, then):
             if chunk != patterns.zero(number, len(chunk)):
                 count += len(chunk) - chunk.count(0)
                 begins.append(number * CHUNK + len(chunk) - len(chunk.lstrip(b"\0")))
@@ -52,34 +52,33 @@ class Memory:
             self._write(offset, pattern(number, length))
             step(length)
 
-    def compare(self, pattern: Pattern, step: Step) -> Mismatch | None:
-        """Read everything back: the first difference, and how many there are."""
+    def compare(
+        self, pattern: Pattern, step: Step, then: Pattern | None = None, *, downwards: bool = False
+    ) -> Mismatch | None:
+        """Read everything back, from either end: the first difference, and how many there are.
+
+        ``then`` is written over each chunk as soon as it was compared.
+        """
         found: Mismatch | None = None
-        for number, chunk in self._chunks(step):
+        for number, chunk in self._chunks(step, then, downwards=downwards):
             expected = pattern(number, len(chunk))
             if chunk != expected:
-                found = joined(found, _difference(number * CHUNK, expected, chunk))
+                wrong = _difference(number * CHUNK, expected, chunk)
+                found = joined(wrong, found) if downwards else joined(found, wrong)
         return found
 
-    def swap(self, old: Pattern, new: Pattern, step: Step, *, downwards: bool) -> Mismatch | None:
-        """Read each chunk back and write another pattern over it at once, from either end: the first difference."""
-        found: Mismatch | None = None
+    def _chunks(
+        self, step: Step, then: Pattern | None, *, downwards: bool = False
+    ) -> Iterator[tuple[int, bytearray]]:  # fmt: skip
+        """Each as it was read; it is overwritten when it was looked at."""
+        buffer = bytearray(CHUNK)
         pieces = list(_pieces(self.size))
         for number, offset, length in reversed(pieces) if downwards else pieces:
-            chunk, expected = self._read(offset, bytearray(length)), old(number, length)
-            if chunk != expected:
-                wrong = _difference(offset, expected, chunk)
-                found = joined(wrong, found) if downwards else joined(found, wrong)
-            self._write(offset, new(number, length))
-            step(length)
-        return found
-
-    def _chunks(self, step: Step) -> Iterator[tuple[int, bytearray]]:
-        buffer = bytearray(CHUNK)
-        for number, offset, length in _pieces(self.size):
             if length != len(buffer):
                 buffer = bytearray(length)
             yield number, self._read(offset, buffer)
+            if then is not None:
+                self._write(offset, then(number, length))
             step(length)
 
     def _read(self, offset: int, into: bytearray) -> bytearray:

@@ -10,7 +10,7 @@ import array
 import hashlib
 from collections.abc import Callable
 
-CHUNK = 2**20
+CHUNK = 2**18  # what is read and compared with it fits into the cache of a core
 
 Pattern = Callable[[int, int], memoryview]  # chunk number, length -> bytes
 

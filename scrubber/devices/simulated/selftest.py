@@ -75,6 +75,6 @@ def _inverted(cells: Memory, step: Step) -> tuple[Pass, Pass, Pass]:
     """Each chunk is turned over after its lower neighbour, then back after its upper one."""
     return (
         partial(cells.fill, patterns.even, step),
-        partial(cells.swap, patterns.even, patterns.odd, step, downwards=False),
-        partial(cells.swap, patterns.odd, patterns.even, step, downwards=True),
+        partial(cells.compare, patterns.even, step, patterns.odd),
+        partial(cells.compare, patterns.odd, step, patterns.even, downwards=True),
     )

@@ -52,9 +52,9 @@ def test_inversions_name_the_lowest_bad_byte_from_both_ends(bank) -> None:
         bank.place(bank.first), documents.read(bank.place(bank.first).faults, Faults).stuck_bits
     ) as cells:
         cells.fill(patterns.even, lambda _: None)
-        assert cells.swap(patterns.even, patterns.odd, lambda _: None, downwards=True) == Mismatch(77, 0x55, 0x57, 2)
+        assert cells.compare(patterns.even, lambda _: None, patterns.odd, downwards=True) == Mismatch(77, 0x55, 0x57, 2)
         cells.fill(patterns.even, lambda _: None)
-        assert cells.swap(patterns.even, patterns.odd, lambda _: None, downwards=False) == Mismatch(77, 0x55, 0x57, 2)
+        assert cells.compare(patterns.even, lambda _: None, patterns.odd) == Mismatch(77, 0x55, 0x57, 2)
 
 
 def test_every_word_of_the_address_pattern_is_its_own_address() -> None:
