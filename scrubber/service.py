@@ -300,7 +300,10 @@ class Service(Hooks):
         """With what others have to do with it: whoever asked for it, and the devices beside it."""
         records = self.ledger.records.values()
         successor, resetting = grounds.successor(record, records), grounds.resetting(record, records)
-        return replace(seen, wanted=self.withheld(record), successor=successor, domain_resetting=resetting)
+        wanted = self.withheld(record)
+        if not (wanted or successor or resetting):
+            return seen  # of most, in every round
+        return replace(seen, wanted=wanted, successor=successor, domain_resetting=resetting)
 
     async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> bool:
         """Test a device that nobody needs now; whether that was begun."""

@@ -13,7 +13,8 @@ DEAD = frozenset("ZX")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STATE, _PARENT, _FLAGS, _STARTED = 0, 1, 6, 19  # of the fields after the name: 3rd, 4th, 9th, 22nd of /proc/PID/stat
-_PF_EXITING = 0x4
+_PF_EXITING, _PF_KTHREAD = 0x4, 0x200000
+_LONGEST_STAT = 4096  # bytes, several times what the kernel writes
 
 
 class BlindError(Exception):
@@ -32,10 +33,37 @@ class Status:
 
 def status(task: str) -> Status:
     """Of a process, or of one of its threads, by its directory."""
-    # The name before the fields may hold spaces and parentheses of its own.
-    fields = Path(f"{task}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    fields = _fields(task)
     started, parent = int(fields[_STARTED]) / _TICKS, int(fields[_PARENT])
-    return Status(fields[_STATE], bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
+    return Status(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
+
+
+def of_kernel(process: str) -> bool:
+    """Whether it is a thread of the kernel itself, which has neither files nor memory; on most nodes most are.
+
+    Who runs a program is none. Who runs none may also have ended but for other threads of it: the kernel says which.
+    """
+    try:
+        os.readlink(f"{process}/exe")  # noqa: PTH115 -- the hot loop of every look
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    else:
+        return False
+    try:
+        return bool(int(_fields(process)[_FLAGS]) & _PF_KTHREAD)
+    except ENDED:
+        return False
+
+
+def _fields(task: str) -> list[bytes]:
+    """What follows the name, which may hold spaces and parentheses of its own."""
+    handle = os.open(f"{task}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(handle, _LONGEST_STAT).rpartition(b")")[2].split()
+    finally:
+        os.close(handle)
 
 
 def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:

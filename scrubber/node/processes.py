@@ -15,7 +15,7 @@ from types import MappingProxyType
 from scrubber.core.model import Holder
 from scrubber.node import threads
 from scrubber.node.held import Search
-from scrubber.node.proc import DEAD, ENDED, BlindError, descends, pids, sees_all, status
+from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
 
 _LOOKS = 3  # a process that ended while it was looked at is looked at again: its number may be another one's now
 _PIN = os.O_PATH | os.O_DIRECTORY
@@ -68,7 +68,7 @@ class Processes:
         skipped = {os.getpid(), *exclude}
         named = _by_pid({device: listed.get(device, ()) for device in files})
         for pid in pids(self._proc):
-            if pid in skipped:
+            if pid in skipped or (pid not in named and of_kernel(f"{self._proc}/{pid}")):
                 continue
             look = self._look(pid, search, named.get(pid, frozenset()), ignored)
             blind = blind or (self._full_sight and look.blind)

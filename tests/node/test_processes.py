@@ -200,7 +200,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_shift_the_fields(file: Path
     before = clock.now().uptime
     launch("import sys; open('/proc/self/comm', 'w').write('a) Z 1 (b'); " + OPEN, file)
     [holder] = look(file)
-    assert holder.state == "S"
+    assert holder.state in "RS"  # it may not sleep yet
     assert before - 0.01 <= holder.started <= clock.now().uptime
 
 

@@ -117,7 +117,7 @@ class Simulated:
         """The GPUs' documents and event logs are watched; not where this user has too many such watches."""
         try:
             self._bell = self._bell or Bell(layout.places(self._root))
-        except OSError as error:
+        except (OSError, DeviceError) as error:
             logger.warning("cannot watch the simulated GPUs: they are looked at once in a while", error=str(error))
             return None
         return self._bell.fileno()

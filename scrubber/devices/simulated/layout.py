@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo
@@ -79,8 +79,20 @@ def driver_file(root: Path) -> Path:
 
 
 def places(root: Path) -> tuple[Place, ...]:
-    """Every GPU under a root, by directory name."""
-    return tuple(Place(directory) for directory in sorted(root.glob("gpu*")) if directory.is_dir())
+    """Every GPU under a root, by directory name; none where there is no such root."""
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith("gpu") and entry.is_dir())
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise DeviceError(f"cannot list the simulated gpus under {root}: {error.strerror}") from error
+    return tuple(_place(root, name) for name in names)
+
+
+@lru_cache(maxsize=4096)
+def _place(root: Path, name: str) -> Place:
+    return Place(root / name)
 
 
 def service_lock(root: Path) -> int | None:

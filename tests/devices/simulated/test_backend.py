@@ -10,7 +10,8 @@ import pytest
 
 from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import Backend, DeviceError
-from scrubber.devices.simulated import drills, tenants
+from scrubber.devices.simulated import drills, layout, tenants
+from scrubber.devices.simulated.backend import Simulated
 
 
 def test_the_backend_fits_the_port(bank) -> None:
@@ -68,6 +69,19 @@ def test_an_unreadable_gpu_that_was_never_known_stops_the_inventory(bank) -> Non
     (bank.root / "gpu1/device.json").write_text("{")
     with pytest.raises(DeviceError, match=r"device\.json of gpu1"):
         bank.backend.inventory()
+
+
+def test_gpus_are_the_directories_of_that_name(bank) -> None:
+    (bank.root / "gpu9").touch()
+    (bank.root / "other").mkdir()
+    assert [place.directory.name for place in layout.places(bank.root)] == ["gpu0", "gpu1"]
+    assert layout.places(bank.root / "nowhere") == ()
+
+
+def test_a_root_that_cannot_be_listed_has_no_inventory(bank) -> None:
+    with pytest.raises(DeviceError, match=r"cannot list the simulated gpus under .*: Not a directory"):
+        Simulated(bank.root / "driver.json").inventory()
+    assert Simulated(bank.root / "driver.json").alarm() is None
 
 
 @pytest.mark.parametrize("name", ["readings", "faults", "device"])

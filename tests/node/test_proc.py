@@ -1,0 +1,48 @@
+"""Threads of the kernel are told apart, by what the kernel says of them and by nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from scrubber.node import proc, threads
+from scrubber.node.processes import Processes
+
+KTHREADD = 2
+ASLEEP = "import os, sys, time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
+
+
+def named(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+@pytest.mark.skipif(named(KTHREADD) != "kthreadd", reason="threads of the kernel are not shown here")
+def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:
+    memory = tmp_path / "memory"
+    memory.touch()
+    process = launch(ASLEEP, memory)
+    sight, files = Processes(Path("/proc"), lambda _pid: None, full_sight=False), {"gpu": [str(memory)]}
+    looked, apart = [], threads.apart
+
+    def heard(task: str) -> list[str]:
+        looked.append(task)
+        return apart(task)
+
+    monkeypatch.setattr(threads, "apart", heard)
+    assert [holder.pid for holder in sight.holders(files)["gpu"] or ()] == [process.pid]
+    assert f"/proc/{process.pid}" in looked
+    assert f"/proc/{KTHREADD}" not in looked
+    found = sight.holders(files, listed={"gpu": {KTHREADD}})["gpu"]
+    assert [holder.pid for holder in found or ()] == [KTHREADD, process.pid]
+
+
+def test_whoever_has_run_a_program_is_not_of_the_kernel_and_nor_is_nobody(launch) -> None:
+    process = launch("import os; print(1, flush=True); os._exit(0)")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended: its program is gone, its number is not
+    for pid in (os.getpid(), process.pid, 2**22 + 1):
+        assert not proc.of_kernel(f"/proc/{pid}")
