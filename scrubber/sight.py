@@ -189,7 +189,8 @@ class Sight:
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
-            incarnation, holders = await asyncio.gather(self._driver.ask(), self._holding.ask(*uuids))
+            incarnation = await self._driver.ask()
+            holders = await self._holding.ask(*uuids)
             alive = await self._alive(record.owner.container if record.owner else None)
             claimant_alive = await self._alive(claimant)
         except (DeviceError, BlindError):

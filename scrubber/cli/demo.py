@@ -305,8 +305,8 @@ async def _blocking(work: Callable[..., T], *arguments: object) -> T:
 
 
 def _halfway(device: view.DeviceStatus) -> bool:
-    """Whether the clear has counted what is there and is in the middle of its first write."""
-    return device.job is not None and device.job.step == "clear" and device.job.done_bytes > device.memory_bytes
+    """Whether the clear is in the middle of its first write."""
+    return device.job is not None and device.job.step == "clear" and 2 * device.job.done_bytes >= device.memory_bytes
 
 
 def _whole(receipt: view.ReceiptView) -> bool:

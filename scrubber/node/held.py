@@ -52,6 +52,7 @@ class Search:
 
     def devices(self, task: str) -> frozenset[str]:
         """What a process, or a thread, has open or mapped; PermissionError where it may not be looked into."""
+        _knock(task)
         return self._open_in(task) | self._mapped_in(task) | (self._nodes_in(task) if self._nodes else _NONE)
 
     def _want(self, device: str, path: str, found: os.stat_result) -> None:
@@ -122,6 +123,14 @@ def _identity(found: os.stat_result) -> Identity:
     if stat.S_ISCHR(found.st_mode):
         return ("character", found.st_rdev, 0)
     return ("file", found.st_dev, found.st_ino)
+
+
+def _knock(task: str) -> None:
+    """PermissionError at the door: no list is made of the hundreds of files of a process that is closed to us."""
+    try:
+        os.close(os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC))
+    except ENDED:
+        return  # the list tells
 
 
 def _maps(task: str) -> bytes:

@@ -133,7 +133,7 @@ class Processes:
                 held = search.devices(task)
             except PermissionError:
                 blind = True
-                break  # nor may its other threads
+                continue
             if held and not holding:
                 holding = task
             devices |= held

@@ -236,6 +236,6 @@ class Node:
 
 
 def _halfway(device: view.DeviceStatus) -> bool:
-    """Counted what is there, and come as far with its first write as a clear that stalls ever does."""
+    """Come as far with its first write as a clear that stalls from its beginning ever does."""
     job = device.job
-    return job is not None and job.step == "clear" and 2 * job.done_bytes >= 3 * device.memory_bytes
+    return job is not None and job.step == "clear" and 2 * job.done_bytes >= device.memory_bytes

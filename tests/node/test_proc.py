@@ -21,6 +21,7 @@ def named(pid: int) -> str:
         return ""
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="what runs no program is shown to root only")
 @pytest.mark.skipif(named(KTHREADD) != "kthreadd", reason="threads of the kernel are not shown here")
 def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(tmp_path, launch, monkeypatch) -> None:
     memory = tmp_path / "memory"

@@ -125,17 +125,18 @@ def test_a_file_that_has_taken_the_name_is_another_file(file: Path, launch) -> N
     assert look(file) == ()
 
 
-def test_one_look_answers_for_all_devices(tmp_path: Path, launch) -> None:
-    files = {name: [str(tmp_path / name)] for name in ("a", "b", "c")}
+@pytest.mark.parametrize("names", ["abc", "abcdefghi"], ids=["few", "many"])
+def test_one_look_answers_for_all_devices(tmp_path: Path, launch, names: str) -> None:
+    files = {name: [str(tmp_path / name)] for name in names}
     for name in files:
         (tmp_path / name).write_bytes(b"x")
     one, both = (
-        launch(OPEN, tmp_path / "a"),
+        launch(MAP, tmp_path / "a"),
         launch(f"import os, sys; os.open(sys.argv[2], 0); {OPEN}", *files["a"], *files["b"]),
     )
     found = Processes(PROC, nobody, full_sight=False).holders(files)
     users = {name: {holder.pid for holder in holders or ()} for name, holders in found.items()}
-    assert users == {"a": {one.pid, both.pid}, "b": {both.pid}, "c": set()}
+    assert users == {name: set() for name in names} | {"a": {one.pid, both.pid}, "b": {both.pid}}
 
 
 def test_this_process_and_those_left_out_are_no_holders(file: Path, launch) -> None:

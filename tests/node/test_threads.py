@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from scrubber.node import threads
+from tests.node.conftest import DEAD_LEADER
+
+# Imported as root, because the checkout may not be readable to anybody else.
+LEFT_BY_ITS_LEADER = """
+import ctypes, os, signal, sys, tempfile, threading, time
+from pathlib import Path
+from scrubber.node.processes import Processes
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+with tempfile.TemporaryDirectory() as directory:
+    file = Path(directory, "memory")
+    file.touch()
+    hears, says = os.pipe()
+    user = os.fork()
+    if user == 0:
+        ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: as after any exec, and not as after setuid
+        os.dup2(says, 1)
+        code, sys.argv = sys.argv[1], ["", str(file)]
+        exec(code)
+    os.close(says)
+    assert os.read(hears, 1)
+    found = Processes(Path("/proc"), lambda pid: None, full_sight=False).holders({"gpu": [str(file)]})["gpu"]
+    os.kill(user, signal.SIGKILL)
+    os.waitpid(user, 0)
+    print([holder.pid == user for holder in found])
+"""
 
 
 def test_threads_that_share_their_files_are_one_look() -> None:
@@ -32,3 +63,10 @@ def test_where_the_kernel_will_not_compare_every_thread_is_looked_at(tmp_path: P
 
 def test_a_process_that_is_gone_has_no_threads(tmp_path: Path) -> None:
     assert threads.apart(str(tmp_path / "4711")) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
+def test_threads_are_looked_at_also_where_their_dead_leader_may_not_be_looked_into() -> None:
+    """The kernel shows what has ended to root only, and the thread that lives on to its owner as well."""
+    command = [sys.executable, "-c", LEFT_BY_ITS_LEADER, DEAD_LEADER]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout == "[True]\n"

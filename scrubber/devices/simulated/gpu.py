@@ -51,6 +51,7 @@ class SimulatedGpu:
             mismatch: Mismatch | None = None
             for pattern, *then in zip_longest(written, written[1:]):
                 self._answer()
+                condition.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
             covered, allocatable = cells.size if wanted else 0, self._allocatable(cells.size)
             missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()

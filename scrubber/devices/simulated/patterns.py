@@ -1,7 +1,8 @@
 """What is written over a memory: whole chunks at memcpy speed, no Python per byte.
 
 A pattern is asked for the bytes of one chunk. ``random`` is a keyed stream of one chunk's length, turned by another
-amount in every chunk: memory that answers with an older clear, another chunk or another address differs from it.
+amount in every chunk of 64 GiB: memory that answers with an older clear, another chunk or another address differs from
+it.
 """
 
 from __future__ import annotations

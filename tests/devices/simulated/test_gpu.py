@@ -200,24 +200,26 @@ def test_residue_is_told_by_the_first_few_places_a_chunk_each_and_never_by_its_b
     assert cleared.residue_at == (7, CHUNK, 2 * CHUNK, 3 * CHUNK)
 
 
-def test_a_stalled_clear_goes_on_when_it_is_healed(bank) -> None:
+@pytest.mark.parametrize(("from_", "to"), [(0, "half"), (0.75, "whole")])
+def test_a_clear_stands_still_where_it_stalls_and_goes_on_when_it_is_healed(bank, from_: float, to: str) -> None:
     uuid, memory, size = bank.first, bank.place(bank.first).memory, size_of(bank)
     memory.write_bytes(b"x" * size)
-    drills.stall_clears(bank.root, uuid)
     stalled, results = threading.Event(), []
-    written = 0
+    written = -1
 
     def progress(done: int, _total: int) -> None:
         nonlocal written
         if done == written:  # no further than before
             stalled.set()
+        if written < from_ * size <= done:
+            drills.stall_clears(bank.root, uuid)
         written = done
 
     # A daemon, so that a red test still ends.
     clear = threading.Thread(target=lambda: results.append(bank.gpu(uuid).clear(KEY, ("zero",), progress)), daemon=True)
     clear.start()
     assert stalled.wait(5)
-    assert size // 2 <= written < size
+    assert (size // 2 <= written < size) if to == "half" else (written == size)
     assert memory.read_bytes() == bytes(written) + b"x" * (size - written)
     assert results == []
     drills.heal(bank.root, uuid)
