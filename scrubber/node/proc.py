@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,15 +47,11 @@ def of_kernel(process: str) -> bool:
     try:
         os.readlink(f"{process}/exe")  # noqa: PTH115 -- the hot loop of every look
     except FileNotFoundError:
-        pass
+        with suppress(*ENDED):
+            return bool(int(_fields(process)[_FLAGS]) & _PF_KTHREAD)
     except OSError:
-        return False
-    else:
-        return False
-    try:
-        return bool(int(_fields(process)[_FLAGS]) & _PF_KTHREAD)
-    except ENDED:
-        return False
+        pass  # who may not even ask has to look
+    return False
 
 
 def _fields(task: str) -> list[bytes]:
