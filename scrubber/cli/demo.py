@@ -22,7 +22,7 @@ import click
 
 from plugin.testing.pods import Phase, Pod, State
 from scrubber.cli import containers, options
-from scrubber.cli.stage import RESOURCE, Stage
+from scrubber.cli.stage import RESOURCE, Stage, halfway
 from scrubber.core import view
 from scrubber.devices.simulated import drills, tenants
 from scrubber.errors import AutoclaveError, Reason, Refused
@@ -212,7 +212,7 @@ async def _killed(play: Play) -> None:
     all_of_it = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
     drills.stall_clears(stage.simulated, uuid)
     await stage.kubelet.delete(play.pods["c"])
-    busy = await stage.settled(KILLED, _halfway)
+    busy = await stage.settled(KILLED, halfway)
     cut = busy.job.id if busy.job else ""
     await stage.service.end(signal.SIGKILL)
     remains = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
@@ -302,11 +302,6 @@ async def _run(play: Play, name: str, gpus: int) -> None:
 
 async def _blocking(work: Callable[..., T], *arguments: object) -> T:
     return await asyncio.to_thread(work, *arguments)
-
-
-def _halfway(device: view.DeviceStatus) -> bool:
-    """Whether the clear is in the middle of its first write."""
-    return device.job is not None and device.job.step == "clear" and 2 * device.job.done_bytes >= device.memory_bytes
 
 
 def _whole(receipt: view.ReceiptView) -> bool:

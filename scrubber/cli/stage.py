@@ -193,3 +193,9 @@ class Stage:
             words = self.service.last_words()
             raise FatalError(f"the scrub service does not answer; its last words: {words}") from error
         raise AssertionError  # a retry ends with an answer or an error
+
+
+def halfway(device: view.DeviceStatus) -> bool:
+    """Whether its clear has come as far with the first write as one that stalls from its beginning ever does."""
+    job = device.job
+    return job is not None and job.step == "clear" and 2 * job.done_bytes >= device.memory_bytes

@@ -20,7 +20,7 @@ from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Container, Phase, Pod
 from plugin.testing.runtime import Devices
 from scrubber.cli.containers import Containers, mark
-from scrubber.cli.stage import RESOURCE, Program, Stage
+from scrubber.cli.stage import RESOURCE, Program, Stage, halfway
 from scrubber.core import view
 from scrubber.devices.simulated import creation, drills, layout
 from tests import guests
@@ -140,7 +140,7 @@ class Node:
 
     async def job(self, uuid: str) -> str:
         """The job that stands still in the middle of a clear, as soon as it does."""
-        status = await self.reach(uuid, _halfway)
+        status = await self.reach(uuid, halfway)
         assert status.job is not None
         return status.job.id
 
@@ -233,9 +233,3 @@ class Node:
         creation.load_driver(self.stage.simulated, "the boot before")
         await self.kubelet.start()
         await self.stage.start()
-
-
-def _halfway(device: view.DeviceStatus) -> bool:
-    """Come as far with its first write as a clear that stalls from its beginning ever does."""
-    job = device.job
-    return job is not None and job.step == "clear" and 2 * job.done_bytes >= device.memory_bytes
