@@ -48,7 +48,8 @@ class Streams(Bell, grpc.aio.ServerInterceptor):
         listen: Any = handler.unary_stream  # typed for threads; what is added here is an asynchronous generator
 
         async def followed(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await self._follow(_pump(lambda: listen(request, context), context))
+            if not self._closed:  # it may have come while we were leaving: nobody would end it any more
+                await self._follow(_pump(lambda: listen(request, context), context))
 
         return grpc.unary_stream_rpc_method_handler(
             cast("Any", followed),

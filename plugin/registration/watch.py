@@ -26,20 +26,25 @@ class Watch(Bell):
         self._directories = directories
 
     async def run(self) -> None:
-        """Until cancelled. The watch is made anew at every slow look: a directory may have been replaced meanwhile."""
+        """Until cancelled."""
         blind = False
         while True:
             self.ring()  # who waits looks only when we wait too: with the watch in place, so nothing falls between
             try:
-                await self._listen()
+                with Inotify() as inotify:
+                    await self._listen(inotify)
             except OSError as error:  # too many watches on this node: the slow look has to do
                 if not blind:
                     logger.warning("cannot watch files, looking every few seconds instead", error=str(error))
                 blind = True
                 await asyncio.sleep(SLOW_LOOK)
 
-    async def _listen(self) -> None:
-        with Inotify() as inotify:
+    async def _listen(self, inotify: Inotify) -> None:
+        """Every directory is watched anew at each slow look: it may have been replaced meanwhile.
+
+        The same instance serves all along: the kernel may take its time to close one, and the loop would wait for it.
+        """
+        while True:
             for directory in self._directories:
                 with suppress(FileNotFoundError):  # it may come back: seen at the next slow look
                     inotify.add_watch(directory, CHANGES)
@@ -47,3 +52,4 @@ class Watch(Bell):
                 async with asyncio.timeout(SLOW_LOOK):
                     async for _ in inotify:
                         self.ring()
+            self.ring()

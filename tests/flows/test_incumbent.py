@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.registration import watch
 from plugin.testing.pods import Phase
 from scrubber.cli.stage import RESOURCE
 from scrubber.devices.simulated import drills, layout
@@ -161,7 +162,7 @@ async def test_a_second_stream_takes_no_news_away_from_the_first(node):
 
 
 @pytest.mark.parametrize("socket", ["left", "removed"])
-async def test_sigterm_ends_the_plugin_within_a_second_while_the_kubelet_is_absent(build, socket):
+async def test_sigterm_ends_the_plugin_at_once_while_the_kubelet_is_absent(build, socket):
     node = await build(1)
     await node.kubelet.kill()
     await node.said(node.stage.plugin, "kubelet")
@@ -170,7 +171,7 @@ async def test_sigterm_ends_the_plugin_within_a_second_while_the_kubelet_is_abse
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert await node.stage.plugin.end(signal.SIGTERM) == 0
-    assert loop.time() - began < 1.0
+    assert loop.time() - began < watch.SLOW_LOOK - 1.0  # what waits for the clock here waits at least for that
 
 
 async def test_a_gpu_becomes_healthy_again_by_evidence_without_any_restart(build):

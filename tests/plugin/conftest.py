@@ -1,4 +1,4 @@
-"""A listing that follows a scrub service which the test speaks for."""
+"""A listing that follows a scrub service which the test speaks for; registrations whose waits all outlast a test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,10 +9,25 @@ import pytest
 
 from plugin.devices import MigStrategy
 from plugin.listing import Listing
+from plugin.registration import endpoint, kubelet, registry, watch
 from scrubber.api import client
 from tests.plugin.scrub_door import ScrubDoor
 
 WITHIN = 10.0  # seconds for whatever must happen; a miss is a failure, never a pause
+
+
+@pytest.fixture
+def long_waits(monkeypatch):
+    """Whoever waits for the clock where something happened is found out, however slow this machine is."""
+    for room, wait in (
+        (endpoint, "GRACE"),
+        (endpoint, "PROOF"),
+        (kubelet, "ASK"),
+        (kubelet, "REGISTER"),
+        (registry, "UNHEARD"),
+        (watch, "SLOW_LOOK"),
+    ):
+        monkeypatch.setattr(room, wait, 6 * WITHIN)
 
 
 @pytest.fixture

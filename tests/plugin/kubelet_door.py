@@ -154,13 +154,13 @@ class Kubelet(Bell, deviceplugin_pb2_grpc.RegistrationServicer):
 
 @asynccontextmanager
 async def running(registration) -> AsyncIterator[asyncio.Task[None]]:
-    """A registration at work; it must end at once when it is told to."""
+    """A registration at work. Told to end, it waits for nothing: with ``long_waits`` any wait outlasts our patience."""
     task = asyncio.create_task(registration.run())
     try:
         yield task
     finally:
         task.cancel()
-        async with asyncio.timeout(1.0):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(task, return_exceptions=True)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error

@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import tenacity
 from structlog.testing import capture_logs
 
-from plugin.registration import kubelet, sockets
+from plugin.registration import kubelet, sockets, standing
 from plugin.registration.events import Cause, Registered, Unregistered
 from plugin.registration.kubelet import Registration
 from scrubber.errors import FatalError
-from tests.plugin.kubelet_door import RESOURCE, Heard, Kubelet, Plugin, running
+from tests.plugin.kubelet_door import PATIENCE, RESOURCE, Heard, Kubelet, Plugin, running
 
 ENDPOINT = "autoclave/example.com_gpu.sock"
+GRPC_PAUSES = 1.0  # seconds, about, after a connection that failed
+
+pytestmark = pytest.mark.usefixtures("long_waits")
 
 
 @pytest.fixture
@@ -85,10 +89,8 @@ async def test_a_plugin_registers_with_a_kubelet_that_comes_later(registration, 
             async with asyncio.timeout(5):
                 while "waiting for the kubelet" not in [line["event"] for line in logs]:  # noqa: ASYNC110 - a log has no event
                     await asyncio.sleep(0.001)
-            began = time.monotonic()
             await door.start()
             await door.knows()
-            assert time.monotonic() - began < 1.0
     assert [line["event"] for line in logs] == ["waiting for the kubelet", "registered"]
 
 
@@ -103,7 +105,7 @@ async def test_a_new_kubelet_is_registered_with_at_once(registration, door):
             await door.start()
             await door.knows(count)
             took.append(time.monotonic() - began)
-    assert sorted(took)[len(took) // 2] < 0.1, took
+    assert sorted(took)[len(took) // 2] < GRPC_PAUSES / 2, took
 
 
 async def test_our_socket_survives_the_clean_up_of_a_kubelet_that_starts(registration, door, home):
@@ -244,18 +246,16 @@ async def test_what_went_wrong_is_told_anew_when_the_kubelet_is_a_new_one(regist
     assert [line["cause"] for line in logs if line["log_level"] == "warning"].count("refused") == 2
 
 
-async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, heard):
+async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, heard, monkeypatch):
+    monkeypatch.setattr(standing, "PAUSES", tenacity.wait_fixed(6 * PATIENCE))
     door.refusal = "not today"
     await door.start()
     async with running(registration):
-        await hears(heard, Cause.REFUSED, 7)  # the next pause may be a second and more
+        await hears(heard, Cause.REFUSED)
         await door.stop()
         door.refusal = ""
-        tried = len(door.registers)
-        began = time.monotonic()
         await door.start()
-        await door.knows(tried + 1)
-        assert time.monotonic() - began < 0.5
+        await door.knows(2)
 
 
 async def test_nothing_is_registered_while_our_own_socket_does_not_answer(registration, door, heard, plugin):
@@ -295,7 +295,7 @@ async def test_a_register_that_hangs_is_cut_short_by_a_new_kubelet(registration,
 
 
 @pytest.mark.parametrize("kind", ["absent", "hangs", "deaf", "refuses", "there"])
-async def test_the_end_is_quick_whatever_the_kubelet_does_and_leaves_no_socket(registration, door, home, heard, kind):
+async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration, door, home, heard, kind):
     deaf = socket.socket(socket.AF_UNIX)
     door.hangs, door.refusal = kind == "hangs", "no" if kind == "refuses" else ""
     if kind == "deaf":  # accepts connections and never says a word
@@ -315,8 +315,6 @@ async def test_the_end_is_quick_whatever_the_kubelet_does_and_leaves_no_socket(r
                 while not (home / ENDPOINT).is_socket():  # noqa: ASYNC110 - a file has no event here
                     await asyncio.sleep(0.001)
             await asyncio.sleep(0.05)
-        began = time.monotonic()
-    assert time.monotonic() - began < 1.0
     assert own_sockets(home) == []
     deaf.close()
 
@@ -327,7 +325,7 @@ async def test_a_plugin_can_be_started_and_ended_at_any_moment(home, door, plugi
         task = asyncio.create_task(Registration(RESOURCE, plugin.add, home).run())
         await asyncio.sleep(microseconds / 1e6)
         task.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         assert own_sockets(home) == []

@@ -1,7 +1,6 @@
 """Registration through plugins_registry: the kubelet comes to us; over real sockets."""
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 
 import grpc
@@ -18,6 +17,8 @@ from scrubber.errors import FatalError
 from tests.plugin.kubelet_door import RESOURCE, Heard, Plugin, running
 
 NAME = "example.com_gpu-reg.sock"
+
+pytestmark = pytest.mark.usefixtures("long_waits")
 
 
 @pytest.fixture
@@ -169,11 +170,9 @@ async def test_each_loss_of_the_kubelet_is_told(registration, door, heard):
 
 
 @pytest.mark.parametrize("moment", [0.0, 0.002, 0.05])
-async def test_the_end_is_quick_at_any_moment(registration, own, door, moment):
+async def test_the_end_waits_for_nothing_at_any_moment(registration, own, door, moment):
     async with running(registration):
         await asyncio.sleep(moment)
-        began = time.monotonic()
-    assert time.monotonic() - began < 1.0
     assert not own.exists()
     assert not door.exists()
 

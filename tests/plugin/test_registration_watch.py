@@ -1,10 +1,10 @@
 """Files that come and go are seen at once, and a little later where they cannot be seen at once."""
 
 import asyncio
-import time
 from contextlib import asynccontextmanager
 from functools import partial
 
+import pytest
 from asyncinotify import Mask
 from structlog.testing import capture_logs
 
@@ -25,11 +25,9 @@ async def watching(*directories):
 
 
 async def sees(bell, holds):
-    """How long until somebody who waits sees it."""
-    began = time.monotonic()
+    """Somebody who waits sees it."""
     async with asyncio.timeout(10):
         await bell.until(holds)
-    return time.monotonic() - began
 
 
 async def test_everybody_who_waits_looks_again_at_each_ring():
@@ -44,6 +42,7 @@ async def test_everybody_who_waits_looks_again_at_each_ring():
         assert [task.done() for task in waiting] == [k <= n for k in range(3)]
 
 
+@pytest.mark.usefixtures("long_waits")
 async def test_a_file_that_comes_goes_or_is_moved_is_seen_at_once(short_tmp):
     a, b = short_tmp / "a", short_tmp / "b"
     a.mkdir()
@@ -51,11 +50,11 @@ async def test_a_file_that_comes_goes_or_is_moved_is_seen_at_once(short_tmp):
     loop = asyncio.get_running_loop()
     async with watching(a, b) as bell:
         loop.call_later(0.01, (a / "x").touch)
-        assert await sees(bell, (a / "x").exists) < 1
+        await sees(bell, (a / "x").exists)
         loop.call_later(0.01, (a / "x").rename, b / "y")
-        assert await sees(bell, (b / "y").exists) < 1
+        await sees(bell, (b / "y").exists)
         loop.call_later(0.01, (b / "y").unlink)
-        assert await sees(bell, lambda: not (b / "y").exists()) < 1
+        await sees(bell, lambda: not (b / "y").exists())
 
 
 async def test_what_the_watch_misses_is_seen_at_the_next_slow_look(short_tmp, monkeypatch):
@@ -65,7 +64,7 @@ async def test_what_the_watch_misses_is_seen_at_the_next_slow_look(short_tmp, mo
         (short_tmp / "x").mkdir()
         await sees(bell, (short_tmp / "x").exists)
         asyncio.get_running_loop().call_later(0.01, (short_tmp / "y").mkdir)
-        assert 0.01 < await sees(bell, (short_tmp / "y").exists) < 5
+        await sees(bell, (short_tmp / "y").exists)
 
 
 async def test_a_node_that_has_no_watches_left_is_looked_at_slowly_and_told_once(short_tmp, monkeypatch):
@@ -96,7 +95,8 @@ async def test_a_directory_that_is_replaced_is_watched_again(short_tmp, monkeypa
         await sees(bell, (directory / "x").exists)
 
 
+@pytest.mark.usefixtures("long_waits")
 async def test_a_missing_directory_does_not_blind_us_for_the_other(short_tmp):
     async with watching(short_tmp / "missing", short_tmp) as bell:
         asyncio.get_running_loop().call_later(0.01, (short_tmp / "x").touch)
-        assert await sees(bell, (short_tmp / "x").exists) < 1
+        await sees(bell, (short_tmp / "x").exists)

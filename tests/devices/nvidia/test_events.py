@@ -29,13 +29,14 @@ def test_a_wish_for_another_recovery_rings(rig, listen):
     assert backend.vitals(rig.gpu(2).uuid) == Vitals(reset_required=True)
 
 
-def test_it_lets_go_at_once_however_often(rig, listen):
+def test_it_lets_go_at_once_however_often(rig, listen, monkeypatch):
+    monkeypatch.setattr(ears, "LEAVES_WITHIN", 60.0)  # a thread that has to be left behind is found out
     backend = listen(kernel=False)
     for _ in range(5):
         began = time.monotonic()
         backend.let_go()
         assert rig.machine.clients() == ()
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10
         backend.take_up()
 
 
