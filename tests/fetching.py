@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 
 from scrubber.exposition import door
+from tests.patience import WITHIN
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -15,7 +16,7 @@ def fetch(address: str, path: str, accept: str = "") -> tuple[int, str]:
     """Status and body."""
     request = urllib.request.Request(f"http://{address}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - http, as above
+        with urllib.request.urlopen(request, timeout=WITHIN) as answer:  # noqa: S310 - http, as above
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

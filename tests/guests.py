@@ -12,8 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from scrubber.devices.simulated import tenants
-
-WITHIN = 20.0
+from tests.patience import WITHIN
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-WITHIN = 20.0
+from tests.patience import WITHIN
+
 HOLD = "import os, sys; held = os.open(sys.argv[1], os.O_RDWR); os.stat(sys.argv[2])"
 MOST = 2**17  # bytes of a question
 NAMES = struct.Struct("=IIQ")  # a question: its length, what it asks, its number

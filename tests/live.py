@@ -11,6 +11,7 @@ import pytest
 from scrubber.api import client
 from scrubber.cli import asking
 from scrubber.core import view
+from tests.patience import WITHIN
 
 
 class Service:
@@ -49,7 +50,7 @@ class Service:
     def stop(self):
         self.process.terminate()
         self.heard += self.log.readlines()
-        assert self.process.wait(20) == 0
+        assert self.process.wait(WITHIN) == 0
         self.log.close()
 
     def settled(self, gpu, *states):

@@ -17,6 +17,7 @@ from scrubber.cli import asking
 from scrubber.devices.simulated import drills, tenants
 from scrubber.errors import AutoclaveError, Reason
 from tests.live import Service
+from tests.patience import WITHIN
 
 MOST_RESIDENT = 80 * 2**20
 
@@ -203,7 +204,7 @@ def test_a_damaged_ledger_is_set_aside_loudly_and_every_gpu_is_unknown(service):
     service.hear("serving")
     assert asking.ask(service.run_dir, lambda admin: admin.status()).service.set_aside == (aside.name,)
     shown = service.popen("status", stdout=-1, stderr=-1)
-    assert f"a damaged ledger was set aside as {aside.name}" in shown.communicate(timeout=20)[1]
+    assert f"a damaged ledger was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
     service.settled(0, "clean")
     told = texts(service)
     assert told[0].startswith("found ")
@@ -218,7 +219,7 @@ def test_a_ledger_of_a_newer_program_is_left_alone(service):
     database.close()
     before = ledger.read_bytes()
     run = service.popen("scrubber", *service.command[4:], stderr=-1)
-    assert "its schema is version 99" in run.communicate(timeout=20)[1]
+    assert "its schema is version 99" in run.communicate(timeout=WITHIN)[1]
     assert run.returncode == 2
     assert ledger.read_bytes() == before
 
@@ -268,7 +269,7 @@ def test_two_services_never_share_a_set_of_gpus(service, short_tmp):
     other = short_tmp / "other"
     flags = ["--backend", "simulated", "--simulated-dir", service.simulated_dir, "--run-dir", other / "run"]
     run = service.popen("scrubber", *flags, "--state-dir", other / "state", stderr=-1)
-    assert "another autoclave scrubber has the GPUs" in run.communicate(timeout=20)[1]
+    assert "another autoclave scrubber has the GPUs" in run.communicate(timeout=WITHIN)[1]
     assert run.returncode == 2
 
 

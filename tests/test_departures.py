@@ -22,8 +22,8 @@ from scrubber.node.ends import Ends
 from scrubber.node.processes import Processes
 from scrubber.sight import Sight
 from tests.core import lives
+from tests.patience import WITHIN
 
-WITHIN = 10.0
 BETWEEN_ROUNDS = 60.0
 POD, OTHER = "pod-of-departures", "another-pod-of-departures"
 

@@ -14,6 +14,7 @@ from scrubber.devices.simulated import creation, drills
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.monitor import Monitor
 from tests.core import lives
+from tests.patience import WITHIN
 
 
 class Counting(Monitor):
@@ -52,7 +53,7 @@ def running(bank, interval: float):
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN):
         while not condition():  # noqa: ASYNC110 -- it counts, and tells nobody
             await asyncio.sleep(0.001)
 

@@ -15,6 +15,7 @@ from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
 from scrubber.readings import Thermometer
 from scrubber.sight import Sight
+from tests.patience import WITHIN
 
 PATIENCE = 0.1
 MADE = (41.0, 90.0, 75.0)
@@ -42,7 +43,7 @@ class Node:
 
     async def shows(self, expected: Callable[[dict[str, Readings]], bool]) -> None:
         """Wait until it does."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN):
             while not expected(dict(self.thermometer.latest)):  # noqa: ASYNC110 -- it is asked, and tells nobody
                 await asyncio.sleep(0.001)
 

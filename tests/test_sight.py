@@ -12,6 +12,7 @@ from scrubber.devices import calls
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
 from scrubber.sight import Sight
+from tests.patience import WITHIN
 
 
 class Sticky(Simulated):
@@ -24,7 +25,7 @@ class Sticky(Simulated):
 
     def let_go(self) -> None:
         self.asked.set()
-        assert self.may.wait(10)
+        assert self.may.wait(WITHIN)
         self.away += 1
 
     def take_up(self) -> None:

@@ -15,8 +15,8 @@ from scrubber.cli import asking
 from scrubber.core import view
 from tests.guests import guest
 from tests.live import Service
+from tests.patience import WITHIN
 
-WITHIN = 10.0
 ROUNDLESS = """
 from scrubber import cli
 from scrubber.devices.simulated.backend import Simulated

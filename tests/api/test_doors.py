@@ -13,6 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Moment, Quarantine, Sickness, State
 from scrubber.devices.simulated import drills, tenants
 from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from tests.patience import WITHIN
 
 
 def state(house, uuid):
@@ -95,7 +96,7 @@ async def test_watch_says_everything_at_once_and_again_at_a_change(house):
             (uuid, True, True) for uuid in house.uuids
         ]
         await admin.quarantine(house.uuids[0], "because", "a test")
-        second = await asyncio.wait_for(anext(told), 5)
+        second = await asyncio.wait_for(anext(told), WITHIN)
         assert [advert.healthy for advert in second.devices] == [False, True]
 
 
@@ -173,7 +174,7 @@ async def test_watch_tells_the_same_again_so_that_silence_means_something(house,
     monkeypatch.setattr(server, "WATCH_AT_LEAST_EVERY", 0.05)
     async with house.scrubber() as service:
         told = aiter(service.watch())
-        assert await anext(told) == await asyncio.wait_for(anext(told), 5)
+        assert await anext(told) == await asyncio.wait_for(anext(told), WITHIN)
 
 
 async def test_the_sockets_are_for_their_owner_and_health_answers(house):
@@ -188,7 +189,7 @@ async def test_closing_with_watchers_is_quick(house):
     async with house.scrubber() as service:
         told = aiter(service.watch())
         await anext(told)
-        await asyncio.wait_for(house.doors.close(0.1), 5)
+        await asyncio.wait_for(house.doors.close(0.1), WITHIN)
         with pytest.raises((Unreachable, Refused)):
             await anext(told)
 

@@ -17,6 +17,7 @@ from plugin.testing.pods import Pod
 from scrubber.cli.stage import Stage
 from scrubber.ledger.chain import Row
 from scrubber.node import clock
+from tests.patience import WITHIN
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ async def test_the_end_of_a_process_is_seen() -> None:
     before = clock.now().uptime
     with processes.ends([process.pid]) as ends:
         process.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WITHIN):
             [end] = await ends
     assert before < end < clock.now().uptime
     await process.wait()

@@ -19,6 +19,7 @@ from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine
 from tests.fakes.nvml.nvidia_smi import install
 from tests.live import Service
+from tests.patience import WITHIN
 
 TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
 ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
@@ -95,7 +96,7 @@ class OnMachine(Service):
     def stop(self):
         os.kill(self.inner, signal.SIGTERM)
         self.heard += self.log.readlines()
-        assert self.process.wait(20) == 0
+        assert self.process.wait(WITHIN) == 0
         self.log.close()
 
     def hold(self, number: int) -> subprocess.Popen[str]:

@@ -21,6 +21,7 @@ from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import SIZE, equip
 from tests.fakes.cuda.gpu import PAGE
+from tests.patience import WITHIN
 
 pytestmark = needs_namespace
 library = on_machine.library  # a fixture
@@ -245,7 +246,7 @@ def test_the_zygotes_death_fails_a_job_and_no_more(service):
     service.clearing(3)
     (zygote,) = (pid for pid in service.below() if service.below(pid))
     os.kill(zygote, signal.SIGKILL)
-    assert scrubbing.wait(20) == 1
+    assert scrubbing.wait(WITHIN) == 1
     service.change(3, stops_at=None)
     service.settled(3, "clean")  # it was no fault of the device: it is tried again by itself
     assert len(service.below()) == 1
@@ -268,9 +269,9 @@ def test_a_service_killed_in_the_middle_of_a_clear_takes_its_workers_along_and_b
     doomed.clearing(0)
     pids = doomed.below()
     os.kill(doomed.inner, signal.SIGKILL)
-    doomed.process.wait(20)
+    doomed.process.wait(WITHIN)
     doomed.log.close()
-    scrubbing.wait(20)
+    scrubbing.wait(WITHIN)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     doomed.change(0, stops_at=None)
     doomed.start()

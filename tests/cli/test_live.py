@@ -13,6 +13,7 @@ import pytest
 from scrubber.cli import asking
 from scrubber.core import view
 from scrubber.devices.simulated import tenants
+from tests.patience import WITHIN
 
 LONG = "x" * 501
 
@@ -268,7 +269,7 @@ def test_leaving_a_scrub_early_says_that_it_goes_on(autoclave, service, gpu):
         while "clear" not in seen:
             seen = scrub.stderr.readline()
         scrub.send_signal(signal.SIGINT)
-        out, err = scrub.communicate(timeout=20)
+        out, err = scrub.communicate(timeout=WITHIN)
     assert scrub.returncode == 130
     assert out == ""
     assert err.strip().splitlines() == ["autoclave: no longer waiting; the scrub goes on, `autoclave status` shows it"]
@@ -334,7 +335,7 @@ def test_watch_prints_each_change_and_outlives_the_service(autoclave, mortal):
         while " clean " not in seen:
             seen = watch.stdout.readline()
         watch.send_signal(signal.SIGINT)
-        watch.communicate(timeout=20)
+        watch.communicate(timeout=WITHIN)
     assert watch.returncode == 130
 
 

@@ -26,6 +26,7 @@ from tests.cli.on_machine import PATIENT, POLICY, OnMachine, children, needs_nam
 from tests.devices.nvidia.hearing import until
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.nvml.machine import Slice
+from tests.patience import WITHIN
 
 pytestmark = needs_namespace
 library = on_machine.library  # a fixture
@@ -162,7 +163,7 @@ def try_again(autoclave):
 def test_a_process_that_holds_a_gpu_is_found_and_ended_where_policy_says_so(service, autoclave):
     with service.hold(0) as holder:
         assert try_again(autoclave).exit_code == 0
-        assert holder.wait(20) == -signal.SIGTERM
+        assert holder.wait(WITHIN) == -signal.SIGTERM
     assert any("evict passed" in text and "ended" in text for text in service.texts(0))
 
 

@@ -24,9 +24,9 @@ from scrubber import metrics
 from scrubber.cli.containers import mark
 from scrubber.ledger import audit
 from tests.dashboards import rulefiles
+from tests.patience import WITHIN
 
 EVERY = 0.5  # seconds
-WITHIN = 30.0
 RATE = "4s"
 
 # What stays empty although all works, or may; and why. Everything else must hold something at the end of the day.

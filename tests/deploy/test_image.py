@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.patience import WITHIN
+
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "deploy" / "Dockerfile"
 LOCKS = {path.stem: path for path in (ROOT / "deploy" / "requirements").glob("*.lock")}
@@ -156,7 +158,7 @@ def begun(command, hear, words, **where):
         assert any(words in line for line in getattr(process, hear)), f"{command[0]} has ended"
         yield process
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=WITHIN)
     finally:
         process.kill()
         process.communicate()

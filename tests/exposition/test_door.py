@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 
 from scrubber.errors import FatalError
 from scrubber.exposition import door
+from tests.patience import WITHIN
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -35,7 +36,7 @@ async def get(address: str, path: str, method: str = "GET", **headers: str) -> t
     def ask() -> tuple[int, str, str]:
         request = urllib.request.Request(f"http://{address}{path}", method=method, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - http, as above
+            with urllib.request.urlopen(request, timeout=WITHIN) as answer:  # noqa: S310 - http, as above
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -58,7 +59,7 @@ async def said(address: str, *parts: bytes) -> bytes:
 async def all_of(reader: asyncio.StreamReader) -> bytes:
     """What comes until the other side ends it, one way or another."""
     heard = bytearray()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         try:
             while some := await reader.read(2**16):
                 heard += some

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes.asking import code_of, first
 from tests.fakes.nvml.machine import Machine, Process, Slice
 from tests.fakes.nvml.presets import MIB
+from tests.patience import WITHIN
 
 # --- the log, the clients, nvidia-smi ---
 
@@ -149,7 +150,7 @@ def test_the_tool_may_go_on_after_it_has_taken_the_slices_away(nvml):
         while nvml.gpu(0).get("mig.0.uuid"):
             assert tool.poll() is None
         file.unlink()
-        assert b"successfully reset" in tool.communicate(timeout=10)[0]
+        assert b"successfully reset" in tool.communicate(timeout=WITHIN)[0]
 
 
 def test_a_machine_may_have_more_gpus_than_eight(tmp_path):

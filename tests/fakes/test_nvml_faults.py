@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.asking import code_of, first
 from tests.fakes.nvml.machine import Slice
 from tests.fakes.sweep import CALLS, Held
+from tests.patience import WITHIN
 
 CODES = sorted({getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_ERROR_")})
 
@@ -91,5 +92,5 @@ def test_a_call_that_hangs_holds_up_nobody_else_and_goes_on_when_it_may(session)
         asking.join(0.05)
         assert asking.is_alive()
         file.unlink()
-        asking.join(5)
+        asking.join(WITHIN)
     assert answers == ["NVIDIA H200"]

@@ -24,9 +24,9 @@ from scrubber.cli.stage import RESOURCE, Program, Stage, halfway
 from scrubber.core import view
 from scrubber.devices.simulated import creation, drills, layout
 from tests import guests
+from tests.patience import WITHIN
 
 BRISK = "{paths: {first_look: fast}, clear: {passes: zero}}"
-WITHIN = 20.0  # seconds for anything to come about
 
 
 def brisk(*words: str) -> str:

@@ -22,9 +22,10 @@ from scrubber.cli.stage import RESOURCE
 from scrubber.core import view
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import identity
-from tests.flows.node import BRISK, WITHIN, Node, brisk
+from tests.flows.node import BRISK, Node, brisk
 from tests.flows.switching import Working, answers, asked, doctor, found_by_the_next, given, registered, seen
 from tests.flows.vendor import SOCKET, Vendor, answer
+from tests.patience import WITHIN
 
 OBSERVE = brisk("mode: observe", "evict: {leftovers: wait}")  # what the shipped policy of that name says
 GPUS = 3

@@ -57,7 +57,7 @@ async def test_w1_r8_a_running_pods_gpu_that_the_kubelet_gives_away_during_its_a
 async def test_w1_r8_two_pods_that_were_admitted_to_one_gpu_start_neither_until_one_is_gone(build):
     node = await build(2)
     first, other = await node.run("first"), await node.run("other")
-    uuid = await node.leave(first)
+    uuid, spare = await node.leave(first), node.gpu(other)
     victim, thief = node.pod("victim"), node.pod("thief", gpus=2)
     admission = asyncio.create_task(node.kubelet.admit(victim))
     await node.within("Allocate")
@@ -65,7 +65,10 @@ async def test_w1_r8_two_pods_that_were_admitted_to_one_gpu_start_neither_until_
     node.kubelet.list_pod_resources()
     node.heal(uuid)
     await admission
-    await node.kubelet.admit(thief)
+    await node.clean(spare)
+    await node.health(spare, "Healthy")
+    admitted = await node.kubelet.admit(thief)
+    assert admitted.phase is Phase.PENDING, admitted.message
     assert (node.gpu(victim), uuid in node.kubelet.held(thief)["main"][RESOURCE]) == (uuid, True)
     for pod in (victim, thief):
         assert not await node.kubelet.sync(pod)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.cli import asking
+from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
 PART = (ROOT / "docs/tutorial.md").read_text().split("## Part one")[1].split("## Part two")[0]
@@ -21,7 +22,6 @@ ROWS = re.findall(r"^\| (first|second) \| `(.+?)` \| (.+) \|$", PART, re.MULTILI
 ACTIVATE = "source .venv/bin/activate"
 CONTROL = re.compile(r"\r|\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 PROMPT = "what next? "
-PATIENCE = 30.0  # seconds for what takes one or two where nobody else works
 
 
 class Shell:
@@ -55,7 +55,7 @@ class Shell:
 
     def see(self, pattern: str) -> re.Match[str]:
         """Wait for it, and forget what came before it."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + WITHIN
         while (found := re.search(pattern, self._seen)) is None:
             ready, _, _ = select.select([self._ours], [], [], max(0.0, until - time.monotonic()))
             assert ready, f"{pattern!r} was not seen in:\n{self._seen}"

@@ -23,9 +23,9 @@ from scrubber.node.processes import Processes
 from scrubber.sight import Sight
 from tests.core import lives
 from tests.node.test_cgroups_real import CONTAINER, ID, UID, Group, Process, enter, group, pod
+from tests.patience import WITHIN
 
 __all__ = ["enter", "group"]
-WITHIN = 10.0
 HOLD = 'exec 9<>"$1"; echo; exec sleep 60'
 GONE = Note(ev.Released("its owner is gone"))
 

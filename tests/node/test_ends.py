@@ -13,8 +13,7 @@ import pytest
 import structlog.testing
 
 from scrubber.node.ends import Ends
-
-WITHIN = 10.0
+from tests.patience import WITHIN
 
 
 def open_files() -> int:

@@ -14,6 +14,7 @@ from scrubber.core.model import Holder
 from scrubber.node import clock, proc
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
+from tests.patience import WITHIN
 
 PROC = Path("/proc")
 SLEEP = "; print(1, flush=True); time.sleep(60)"
@@ -377,5 +378,5 @@ with tempfile.TemporaryDirectory() as directory:
     # Imported as root, because the checkout may not be readable to anybody else.
     drop = "import scrubber.node.processes, tempfile, os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     command = [sys.executable, "-c", drop + code, str(process.pid)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN)
     assert done.stdout == repr([{"gpu": None}, {"gpu": ()}])

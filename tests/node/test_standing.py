@@ -12,6 +12,7 @@ import pytest
 
 from scrubber.core.diagnosis.base import Capability, Fault, Process
 from scrubber.node import standing
+from tests.patience import WITHIN
 
 _PRIVILEGES = int(Path("/proc/self/status").read_text().split("CapEff:")[1].split()[0], 16)
 GIVES_UP = bool(_PRIVILEGES >> 8 & _PRIVILEGES >> 5 & 1) and shutil.which("setpriv") is not None  # CAP_SETPCAP, KILL
@@ -40,7 +41,7 @@ def running(*command):
             yield process
         finally:
             process.stdin.close()
-            process.wait(10)
+            process.wait(WITHIN)
 
 
 def view(tmp_path, *pids):

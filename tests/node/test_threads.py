@@ -12,6 +12,7 @@ import pytest
 
 from scrubber.node import threads
 from tests.node.conftest import DEAD_LEADER
+from tests.patience import WITHIN
 
 # Imported as root, because the checkout may not be readable to anybody else.
 LEFT_BY_ITS_LEADER = """
@@ -69,4 +70,4 @@ def test_a_process_that_is_gone_has_no_threads(tmp_path: Path) -> None:
 def test_threads_are_looked_at_also_where_their_dead_leader_may_not_be_looked_into() -> None:
     """The kernel shows what has ended to root only, and the thread that lives on to its owner as well."""
     command = [sys.executable, "-c", LEFT_BY_ITS_LEADER, DEAD_LEADER]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout == "[True]\n"
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=WITHIN).stdout == "[True]\n"

@@ -11,9 +11,8 @@ from plugin.devices import MigStrategy
 from plugin.listing import Listing
 from plugin.registration import endpoint, kubelet, registry, watch
 from scrubber.api import client
+from tests.patience import WITHIN
 from tests.plugin.scrub_door import ScrubDoor
-
-WITHIN = 10.0  # seconds for whatever must happen; a miss is a failure, never a pause
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from plugin.bell import Bell
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Event, Unregistered
+from tests.patience import WITHIN
 
 E = TypeVar("E")
 
-PATIENCE = 10.0
 RESOURCE = "example.com/gpu"
 
 
@@ -139,7 +139,7 @@ class Kubelet(Bell, deviceplugin_pb2_grpc.RegistrationServicer):
                 self.ring()
 
     async def until(self, holds):
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WITHIN):
             await Bell.until(self, holds)
 
     def hang_up(self):
@@ -160,7 +160,7 @@ async def running(registration) -> AsyncIterator[asyncio.Task[None]]:
         yield task
     finally:
         task.cancel()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WITHIN):
             await asyncio.gather(task, return_exceptions=True)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-WITHIN = 20.0  # seconds: a process starts in well below one, on a machine that does nothing else
+from tests.patience import WITHIN
 
 
 class Plugin:

@@ -11,6 +11,7 @@ import grpc.aio
 from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc, sockets
 from scrubber.core import view
 from scrubber.errors import AutoclaveError
+from tests.patience import WITHIN
 
 
 def gpu(index, *, healthy=True, clean=True, **more):
@@ -78,7 +79,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
 
     async def until(self, holds):
         """Wait until somebody asked for what the test waits for."""
-        async with self._seen, asyncio.timeout(10):
+        async with self._seen, asyncio.timeout(WITHIN):
             await self._seen.wait_for(lambda: holds(self))
 
     async def Acquire(self, request, context):

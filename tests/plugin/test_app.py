@@ -13,10 +13,12 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.registration import watch
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
 from tests.live import Service
+from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import scrape
 from tests.plugin.scrub_door import ScrubDoor, gpu
@@ -81,7 +83,7 @@ async def allocate(root, *ids):
     async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
         stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
         requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
-        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=10)
+        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)
 
 
 async def quarantine(service, uuid):
@@ -183,7 +185,7 @@ async def test_the_kubelet_finds_the_plugin_in_its_registry(door, short_tmp, plu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("missing", ["nothing", "kubelet", "service"])
-async def test_a_signal_ends_it_cleanly_within_a_second(door, kubelet, plugin, short_tmp, number, missing):
+async def test_a_signal_ends_it_cleanly_and_at_once(door, kubelet, plugin, short_tmp, number, missing):
     if missing == "service":
         await door.close()
     if missing == "kubelet":
@@ -191,7 +193,7 @@ async def test_a_signal_ends_it_cleanly_within_a_second(door, kubelet, plugin, s
         (short_tmp / "kubelet.sock").unlink()
     it = await plugin()
     if missing == "nothing":
-        await kubelet.registered(GPU)
+        await it.hear("registered")
     else:
         await it.hear("waiting for the kubelet" if missing == "kubelet" else "waiting for the scrub service")
     it.process.send_signal(number)
@@ -199,7 +201,7 @@ async def test_a_signal_ends_it_cleanly_within_a_second(door, kubelet, plugin, s
     begin, end = it.heard[-2:]
     assert (begin["event"], end["event"]) == ("stopping", "stopped")
     took = datetime.fromisoformat(end["timestamp"]) - datetime.fromisoformat(begin["timestamp"])
-    assert took.total_seconds() < 1  # the interpreter's own end is not ours to promise
+    assert took.total_seconds() < watch.SLOW_LOOK - 1.0  # what waits for the clock here waits at least for that
     assert it.said == ""
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 

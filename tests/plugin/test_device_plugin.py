@@ -16,7 +16,7 @@ from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.response import Strategy, Style
 from plugin.tally import Tally
 from scrubber.errors import NotReady, Reason, Refused
-from tests.plugin.conftest import WITHIN
+from tests.patience import WITHIN
 from tests.plugin.scrub_door import gpu, hang, no
 
 GPU = "nvidia.com/gpu"

@@ -18,6 +18,7 @@ from scrubber import __version__
 from scrubber.api import client
 from scrubber.errors import Reason, Refused
 from tests.live import Service
+from tests.patience import WITHIN
 from tests.plugin import kubelet_door
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import get, scrape
@@ -91,7 +92,7 @@ async def allocate(root, *ids):
     async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
         requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
         stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
-        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=10)
+        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)
 
 
 def registered(figures, outcome):

@@ -8,7 +8,7 @@ import pytest
 from plugin import gate as module
 from plugin.gate import Gate
 from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
-from tests.plugin.conftest import WITHIN
+from tests.patience import WITHIN
 from tests.plugin.scrub_door import gpu, hang, no
 
 GPU = "nvidia.com/gpu"

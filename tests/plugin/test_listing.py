@@ -11,7 +11,7 @@ from plugin import listing as module
 from plugin.devices import MigStrategy
 from scrubber.api import client
 from scrubber.core import view
-from tests.plugin.conftest import WITHIN
+from tests.patience import WITHIN
 from tests.plugin.scrub_door import gpu
 
 GPU = "nvidia.com/gpu"

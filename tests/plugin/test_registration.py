@@ -16,7 +16,8 @@ from plugin.registration import kubelet, sockets, standing
 from plugin.registration.events import Cause, Registered, Unregistered
 from plugin.registration.kubelet import Registration
 from scrubber.errors import FatalError
-from tests.plugin.kubelet_door import PATIENCE, RESOURCE, Heard, Kubelet, Plugin, running
+from tests.patience import WITHIN
+from tests.plugin.kubelet_door import RESOURCE, Heard, Kubelet, Plugin, running
 
 ENDPOINT = "autoclave/example.com_gpu.sock"
 GRPC_PAUSES = 1.0  # seconds, about, after a connection that failed
@@ -55,12 +56,12 @@ async def door(home) -> AsyncIterator[Kubelet]:
 
 async def succeeds(heard, times=1):
     """The kubelet knows of a plugin while its Register is still under way; what is lost then was never gained."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         await heard.until(lambda: len(heard.kinds(Registered)) >= times)
 
 
 async def hears(heard, cause, times=1):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         await heard.until(lambda: heard.causes().count(cause) >= times)
 
 
@@ -79,14 +80,14 @@ async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, doo
     assert [(event.resource, event.endpoint) for event in heard.kinds(Registered)] == [(RESOURCE, ENDPOINT)]
     told = [line for line in logs if line["event"] == "registered"]
     assert [(line["resource"], line["endpoint"]) for line in told] == [(RESOURCE, ENDPOINT)]
-    assert 0 < told[0]["seconds"] < 5
+    assert 0 < told[0]["seconds"] < WITHIN
     assert len(door.registers) == 1
 
 
 async def test_a_plugin_registers_with_a_kubelet_that_comes_later(registration, door):
     with capture_logs() as logs:
         async with running(registration):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WITHIN):
                 while "waiting for the kubelet" not in [line["event"] for line in logs]:  # noqa: ASYNC110 - a log has no event
                     await asyncio.sleep(0.001)
             await door.start()
@@ -164,7 +165,7 @@ async def test_a_dead_socket_put_in_the_place_of_ours_is_replaced(registration, 
 
 async def test_something_else_put_in_the_place_of_ours_ends_the_program_with_a_clear_line(registration, home):
     running_ = asyncio.create_task(registration.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN):
         while not (home / ENDPOINT).is_socket():  # noqa: ASYNC110 - a file has no event here
             await asyncio.sleep(0.001)
         (home / "file").touch()
@@ -207,7 +208,7 @@ async def test_after_a_stream_that_lasted_there_is_no_pause(registration, door, 
             await door.knows(count)
             door.hang_up()
             await door.until(lambda: not door.listening)
-    assert time.monotonic() - began < 5  # with pauses: minutes
+    assert time.monotonic() - began < WITHIN  # with pauses: minutes
     assert set(heard.causes()) == {Cause.STREAM_ENDED}
 
 
@@ -247,7 +248,7 @@ async def test_what_went_wrong_is_told_anew_when_the_kubelet_is_a_new_one(regist
 
 
 async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, heard, monkeypatch):
-    monkeypatch.setattr(standing, "PAUSES", tenacity.wait_fixed(6 * PATIENCE))
+    monkeypatch.setattr(standing, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
     door.refusal = "not today"
     await door.start()
     async with running(registration):
@@ -275,7 +276,7 @@ async def test_a_kubelet_socket_that_nobody_listens_on_is_not_dialled_and_waited
             await hears(heard, Cause.KUBELET_SILENT, 3)  # bound, and not listening yet
             raw.listen()
             raw.setblocking(False)
-            with (await asyncio.wait_for(asyncio.get_running_loop().sock_accept(raw), 10))[0]:
+            with (await asyncio.wait_for(asyncio.get_running_loop().sock_accept(raw), WITHIN))[0]:
                 pass
             await door.start()
             await door.knows(1)
@@ -311,7 +312,7 @@ async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration,
         elif kind == "hangs":
             await door.until(lambda: len(door.registers) == 1)
         else:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(WITHIN):
                 while not (home / ENDPOINT).is_socket():  # noqa: ASYNC110 - a file has no event here
                     await asyncio.sleep(0.001)
             await asyncio.sleep(0.05)
@@ -325,7 +326,7 @@ async def test_a_plugin_can_be_started_and_ended_at_any_moment(home, door, plugi
         task = asyncio.create_task(Registration(RESOURCE, plugin.add, home).run())
         await asyncio.sleep(microseconds / 1e6)
         task.cancel()
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(WITHIN):
             await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
         assert own_sockets(home) == []

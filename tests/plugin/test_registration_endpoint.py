@@ -15,7 +15,8 @@ from plugin.kubelet_api import deviceplugin_pb2_grpc, pluginregistration_pb2, pl
 from plugin.registration import endpoint, sockets
 from plugin.registration.events import Cause, NotRegistered
 from scrubber.errors import FatalError
-from tests.plugin.kubelet_door import PATIENCE, Plugin
+from tests.patience import WITHIN
+from tests.plugin.kubelet_door import Plugin
 
 pytestmark = pytest.mark.usefixtures("long_waits")
 
@@ -111,7 +112,7 @@ async def test_streams_are_counted_as_they_come_and_go(path):
             assert [device.ID for device in message.devices] == ["GPU-1"]
         assert (streams.opened, streams.ended, streams.open) == (2, 0, 2)
         first.cancel()
-        await asyncio.wait_for(streams.until(lambda: streams.ended == 1), 5)
+        await asyncio.wait_for(streams.until(lambda: streams.ended == 1), WITHIN)
         assert streams.open == 1
 
 
@@ -132,7 +133,7 @@ async def test_streams_that_wait_for_ever_end_at_once_and_cleanly_with_us(path):
             stream = stub(channel).ListAndWatch(pb.Empty())
             await stream.read()
             began = time.monotonic()
-        assert time.monotonic() - began < PATIENCE
+        assert time.monotonic() - began < WITHIN
         assert await stream.read() is grpc.aio.EOF
         assert await stream.code() is grpc.StatusCode.OK
 
@@ -140,7 +141,7 @@ async def test_streams_that_wait_for_ever_end_at_once_and_cleanly_with_us(path):
 async def test_a_stream_that_comes_while_we_leave_ends_at_once_and_cleanly_too(path):
     async with endpoint.serve(path, Plugin().add) as served, endpoint.dial(path) as channel:
         served.streams.close()
-        call = stub(channel).ListAndWatch(pb.Empty(), timeout=PATIENCE)
+        call = stub(channel).ListAndWatch(pb.Empty(), timeout=WITHIN)
         assert [message async for message in call] == []  # EOF, not the deadline
         assert served.streams.open == 0
 
@@ -155,12 +156,12 @@ async def test_a_stream_in_the_middle_of_a_message_ends_cleanly_too(path):
         async with endpoint.dial(path) as channel:
             async with endpoint.serve(path, Plugin().add) as served:
                 calls = [stub(channel).ListAndWatch(pb.Empty()) for _ in range(8)]
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(WITHIN):
                     await served.streams.until(partial(opened, served, 8))
                 await asyncio.sleep(delay * 20e-6)
                 began = time.monotonic()
-            assert time.monotonic() - began < PATIENCE
-            async with asyncio.timeout(5):
+            assert time.monotonic() - began < WITHIN
+            async with asyncio.timeout(WITHIN):
                 for call in calls:
                     assert [len(message.devices) async for message in call] in ([], [1])  # EOF, not an error
 
@@ -170,7 +171,7 @@ async def test_an_answer_in_flight_is_still_given_at_our_end(path):
     async with endpoint.dial(path) as channel:
         async with endpoint.serve(path, plugin.add):
             call = stub(channel).Allocate(pb.AllocateRequest())
-            await asyncio.wait_for(plugin.allocating.wait(), 5)
+            await asyncio.wait_for(plugin.allocating.wait(), WITHIN)
             asyncio.get_running_loop().call_later(0.05, plugin.release.set)
         assert await call == pb.AllocateResponse()
 
@@ -181,9 +182,9 @@ async def test_an_answer_that_never_comes_does_not_hold_up_our_end(path, monkeyp
     async with endpoint.dial(path) as channel:
         async with endpoint.serve(path, plugin.add):
             call = stub(channel).Allocate(pb.AllocateRequest())
-            await asyncio.wait_for(plugin.allocating.wait(), 5)
+            await asyncio.wait_for(plugin.allocating.wait(), WITHIN)
             began = time.monotonic()
-        assert time.monotonic() - began < PATIENCE
+        assert time.monotonic() - began < WITHIN
         with pytest.raises(grpc.aio.AioRpcError):
             await call
 

@@ -14,6 +14,7 @@ from plugin.registration import endpoint, registry, sockets
 from plugin.registration.events import Cause, Registered
 from plugin.registration.registry import RegistryRegistration
 from scrubber.errors import FatalError
+from tests.patience import WITHIN
 from tests.plugin.kubelet_door import RESOURCE, Heard, Plugin, running
 
 NAME = "example.com_gpu-reg.sock"
@@ -56,7 +57,7 @@ def registration(home, heard, plugin):
 
 async def appears(path, before=None):
     """The identity of the socket there, as soon as there is one that is not the one of before."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         while sockets.identity(path) in (None, before):  # noqa: ASYNC110 - a file has no event here
             await asyncio.sleep(0.001)
     return sockets.identity(path)
@@ -78,7 +79,7 @@ async def visit(door):
 
 
 async def hears(heard, cause, times=1):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         await heard.until(lambda: heard.causes().count(cause) >= times)
 
 

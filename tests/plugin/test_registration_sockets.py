@@ -10,6 +10,7 @@ import pytest
 
 from plugin.registration import sockets
 from scrubber.errors import FatalError
+from tests.patience import WITHIN
 
 
 def bound(path, *, listen=False, backlog=8):
@@ -43,7 +44,7 @@ def test_an_instance_in_another_process_is_noticed_and_its_death_too(short_tmp):
         with pytest.raises(FatalError, match="another autoclave plugin"), sockets.sole_instance(short_tmp):
             pass
         other.kill()
-        other.wait(10)
+        other.wait(WITHIN)
         with sockets.sole_instance(short_tmp):
             pass
 

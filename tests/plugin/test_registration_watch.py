@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from plugin.bell import Bell
 from plugin.registration import watch
+from tests.patience import WITHIN
 
 
 @asynccontextmanager
@@ -26,7 +27,7 @@ async def watching(*directories):
 
 async def sees(bell, holds):
     """Somebody who waits sees it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         await bell.until(holds)
 
 
@@ -38,7 +39,7 @@ async def test_everybody_who_waits_looks_again_at_each_ring():
     for n in range(3):
         ready.add(n)
         bell.ring()
-        await asyncio.wait_for(waiting[n], 5)
+        await asyncio.wait_for(waiting[n], WITHIN)
         assert [task.done() for task in waiting] == [k <= n for k in range(3)]
 
 

@@ -12,7 +12,8 @@ from scrubber.cli.stage import RESOURCE
 from scrubber.core import view
 from scrubber.errors import Unreachable
 from scrubber.ledger import audit
-from tests.flows.node import WITHIN, Node
+from tests.flows.node import Node
+from tests.patience import WITHIN
 from tests.soak.waiting import within
 
 HEALS_WITHIN = 120.0

@@ -16,11 +16,11 @@ from plugin.testing.pods import Container, Kind, Pod
 from plugin.testing.runtime import CannotCreate, Devices
 from scrubber.cli.containers import Containers
 from scrubber.devices.simulated import containers, layout
+from tests.patience import WITHIN
 
 Key = tuple[str, str]  # pod UID, container
 Process = asyncio.subprocess.Process
 PROGRAM = Path(__file__).with_name("tenant.py")
-ENDS_WITHIN = 20.0  # seconds for a process that was told to end, on a machine that has much to do
 KILLED = (-signal.SIGTERM, -signal.SIGKILL)
 
 
@@ -236,7 +236,7 @@ class Guests(Containers):
         try:
             assert process.stdin is not None
             process.stdin.close()
-            async with asyncio.timeout(ENDS_WITHIN):
+            async with asyncio.timeout(WITHIN):
                 code = await process.wait()
         finally:
             if process.returncode is None:  # the kubelet died while we waited, or it does not end

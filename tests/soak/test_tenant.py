@@ -11,6 +11,7 @@ from plugin.testing.pods import Container, Kind, Pod
 from plugin.testing.runtime import CannotCreate
 from scrubber.cli.stage import RESOURCE
 from scrubber.devices.simulated import creation, layout
+from tests.patience import WITHIN
 from tests.soak.guests import Guests
 
 ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
@@ -77,7 +78,7 @@ async def test_a_byte_that_changes_under_a_tenant_is_told_while_it_lives(guests,
     pod = await begun(guests, gpus)
     [process] = guests._running[pod.uid, "main"]
     poke(memory, SIZE // 2, wrong)
-    await asyncio.wait_for(process.wait(), 10)
+    await asyncio.wait_for(process.wait(), WITHIN)
     await guests.stop(pod, pod.containers[0])
     assert "WIPED" in "".join(guests.words.told())
     assert "ended with 1" in guests.seen.faults.pop()

@@ -20,6 +20,7 @@ from scrubber.node.processes import Processes
 from scrubber.steps import evict
 from scrubber.steps.base import Bench, Order, Report
 from tests.hanging import hanging
+from tests.patience import WITHIN
 
 LATER = 1e9
 POD = f"pod-{uuid.uuid4()}"
@@ -91,7 +92,7 @@ signal.pause()
     process = launch(code, bank.place(bank.first).memory)
     report = floor.run(replace(LEFTOVERS, grace=10.0))
     assert report.findings.terminated == (process.pid,)
-    assert process.wait(5) == 7
+    assert process.wait(WITHIN) == 7
 
 
 def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> None:

@@ -22,6 +22,7 @@ from scrubber.steps.nursery import LostError, Nursery
 from scrubber.steps.worker import Worker
 from tests.api.conftest import house
 from tests.cli.on_machine import needs_namespace
+from tests.patience import WITHIN
 from tests.steps.zygotes import (
     ASLEEP,
     ECHO,
@@ -116,7 +117,7 @@ async def test_a_zygote_that_is_lost_when_it_is_about_to_be_asked_is_not_waited_
     os.kill(zygote, signal.SIGKILL)
     await lost._gone
     with pytest.raises(LostError, match=r"its zygote is lost: it (hung up|died)"):
-        await asyncio.wait_for(lost.bear(), 5)
+        await asyncio.wait_for(lost.bear(), WITHIN)
     (await nursery.spawn()).kill()
 
 
@@ -155,7 +156,7 @@ async def test_a_child_that_nobody_waits_for_any_more_is_ended_with_its_pipes(ma
     spawning = asyncio.create_task(nursery.spawn())
     await there
     spawning.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN):
         while children(zygote) or left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
             await asyncio.sleep(0.001)
 

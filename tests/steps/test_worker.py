@@ -21,9 +21,10 @@ from scrubber.steps.child import BrokenError
 from scrubber.steps.frames import Assignment
 from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
+from tests.patience import WITHIN
 from tests.steps.zygotes import LAST, children, descriptors, exists, gone_within, left, links, living
 
-LONG = 30.0
+LONG = 60.0
 CLEAR = Order(patterns=("random", "zero"), key="00ff")
 Spawn = Callable[..., Awaitable[Worker]]
 
@@ -273,11 +274,11 @@ async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) 
         [outcome] = await asyncio.gather(spawning, return_exceptions=True)
         if isinstance(outcome, Worker):
             await outcome.kill()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN):
             while any(children(zygote) for zygote in children()):  # noqa: ASYNC110 -- the kernel says so to nobody
                 await asyncio.sleep(0.001)
         await nursery.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(WITHIN):
         while left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
             await asyncio.sleep(0.001)
     assert children() == []

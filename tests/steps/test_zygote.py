@@ -20,6 +20,7 @@ from scrubber.steps import packets
 from scrubber.steps.base import Order
 from scrubber.steps.child import BrokenError
 from scrubber.steps.worker import Worker
+from tests.patience import WITHIN
 from tests.steps.zygotes import (
     ASLEEP,
     ECHO,
@@ -132,7 +133,7 @@ def test_a_zygote_ends_when_the_service_hangs_up_and_ends_its_children(launch_zy
     assert os.read(said, 9) == b"here"
     line.close()
     assert gone_within(child, 10)
-    assert zygote.wait(10) == 0
+    assert zygote.wait(WITHIN) == 0
     os.close(child)
     os.close(said)
 

@@ -23,10 +23,11 @@ from scrubber.steps.child import Child, Ending
 from scrubber.steps.frames import Assignment
 from scrubber.steps.nursery import Nursery
 from scrubber.steps.worker import Worker
+from tests.patience import WITHIN
 
 ASLEEP = "time.sleep(60)"
 ECHO = "for line in sys.stdin: print(os.getpid(), line, end='', flush=True)"
-LONG = 30.0
+LONG = 60.0
 LAST = StepResult(Step.HEALTH, ScrubPath.FAST, Outcome.PASSED, 0.0)
 MakeNursery = Callable[..., Nursery]
 
@@ -85,7 +86,7 @@ async def make() -> AsyncIterator[MakeNursery]:
     for each in made:
         await each.close()
     with suppress(TimeoutError):  # what is left then is told below
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(WITHIN):
             while left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
                 await asyncio.sleep(0.001)
     assert left(before) == set()

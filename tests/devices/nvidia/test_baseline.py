@@ -12,6 +12,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia import settings
 from scrubber.devices.nvidia.settings import Settings
 from tests.devices.nvidia.bench import captured, kept, touch
+from tests.patience import WITHIN
 
 
 def test_what_was_seen_first_is_kept_for_its_owner_alone(rig, tmp_path) -> None:
@@ -39,7 +40,7 @@ def test_of_two_that_look_first_at_once_one_counts_for_both(rig, tmp_path, monke
     def together(session, uuid) -> Settings:
         capture(session, uuid)
         first = next(seen)
-        both.wait(10)
+        both.wait(WITHIN)
         return first
 
     monkeypatch.setattr(settings, "capture", together)

@@ -13,6 +13,7 @@ from scrubber.node.kernellog import KernelLog
 from tests.devices.nvidia.hearing import XID, await_call, await_more, calls, codes, heard, rings, thread
 from tests.fakes.kmsg import USER
 from tests.fakes.nvml.machine import Slice
+from tests.patience import WITHIN
 
 
 def test_what_the_kernel_remembers_is_known_at_once(rig, kmsg, listen):
@@ -127,7 +128,7 @@ def test_a_log_that_ends_is_said_and_nvml_is_heard_at_once(rig, kmsg, listen, mo
     kernel = thread("kernel-log")
     with capture_logs() as logs:
         kmsg.close()
-        kernel.join(5)
+        kernel.join(WITHIN)
     assert [line["event"] for line in logs] == ["cannot read the kernel's log any more"]
     rig.gpu(2).event(XID, 48)
     assert rings(backend)

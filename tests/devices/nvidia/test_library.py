@@ -21,6 +21,7 @@ from scrubber.devices.nvidia.library import (
     VersionSkewError,
 )
 from tests.fakes.nvml.machine import Slice
+from tests.patience import WITHIN
 
 KINDS: dict[int, type[DeviceError]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: DriverGoneError,
@@ -100,7 +101,7 @@ def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
         with pytest.raises(DeviceError, match=r"has not been answered \(stuck\)"):
             rig.library.let_go()
         file.unlink()
-        asking.join(5)
+        asking.join(WITHIN)
     assert name_of(rig) == "NVIDIA H200"  # whoever failed to close it has not closed it
     assert "nvmlShutdown" not in [call for _, call, _ in rig.machine.calls()]
 
@@ -115,7 +116,7 @@ def test_an_opening_that_hangs_does_not_hold_whoever_wants_it_closed(rig, monkey
         with pytest.raises(DeviceError, match="has not been answered"):
             rig.library.let_go()
         file.unlink()
-        asking.join(5)
+        asking.join(WITHIN)
 
 
 def test_a_close_that_fails_is_no_permission_to_reset(rig) -> None:

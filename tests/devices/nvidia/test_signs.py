@@ -20,6 +20,7 @@ from scrubber.devices.nvidia.signs.watch import EVERY, LASTS
 from tests.devices.nvidia import watching
 from tests.devices.nvidia.watching import DOWN, UP, Eyes, change
 from tests.fakes.nvml.machine import Slice
+from tests.patience import WITHIN
 
 eyes = watching.eyes  # a fixture
 
@@ -296,7 +297,7 @@ def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypat
         number = next(counted)
         if asked[-1] == "slow":
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(WITHIN)
         return pcie.Reading(lanes=16, replays=number)
 
     monkeypatch.setattr(pcie, "read", read)
@@ -305,13 +306,13 @@ def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypat
     eyes.now += EVERY
     slow, quick = [threading.Thread(name=name, target=eyes.look) for name in ("slow", "quick")]
     slow.start()
-    assert inside.wait(10)
+    assert inside.wait(WITHIN)
     quick.start()
     quick.join(0.2)
     assert quick.is_alive()
     go_on.set()
-    slow.join(10)
-    quick.join(10)
+    slow.join(WITHIN)
+    quick.join(WITHIN)
     assert asked == [threading.current_thread().name, "slow"]
     assert [eyes.later() for _ in range(3)] == [()] * 3
 

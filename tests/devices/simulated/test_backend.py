@@ -12,6 +12,7 @@ from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import Backend, DeviceError
 from scrubber.devices.simulated import drills, layout, tenants
 from scrubber.devices.simulated.backend import Simulated
+from tests.patience import WITHIN
 
 
 def test_the_backend_fits_the_port(bank) -> None:
@@ -138,7 +139,7 @@ def test_a_hanging_gpu_answers_nobody_until_it_is_healed(bank) -> None:
     assert answers == []
     drills.heal(bank.root, uuid)
     for thread in threads:
-        thread.join(5)
+        thread.join(WITHIN)
     assert len(answers) == len(threads)
 
 

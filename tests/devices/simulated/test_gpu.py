@@ -12,6 +12,7 @@ from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Gpu, Ve
 from scrubber.devices.simulated import creation, documents, drills
 from scrubber.devices.simulated.documents import Resetting, Settings
 from scrubber.devices.simulated.patterns import CHUNK
+from tests.patience import WITHIN
 
 KEY = b"k" * 16
 BOTH = ("random", "zero")
@@ -218,10 +219,10 @@ def test_a_clear_stands_still_where_it_stalls_and_goes_on_when_it_is_healed(bank
     # A daemon, so that a red test still ends.
     clear = threading.Thread(target=lambda: results.append(bank.gpu(uuid).clear(KEY, ("zero",), progress)), daemon=True)
     clear.start()
-    assert stalled.wait(5)
+    assert stalled.wait(WITHIN)
     assert (size // 2 <= written < size) if to == "half" else (written == size)
     assert memory.read_bytes() == bytes(written) + b"x" * (size - written)
     assert results == []
     drills.heal(bank.root, uuid)
-    clear.join(5)
+    clear.join(WITHIN)
     assert results == [Cleared(size, size, size, residue_at=tuple(range(0, 4 * CHUNK, CHUNK)))]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from plugin.bell import Bell
+from tests.patience import WITHIN
 
 NODE = "node-1"
-WITHIN = 10.0
 JSON = "application/json"
 
 

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 from plugin.cluster import apiserver, words
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import Reporter
-from tests.plugin.cluster.api_server import NODE, WITHIN, on, silence, status
+from tests.patience import WITHIN
+from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import CONDITION, EVENTS, lines, out
 from tests.plugin.cluster.test_silence import IDLE, Source

@@ -14,7 +14,8 @@ from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
 from tests.live import Service
-from tests.plugin.cluster.api_server import NODE, WITHIN, silence, status
+from tests.patience import WITHIN
+from tests.plugin.cluster.api_server import NODE, silence, status
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scrub_door import gpu
 

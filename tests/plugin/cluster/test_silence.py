@@ -11,6 +11,7 @@ from plugin.cluster.credentials import File
 from plugin.cluster.reporter import Reporter
 from plugin.devices import Device
 from plugin.listing import Shown
+from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import lines, out
@@ -125,7 +126,7 @@ async def test_each_silence_of_the_service_is_told_in_the_log(door, followed):
                 door.say(gpu(0, clean=False), gpu(number))
                 await listing.moved(before)
                 await door.close()
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(WITHIN):
                     while listing.standing() is not None:
                         await listing.moved(listing.standing())
                 await door.open()

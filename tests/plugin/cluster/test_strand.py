@@ -9,6 +9,7 @@ from tenacity import AsyncRetrying, RetryCallState
 from plugin.bell import Bell
 from plugin.cluster.base import Failure, Kind
 from plugin.cluster.strand import NEVER, Pace, Strand
+from tests.patience import WITHIN
 from tests.plugin.cluster.conftest import QUICK
 
 
@@ -51,7 +52,7 @@ async def test_what_came_to_nothing_during_a_pause_is_not_told_after_it():
         raise Failure(Kind.AWAY, "nobody there")
 
     task = asyncio.create_task(strand(deed, due, QUICK).run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN):
         await looked.wait()
     assert len(tries) == 1
     await ended(task)

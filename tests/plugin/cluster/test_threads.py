@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from plugin.cluster.threads import Forgetful
+from tests.patience import WITHIN
 
 HUNG = """
 import asyncio, os, signal, sys, threading
@@ -31,7 +32,7 @@ print("ended")
 
 def test_a_plugin_that_is_told_to_stop_ends_while_a_look_up_hangs(short_tmp):
     command = [sys.executable, "-c", HUNG, str(short_tmp)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=True)
     assert ended.stdout.endswith("ended\n")
 
 

@@ -8,6 +8,7 @@ from plugin.testing.allocation import KubeletPanic
 from plugin.testing.kubelet import NotRunning
 from plugin.testing.pods import Container, Kind, Phase, Pod
 from plugin.testing.quirks import Quirks
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -141,7 +142,7 @@ async def test_x8_a_plugin_that_dies_inside_allocate_fails_the_pod_as_unavailabl
         admitting = asyncio.create_task(kubelet.admit(pod))
         await during(kubelet, "Allocate")
         await plugin.stop()
-        assert (await asyncio.wait_for(admitting, 10)).phase is Phase.FAILED
+        assert (await asyncio.wait_for(admitting, WITHIN)).phase is Phase.FAILED
         assert "code = Unavailable" in pod.message or "code = Canceled" in pod.message
 
 
@@ -214,7 +215,7 @@ async def test_x6_a_slow_allocate_holds_up_every_admission_and_every_deletion_of
         assert len(pending) == 3
         assert (await kubelet.restart_container(running, "main")).starts == 2  # pod workers go on
         plugin.hold["Allocate"].set()
-        await asyncio.wait_for(asyncio.gather(admitting, *others), 10)
+        await asyncio.wait_for(asyncio.gather(admitting, *others), WITHIN)
         assert running.uid not in kubelet.pods
 
 
@@ -247,7 +248,7 @@ async def test_r6_a_device_that_leaves_the_list_during_its_allocate_panics_the_k
         await kubelet.until(lambda: kubelet.capacity == {GPU: 3})
         plugin.hold["Allocate"].set()
         with pytest.raises(KubeletPanic, match="0 left the list"):
-            await asyncio.wait_for(admitting, 10)
+            await asyncio.wait_for(admitting, WITHIN)
         assert len(kubelet.panics) == 1
         assert kubelet.capacity == {}
         with pytest.raises(NotRunning):
@@ -265,7 +266,7 @@ async def test_r6_repaired_or_merely_unhealthy_the_pod_is_admitted(node, state):
         plugin.show(g0=state)
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
         plugin.hold["Allocate"].set()
-        assert (await asyncio.wait_for(admitting, 10)).phase is Phase.PENDING
+        assert (await asyncio.wait_for(admitting, WITHIN)).phase is Phase.PENDING
 
 
 @pytest.mark.parametrize("forgets", [True, False])
@@ -280,7 +281,7 @@ async def test_r8_a_pod_resources_list_during_a_slow_allocate_makes_two_pods_sha
         await kubelet.finish(gone)  # somebody to clean up
         kubelet.list_pod_resources()
         plugin.hold["Allocate"].set()
-        await asyncio.wait_for(admitting, 10)
+        await asyncio.wait_for(admitting, WITHIN)
         await kubelet.admit(second)
         shared = kubelet.held(slow)["main"] == kubelet.held(second)["main"] == {GPU: ("2",)}
         assert shared is forgets
@@ -296,7 +297,7 @@ async def test_x25_pod_resources_shows_apps_and_sidecars_after_their_allocate_an
         told = kubelet.list_pod_resources().pod_resources[0]
         assert [(one.name, len(one.devices)) for one in told.containers] == [("s", 0), ("a", 0)]
         plugin.hold["Allocate"].set()
-        await asyncio.wait_for(admitting, 10)
+        await asyncio.wait_for(admitting, WITHIN)
         told = kubelet.list_pod_resources().pod_resources[0]
         shown = {one.name: [list(device.device_ids) for device in one.devices] for one in told.containers}
         assert shown == {"s": [["0"]], "a": [["1"], ["2"]]}

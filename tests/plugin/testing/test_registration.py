@@ -7,6 +7,7 @@ import pytest
 
 from plugin.testing.pods import Phase, Pod
 from plugin.testing.quirks import Quirks, Timing
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -103,7 +104,7 @@ async def test_a_register_that_waits_for_a_plugin_succeeds_as_soon_as_it_serves(
         plugin = node.plugin()
         registering = asyncio.create_task(plugin.register())
         await plugin.serve()
-        await asyncio.wait_for(registering, 10)
+        await asyncio.wait_for(registering, WITHIN)
         await kubelet.registered(GPU)
 
 
@@ -114,7 +115,7 @@ async def test_r1_x17_the_end_of_the_old_stream_kills_the_new_endpoint(node):
         await old.stop()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
         assert kubelet.capacity == {GPU: 2}
-        await asyncio.wait_for(new.ended.wait(), 10)
+        await asyncio.wait_for(new.ended.wait(), WITHIN)
         pod = Pod.of("late", {GPU: 1})
         await kubelet.admit(pod)
         assert "no healthy devices present" in pod.message
@@ -125,7 +126,7 @@ async def test_r1_the_new_plugin_recovers_by_registering_again(node):
         new = await node.plugin(socket="new.sock", count=2).begin()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
         await old.stop()
-        await asyncio.wait_for(new.ended.wait(), 10)
+        await asyncio.wait_for(new.ended.wait(), WITHIN)
         await new.register()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
 
@@ -231,7 +232,7 @@ async def test_r1_an_old_stream_that_ends_while_the_new_plugin_registers_orphans
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
         assert "has been stopped" in (await kubelet.restart_container(pod, "main")).message
         new.hold["GetDevicePluginOptions"].set()
-        await asyncio.wait_for(registering, 10)
+        await asyncio.wait_for(registering, WITHIN)
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
         await new.stop()
         await kubelet.until(lambda: kubelet.calls[-1].outcome)
@@ -250,7 +251,7 @@ async def test_r10_a_plugin_that_ends_while_another_ones_register_fails(node, fo
         await old.stop()
         await kubelet.until(lambda: kubelet.calls[1].outcome)
         new.hold["GetDevicePluginOptions"].set()
-        await asyncio.wait_for(registering, 10)
+        await asyncio.wait_for(registering, WITHIN)
         assert kubelet.allocatable == {GPU: 4 if forgets else 0}
 
 

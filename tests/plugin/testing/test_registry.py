@@ -6,6 +6,7 @@ import pytest
 
 from plugin.testing.pods import Phase, Pod
 from plugin.testing.quirks import Timing
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -65,7 +66,7 @@ async def test_removing_the_registration_socket_deregisters(node, registry):
         (registry / "little-reg.sock").unlink()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
         assert kubelet.capacity == {GPU: 4}
-        await asyncio.wait_for(plugin.ended.wait(), 10)
+        await asyncio.wait_for(plugin.ended.wait(), WITHIN)
 
 
 async def test_a_plugin_that_comes_again_under_its_old_name_is_registered_again(node, registry):
@@ -96,7 +97,7 @@ async def test_a_socket_moved_over_a_known_one_is_a_new_plugin(node, registry):
         await appear(node.plugin(socket="new.sock", count=2), registry, ".new.sock")
         (registry / ".new.sock").rename(registry / "little-reg.sock")
         await kubelet.until(lambda: kubelet.capacity == {GPU: 2})
-        await asyncio.wait_for(old.ended.wait(), 10)
+        await asyncio.wait_for(old.ended.wait(), WITHIN)
 
 
 @pytest.mark.parametrize(

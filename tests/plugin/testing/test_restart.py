@@ -10,6 +10,7 @@ from plugin.testing.checkpoint import NAME
 from plugin.testing.kubelet import NotRunning
 from plugin.testing.pods import Container, Kind, Phase, Pod, State
 from plugin.testing.quirks import Quirks, Timing
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -36,7 +37,7 @@ async def test_x15_a_stopped_kubelet_ends_the_streams_and_leaves_the_sockets_and
         await kubelet.run(Pod.of("p", {GPU: 1}))
         before = (directory / NAME).read_text()
         await kubelet.stop()
-        await asyncio.wait_for(plugin.ended.wait(), 10)
+        await asyncio.wait_for(plugin.ended.wait(), WITHIN)
         assert (directory / "kubelet.sock").is_socket()
         assert (directory / "little.sock").is_socket()
         assert (directory / NAME).read_text() == before
@@ -46,7 +47,7 @@ async def test_x15_the_kubelets_socket_is_created_where_it_lies_and_not_touched_
     with Inotify() as inotify:
         inotify.add_watch(directory, Mask.CREATE)
         async with node.kubelet():
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WITHIN):
                 async for event in inotify:
                     if event.name == Path("kubelet.sock"):
                         break
@@ -194,7 +195,7 @@ async def test_x29_a_kubelet_killed_during_prestart_cuts_the_call_and_calls_agai
         await during(kubelet, "PreStartContainer")
         await kubelet.kill()
         with pytest.raises(NotRunning, match="died in the middle"):
-            await asyncio.wait_for(starting, 10)
+            await asyncio.wait_for(starting, WITHIN)
         assert kubelet.calls[-1].outcome == "CANCELLED"
         plugin.hold.clear()
         await kubelet.start()
@@ -218,7 +219,7 @@ async def test_x30_a_kubelet_killed_during_allocate_asks_again_and_a_deleted_pod
         await during(kubelet, "Allocate")
         await kubelet.kill()
         with pytest.raises(NotRunning):
-            await asyncio.wait_for(admitting, 10)
+            await asyncio.wait_for(admitting, WITHIN)
         plugin.hold.clear()
         await kubelet.start()
         await plugin.stop()
@@ -272,7 +273,7 @@ async def test_a_kubelet_that_dies_during_a_register_breaks_it_off(node):
         registering = asyncio.create_task(node.plugin().register())
         await kubelet.until(lambda: kubelet._life._registration._work)
         await kubelet.kill()
-        assert (await asyncio.wait_for(asyncio.gather(registering, return_exceptions=True), 10))[0] is not None
+        assert (await asyncio.wait_for(asyncio.gather(registering, return_exceptions=True), WITHIN))[0] is not None
         assert kubelet.registrations == []
 
 

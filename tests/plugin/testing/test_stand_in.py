@@ -11,6 +11,7 @@ from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Container, Kind, Pod
 from plugin.testing.quirks import Quirks
 from plugin.testing.runtime import Nothing
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -51,7 +52,7 @@ async def test_until_gives_up_in_time_and_wakes_at_once(node):
             await kubelet.until(lambda: False, within=0.05)
         waiting = asyncio.create_task(kubelet.registered(GPU))
         await node.plugin().begin()
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, WITHIN)
 
 
 async def test_an_admission_that_the_test_gives_up_leaves_a_working_kubelet(node):

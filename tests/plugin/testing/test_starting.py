@@ -8,6 +8,7 @@ from plugin.testing.kubelet import PodEnded
 from plugin.testing.pods import Container, Kind, Phase, Pod, State
 from plugin.testing.quirks import Timing
 from plugin.testing.runtime import CannotCreate, Nothing
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -89,10 +90,10 @@ async def test_x9_a_slow_prestart_holds_up_nobody_but_its_pod(node):
         plugin.hold["PreStartContainer"] = asyncio.Event()
         slow = asyncio.create_task(kubelet.run(Pod.of("slow", {GPU: 1})))
         await during(kubelet, "PreStartContainer")
-        assert (await asyncio.wait_for(kubelet.run(Pod.of("plain", {})), 5)).phase is Phase.RUNNING
+        assert (await asyncio.wait_for(kubelet.run(Pod.of("plain", {})), WITHIN)).phase is Phase.RUNNING
         assert not slow.done()
         plugin.hold["PreStartContainer"].set()
-        await asyncio.wait_for(slow, 10)
+        await asyncio.wait_for(slow, WITHIN)
 
 
 async def test_x10_an_error_from_prestart_keeps_the_pod_and_its_devices_and_is_tried_again_for_ever(node):
@@ -145,7 +146,7 @@ async def test_x23_a_deletion_during_prestart_waits_the_container_starts_and_is_
         await asyncio.wait([deleting], timeout=0.1)
         assert plugin.cancelled == []
         plugin.hold["PreStartContainer"].set()
-        await asyncio.wait_for(asyncio.gather(running, deleting), 10)
+        await asyncio.wait_for(asyncio.gather(running, deleting), WITHIN)
         assert [line[0] for line in runtime.log] == ["start", "stop"]
         assert pod.statuses["main"].state is State.TERMINATED
 
