@@ -92,7 +92,7 @@ class Hooks:
                     refused = {device for device, answer in replies.items() if not isinstance(answer, YES)}
                     if not refused:
                         await self._start_jobs(replies, op)
-                        grants = await self._grant(_handouts(replies), op, announced=announced)
+                        grants = await self._grant(_handouts(replies), op, announced=announced, kept=fresh)
                         missing = set()
                         return {device: grants.get(device) for device in sorted(devices)}
                     missing = refused
@@ -231,14 +231,14 @@ class Hooks:
             self.ledger.announce()
 
     async def _grant(
-        self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool
-    ) -> dict[str, Grant]:  # fmt: skip
+        self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool, kept: bool = False
+    ) -> dict[str, Grant]:
         """All grants in one transaction: durable before anybody hears of them."""
         epoch, now = self._sight.epoch(), self.now()
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
         for device, answer in replies.items():
             receipt = self._known(device).receipt
-            grant = Grant(self._tools.token(6), now, epoch, announced, receipt.id if receipt else None)
+            grant = Grant(self._tools.token(6), now, epoch, announced, receipt.id if receipt else None, kept)
             if answer.unproven is None:
                 events.append((device, ev.Granted(grant)))
             else:

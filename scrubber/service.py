@@ -100,7 +100,8 @@ class Service(Hooks):
             ruling = self.rulebook.ruling(record.device)
             if record.sickness is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
-            wanted = path or grounds.path_for(record, ruling.policy)
+            due = grounds.path_for(record, ruling.policy)
+            wanted = due if path is None or due is Path.SLOW else path  # nobody is asked for less than is due
             return await self.jobs.begin(device, wanted, Trigger.REQUEST, ruling, self._op(op))
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
@@ -182,7 +183,7 @@ class Service(Hooks):
                 await self.ledger.append(self._op(), *((device.uuid, event) for event in met))
                 return
             events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
-            if _substance(device) != _substance(record.device):
+            if _substance(device, record) != _substance(record.device, record):
                 await self.jobs.cut(device.uuid)  # it works on something else
                 events.append((device.uuid, ev.Distrusted("its memory or its layout is another", incarnation)))
             await self.ledger.append(self._op(), *events)
@@ -381,6 +382,10 @@ def _words(by: str, reason: str) -> str:
     return f"{by}: {reason}" if reason else by
 
 
-def _substance(device: DeviceInfo) -> tuple[object, ...]:
-    """What a proof was about. The rest may be told anew without a scrub."""
-    return device.memory_bytes, device.mig, device.model, device.reset_domain
+def _substance(device: DeviceInfo, record: Record) -> tuple[object, ...]:
+    """What a proof was about. The rest may be told anew without a scrub.
+
+    With whom it is reset may change while somebody has it, when others of its board are laid out anew: it stays his.
+    """
+    domain = None if record.state in (State.GRANTED, State.EXPOSED) else device.reset_domain
+    return device.memory_bytes, device.mig, device.model, domain

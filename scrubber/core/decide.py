@@ -34,6 +34,8 @@ def acquire(
     answer = _acquire(record, facts, policy, now)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
         return under_way(record)  # also when it is sick: whatever is under way ends before it may go out
+    if policy.mode is Mode.OBSERVE and facts.domain_resetting and isinstance(answer, (answers.Wait, answers.Refuse)):
+        return answer  # whoever only looks sends nobody into a reset
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
     if policy.gate is Gate.PRESTART and announced:

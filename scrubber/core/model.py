@@ -305,6 +305,7 @@ class Grant:
     epoch: str  # which kubelet life it was given in
     announced: bool  # the caller will say Start before anything runs on the device
     receipt: str | None  # None only under policy ``observe``
+    kept: bool = False  # until it is given back: only who has it knows when he has it no more
 
 
 @dataclass(frozen=True, slots=True)

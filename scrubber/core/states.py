@@ -153,7 +153,8 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.Distrusted():
             return _distrust(record, event, at)
         case ev.Granted() | ev.GrantedUnproven():
-            began = record.tenancy_began if record.tenancy_began is not None else at.uptime
+            # Who came to a grant that came to nothing is nobody's leftover.
+            began = record.tenancy_began if leftover.span(record) is not None else at.uptime
             receipt = record.receipt if isinstance(event, ev.Granted) else None
             ended = _ended(record, at) if record.owner is not None else record.tenancy_ended
             return replace(
@@ -265,7 +266,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         tenancy_ended=None,
         quarantine=None,
         setback=None,
-        owed=None,
+        owed=record.owed if record.owed is Path.SLOW and event.receipt.path is not Path.SLOW else None,
         returns=returns,
         took=took,
         tested=at.wall if event.receipt.path is Path.SLOW or record.tested is None else record.tested,

@@ -214,7 +214,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if _outstayed(record, facts):
         return _tend_hung(record, facts, policy, now)
     owner, user = record.owner, grounds.user_of(facts.holders)
-    if owner is None and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
+    kept = record.grant is not None and record.grant.kept  # whoever has it gives it back, whatever comes and goes on it
+    if owner is None and not kept and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
         # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
         why = "it fell sick" if record.sickness is not None else "it was asked for in vain"
         return answers.Note(ev.Released(f"{why} before anybody started on it"))
@@ -227,23 +228,37 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     seen = grounds.sighting(record, facts)
     if seen is not None:
         return answers.Note(seen)
-    if owner is None or user is not None:
+    if owner is None or user is not None or kept:
         return answers.Proceed()
     # Given to another pod, it waits for that one's start: after a restart of the kubelet that may come without a word.
     if grounds.passed_by(record, facts) and not facts.allotted:
         return answers.Note(ev.Released("who was met on it before its first start has let go of it"))
     # An owner that was never seen has not gone: its container may be about to start. Whoever asks for the device next
     # has a better reason to say so than we.
-    if facts.owner_alive is False and owner.seen:
+    held = _held_for_another(record, facts)
+    if facts.owner_alive is False and owner.seen and not held:
         return answers.Note(ev.Released("its owner is gone"))
     taken = facts.allotted is not None and owner.container is not None and owner.container not in facts.allotted
-    if taken and _deserted(owner, facts, now):
+    if taken and not held and _deserted(owner, facts, now):
         return answers.Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
     if (record.sickness is not None or facts.wanted) and _deserted(owner, facts, now):
         # Neither is offered, so that nobody would ever ask for it and show that the last user is gone.
         why = "it is sick" if record.sickness is not None else "it was asked for"
         return answers.Note(ev.Released(f"{why} and nobody is on it"))
     return answers.Proceed()
+
+
+def _held_for_another(record: Record, facts: Facts) -> bool:
+    """Whoever was met on it has ended, and it may be somebody else's, of whom nothing is seen while he is off it.
+
+    The kubelet knows whose it is, if its word can be read. A visitor of an unannounced grant is who it was granted to.
+    """
+    grant, owner = record.grant, record.owner
+    if owner is None or not owner.visitor:
+        return False
+    if grant is None or not grant.announced:
+        return bool(facts.allotted)
+    return facts.allotted != frozenset()
 
 
 def _outstayed(record: Record, facts: Facts) -> bool:

@@ -118,35 +118,46 @@ class Ledger:
 
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
-            if self._stale:
-                await self._catch_up(op, {device for device, _ in events})
-            await self._record(op, events)
+            try:
+                first = await self._catch_up(op) if self._stale else frozenset[str]()
+                if first.isdisjoint(device for device, _ in events):
+                    await self._record(op, events)
+            except LedgerUnavailable:
+                self._unwritten |= {device: event for device, event in events if isinstance(event, SIGHTINGS)}
+                raise
+            if not first.isdisjoint(device for device, _ in events):  # it was decided without knowing of that
+                why = "cannot record this: what was seen while the ledger failed came first; ask again"
+                raise LedgerUnavailable(why)
         for device, event in events:
             level = logging.WARNING if _notable(event) else logging.DEBUG
             if logger.is_enabled_for(level):  # every grant passes here, and a sentence takes as long as a decision
                 logger.log(level, story.tell(event), op=op, device=device, row=self.seq)
         self.announce()
 
-    async def _catch_up(self, op: str, wanted: set[str]) -> None:
-        """After a failed write: read what is on disk, then record what was seen meanwhile; it may be gone by now."""
+    async def _catch_up(self, op: str) -> frozenset[str]:
+        """After a failed write: read what is on disk, then record what was seen meanwhile; it may be gone by now.
+
+        The devices of which that was. Until it is on disk it is kept, whatever fails once more.
+        """
         await self._write(self._load)
         self._stale = False
-        seen, self._unwritten = self._unwritten, {}
+        seen = {device: event for device, event in self._unwritten.items() if self._counts(device, event)}
         if seen:
             await self._record(op, tuple(seen.items()))
-        if wanted & seen.keys():  # what is to be recorded was decided without knowing of it
-            raise LedgerUnavailable("cannot record this: what was seen while the ledger failed came first; ask again")
+        self._unwritten = {}
+        return frozenset(seen)
+
+    def _counts(self, device: str, event: Event) -> bool:
+        """Whether it still changes anything: a write that was said to have failed may have reached the disk."""
+        record = self._records.get(device)
+        return record is not None and type(event) in states.TABLE[record.state]
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()
         changed, before = self._legal(op, at, events)
         drafts = [Draft(device, at, op, event) for device, event in events]
         began = asyncio.get_running_loop().time()
-        try:
-            entries = await self._write(lambda: self._store.append(drafts))
-        except LedgerUnavailable:
-            self._unwritten |= {device: event for device, event in events if isinstance(event, SIGHTINGS)}
-            raise
+        entries = await self._write(lambda: self._store.append(drafts))
         self.fault = None  # a write that worked, and nothing less: what can be read need not be writable
         self._records.update(changed)
         self._tell(entries, before, asyncio.get_running_loop().time() - began)

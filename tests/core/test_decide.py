@@ -143,6 +143,8 @@ OBSERVED = rows(
     ("a sick device is handed out", lives.SICK_DIRTY, facts(), HandOut("cannot hand out GPU-1: it is unhealthy")),
     ("what has happened is recorded first", lives.CLEAN, facts((OF_B,)),
      Note(ev.Soiled("it was used without a grant", (OF_B,)))),
+    ("a sick device whose sibling is being reset goes to nobody", lives.SICK_DIRTY,
+     replace(facts(), domain_resetting=True), Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")),
     ("a scrub that a person started is joined", lives.SCRUBBING, facts(), Join()),
     ("the same, and the device is sick", lives.SCRUBBING, facts(vitals=XID_79), Join()),
     ("a quarantined device is refused even so", lives.QUARANTINED, facts(),
@@ -362,10 +364,11 @@ def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
     assert decide.acquire(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
 
 
+@pytest.mark.parametrize("policy", [ENFORCE, OBSERVE], ids=["enforce", "observe"])
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
-def test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody(record):
+def test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody(record, policy):
     seen = replace(facts(), domain_resetting=True)
-    refusal = starting.start(record, seen, ENFORCE, A, NOW)
-    assert isinstance(decide.acquire(record, seen, ENFORCE, NOW), Wait)
+    refusal = starting.start(record, seen, policy, A, NOW)
+    assert isinstance(decide.acquire(record, seen, policy, NOW), Wait)
     assert isinstance(refusal, Refuse)
     assert refusal.reason is Reason.NOT_READY

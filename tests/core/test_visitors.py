@@ -21,6 +21,7 @@ LATE = later(1e6)
 VISITOR = Owner(B, NOW, seen=True, visitor=True)
 ITS_OWN = Note(ev.Exposed(replace(VISITOR, visitor=False)))
 LET_GO = Note(ev.Released("who was met on it before its first start has let go of it"))
+GONE = Note(ev.Released("its owner is gone"))
 CROWD = Note(ev.Exposed(replace(VISITOR, crowded=True)))
 
 
@@ -54,7 +55,19 @@ TEND = rows(
     ("W3 the checkpoint cannot be read, or there is none", lives.VISITED, facts(alive=True), Proceed()),
     ("the same, asked for", lives.VISITED, replace(facts(alive=True), wanted=True), Proceed()),
     ("W16 nobody can look", lives.VISITED, facts(None, alive=True, allotted=[]), Proceed()),
-    ("its pod is gone", lives.VISITED, facts(alive=False), Note(ev.Released("its owner is gone"))),
+    ("its pod is gone, and nobody has it", lives.VISITED, facts(alive=False, allotted=[]), LET_GO),
+    ("the same, in another life of the kubelet", lives.VISITED, facts(alive=False, allotted=[], epoch="epoch-2"), GONE),
+    ("R11 its pod is gone; who has it may have started without a word, and be off it just now", lives.VISITED,
+     facts(alive=False, allotted=[A], epoch="epoch-2"), Proceed()),
+    ("its pod is gone, and nobody can say who has it", lives.VISITED, facts(alive=False), Proceed()),
+    ("its pod is gone, who was met on what nobody had granted", lives.FOUND_IN_USE, facts(alive=False), GONE),
+    ("the same, and another pod has it", lives.FOUND_IN_USE, facts(alive=False, allotted=[A]), Proceed()),
+    ("its pod is gone, to which it was granted without a word", lives.VISITED_UNANNOUNCED, facts(alive=False), GONE),
+    ("its pod is gone, and a job has it, of whom nobody is on it", lives.VISITED_KEPT, facts(alive=False), Proceed()),
+    ("the same, and a process of the job is", lives.VISITED_KEPT, facts((FOREIGN,), alive=False), Proceed()),
+    ("the same, and it was asked for", lives.VISITED_KEPT, replace(facts(alive=False), wanted=True), Proceed()),
+    ("a job has it that has not come to it yet, and it was asked for", lives.KEPT, replace(facts(), wanted=True),
+     Proceed()),
     ("one without a name is no pod's", lives.NAMELESS, facts((FOREIGN,), allotted=[A]), Proceed()),
     ("who was let start and is seen is no visitor", lives.EXPOSED_TO_B, off(A), Proceed()),
 )  # fmt: skip

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import DeviceInfo, Incarnation, Moment, State
+from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.core.states import IllegalEventError
 from scrubber.errors import LedgerUnavailable
 from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.memory import MemoryStore
+from scrubber.ledger.store import Draft
 
 BOOT = Incarnation("boot-1", "driver-1")
 NOW = Moment(1_750_000_000.0, 100.0)
@@ -28,18 +29,24 @@ def described(name, index):
     return name, ev.Described(DeviceInfo(name, index, "GPU", 1000))
 
 
+def used(name):
+    return name, ev.Exposed(Owner("somebody", NOW, seen=True, visitor=True))
+
+
 class Stubborn(MemoryStore):
     """A store whose disk fails on demand, and can be held in the middle of a write."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.broken = False
+        self.broken = self.unreadable = False
         self.appended = 0
         self.loaded = 0
         self.on_append: Callable[[], object] = lambda: None
 
     def load(self):
         self.loaded += 1
+        if self.unreadable:
+            raise LedgerUnavailable("cannot read: the disk is full")
         return super().load()
 
     def append(self, drafts):
@@ -109,6 +116,46 @@ async def test_a_disk_that_can_be_read_again_is_not_taken_for_one_that_can_be_wr
         await ledger.append("op", found("GPU-1"))
     assert faults
     assert None not in faults
+
+
+@pytest.mark.parametrize("unreadable", [True, False])
+async def test_whoever_is_seen_while_the_disk_fails_is_recorded_when_it_works_also_one_after_the_other(
+    ledger, store, unreadable
+):
+    await ledger.append("op", found("GPU-1"), found("GPU-2"))
+    store.broken, store.unreadable = True, unreadable
+    for _ in range(2):
+        for device in ("GPU-1", "GPU-2"):
+            with pytest.raises(LedgerUnavailable):
+                await ledger.append("op", used(device))
+    store.broken = store.unreadable = False
+    await ledger.append("op", found("GPU-3"))
+    assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.EXPOSED] * 2
+
+
+async def test_what_was_decided_before_that_was_recorded_is_to_be_decided_anew(ledger, store):
+    await ledger.append("op", found("GPU-1"))
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", used("GPU-1"))
+    store.broken = False
+    with pytest.raises(LedgerUnavailable, match="came first; ask again"):
+        await ledger.append("op", described("GPU-1", 7))
+    assert (ledger.records["GPU-1"].state, ledger.records["GPU-1"].device.index) == (State.EXPOSED, 0)
+    await ledger.append("op", described("GPU-1", 7))
+    assert ledger.records["GPU-1"].device.index == 7
+
+
+async def test_what_a_failed_write_has_left_on_the_disk_all_the_same_is_not_recorded_twice(ledger, store):
+    await ledger.append("op", found("GPU-1"), found("GPU-2"))
+    store.broken = True
+    with pytest.raises(LedgerUnavailable):
+        await ledger.append("op", used("GPU-1"), used("GPU-2"))
+    store.broken = False
+    MemoryStore.append(store, [Draft("GPU-1", NOW, "op", ev.Exposed(Owner("somebody", NOW, seen=True))),
+                               Draft("GPU-1", NOW, "op", ev.Released("it left"))])  # fmt: skip
+    await ledger.append("op", found("GPU-3"))
+    assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.EXPOSED)
 
 
 async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, monkeypatch):

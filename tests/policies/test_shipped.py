@@ -113,3 +113,8 @@ def test_every_one_leaves_the_self_test_time_to_clear_up():
 def test_how_long_a_device_is_tested_does_not_change_what_a_proof_is_worth():
     other = DEFAULT.model_copy(update={"selftest": Selftest.model_validate({"time": "1s"})})
     assert other.proof_digest == DEFAULT.proof_digest
+
+
+def test_what_was_proven_where_a_fast_path_was_enough_is_worth_less_where_it_is_not():
+    slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": Route.SLOW})})
+    assert slow.proof_digest != DEFAULT.proof_digest

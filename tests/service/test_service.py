@@ -11,6 +11,8 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Path, State, Xid
 from scrubber.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from tests.service.asking import scrubs
+from tests.service.node import Kind
 
 
 def rows(world, kind, device=None):
@@ -231,6 +233,34 @@ async def test_a_device_that_is_not_what_it_was_is_proven_anew(world):
     await world.service.meet(replace(record.device, memory_bytes=2 * record.device.memory_bytes), record.incarnation)
     assert world.state(device) is State.UNKNOWN
     assert world.service.ledger.records[device].receipt is None
+
+
+async def test_with_whom_a_device_is_reset_may_change_while_somebody_has_it(world):
+    """Others of its board were laid out anew: it stays his, also while nobody is on it."""
+    used, free = world.uuids
+    tenant = await world.tenancy(used)
+    await world.reach(used, State.EXPOSED)
+    for process in [it for it in world.node.everybody() if it.container == tenant]:
+        world.node.leave(process)
+    proven = scrubs(world, used)
+    for gpu in (world.node.gpus[used], world.node.gpus[free]):
+        gpu.info = replace(gpu.info, reset_domain="switch")
+    await asyncio.sleep(60)
+    assert (world.state(used), world.record(used).owner.container) == (State.EXPOSED, tenant)
+    assert world.record(used).device.reset_domain == "switch"
+    assert (scrubs(world, used), world.state(free)) == (proven, State.UNKNOWN)
+
+
+async def test_nobody_is_asked_for_less_than_is_due(build):
+    world = build(policy="strict")
+    device = world.uuids[0]
+    before_us = world.node.enter(device, Kind.INTRUDER, "tenant-before-us")
+    await world.start()
+    await asyncio.sleep(10)
+    world.node.leave(before_us)
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert (running.receipt.path, world.node.gpus[device].chip) == (Path.SLOW, None)
 
 
 async def test_names_that_no_device_has_leave_nothing_behind(world):

@@ -9,6 +9,7 @@ import pytest
 from scrubber.core.model import State
 from scrubber.errors import NotReady, Reason, Refused
 from tests.service.asking import scrubs, written_down
+from tests.service.node import Kind
 
 LONG = 300.0
 
@@ -74,6 +75,39 @@ async def test_r11_whoever_was_met_in_another_life_of_the_kubelet_keeps_the_devi
         await world.acquire("next", device, announced=True)
     assert (world.state(device), scrubs(world, device)) == (State.EXPOSED, 1)
     world.node.end_container(pod)
+    await world.clean(device)
+
+
+async def test_r11_a_pod_that_is_off_its_gpu_keeps_it_when_a_monitor_that_was_met_on_it_ends(world):
+    device = world.uuids[0]
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    world.restart_kubelet()
+    world.node.alive.add("pod")  # its container runs, without a word, and has not opened the GPU yet
+    world.node.end_container(await glance(world, device))
+    await asyncio.sleep(LONG)
+    process = world.run("pod", device)
+    await asyncio.sleep(LONG)
+    world.node.leave(process)  # between two programs of its own
+    await asyncio.sleep(LONG)
+    assert (world.state(device), world.record(device).owner.container, scrubs(world, device)) == (
+        State.EXPOSED, "pod", 1,
+    )  # fmt: skip
+
+
+async def test_a_job_keeps_what_it_acquired_until_it_gives_it_back_whatever_container_comes_and_goes(world):
+    device = world.uuids[0]
+    await world.service.acquire([device], announced=False, fresh=True)
+    job = world.node.enter(device, Kind.TENANT, "job")
+    world.node.end_container(await glance(world, device))
+    await asyncio.sleep(LONG)
+    assert job.alive
+    world.node.leave(job)  # between two programs
+    await asyncio.sleep(LONG)
+    with pytest.raises(Refused):
+        await world.service.acquire([device], announced=False, fresh=True)
+    assert scrubs(world, device) == 1
+    await world.service.release([device])
     await world.clean(device)
 
 
