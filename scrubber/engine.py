@@ -11,8 +11,8 @@ is looked at or changed on the device, and the others have ended before it begin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
@@ -88,18 +88,51 @@ async def run(task: Task, around: Surroundings) -> None:
 async def _all_passed(coming: Coming, steps: tuple[Step, ...], task: Task, around: Surroundings) -> bool:
     """What one worker has to do."""
     for step in steps:
-        async with around.turn(step):
-            if not await _passed(coming, step, task, around, last=step is steps[-1]):
+        written = Step.CLEAR in task.steps[: task.steps.index(step)]
+        async with in_turn(step, around) if written else around.turn(step) as met:
+            # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
+            await around.note(ev.StepStarted(task.job, step, task.path))
+            if not await _passed(coming, step, task, around, met, last=step is steps[-1]):
                 return False
     return True
 
 
-async def _passed(coming: Coming, step: Step, task: Task, around: Surroundings, *, last: bool) -> bool:
-    # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
-    await around.note(ev.StepStarted(task.job, step, task.path))
-    result = await (
-        _while_looked(coming, step, task, around) if step in READING else _fenced(coming, step, task, around)
-    )
+@asynccontextmanager
+async def in_turn(step: Step, around: Surroundings) -> AsyncIterator[Fenced | None]:
+    """The turn of a step, and what speaks against it: who was met on the device while the turn was waited for.
+
+    What was written and read back may have been written over, though nobody is there any more.
+    """
+    watching = asyncio.create_task(_user(step, around))
+    try:
+        async with around.turn(step):
+            met = watching.result() if watching.done() else None
+            watching.cancel()
+            yield met
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _user(step: Step, around: Surroundings) -> Fenced:
+    """Returns when somebody is seen. That nobody can look says nothing here: the step begins with a look."""
+    while True:
+        await asyncio.sleep(around.watch_every)
+        facts = await around.look()
+        fenced = around.fence(step, facts) if facts.holders else None
+        if fenced is not None:
+            return fenced
+
+
+async def _passed(
+    coming: Coming, step: Step, task: Task, around: Surroundings, met: Fenced | None, *, last: bool
+) -> bool:
+    if met is not None:
+        result = _aborted(step, task.path, met)
+    elif step in READING:
+        result = await _while_looked(coming, step, task, around)
+    else:
+        result = await _fenced(coming, step, task, around)
     if last and result.outcome is Outcome.PASSED:
         result = await (await coming).finish(result)
     await around.note(ev.StepFinished(task.job, result))

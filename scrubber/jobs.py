@@ -171,25 +171,30 @@ class Jobs:
             return True
         policy = running.ruling.policy
         judged = verdict.judge(record.job, record.baseline, policy)
-        whole = isinstance(judged, verdict.Passed)
-        vitals = await (self._last_vitals(running.device) if whole else self._sight.vitals(running.device))
+        if isinstance(judged, verdict.Passed):
+            vitals, met = await self._last_vitals(running)
+        else:
+            vitals, met = await self._sight.vitals(running.device), None
         judged = verdict.confirmed(judged, vitals, record.baseline, policy)
         if isinstance(judged, verdict.Passed):
-            judged = await self._still_alone(running, judged)
+            judged = await self._still_alone(running, judged, met)
         event = self._conclusion(record, record.job, judged, vitals, running.ruling)
         await self._ledger.append(running.op, (running.device, event))
         running.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         running.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
         return not isinstance(event, ev.Escalated)
 
-    async def _last_vitals(self, device: str) -> Vitals | None:
-        """Not while another device is reset, when the driver is closed; and who is late once is not ill."""
-        async with self.turns.at_driver(Step.HEALTH):
-            vitals = await self._sight.vitals(device)
+    async def _last_vitals(self, running: Running) -> tuple[Vitals | None, answers.Fenced | None]:
+        """Not while another device is reset, when the driver is closed; and who is late once is not ill.
+
+        With whoever was met on it meanwhile.
+        """
+        async with engine.in_turn(Step.HEALTH, self._surroundings(running)) as met:
+            vitals = await self._sight.vitals(running.device)
             if vitals is None or vitals.partial:
                 await asyncio.sleep(self._sight.patience)
-                vitals = await self._sight.vitals(device)
-            return vitals
+                vitals = await self._sight.vitals(running.device)
+            return vitals, met
 
     def _conclusion(
         self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, ruling: Ruling
@@ -210,9 +215,11 @@ class Jobs:
             case verdict.LeaveDirty():
                 return ev.ScrubFailed(job.id, judged.detail)
 
-    async def _still_alone(self, running: Running, judged: verdict.Verdict) -> verdict.Verdict:
+    async def _still_alone(
+        self, running: Running, judged: verdict.Verdict, met: answers.Fenced | None
+    ) -> verdict.Verdict:
         """The last look, after the last step and before anybody may call it clean."""
-        fenced = self._fence(running, Step.HEALTH, await self._sight.full(self._ledger.records[running.device]))
+        fenced = met or self._fence(running, Step.HEALTH, await self._sight.full(self._ledger.records[running.device]))
         if fenced is None:
             return judged
         return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)

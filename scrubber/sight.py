@@ -17,15 +17,15 @@ from typing import TypeVar
 from scrubber import log
 from scrubber.away import Away
 from scrubber.core import grounds
-from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Record, State, Vitals
+from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Moment, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import Caller, Round, in_turn
-from scrubber.node import checkpoint
+from scrubber.node import checkpoint, clock
 from scrubber.node.ends import Ends
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
 from scrubber.node.processes import Processes, nobody
-from scrubber.visits import TENANTED, Visits
+from scrubber.visits import TENANTED, Vigil, Visits
 
 logger = log.get("sight")
 
@@ -50,6 +50,7 @@ class Sight:
         patience: float = 2.0,
         caller: Caller | None = None,
         ends: Ends | None = None,
+        now: Callable[[], Moment] = clock.now,
     ) -> None:
         """Nothing is looked at yet.
 
@@ -62,7 +63,7 @@ class Sight:
         self._processes = processes
         self._boot_id = boot_id
         self._kubelet_dir = kubelet_dir
-        self._since = watched_since
+        self._vigil = Vigil(watched_since, now)
         self._late: dict[str, float] = {}  # since when it does not answer
         self._caller = caller or Caller()
         self._ours: set[int] = set()
@@ -95,9 +96,9 @@ class Sight:
         a full look, and never for the ``last`` look before somebody uses the device.
         """
         met = self.backend.lists_users and (record.state in TENANTED or not last)  # who it was may stand for who it is
-        if met and (still := await self._still(record)) is not None:
-            return still
         uuid = record.device.uuid
+        if met and (still := await self._still(record)) is not None:
+            return self._vigil.kept(uuid, still)
         try:
             incarnation, in_use = await self._caller.ask(
                 uuid, lambda: (self._incarnation(), self._answer(self.backend.in_use, uuid)), self.patience
@@ -108,7 +109,7 @@ class Sight:
             return replace(await self.full(record), vitals=vitals)
         enough = not self.backend.lists_users or (not last and self._visits.met_nobody(record))
         if in_use is False and record.state is not State.EXPOSED and enough:
-            return Facts(incarnation, self.epoch(), (), self._since)
+            return self._vigil.kept(uuid, Facts(incarnation, self.epoch(), ()))
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
             vitals = await self.vitals(uuid, record.device.parent)
             return replace(await self.full(record), vitals=vitals)
@@ -154,7 +155,7 @@ class Sight:
         questions = {it.device.uuid: self._glimpse(it, driver, epoch) for it in prompt}
         known = {uuid: ask for uuid, ask in questions.items() if ask is not None}
         told = await in_turn(self._caller, "glance", known, self.patience)
-        return {uuid: facts for uuid, facts in told.items() if facts is not None}
+        return {uuid: self._vigil.kept(uuid, facts) for uuid, facts in told.items() if facts is not None}
 
     def _glimpse(
         self, record: Record, driver: Callable[[], Incarnation], epoch: str
@@ -174,9 +175,9 @@ class Sight:
             told, in_use = self.backend.look(uuid)
             vitals = self._in_layout(told, parent)
             if left and vitals.lost:
-                return Facts(incarnation, epoch, None, self._since, vitals=vitals)
+                return Facts(incarnation, epoch, None, vitals=vitals)
             if free and in_use is False:
-                return Facts(incarnation, epoch, (), self._since, vitals=vitals)
+                return Facts(incarnation, epoch, (), vitals=vitals)
             seen = unchanged() if unchanged is not None else None
             return seen and replace(seen, vitals=vitals)
 
@@ -195,10 +196,13 @@ class Sight:
             claimant_alive = await self._alive(claimant)
         except (DeviceError, BlindError):
             self._visits.forget(record)
-            return Facts(record.incarnation, self.epoch(), None, self._since)
+            return self._vigil.kept(record.device.uuid, Facts(record.incarnation, self.epoch(), None))
         busy = _siblings_busy(siblings, holders)
         holding = holders[record.device.uuid]
-        facts = Facts(incarnation, self.epoch(), holding, self._since, alive, claimant_alive, busy)
+        seen = Facts(
+            incarnation, self.epoch(), holding, owner_alive=alive, claimant_alive=claimant_alive, siblings_busy=busy
+        )  # fmt: skip
+        facts = self._vigil.kept(record.device.uuid, seen)
         self._remember(record, facts)
         if self._ends is not None:
             self._follow(self._ends, record, facts, claimant)

@@ -1,15 +1,37 @@
-"""The last full look at each device, and for how long it may stand for the next one. Looks at nothing itself."""
+"""When each device was looked at: how long a look may stand, and since when nobody looked. Looks at nothing itself."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from scrubber.core.model import Facts, Holder, Record, State
+from scrubber.core.model import Facts, Holder, Moment, Record, State
 
 SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
 LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
+UNWATCHED = 30.0  # seconds without a look after which a device counts as unwatched: several rounds
 TENANTED = frozenset({State.GRANTED, State.EXPOSED})
+
+
+class Vigil:
+    """Since when each device has been looked at, again and again: who came meanwhile was met, unless he was quick."""
+
+    def __init__(self, began: float, now: Callable[[], Moment]) -> None:
+        """``began``: before that nobody looked at any."""
+        self._began = began
+        self._now = now
+        self._last: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+
+    def kept(self, device: str, facts: Facts) -> Facts:
+        """With since when the device has been watched. A look that could not tell is none."""
+        if facts.holders is not None:
+            now = self._now().uptime
+            if now - self._last.get(device, now) > UNWATCHED:
+                self._since[device] = now
+            self._last[device] = now
+        return replace(facts, watched_since=self._since.get(device, self._began))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,11 @@ class How(TypedDict):
 @click.command(context_settings=options.ENVIRONMENT)
 @options.gpus
 @click.option("--all", "every", is_flag=True, envvar="AUTOCLAVE_ALL", help="All GPUs of this node.")
-@click.option("--path", type=click.Choice(["fast", "slow"]), help="How thoroughly; the policy says it when not given.")
+@click.option(
+    "--path",
+    type=click.Choice(["fast", "slow"]),
+    help="How thoroughly; the policy says it when not given, and nothing less than is due.",
+)
 @click.option("--no-wait", is_flag=True, help="Start, and do not wait for the end.")
 @click.option(
     "--timeout", type=options.Parsed("duration", units.parse_duration), help="Stop waiting after this time, as in 90s."

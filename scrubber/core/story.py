@@ -59,6 +59,8 @@ def tell(event: ev.Event) -> str:
 
 
 def _announced(grant: Grant) -> str:
+    if grant.kept:
+        return ", until it is given back"
     return "" if grant.announced else ", its start will not be announced"
 
 

@@ -47,6 +47,8 @@ LIFE = [
       "64 bytes of residue found, 1 of 2 processes ended; not covered: 3B own context, 2B unexplained; "
       "memory on the chip overwritten on 132 of 132 units; tested: address, arithmetic")),
     (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
+    (ev.Granted(replace(GRANT, announced=False, kept=True)),
+     "handed out (grant grant-1, receipt r-1), until it is given back"),
     (ev.Granted(replace(GRANT, announced=False)),
      "handed out (grant grant-1, receipt r-1), its start will not be announced"),
     (ev.GrantedUnproven(GRANT, "not scrubbed"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,6 +18,7 @@ from tests.service.asking import rows
 from tests.service.hand import Hand
 from tests.service.node import Kind
 
+TURNS = [(Step.SETTINGS, 1), (Step.HEALTH, 1), (Step.HEALTH, 2)]  # the last is that of the last vitals
 READS = [Step.VERIFY, Step.HEALTH]
 A_WHILE = 2.0  # longer than any step takes
 
@@ -193,3 +196,31 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
     assert len(hands) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
     assert not world.life.sight._ours
+
+
+@pytest.mark.parametrize(("step", "nth"), TURNS)
+async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was_cleared(world, monkeypatch, step, nth):
+    turns, waits, go, asked = world.life.jobs.turns, asyncio.Event(), asyncio.Event(), []
+    at_driver = turns.at_driver
+
+    @asynccontextmanager
+    async def late(which: Step) -> AsyncIterator[None]:
+        asked.append(which)
+        if which is step and asked.count(step) == nth:
+            waits.set()
+            await go.wait()
+        async with at_driver(which):
+            yield
+
+    monkeypatch.setattr(turns, "at_driver", late)
+    device = world.uuids[0]
+    running = await world.service.scrub(device, Path.FAST)
+    await waits.wait()
+    visitor = world.intrude(device, container=True)
+    await asyncio.sleep(A_WHILE)
+    world.node.leave(visitor)
+    await asyncio.sleep(A_WHILE)
+    go.set()
+    await running.finished.wait()
+    assert (running.receipt, "uses the device" in running.why) == (None, True)
+    await world.clean(device)

@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 
 from scrubber.core.model import Ailment, State
 from scrubber.monitor import AT_ONCE, RESTS
-from tests.service.asking import let_on
+from scrubber.visits import UNWATCHED
+from tests.service.asking import let_on, scrubs
 
 MANY = 3 * AT_ONCE
 
@@ -130,3 +131,14 @@ async def test_a_device_is_tended_again_as_soon_as_its_record_is_another(build, 
     looks = counting(monkeypatch, world.node, "look")
     await asyncio.sleep(1)
     assert world.uuids[0] in looks
+
+
+@pytest.mark.parametrize(("unwatched", "scrubbed"), [(UNWATCHED - 10, 0), (UNWATCHED + 10, 1)])
+async def test_what_nobody_looked_at_for_long_is_proven_anew(world, monkeypatch, unwatched, scrubbed):
+    """A disk that hangs, or a service that was stopped, as by SIGSTOP: whoever came and went was met by nobody."""
+    device, go = world.uuids[0], asyncio.Event()
+    monkeypatch.setattr(world.life.monitor, "round", lambda _pace: go.wait())
+    before = scrubs(world, device)
+    await asyncio.sleep(unwatched)
+    await world.acquire("pod", device)
+    assert scrubs(world, device) == before + scrubbed

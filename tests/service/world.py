@@ -331,6 +331,7 @@ class World:
             Path(self._run_dir.name),
             self.node.now().uptime,
             caller=cast("Caller", PretendCaller(self.chance)),
+            now=self.node.now,
         )
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = self._jobs(ledger, sight, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
