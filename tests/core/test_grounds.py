@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import grounds
+from scrubber.core import grounds, leftover
 from scrubber.core.model import Ailment, Holder, Job, Owner, Record, Sickness, Step, Vitals
 from tests.core import lives
-from tests.core.lives import NOW, OF_A, OF_B, A, facts, rows
+from tests.core.lives import NOW, OF_A, OF_B, A, facts, later, live, rows
 
 
 def test_a_sibling_is_whoever_goes_down_with_it():
@@ -79,3 +80,8 @@ def test_what_was_pulled_is_not_missed_and_a_gpu_that_waits_for_a_person_is_what
     assert grounds.has_left(out(Ailment.RELAID, parent="GPU-p"))
     assert not grounds.has_left(out(Ailment.LOST, due=1.0))
     assert not grounds.has_left(lives.CLEAN)
+
+
+def test_whoever_starts_without_a_word_may_have_come_since_the_first_grant():
+    again = live(lives.UNANNOUNCED, ev.Granted(lives.grant(lives.UNANNOUNCED, announced=False)), at=later(7))
+    assert leftover.span(again) == (NOW.uptime, math.inf)

@@ -47,6 +47,12 @@ def test_what_was_proven_bad_is_not_tried_until_it_happens_to_pass(ailment):
     assert out(ailment).quarantine.next_probe is None
 
 
+@pytest.mark.parametrize(("owed", "left"), [(None, None), (Path.FAST, None), (Path.SLOW, Path.SLOW)])
+def test_a_fast_path_that_was_passed_pays_no_slow_one(owed, left):
+    passing = replace(lives.SCRUBBING, owed=owed)
+    assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).owed is left
+
+
 def test_a_slow_path_that_is_owed_is_not_forgotten_over_a_lesser_trial():
     assert tend(out(Ailment.HEAT, owed=Path.SLOW)) == Probe(Path.SLOW)
 
