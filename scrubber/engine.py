@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Protocol
@@ -89,7 +89,7 @@ async def _all_passed(coming: Coming, steps: tuple[Step, ...], task: Task, aroun
     """What one worker has to do."""
     for step in steps:
         written = Step.CLEAR in task.steps[: task.steps.index(step)]
-        async with in_turn(step, around) if written else around.turn(step) as met:
+        async with _in_turn(step, around) if written else around.turn(step) as met:
             # Said before we look: whoever would take the device, or a sibling, either sees this or is seen by us.
             await around.note(ev.StepStarted(task.job, step, task.path))
             if not await _passed(coming, step, task, around, met, last=step is steps[-1]):
@@ -98,20 +98,27 @@ async def _all_passed(coming: Coming, steps: tuple[Step, ...], task: Task, aroun
 
 
 @asynccontextmanager
-async def in_turn(step: Step, around: Surroundings) -> AsyncIterator[Fenced | None]:
-    """The turn of a step, and what speaks against it: who was met on the device while the turn was waited for.
+async def watched(step: Step, around: Surroundings) -> AsyncIterator[Callable[[], Fenced | None]]:
+    """Looks go on inside, and what speaks against the step can be asked for: who was met on the device so far.
 
     What was written and read back may have been written over, though nobody is there any more.
     """
     watching = asyncio.create_task(_user(step, around))
     try:
-        async with around.turn(step):
-            met = watching.result() if watching.done() else None
-            watching.cancel()
-            yield met
+        yield lambda: watching.result() if watching.done() else None
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _in_turn(step: Step, around: Surroundings) -> AsyncIterator[Fenced | None]:
+    """The turn of a step, with who was met while it was waited for."""
+    async with AsyncExitStack() as turn:
+        async with watched(step, around) as met:
+            await turn.enter_async_context(around.turn(step))
+            found = met()
+        yield found
 
 
 async def _user(step: Step, around: Surroundings) -> Fenced:

@@ -16,7 +16,7 @@ from policies.model import Eviction, Policy
 from scrubber import carrying, engine
 from scrubber.core import answers, decide, grounds, leftover, upkeep, verdict
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Job, Moment, Record, State, Step, StepResult, Trigger, Vitals
+from scrubber.core.model import Blame, Facts, Job, Moment, Record, State, Step, StepResult, Trigger, Vitals
 from scrubber.core.model import Path as ScrubPath
 from scrubber.devices.base import Address
 from scrubber.errors import LedgerUnavailable, NotReady, Reason
@@ -189,12 +189,12 @@ class Jobs:
 
         With whoever was met on it meanwhile.
         """
-        async with engine.in_turn(Step.HEALTH, self._surroundings(running)) as met:
+        async with engine.watched(Step.HEALTH, self._surroundings(running)) as met, self.turns.at_driver(Step.HEALTH):
             vitals = await self._sight.vitals(running.device)
             if vitals is None or vitals.partial:
                 await asyncio.sleep(self._sight.patience)
                 vitals = await self._sight.vitals(running.device)
-            return vitals, met
+            return vitals, met()
 
     def _conclusion(
         self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, ruling: Ruling
@@ -219,10 +219,15 @@ class Jobs:
         self, running: Running, judged: verdict.Verdict, met: answers.Fenced | None
     ) -> verdict.Verdict:
         """The last look, after the last step and before anybody may call it clean."""
-        fenced = met or self._fence(running, Step.HEALTH, await self._sight.full(self._ledger.records[running.device]))
-        if fenced is None:
-            return judged
-        return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
+        facts = await self._sight.full(self._ledger.records[running.device])
+        fenced = met or self._fence(running, Step.HEALTH, facts)
+        if fenced is not None:
+            return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
+        if running.cleared is not None and facts.watched_since > running.cleared:
+            return verdict.failed(
+                Step.HEALTH, Blame.SERVICE, "nobody could look at it for a while after it was cleared"
+            )
+        return judged
 
     async def _give_up(self, running: Running, why: str) -> None:
         """A fault of ours: a setback, so that the device is tried again with pauses and not offered meanwhile.
@@ -287,6 +292,8 @@ class Jobs:
             others = [it.device.uuid for it in self._siblings(self._ledger.records[device])] if reset else []
             async with self.locks.of(others):
                 running.step = step
+                if step is Step.CLEAR:
+                    running.cleared = self._now().uptime
                 await self._ledger.append(running.op, (device, event))
 
         return engine.Surroundings(

@@ -27,6 +27,7 @@ class Running:
     total: int = 0
     receipt: Receipt | None = None
     step: Step | None = None  # it stands in the ledger, or is about to
+    cleared: float | None = None  # the uptime at which its last clear began
     why: str = "it was cut off"  # not clean, unless the end says otherwise
     called_off: bool = False
     unrecorded: str = ""  # why its end is not in the ledger

@@ -182,6 +182,7 @@ class Service(Hooks):
                 met: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
                 await self.ledger.append(self._op(), *((device.uuid, event) for event in met))
                 return
+            record = self._known(device.uuid)  # as it is by now
             events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
             if _substance(device, record) != _substance(record.device, record):
                 await self.jobs.cut(device.uuid)  # it works on something else

@@ -123,9 +123,10 @@ class Ledger:
                 if first.isdisjoint(device for device, _ in events):
                     await self._record(op, events)
             except LedgerUnavailable:
-                self._unwritten |= {device: event for device, event in events if isinstance(event, SIGHTINGS)}
+                self._keep_sightings(events)
                 raise
             if not first.isdisjoint(device for device, _ in events):  # it was decided without knowing of that
+                self.announce()
                 why = "cannot record this: what was seen while the ledger failed came first; ask again"
                 raise LedgerUnavailable(why)
         for device, event in events:
@@ -146,6 +147,13 @@ class Ledger:
             await self._record(op, tuple(seen.items()))
         self._unwritten = {}
         return frozenset(seen)
+
+    def _keep_sightings(self, events: Sequence[tuple[str, Event]]) -> None:
+        """The newest of each device; but an owner's that could not be admitted does not hide who was there before."""
+        for device, event in events:
+            before = self._unwritten.get(device)
+            if isinstance(event, SIGHTINGS) and (before is None or _taints(event) or not _taints(before)):
+                self._unwritten[device] = event
 
     def _counts(self, device: str, event: Event) -> bool:
         """Whether it still changes anything: a write that was said to have failed may have reached the disk."""
@@ -237,6 +245,11 @@ class Ledger:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
         self._writer.shutdown()
         self._readers.shutdown()
+
+
+def _taints(event: Event) -> bool:
+    """Whether somebody else than the owner was seen."""
+    return not isinstance(event, ev.Exposed) or event.owner.visitor or event.owner.crowded
 
 
 def _notable(event: Event) -> bool:

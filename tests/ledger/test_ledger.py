@@ -133,6 +133,17 @@ async def test_whoever_is_seen_while_the_disk_fails_is_recorded_when_it_works_al
     assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.EXPOSED] * 2
 
 
+async def test_an_owner_who_could_not_be_admitted_does_not_hide_who_was_there_before(ledger, store):
+    await ledger.append("op", found("GPU-1"))
+    store.broken = True
+    for event in (used("GPU-1"), ("GPU-1", ev.Exposed(Owner("pod", NOW, seen=True)))):
+        with pytest.raises(LedgerUnavailable):
+            await ledger.append("op", event)
+    store.broken = False
+    await ledger.append("op", found("GPU-2"))
+    assert ledger.records["GPU-1"].owner.container == "somebody"
+
+
 async def test_what_was_decided_before_that_was_recorded_is_to_be_decided_anew(ledger, store):
     await ledger.append("op", found("GPU-1"))
     store.broken = True

@@ -10,15 +10,18 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
+from scrubber.core import verdict
 from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
 from scrubber.engine import Surroundings
 from scrubber.jobs import Jobs
 from scrubber.steps.child import BrokenError
+from scrubber.visits import UNWATCHED
 from tests.service.asking import rows
 from tests.service.hand import Hand
-from tests.service.node import Kind
+from tests.service.node import Kind, Process
 
 TURNS = [(Step.SETTINGS, 1), (Step.HEALTH, 1), (Step.HEALTH, 2)]  # the last is that of the last vitals
+STEPS = verdict.PLANS[Path.FAST]
 READS = [Step.VERIFY, Step.HEALTH]
 A_WHILE = 2.0  # longer than any step takes
 
@@ -223,4 +226,51 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
     go.set()
     await running.finished.wait()
     assert (running.receipt, "uses the device" in running.why) == (None, True)
+    await world.clean(device)
+
+
+async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt_it_as_well(world, monkeypatch):
+    device, sight = world.uuids[0], world.life.sight
+    came: list[Process] = []
+    ask = sight.vitals
+
+    async def late(uuid: str, parent: str | None = None) -> object:
+        job = world.record(device).job
+        if uuid == device and job is not None and job.step is None and len(job.results) == len(STEPS) and not came:
+            came.append(world.intrude(device, container=True))
+            await asyncio.sleep(A_WHILE)
+            world.node.leave(came[0])
+        return await ask(uuid, parent)
+
+    monkeypatch.setattr(sight, "vitals", late)
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert (len(came), running.receipt) == (1, None)
+    await world.clean(device)
+
+
+async def test_a_scrub_during_which_nobody_looked_for_long_proves_nothing(world, monkeypatch):
+    """The disk hangs after the memory was read back, and every round waits for it as well."""
+    device, ledger, go = world.uuids[0], world.life.ledger, asyncio.Event()
+    append, rounds = ledger.append, world.life.monitor.round
+
+    async def hang(op: str, *events: tuple[str, ev.Event]) -> None:
+        if (
+            any(isinstance(it, ev.StepFinished) and it.result.step is Step.VERIFY for _, it in events)
+            and not go.is_set()
+        ):
+            await asyncio.sleep(UNWATCHED + A_WHILE)
+            go.set()
+        await append(op, *events)
+
+    async def later(pace: float) -> None:
+        await go.wait()
+        await rounds(pace)
+
+    monkeypatch.setattr(ledger, "append", hang)
+    monkeypatch.setattr(world.life.monitor, "round", later)
+    await asyncio.sleep(A_WHILE)
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert (running.receipt, "nobody could look" in running.why) == (None, True)
     await world.clean(device)
