@@ -98,12 +98,13 @@ async def _all_passed(coming: Coming, steps: tuple[Step, ...], task: Task, aroun
 
 
 @asynccontextmanager
-async def watched(step: Step, around: Surroundings) -> AsyncIterator[Callable[[], Fenced | None]]:
+async def looking_out(step: Step, around: Surroundings) -> AsyncIterator[Callable[[], Fenced | None]]:
     """Looks go on inside, and what speaks against the step can be asked for: who was met on the device so far.
 
     What was written and read back may have been written over, though nobody is there any more.
     """
-    watching = asyncio.create_task(_user(step, around))
+    # That nobody can look says nothing here: the step begins with a look.
+    watching = asyncio.create_task(_intruder(around, lambda seen: around.fence(step, seen) if seen.holders else None))
     try:
         yield lambda: watching.result() if watching.done() else None
     finally:
@@ -115,20 +116,10 @@ async def watched(step: Step, around: Surroundings) -> AsyncIterator[Callable[[]
 async def _in_turn(step: Step, around: Surroundings) -> AsyncIterator[Fenced | None]:
     """The turn of a step, with who was met while it was waited for."""
     async with AsyncExitStack() as turn:
-        async with watched(step, around) as met:
+        async with looking_out(step, around) as met:
             await turn.enter_async_context(around.turn(step))
             found = met()
         yield found
-
-
-async def _user(step: Step, around: Surroundings) -> Fenced:
-    """Returns when somebody is seen. That nobody can look says nothing here: the step begins with a look."""
-    while True:
-        await asyncio.sleep(around.watch_every)
-        facts = await around.look()
-        fenced = around.fence(step, facts) if facts.holders else None
-        if fenced is not None:
-            return fenced
 
 
 async def _passed(
@@ -189,7 +180,8 @@ async def _watched(coming: Coming, step: Step, task: Task, around: Surroundings)
     """The step, unless somebody appears on the device: then the worker is killed at once."""
     hand = await coming
     doing = asyncio.create_task(hand.do(step, task.path, task.orders[step], task.deadlines[step], around.progress))
-    watching = asyncio.create_task(_intruder(step, around))
+    regard = _under_reset if step is Step.RESET else _as_seen
+    watching = asyncio.create_task(_intruder(around, lambda seen: around.fence(step, regard(seen))))
     try:
         await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
         if doing.done():
@@ -204,14 +196,17 @@ async def _watched(coming: Coming, step: Step, task: Task, around: Surroundings)
         await asyncio.gather(doing, watching, return_exceptions=True)
 
 
-async def _intruder(step: Step, around: Surroundings) -> Fenced:
-    """Returns when the step must not go on."""
+async def _intruder(around: Surroundings, against: Callable[[Facts], Fenced | None]) -> Fenced:
+    """Look again and again; returns when what is seen speaks against it."""
     while True:
         await asyncio.sleep(around.watch_every)
-        facts = await around.look()
-        fenced = around.fence(step, _under_reset(facts) if step is Step.RESET else facts)
+        fenced = against(await around.look())
         if fenced is not None:
             return fenced
+
+
+def _as_seen(facts: Facts) -> Facts:
+    return facts
 
 
 def _under_reset(facts: Facts) -> Facts:

@@ -189,7 +189,10 @@ class Jobs:
 
         With whoever was met on it meanwhile.
         """
-        async with engine.watched(Step.HEALTH, self._surroundings(running)) as met, self.turns.at_driver(Step.HEALTH):
+        async with (
+            engine.looking_out(Step.HEALTH, self._surroundings(running)) as met,
+            self.turns.at_driver(Step.HEALTH),
+        ):
             vitals = await self._sight.vitals(running.device)
             if vitals is None or vitals.partial:
                 await asyncio.sleep(self._sight.patience)
