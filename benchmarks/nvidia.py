@@ -28,10 +28,10 @@ from scrubber.core.model import Moment, Owner, Record, State
 from scrubber.core.states import apply
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
-from scrubber.monitor import PACE, Monitor
 from scrubber.node import proc
 from scrubber.node.processes import Processes
-from scrubber.sight import Sight
+from scrubber.observe.observer import Sight
+from scrubber.service.monitor import PACE, Monitor
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine, Slice

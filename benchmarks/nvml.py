@@ -26,11 +26,12 @@ import pynvml
 from benchmarks.nvml_questions import TIMES, answered, questions, reads_only
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import driver, settings
 from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import Library, Session
-from scrubber.devices.nvidia.users import IDLE_AT_MOST
+from scrubber.devices.nvidia.inventory import driver
+from scrubber.devices.nvidia.nvml import Library, Session
+from scrubber.devices.nvidia.settings import settings
 from scrubber.node import proc
 
 ROUNDS, OPENINGS = 20, 3

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.library import AbsentError, ArgumentError, Handle, Session, UntoldError
+from scrubber.devices.nvidia.nvml import AbsentError, ArgumentError, Handle, Session, UntoldError
 
 TIMES = 50  # each question; the median counts
 _MOST_INSTANCES = 16  # more than any GPU can be cut into

@@ -19,7 +19,7 @@ from benchmarks.figures import Figure, quantile
 from plugin.testing.journal import Call
 from plugin.testing.pods import Phase, Pod
 from scrubber.api.client import Admin
-from scrubber.cli.stage import RESOURCE, Stage
+from scrubber.demo.stage import RESOURCE, Stage
 from scrubber.ledger import database
 from scrubber.ledger.chain import Row
 from scrubber.node import clock

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from scrubber.cli.stage import Stage
+from scrubber.demo.stage import Stage
 
 
 @asynccontextmanager

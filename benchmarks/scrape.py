@@ -9,7 +9,7 @@ import urllib.request
 
 from benchmarks import rig
 from benchmarks.figures import Figure, quantile
-from scrubber.exposition import door
+from scrubber.ground import http_server
 
 DEVICES, SCRAPES = 56, 60
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -23,7 +23,7 @@ async def measure(*, quick: bool) -> list[Figure]:
         shown = await asyncio.to_thread(_fetch, url)
         took = []
         for _ in range(scrapes):
-            await asyncio.sleep(door.FRESH)
+            await asyncio.sleep(http_server.FRESH)
             took.append(await asyncio.to_thread(_timed, url))
     series = sum(not line.startswith("#") for line in shown.splitlines())
     name = f"a scrape of the service, {DEVICES} devices"

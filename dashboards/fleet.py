@@ -42,7 +42,7 @@ from dashboards.query import (
     total,
 )  # fmt: skip
 from scrubber.core.model import State
-from scrubber.metrics import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
+from scrubber.metrics.table import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
 SCOPE = Scope(("cluster",))
 IN_USE = (State.GRANTED.value, State.EXPOSED.value)

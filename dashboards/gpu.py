@@ -18,7 +18,7 @@ from dashboards.outages import GPU_PAGE, WHERE, kept_out, wrong
 from dashboards.page import Band, Page
 from dashboards.panels import Ask, Column, figure, lines, rows, timeline
 from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, most
-from scrubber import metrics as service
+from scrubber.metrics import table as service
 
 SCOPE = Scope((*PLACE, "gpu"))
 NAME = "GPU {{gpu}} {{uuid}}"  # a GPU that was replaced is still there beside its successor

@@ -9,8 +9,8 @@ from dashboards.page import Band, Page
 from dashboards.panels import NO_PLUGIN, Ask, Column, figure, heat, lines, rows
 from dashboards.query import CPU, LATELY, PLACE, RESIDENT, Scope, age, least, most, total
 from dashboards.scrubs import QUANTILES
-from plugin import metrics as plugin
-from scrubber import metrics as service
+from plugin.metrics import table as plugin
+from scrubber.metrics import table as service
 
 SCOPE = Scope(PLACE)
 NODE = "{{node}}"

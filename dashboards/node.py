@@ -25,8 +25,8 @@ from dashboards.outages import NOT_KNOWN, TO_GPU, WHERE, kept_out, wrong
 from dashboards.page import Band, Page
 from dashboards.panels import NO_PLUGIN, UNHEARD, Ask, Column, Words, figure, lines, rows, timeline
 from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, least, most, named, total
-from plugin import metrics as plugin
-from scrubber import metrics as service
+from plugin.metrics import table as plugin
+from scrubber.metrics import table as service
 
 SCOPE = Scope((*PLACE, "gpu"))
 STALLED: Levels = ((0, GOOD), (60, WARN), (300, BAD))

@@ -9,7 +9,15 @@ from dashboards.look import BAD, GOOD, GREY, NO_ROW, PLAIN, words
 from dashboards.page import link
 from dashboards.panels import Ask, Column, rows, timeline
 from dashboards.query import DEVICE_ID, Scope, age, most, named
-from scrubber.metrics import BLOCKED, QUARANTINE_NEXT, QUARANTINE_PROBES, QUARANTINE_SINCE, QUARANTINED, SICK, SIGN
+from scrubber.metrics.table import (
+    BLOCKED,
+    QUARANTINE_NEXT,
+    QUARANTINE_PROBES,
+    QUARANTINE_SINCE,
+    QUARANTINED,
+    SICK,
+    SIGN,
+)
 
 GPU_PAGE = "autoclave-gpu"
 TO_GPU = link(GPU_PAGE, node="node", gpu="gpu")

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models import prometheus
 from dashboards.look import BAD
 from dashboards.panels import SOURCE
 from dashboards.query import DEVICE_ID, Scope, most
-from scrubber.metrics import DEVICE, QUARANTINED
+from scrubber.metrics.table import DEVICE, QUARANTINED
 
 TAG = "autoclave"
 WIDTH = 24

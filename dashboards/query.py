@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dashboards.look import NO_ROW, NONE, NUMBER_OF
-from plugin import metrics as plugin
-from scrubber.exposition.table import Kind, Row
-from scrubber.metrics import BUILD, DEVICE, READY, STATE
+from plugin.metrics import table as plugin
+from scrubber.ground.metric_table import Kind, Row
+from scrubber.metrics.table import BUILD, DEVICE, READY, STATE
 
 PLACE = ("cluster", "node")
 DEVICE_ID = (*PLACE, "gpu", "uuid")

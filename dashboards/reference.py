@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 
-from plugin import metrics as of_the_plugin
-from scrubber import metrics as of_the_service
-from scrubber.exposition.table import Row
+from plugin.metrics import table as of_the_plugin
+from scrubber.ground.metric_table import Row
+from scrubber.metrics import table as of_the_service
 
 HEAD = """\
 # Metrics
 
-This page is made from the tables `scrubber/metrics.py` and `plugin/metrics.py` (`make docs`); change those, not this.
-Names and labels are a stable contract.
+`make docs` writes this page from the tables `scrubber/metrics/table.py` and `plugin/metrics/table.py`: change those
+instead. Names and labels are a stable contract.
 
 ## How to get them
 

@@ -18,7 +18,7 @@ from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Band, Page
 from dashboards.panels import Ask, Column, figure, heat, lines, rows
 from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, least, most, total
-from scrubber import metrics as service
+from scrubber.metrics import table as service
 
 SCOPE = Scope(PLACE)
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))

@@ -9,9 +9,9 @@ from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Band, Page, link
 from dashboards.panels import Ask, Column, figure, lines, rows
 from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, least, most, named
-from scrubber import metrics as service
 from scrubber.core.model import State
-from scrubber.exposition.table import Row
+from scrubber.ground.metric_table import Row
+from scrubber.metrics import table as service
 
 SCOPE = Scope(PLACE)
 NODE = {"cluster": "Cluster", "node": "Node"}

@@ -23,15 +23,15 @@ from plugin.cluster import starting, threads
 from plugin.cluster.reporter import Reporter
 from plugin.config import Config, Way
 from plugin.device_plugin import DevicePlugin
-from plugin.figures import Figures
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
+from plugin.metrics.collector import Figures
+from plugin.metrics.counters import Tally
 from plugin.registration import kubelet, registry, sockets
-from plugin.tally import Tally
 from scrubber.api import client
-from scrubber.errors import FatalError
-from scrubber.exposition.door import Door
+from scrubber.ground.errors import FatalError
+from scrubber.ground.http_server import Door
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="app")
 

@@ -14,8 +14,8 @@ from plugin.cluster import credentials
 from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
-from scrubber.errors import FatalError
-from scrubber.exposition import door
+from scrubber.ground import http_server
+from scrubber.ground.errors import FatalError
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
@@ -124,7 +124,7 @@ def _check_address(address: str) -> None:
     if not address:
         return
     try:
-        door.parse(address)
+        http_server.parse(address)
     except ValueError as error:
         raise FatalError(f"cannot use --metrics-address {address!r}: {error}") from error
 

@@ -28,8 +28,8 @@ from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.tally import Hook, Outcome, Tally
-from scrubber.errors import AutoclaveError, InvalidRequest, Reason, Refused
+from plugin.metrics.counters import Hook, Outcome, Tally
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Refused
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="device plugin")
 

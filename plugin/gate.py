@@ -1,7 +1,7 @@
 """The one question: may these devices go out, may a container start on them? The scrub service answers, nobody else.
 
-Every failure is one of ``scrubber.errors``, and each one means no. What was answered is not asked again: the kubelet
-waits, and the service has used up the time that the policy allows.
+Every failure is one of ``scrubber.ground.errors``, and each one means no. An answer is not asked for again: the
+kubelet waits, and the service has used up the time that the policy allows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from plugin.devices import Device
 from plugin.listing import Listing
 from scrubber.api import client
-from scrubber.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
 
 ACQUIRE_WITHIN = 6.0  # seconds: the policy's budget is at most 5 s, and the service keeps it
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})

@@ -27,10 +27,10 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from plugin import devices
-from plugin.bell import Bell
+from plugin.changed import Bell
 from plugin.devices import GONE, LEFT, Device, MigStrategy
 from scrubber.api import client
-from scrubber.errors import AutoclaveError, NotReady, Reason, Unreachable
+from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Unreachable
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="listing")
 

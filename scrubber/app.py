@@ -14,7 +14,6 @@ from pathlib import Path
 import scrubber
 from policies import xids
 from policies.model import Policy
-from scrubber import log
 from scrubber.config import Backend as Chosen
 from scrubber.config import ScrubberConfig
 from scrubber.config import Sight as Eyes
@@ -24,33 +23,34 @@ from scrubber.devices.base import Address, Backend, Care, DeviceError
 from scrubber.devices.calls import Caller
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import Library
+from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.errors import FatalError
-from scrubber.figures import Figures
-from scrubber.hooks import Tools
-from scrubber.jobs import Jobs
-from scrubber.ledger import opening, places, store
+from scrubber.ground import log
+from scrubber.ground.errors import FatalError
+from scrubber.jobs.jobs import Jobs
+from scrubber.ledger import files, opening, store
 from scrubber.ledger.ledger import Ledger, replay
-from scrubber.monitor import Monitor
+from scrubber.metrics.board_sampler import Thermometer
+from scrubber.metrics.collector import Figures
+from scrubber.metrics.counters import Tally
 from scrubber.node import clock, identity, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
-from scrubber.node.ends import Ends
 from scrubber.node.kernellog import KernelLog
 from scrubber.node.pods import Pods
+from scrubber.node.process_ends import Ends
 from scrubber.node.processes import Processes
-from scrubber.readings import Thermometer
-from scrubber.report import Identity, Reporter
-from scrubber.rulebook import Rulebook
-from scrubber.service import Service
-from scrubber.sight import Sight
-from scrubber.steps.child import BrokenError
-from scrubber.steps.frames import Assignment
-from scrubber.steps.nursery import Nursery
-from scrubber.steps.worker import Worker
-from scrubber.tally import Tally
+from scrubber.observe.observer import Sight
+from scrubber.policy import Rulebook
+from scrubber.service.handover import Tools
+from scrubber.service.monitor import Monitor
+from scrubber.service.report import Identity, Reporter
+from scrubber.service.service import Service
+from scrubber.workers.child import BrokenError
+from scrubber.workers.nursery import Nursery
+from scrubber.workers.worker import Worker
+from scrubber.workers.worker_wire import Assignment
 
 logger = log.get("app")
 
@@ -215,7 +215,7 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
         simulated_dir,
         str(config.state_dir),
         clock.now().wall,
-        places.Places(config.ledger).aside(),
+        files.Places(config.ledger).aside(),
     )
     # A caller of its own: no hook waits behind a look that is for people.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, NAMES_WITHIN)

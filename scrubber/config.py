@@ -15,9 +15,8 @@ from pydantic import Field, PlainValidator, model_validator
 
 from policies import faults, judge, tree
 from policies.base import Model, Size, Word, impossible
-from scrubber import paths
-from scrubber.errors import FatalError
-from scrubber.exposition import door
+from scrubber.ground import http_server, paths
+from scrubber.ground.errors import FatalError
 
 PREFIX = "AUTOCLAVE_"
 LONGEST_SOCKET = 107  # bytes: the kernel's limit for the path of a unix socket
@@ -72,7 +71,7 @@ def check_address(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("expected HOST:PORT such as 127.0.0.1:9475")  # noqa: TRY004 - pydantic wants this one
     if value:
-        door.parse(value)
+        http_server.parse(value)
     return value
 
 

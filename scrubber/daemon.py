@@ -12,16 +12,16 @@ from asyncinotify import Inotify, Mask
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from policies.faults import PolicyError
-from scrubber import app, log
-from scrubber.api import server, sockets
+from scrubber import app
+from scrubber.api import server
 from scrubber.config import LogFormat, ScrubberConfig
 from scrubber.devices.base import Backend
-from scrubber.errors import FatalError, LedgerUnavailable
-from scrubber.exposition import door
-from scrubber.figures import Figures
+from scrubber.ground import http_server, log, unix_sockets
+from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
-from scrubber.rulebook import Rulebook
-from scrubber.tally import Tally
+from scrubber.metrics.collector import Figures
+from scrubber.metrics.counters import Tally
+from scrubber.policy import Rulebook
 
 logger = log.get("daemon")
 
@@ -38,7 +38,7 @@ def run(config: ScrubberConfig) -> int:
         rulebook = Rulebook(config.policy)
     except PolicyError as error:
         raise FatalError(str(error)) from error
-    lock = sockets.prepare(config.run_dir)
+    lock = unix_sockets.prepare(config.run_dir)
     try:
         return asyncio.run(_serve(config, app.build_backend(config), rulebook))
     finally:
@@ -51,7 +51,7 @@ async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -
     if not config.metrics_address:
         return await _live(config, backend, rulebook, shown)
     ProcessCollector(registry=shown.registry)
-    async with door.Door(shown.registry, shown.obstacles).serve(config.metrics_address):
+    async with http_server.Door(shown.registry, shown.obstacles).serve(config.metrics_address):
         return await _live(config, backend, rulebook, shown)
 
 

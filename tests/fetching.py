@@ -6,7 +6,7 @@ import time
 import urllib.error
 import urllib.request
 
-from scrubber.exposition import door
+from scrubber.ground import http_server
 from tests.patience import WITHIN
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -28,7 +28,9 @@ _shown: dict[str, float] = {}  # when each address last showed its figures
 
 def figures(address: str) -> str:
     """All figures in OpenMetrics, as they are now: those that were shown here are shown again for a moment."""
-    time.sleep(max(0.0, _shown.get(address, 0.0) + door.FRESH - time.monotonic()))  # nothing else tells that it is over
+    time.sleep(
+        max(0.0, _shown.get(address, 0.0) + http_server.FRESH - time.monotonic())
+    )  # nothing else tells that it is over
     status, text = fetch(address, "/metrics", OPENMETRICS)
     _shown[address] = time.monotonic()
     assert status == 200

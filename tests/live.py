@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import client
-from scrubber.cli import asking
-from scrubber.core import view
+from scrubber.cli import service_call
+from scrubber.core import views
 from tests.patience import WITHIN
 
 
@@ -56,13 +56,13 @@ class Service:
     def settled(self, gpu, *states):
         """The device, as soon as it is in one of these states."""
 
-        async def until(admin: client.Admin) -> view.DeviceStatus:
+        async def until(admin: client.Admin) -> views.DeviceStatus:
             status = await admin.status([str(gpu)])
             while status.devices[0].state not in states:
                 status = await admin.status([str(gpu)], newer_than=status.service.ledger_rows, wait=10)
             return status.devices[0]
 
-        return asking.ask(self.run_dir, until)
+        return service_call.ask(self.run_dir, until)
 
     def popen(self, *args, **options):
         """A verb in a process of its own, for signals and terminals."""

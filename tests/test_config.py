@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from scrubber import config
 from scrubber.config import Backend, LogFormat, LogLevel, ScrubberConfig, Sight
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 
 RUN_DIR_LIMIT = config.LONGEST_SOCKET - len("/scrubber.sock")
 

@@ -13,9 +13,9 @@ import pytest
 
 from policies import load
 from scrubber.api import client
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from scrubber.devices.simulated import drills, tenants
-from scrubber.errors import AutoclaveError, Reason
+from scrubber.ground.errors import AutoclaveError, Reason
 from tests.live import Service
 from tests.patience import WITHIN
 
@@ -31,11 +31,11 @@ def service(short_tmp):
 
 
 def device(service):
-    return asking.ask(service.run_dir, lambda admin: admin.status()).devices[0]
+    return service_call.ask(service.run_dir, lambda admin: admin.status()).devices[0]
 
 
 def texts(service):
-    return [entry.text for entry in asking.ask(service.run_dir, lambda admin: admin.history())]
+    return [entry.text for entry in service_call.ask(service.run_dir, lambda admin: admin.history())]
 
 
 def acquire(service, uuid):
@@ -56,7 +56,7 @@ def stalled_scrub(service):
             if told.step == "clear" and told.done_bytes:  # its worker is born, and writes
                 return
 
-    asking.ask(service.run_dir, begin)
+    service_call.ask(service.run_dir, begin)
     [zygote] = children(service.process.pid)
     [worker] = children(zygote)
     return uuid, worker
@@ -181,11 +181,11 @@ def test_a_bad_policy_file_keeps_the_old_policy_and_a_good_one_replaces_it(short
     change("name: [")
     said = service.hear("not loaded")
     assert "site.yaml:1" in said["faults"]
-    status = asking.ask(service.run_dir, lambda admin: admin.status())
+    status = service_call.ask(service.run_dir, lambda admin: admin.status())
     assert (status.service.policy, "site.yaml:1" in status.service.policy_fault) == ("before", True)
     change(load.read_shipped("fast").replace("name: fast", "name: after"))
     service.hear("policy loaded")
-    status = asking.ask(service.run_dir, lambda admin: admin.status())
+    status = service_call.ask(service.run_dir, lambda admin: admin.status())
     assert (status.service.policy, status.service.policy_fault) == ("after", "")
     service.stop()
     os.close(handle)
@@ -202,7 +202,7 @@ def test_a_damaged_ledger_is_set_aside_loudly_and_every_gpu_is_unknown(service):
     [aside] = ledger.parent.glob("ledger.db.corrupt-*Z")
     assert aside.stat().st_size > 0
     service.hear("serving")
-    assert asking.ask(service.run_dir, lambda admin: admin.status()).service.set_aside == (aside.name,)
+    assert service_call.ask(service.run_dir, lambda admin: admin.status()).service.set_aside == (aside.name,)
     shown = service.popen("status", stdout=-1, stderr=-1)
     assert f"a damaged ledger was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
     service.settled(0, "clean")
@@ -241,7 +241,7 @@ def test_a_disk_that_takes_no_more_grants_nothing_offers_nothing_and_mends_by_it
         while not (status := await admin.status()).devices[0].healthy:
             await admin.status(newer_than=status.service.ledger_rows, wait=5)
 
-    asking.ask(service.run_dir, until_healthy)
+    service_call.ask(service.run_dir, until_healthy)
     assert acquire(service, uuid)
     assert service.process.poll() is None
 
@@ -275,7 +275,7 @@ def test_two_services_never_share_a_set_of_gpus(service, short_tmp):
 
 def test_the_log_tells_what_somebody_at_night_needs(service):
     uuid = service.settled(0, "clean").device
-    asking.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "smells", "user ann (uid 7)"))
+    service_call.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "smells", "user ann (uid 7)"))
     said = service.hear("quarantined by")
     assert (said["level"], said["device"]) == ("warning", uuid)
     assert "smells" in said["event"]

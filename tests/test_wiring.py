@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import client
-from scrubber.cli import asking
-from scrubber.core import view
+from scrubber.cli import service_call
+from scrubber.core import views
 from tests.guests import guest
 from tests.live import Service
 from tests.patience import WITHIN
@@ -58,7 +58,7 @@ def test_whoever_sees_a_tenant_tells_the_monitor_of_its_end_so_that_it_waits_for
             with guest(roundless.simulated_dir, device, POD, b"secret"):
                 await scrubber.start([device], POD)
 
-    async def clean(admin: client.Admin) -> view.DeviceStatus:
+    async def clean(admin: client.Admin) -> views.DeviceStatus:
         """Its status once it is clean again, told row by row: it was exposed when this is asked."""
         status = await admin.status()
         async with asyncio.timeout(WITHIN):
@@ -68,7 +68,7 @@ def test_whoever_sees_a_tenant_tells_the_monitor_of_its_end_so_that_it_waits_for
 
     before = roundless.settled(0, "clean").receipt
     asyncio.run(tenancy())
-    after = asking.ask(roundless.run_dir, clean).receipt
+    after = service_call.ask(roundless.run_dir, clean).receipt
     assert before is not None
     assert after is not None
     assert (after.previous, after.processes_found) == (before.digest, 0)
@@ -87,15 +87,15 @@ def service(short_tmp: Path) -> Iterator[Service]:
         it.stop()
 
 
-def scrub(service: Service) -> view.ScrubResult:
+def scrub(service: Service) -> views.ScrubResult:
     """A scrub that somebody asks for, as it ends."""
 
-    async def ask(admin: client.Admin) -> view.ScrubResult:
+    async def ask(admin: client.Admin) -> views.ScrubResult:
         results = [update.result async for update in admin.scrub(["0"])]
         assert results[-1] is not None
         return results[-1]
 
-    return asking.ask(service.run_dir, ask)
+    return service_call.ask(service.run_dir, ask)
 
 
 def test_bystanders_are_known_by_the_directory_where_the_kubelet_of_this_node_keeps_its_logs(service: Service) -> None:

@@ -25,9 +25,9 @@ from benchmarks.gpu.parts import PARTS, Part, measured
 from benchmarks.nvml_questions import reads_only
 from scrubber.cuda import warmth
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.boards import Board
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import Library
+from scrubber.devices.nvidia.inventory.boards import Board
+from scrubber.devices.nvidia.nvml import Library
 from scrubber.node import proc
 
 PROC = Path("/proc")

@@ -16,9 +16,9 @@ from scrubber.cuda.coverage import Account
 from scrubber.cuda.device import CupyCard
 from scrubber.cuda.memory import Memory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
-from scrubber.devices.nvidia.holding import Holding, OpenCard
-from scrubber.devices.nvidia.library import Library
-from scrubber.devices.nvidia.place import Place
+from scrubber.devices.nvidia.address import Place
+from scrubber.devices.nvidia.memory import Holding, OpenCard
+from scrubber.devices.nvidia.nvml import Library
 
 
 @dataclass(frozen=True)

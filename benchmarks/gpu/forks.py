@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scrubber.steps.zygote import end_with_parent
+from scrubber.workers.zygote import end_with_parent
 
 _FORKING = multiprocessing.get_context("fork")
 WITHIN = 60.0  # seconds for any word of a fork

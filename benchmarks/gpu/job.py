@@ -19,13 +19,13 @@ from benchmarks.gpu.figures import Measured, one
 from scrubber.core import model
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
+from scrubber.devices.nvidia.address import Place
 from scrubber.devices.nvidia.host import NAME
-from scrubber.devices.nvidia.place import Place
 from scrubber.node import proc
 from scrubber.steps.base import Order
-from scrubber.steps.frames import Assignment
-from scrubber.steps.nursery import Nursery
-from scrubber.steps.worker import Worker
+from scrubber.workers.nursery import Nursery
+from scrubber.workers.worker import Worker
+from scrubber.workers.worker_wire import Assignment
 
 WORKERS = 4  # the first meets a cold zygote
 DEADLINE = 60.0  # seconds of a step

@@ -15,7 +15,7 @@ from benchmarks.nvml_questions import reads_only
 from scrubber.core.model import Mismatch
 from scrubber.cuda.memory import Memory
 from scrubber.cuda.patterns import ZERO, repeated
-from scrubber.devices.nvidia.library import Library
+from scrubber.devices.nvidia.nvml import Library
 
 SIZES = (2**24, 2**28, 2**30, 2**32, 2**34, 2**36)  # bytes, then all there is
 BASELINE = "cudaMemset"

@@ -18,7 +18,7 @@ from benchmarks.nvml_questions import reads_only
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.patterns import ZERO, Kind, Pattern
-from scrubber.devices.nvidia.library import Library
+from scrubber.devices.nvidia.nvml import Library
 
 PASSES = (("zero",), ("random", "zero"))  # as policies name them
 

@@ -21,7 +21,7 @@ from benchmarks.nvml import cut
 from scrubber.cuda.images import image_for
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import Library, Session
+from scrubber.devices.nvidia.nvml import Library, Session
 
 HEAD = ("part", "what", "median", "lowest", "highest", "unit", "samples", "note")
 NOT_TOLD = "not told"

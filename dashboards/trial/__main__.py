@@ -17,7 +17,7 @@ from dashboards.trial import day
 from dashboards.trial.day import DAY, EVENING, Act
 from dashboards.trial.node import GPUS, LOOPBACK, Node
 from dashboards.trial.prometheus import Prometheus, installed
-from scrubber.errors import AutoclaveError, FatalError
+from scrubber.ground.errors import AutoclaveError, FatalError
 
 FOLDER = Path(__file__).parents[1] / "grafana"
 PORT = 19475  # the first of three

@@ -15,8 +15,8 @@ from functools import partial
 
 from dashboards.trial.node import GPUS, UNTIDY, WITHIN, Node
 from plugin.testing.pods import Phase, Pod
-from scrubber.cli.stage import RESOURCE
 from scrubber.core.model import Ailment
+from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.documents import Resetting
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plugin.testing.pods import Phase, Pod
-from scrubber.cli.containers import Containers
-from scrubber.cli.stage import RESOURCE, Program, Stage
-from scrubber.core import view
+from scrubber.core import views
+from scrubber.demo.containers import Containers
+from scrubber.demo.stage import RESOURCE, Program, Stage
 from scrubber.devices.simulated import tenants
 
 GPUS = 4
@@ -110,14 +110,14 @@ class Node:
             await self.reach(gpu, lambda device: device.state == "clean")
         await self.stage.kubelet.until(lambda: self.stage.kubelet.allocatable.get(RESOURCE) == GPUS, WITHIN)
 
-    async def reach(self, gpu: int, wanted: Callable[[view.DeviceStatus], bool]) -> view.DeviceStatus:
+    async def reach(self, gpu: int, wanted: Callable[[views.DeviceStatus], bool]) -> views.DeviceStatus:
         """A GPU's status, as soon as it is as wanted."""
         status = await self.stage.settled(gpu, wanted, WITHIN)
         if not wanted(status):
             raise TimeoutError(f"GPU {gpu} is {status.state}: {status.why} {status.setback}")
         return status
 
-    async def out(self, gpu: int) -> view.DeviceStatus:
+    async def out(self, gpu: int) -> views.DeviceStatus:
         """A GPU's status, as soon as it is in quarantine."""
         return await self.reach(gpu, lambda device: device.quarantine is not None)
 

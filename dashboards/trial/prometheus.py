@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dashboards.trial.node import CLUSTER, NAME, Node
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 
 PROGRAM = "prometheus"
 JOBS = ("autoclave-scrubber", "autoclave-plugin")

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import structlog
 
-from plugin.bell import Bell
+from plugin.changed import Bell
 from plugin.cluster import base, judging, words
 from plugin.cluster.base import Failure, Kind
 from plugin.cluster.judging import Condition, Outlook, Verdicts
 from plugin.cluster.outbox import Letter, Outbox
-from plugin.cluster.strand import NEVER, Deed, Pace, Strand
+from plugin.cluster.retry_loop import NEVER, Deed, Pace, Strand
 from plugin.devices import Device
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="cluster")

@@ -10,8 +10,8 @@ import structlog
 from plugin.cluster import base, credentials
 from plugin.cluster.credentials import Asked, Reports
 from plugin.cluster.reporter import Reporter
-from plugin.cluster.strand import Pace
-from scrubber.errors import FatalError
+from plugin.cluster.retry_loop import Pace
+from scrubber.ground.errors import FatalError
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="cluster")
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from plugin.bell import Bell
+from plugin.changed import Bell
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import sockets
 from plugin.registration.events import Cause, NotRegistered
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 
 Add = Callable[[grpc.aio.Server], None]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"

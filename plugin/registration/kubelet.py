@@ -17,7 +17,7 @@ import structlog
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.standing import Standing
+from plugin.registration.registration_state import Standing
 from plugin.registration.watch import Watch
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")

@@ -18,7 +18,7 @@ import tenacity
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.standing import Standing
+from plugin.registration.registration_state import Standing
 from plugin.registration.watch import Watch
 
 KIND = "DevicePlugin"

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 
 LONGEST = 107  # bytes of a socket path, by the kernel's sockaddr_un
 SUBDIRECTORY = "autoclave"  # the kubelet removes all sockets of its directory when it starts, not those one level below

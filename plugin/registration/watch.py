@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 from asyncinotify import Inotify, Mask
 
-from plugin.bell import Bell
+from plugin.changed import Bell
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")
 

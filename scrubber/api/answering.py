@@ -18,9 +18,8 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from scrubber import log
-from scrubber.api import operation
-from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason
+from scrubber.ground import log, operation_id
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 
 logger = log.get("api")
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,7 +53,7 @@ async def answered(
     context: Context, request: str, tell: Tell | None = None, *, quiet: bool = False
 ) -> AsyncIterator[Asked]:
     """A question from its first word to its end, for the caller, the log and the figures."""
-    asked = Asked(request, operation.of(context.invocation_metadata()), quiet=quiet)
+    asked = Asked(request, operation_id.of(context.invocation_metadata()), quiet=quiet)
     async with translated(context), told(asked, tell):
         yield asked
 

@@ -1,4 +1,4 @@
-"""The caller's side of both doors. Every call has a deadline; every failure is one of ``scrubber.errors``."""
+"""The caller's side of both doors. Every call has a deadline; every failure is one of ``scrubber.ground.errors``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import grpc.aio
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from scrubber.api import convert, operation, scrub_pb2, scrub_pb2_grpc, sockets
-from scrubber.core import view
-from scrubber.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.core import views
+from scrubber.ground import operation_id, unix_sockets
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
 R = TypeVar("R")
 
@@ -37,9 +38,9 @@ class _Door:
 
     def __init__(self, socket: Path) -> None:
         """Nothing is connected before the first call."""
-        if len(os.fsencode(socket)) > sockets.LONGEST:
+        if len(os.fsencode(socket)) > unix_sockets.LONGEST:
             raise Unreachable(
-                f"cannot reach the scrub service at {socket}: no socket's path is longer than {sockets.LONGEST} bytes"
+                f"cannot reach the scrub service at {socket}: a socket path has at most {unix_sockets.LONGEST} bytes"
             )
         self.socket = socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
@@ -76,30 +77,30 @@ class Scrubber(_Door):
     async def acquire(
         self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, op: str = "",
         timeout: float = SHORT,
-    ) -> tuple[view.Granted, ...]:  # fmt: skip
+    ) -> tuple[views.Granted, ...]:  # fmt: skip
         """Grants for all devices, or an error: none. ``op``: by which id the caller's log calls this.
 
         ``fresh``: what somebody has is a no, where otherwise the question itself says that he is gone.
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh)
-        answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation.carried(op)))
-        return tuple(convert.from_message(view.Granted, grant) for grant in answer.grants)
+        answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.carried(op)))
+        return tuple(convert.from_message(views.Granted, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start; an error means it must not. No owner: the kubelet's checkpoint knows."""
         request = scrub_pb2.StartRequest(devices=devices, owner=owner)
-        await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation.carried(op)))
+        await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.carried(op)))
 
     async def release(self, devices: Sequence[str], *, op: str = "", timeout: float = SHORT) -> None:
         """Say that the last user is gone."""
         request = scrub_pb2.ReleaseRequest(devices=devices)
-        await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation.carried(op)))
+        await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.carried(op)))
 
-    async def watch(self) -> AsyncGenerator[view.Adverts, None]:
+    async def watch(self) -> AsyncGenerator[views.Adverts, None]:
         """The full list at once and at every change, until the caller stops."""
         with translated(self.socket):
             async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
-                yield convert.from_message(view.Adverts, message)
+                yield convert.from_message(views.Adverts, message)
 
 
 class Admin(_Door):
@@ -112,49 +113,49 @@ class Admin(_Door):
 
     async def status(
         self, gpus: Sequence[str] = (), *, newer_than: int = 0, wait: float = 0.0, timeout: float = SHORT
-    ) -> view.Status:
+    ) -> views.Status:
         """All devices, or those named. With ``wait``: not before the ledger moved past row ``newer_than``."""
         request = scrub_pb2.StatusRequest(gpus=gpus, newer_than=newer_than, wait_seconds=wait)
         answer = await self._ask(self._stub.Status(request, timeout=timeout + wait))
-        return convert.from_message(view.Status, answer)
+        return convert.from_message(views.Status, answer)
 
     async def scrub(
         self, gpus: Sequence[str], *, every: bool = False, path: str = "", no_wait: bool = False,
         timeout: float | None = None,
-    ) -> AsyncIterator[view.ScrubProgress]:  # fmt: skip
+    ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
         """Progress of the jobs until each has its result."""
         request = scrub_pb2.ScrubRequest(gpus=gpus, all=every, path=path, no_wait=no_wait)
         with translated(self.socket):
             async for message in self._stub.Scrub(request, timeout=timeout):
-                yield convert.from_message(view.ScrubProgress, message)
+                yield convert.from_message(views.ScrubProgress, message)
 
-    async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = SHORT) -> view.DeviceStatus:
+    async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = SHORT) -> views.DeviceStatus:
         """Take a device out."""
         request = scrub_pb2.QuarantineRequest(gpu=gpu, reason=reason, by=by)
         answer = await self._ask(self._stub.Quarantine(request, timeout=timeout))
-        return convert.from_message(view.DeviceStatus, answer.device)
+        return convert.from_message(views.DeviceStatus, answer.device)
 
     async def reinstate(
         self, gpu: str, reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
-    ) -> AsyncIterator[view.ScrubProgress]:
+    ) -> AsyncIterator[views.ScrubProgress]:
         """Bring a device back through the slow path; without evidence, through the scrub that any tenant leaves."""
         request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by, without_evidence=without_evidence)
         with translated(self.socket):
             async for message in self._stub.Reinstate(request, timeout=timeout):
-                yield convert.from_message(view.ScrubProgress, message)
+                yield convert.from_message(views.ScrubProgress, message)
 
-    async def explain(self, gpu: str, *, timeout: float = SHORT) -> view.Explanation:
+    async def explain(self, gpu: str, *, timeout: float = SHORT) -> views.Explanation:
         """How a device came to be where it is."""
         answer = await self._ask(self._stub.Explain(scrub_pb2.ExplainRequest(gpu=gpu), timeout=timeout))
-        return convert.from_message(view.Explanation, answer)
+        return convert.from_message(views.Explanation, answer)
 
     async def history(
         self, gpu: str = "", *, since: float = 0.0, limit: int = 1000, timeout: float = SHORT
-    ) -> tuple[view.HistoryEntry, ...]:
+    ) -> tuple[views.HistoryEntry, ...]:
         """Rows of the ledger, newest last."""
         request = scrub_pb2.HistoryRequest(gpu=gpu, since=since, limit=limit)
         answer = await self._ask(self._stub.History(request, timeout=timeout))
-        return tuple(convert.from_message(view.HistoryEntry, entry) for entry in answer.entries)
+        return tuple(convert.from_message(views.HistoryEntry, entry) for entry in answer.entries)
 
 
 @contextmanager

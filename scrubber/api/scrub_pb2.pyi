@@ -3,7 +3,7 @@
 isort:skip_file
 The doors of the scrub service. Two services on two sockets: Scrubber for whoever hands devices out (the device
 plugin, a Slurm prolog), Admin for operators. Errors carry google.rpc.ErrorInfo: reason is a word of
-scrubber.errors.Reason, domain is "autoclave".
+scrubber.ground.errors.Reason, domain is "autoclave".
 """
 
 from collections import abc as _abc
@@ -810,7 +810,7 @@ class ScrubResult(_message.Message):
     why: _builtins.str
     """Why it is not clean; for operators."""
     reason: _builtins.str
-    """One of scrubber.errors.Reason when not clean."""
+    """One of scrubber.ground.errors.Reason when not clean."""
     running: _builtins.bool
     """The caller did not want to wait: the job goes on."""
     @_builtins.property

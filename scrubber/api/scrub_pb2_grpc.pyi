@@ -3,7 +3,7 @@
 isort:skip_file
 The doors of the scrub service. Two services on two sockets: Scrubber for whoever hands devices out (the device
 plugin, a Slurm prolog), Admin for operators. Errors carry google.rpc.ErrorInfo: reason is a word of
-scrubber.errors.Reason, domain is "autoclave".
+scrubber.ground.errors.Reason, domain is "autoclave".
 """
 
 from collections import abc as _abc

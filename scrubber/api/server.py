@@ -13,16 +13,17 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from scrubber.api import convert, requests, scrub_pb2, scrub_pb2_grpc, sockets
+from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
 from scrubber.api.answering import Asked, Context, abort, answered, told
-from scrubber.core import showing, view
+from scrubber.core import device_status, views
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
-from scrubber.errors import AutoclaveError, InvalidRequest, Reason
-from scrubber.report import Reporter
-from scrubber.running import Running
-from scrubber.service import Service
-from scrubber.tally import Tally
+from scrubber.ground import request_limits, unix_sockets
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
+from scrubber.jobs.job import Running
+from scrubber.metrics.counters import Tally
+from scrubber.service.report import Reporter
+from scrubber.service.service import Service
 
 T = TypeVar("T")
 
@@ -47,28 +48,28 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
     async def Acquire(self, request: scrub_pb2.AcquireRequest, context: Context) -> scrub_pb2.AcquireResponse:
         """See the proto."""
         async with answered(context, "acquire", self._tally.answered) as asked:
-            asked.devices = requests.devices(request.devices)
+            asked.devices = request_limits.devices(request.devices)
             grants = await self._service.acquire(
                 asked.devices, announced=request.announced, fresh=request.fresh, op=asked.op
             )
             answer = scrub_pb2.AcquireResponse()
             for device, grant in grants.items():
-                granted = view.Granted(device, grant.id if grant else "", grant.receipt or "" if grant else "")
+                granted = views.Granted(device, grant.id if grant else "", grant.receipt or "" if grant else "")
                 convert.to_message(granted, answer.grants.add())
             return answer
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See the proto."""
         async with answered(context, "start", self._tally.answered) as asked:
-            asked.devices = requests.devices(request.devices)
-            owner = requests.owner(request.owner) if request.owner else None
+            asked.devices = request_limits.devices(request.devices)
+            owner = request_limits.owner(request.owner) if request.owner else None
             await self._service.start(asked.devices, owner, op=asked.op)
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
         """See the proto."""
         async with answered(context, "release", self._tally.answered) as asked:
-            asked.devices = requests.devices(request.devices)
+            asked.devices = request_limits.devices(request.devices)
             await self._service.release(asked.devices, op=asked.op)
             return scrub_pb2.ReleaseResponse()
 
@@ -76,7 +77,7 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See the proto."""
-        last: view.Adverts | None = None
+        last: views.Adverts | None = None
         clock, told = asyncio.get_running_loop().time, 0.0
         while True:
             news, now = self._service.ledger.news, self._reporter.adverts()
@@ -100,7 +101,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
     async def Status(self, request: scrub_pb2.StatusRequest, context: Context) -> scrub_pb2.StatusResponse:
         """See the proto."""
         async with answered(context, "status", quiet=True):
-            gpus = requests.devices(request.gpus, needed=False)
+            gpus = request_limits.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
                 await self._service.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
             return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
@@ -110,7 +111,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See the proto."""
         async with answered(context, "scrub") as asked:
-            names = requests.devices(request.gpus, needed=not request.all)
+            names = request_limits.devices(request.gpus, needed=not request.all)
             uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.present())
             path = _path(request.path)
             asked.quiet = True  # each device has a line of its own
@@ -124,10 +125,10 @@ class Admin(scrub_pb2_grpc.AdminServicer):
     ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
         """See the proto."""
         async with answered(context, "quarantine") as asked:
-            uuid = self._reporter.find(requests.devices([request.gpu])[0])
+            uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
             asked.devices = [uuid]
-            reason = requests.words(request.reason, "the reason", needed=True)
-            by = requests.words(request.by, "the name of who asks")
+            reason = request_limits.words(request.reason, "the reason", needed=True)
+            by = request_limits.words(request.by, "the name of who asks")
             await self._service.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
@@ -137,9 +138,9 @@ class Admin(scrub_pb2_grpc.AdminServicer):
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
         """See the proto."""
         async with answered(context, "reinstate") as asked:
-            uuid = self._reporter.find(requests.devices([request.gpu])[0])
-            reason = requests.words(request.reason, "the reason")
-            by = requests.words(request.by, "the name of who asks") or "an operator"
+            uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
+            reason = request_limits.words(request.reason, "the reason")
+            by = request_limits.words(request.by, "the name of who asks") or "an operator"
             asked.quiet = True  # the device has a line of its own
         use_case = self._service.excuse if request.without_evidence else self._service.reinstate
         begin = partial(use_case, uuid, reason, by, op=asked.op)
@@ -149,13 +150,13 @@ class Admin(scrub_pb2_grpc.AdminServicer):
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
         """See the proto."""
         async with answered(context, "explain", quiet=True):
-            explanation = await self._reporter.explain(requests.devices([request.gpu])[0])
+            explanation = await self._reporter.explain(request_limits.devices([request.gpu])[0])
             return convert.to_message(explanation, scrub_pb2.ExplainResponse())
 
     async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
         """See the proto."""
         async with answered(context, "history", quiet=True):
-            gpu = requests.devices([request.gpu])[0] if request.gpu else ""
+            gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
             answer = scrub_pb2.HistoryResponse()
             for entry in await self._reporter.history(gpu, request.since, request.limit):
                 convert.to_message(entry, answer.entries.add())
@@ -163,7 +164,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
 
     async def _job(
         self, asked: Asked, begin: Callable[[], Awaitable[Running]], *, no_wait: bool
-    ) -> AsyncIterator[view.ScrubProgress]:  # fmt: skip
+    ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
         """Start or join a job and tell how it goes. A refusal is this device's result, not the stream's end."""
         (uuid,) = asked.devices
         try:
@@ -172,29 +173,29 @@ class Admin(scrub_pb2_grpc.AdminServicer):
                 asked.job = running.id
         except AutoclaveError as error:
             state = self._service.ledger.records[uuid].state.value
-            result = view.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
-            yield view.ScrubProgress(uuid, "", result=result)
+            result = views.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
+            yield views.ScrubProgress(uuid, "", result=result)
             return
         if not no_wait:
             async for _ in running.updates():
                 yield self._progress(running)
-        yield view.ScrubProgress(uuid, running.id, result=self._result(running))
+        yield views.ScrubProgress(uuid, running.id, result=self._result(running))
 
-    def _progress(self, running: Running) -> view.ScrubProgress:
+    def _progress(self, running: Running) -> views.ScrubProgress:
         job = self._service.ledger.records[running.device].job
         step = job.step.value if job and job.step else ""
-        return view.ScrubProgress(running.device, running.id, step, running.done, running.total)
+        return views.ScrubProgress(running.device, running.id, step, running.done, running.total)
 
-    def _result(self, running: Running) -> view.ScrubResult:
+    def _result(self, running: Running) -> views.ScrubResult:
         record = self._service.ledger.records[running.device]
         if not running.finished.is_set():
-            return view.ScrubResult(clean=False, state=record.state.value, running=True)
+            return views.ScrubResult(clean=False, state=record.state.value, running=True)
         if running.receipt is not None:
-            return view.ScrubResult(
-                clean=True, state=record.state.value, receipt=showing.receipt_view(running.receipt)
+            return views.ScrubResult(
+                clean=True, state=record.state.value, receipt=device_status.receipt_view(running.receipt)
             )  # fmt: skip
         reason = Reason.QUARANTINED if record.state is State.QUARANTINED else Reason.SCRUB_FAILED
-        return view.ScrubResult(clean=False, state=record.state.value, why=running.why, reason=reason.value)
+        return views.ScrubResult(clean=False, state=record.state.value, why=running.why, reason=reason.value)
 
 
 async def _merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
@@ -225,7 +226,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 
 
 @lru_cache(MOST_ADVERTS)
-def _advert(advert: view.Advert) -> scrub_pb2.Advert:
+def _advert(advert: views.Advert) -> scrub_pb2.Advert:
     """Kept: of a list that is told at every change, one device has changed, as a rule."""
     return convert.to_message(advert, scrub_pb2.Advert())
 
@@ -309,8 +310,8 @@ class _Refusing(grpc.GenericRpcHandler):
 
 
 async def _bind(server: grpc.aio.Server, path: Path) -> None:
-    server.add_insecure_port(sockets.claim(path))
-    os.chmod(path, sockets.OWNER_ONLY)  # noqa: PTH101 - before start, so that nobody else ever connects
+    server.add_insecure_port(unix_sockets.claim(path))
+    os.chmod(path, unix_sockets.OWNER_ONLY)  # noqa: PTH101 - before start, so that nobody else ever connects
     await server.start()
 
 

@@ -59,7 +59,7 @@ class Verbs(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"scrubber.cli.{VERBS[cmd_name][0]}").command
+        command: click.Command = importlib.import_module(f"scrubber.cli.verbs.{VERBS[cmd_name][0]}").command
         return command
 
     def resolve_command(

@@ -1,6 +1,6 @@
 """``-o json`` and ``-o yaml``: a stable contract.
 
-Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.view``. Times
+Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.views``. Times
 (``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A text
 that is not there is empty; any other value that is not there is null.
 """
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from scrubber.cli import words
-from scrubber.core import view
+from scrubber.cli import human
+from scrubber.core import views
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,12 +41,12 @@ def fields(view: DataclassInstance) -> dict[str, object]:
     return {name: _plain(name, value) for name, value in asdict(view).items()}
 
 
-def entry(it: view.HistoryEntry) -> dict[str, object]:
+def entry(it: views.HistoryEntry) -> dict[str, object]:
     """A row of the ledger, its event as data and not as text that holds data."""
     return {**fields(it), "body": json.loads(it.body)}
 
 
-def explanation(it: view.Explanation) -> dict[str, object]:
+def explanation(it: views.Explanation) -> dict[str, object]:
     """An explanation, its entries as everywhere."""
     return {**fields(it), "entries": [entry(row) for row in it.entries]}
 
@@ -78,5 +78,5 @@ def _plain(name: str, value: object) -> object:
         case list() | tuple():
             return [_plain(name, it) for it in value]
         case float() if name in TIMES:
-            return words.iso(value)
+            return human.iso(value)
     return value

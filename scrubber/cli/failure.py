@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from policies.faults import PolicyError
-from scrubber.cli import words
+from scrubber.cli import human
 from scrubber.devices.base import DeviceError
-from scrubber.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
+from scrubber.ground.errors import AutoclaveError, FatalError, InvalidRequest, Reason, Unreachable
 
 NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -43,7 +43,7 @@ def report(error: Exception) -> int:
 
 
 def _say(message: str, code: int) -> int:
-    lines = [words.printable(line) for line in message.splitlines()]
+    lines = [human.printable(line) for line in message.splitlines()]
     click.echo("\n".join(["autoclave: " + lines[0], *lines[1:]]) if lines else "autoclave: it failed", err=True)
     return code
 

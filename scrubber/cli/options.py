@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from scrubber import paths
 from scrubber.cli import environment
+from scrubber.ground import paths
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,7 +46,7 @@ def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names for the shell. Loaded late: who only parses flags needs no connection."""
-    items: list[CompletionItem] = importlib.import_module("scrubber.cli.completing").gpus(ctx, param, incomplete)
+    items: list[CompletionItem] = importlib.import_module("scrubber.cli.gpu_names").gpus(ctx, param, incomplete)
     return items
 
 

@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from scrubber.cli import words
+from scrubber.cli import human
 
 STYLES = {
     "clean": "green",
@@ -46,7 +46,7 @@ def show(headers: Sequence[str], rows: Rows) -> None:
 
 def plain(headers: Sequence[str], rows: Rows) -> str:
     """A table as text."""
-    cells = [[words.printable(cell) or EMPTY for cell in row] for row in (headers, *rows)]
+    cells = [[human.printable(cell) or EMPTY for cell in row] for row in (headers, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     return "\n".join(line.rstrip() for line in lines)
@@ -59,5 +59,5 @@ def drawn(headers: Sequence[str], rows: Rows) -> RenderableType:
         table.add_column(header, no_wrap=header != headers[-1], overflow="fold")
     for row in rows:
         # Text, never a string: what stands in brackets is somebody's text, not markup.
-        table.add_row(*(Text(words.printable(cell) or EMPTY, style=STYLES.get(cell, "")) for cell in row))
+        table.add_row(*(Text(human.printable(cell) or EMPTY, style=STYLES.get(cell, "")) for cell in row))
     return table

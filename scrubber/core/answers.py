@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Path, Trigger
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 
 
 @dataclass(frozen=True, slots=True)

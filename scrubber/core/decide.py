@@ -12,9 +12,9 @@ from __future__ import annotations
 from policies.model import Gate, Mode, Policy
 from scrubber.core import answers, grounds
 from scrubber.core import events as ev
-from scrubber.core.illness import diagnose
+from scrubber.core.ailments import diagnose
 from scrubber.core.model import Blame, Facts, Moment, Record, State, Step, Trigger
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 
 
 def acquire(
@@ -109,9 +109,9 @@ def fence(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
     if facts.holders is None:
         return answers.Fenced(Blame.TENANT, "it cannot be proven that nobody uses the device")
     if grounds.user_of(facts.holders) is not None:
-        return answers.Fenced(Blame.TENANT, f"a live container uses the device ({grounds.names(facts.holders)})")
+        return answers.Fenced(Blame.TENANT, f"a live container uses the device ({grounds.holder_names(facts.holders)})")
     if step is not Step.EVICT and facts.holders:
-        return answers.Fenced(Blame.TENANT, f"the device is used by {grounds.names(facts.holders)}")
+        return answers.Fenced(Blame.TENANT, f"the device is used by {grounds.holder_names(facts.holders)}")
     if step is Step.RESET and facts.siblings_busy is not False:
         return answers.Fenced(Blame.TENANT, "a device of the same reset domain is in use")
     return None

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from policies.model import Eviction, Mode, Policy, Route
-from scrubber import strangers
 from scrubber.core import events as ev
-from scrubber.core import leftover, naming
+from scrubber.core import leftover, names
 from scrubber.core.model import (
     Ailment,
     Facts,
@@ -26,6 +25,7 @@ from scrubber.core.model import (
     Trigger,
     Vitals,
 )
+from scrubber.ground import process_names
 
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
 OWN_PAUSE = 0.25  # of the time between two tests: by so much the pauses of two devices may differ
@@ -175,7 +175,7 @@ def passed_by(record: Record, facts: Facts) -> bool:
     if grant is None or owner is None or owner.container is None or not owner.visitor or facts.holders != ():
         return False
     proven = grant.announced and grant.receipt is not None and grant.epoch == facts.epoch
-    return proven and naming.is_pod(owner.container) and given is not None and owner.container not in given
+    return proven and names.is_pod(owner.container) and given is not None and owner.container not in given
 
 
 def doubtful(owner: Owner | None, facts: Facts) -> bool:
@@ -287,6 +287,6 @@ def path_for(record: Record, policy: Policy) -> Path:
     return Path.SLOW if route is Route.SLOW or record.owed is Path.SLOW else Path.FAST
 
 
-def names(holders: tuple[Holder, ...]) -> str:
+def holder_names(holders: tuple[Holder, ...]) -> str:
     """Who they are, for operators."""
-    return ", ".join(strangers.process(it.command, it.pid, it.container or "no container") for it in holders)
+    return ", ".join(process_names.process(it.command, it.pid, it.container or "no container") for it in holders)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from scrubber.core.naming import named
+from scrubber.core.names import named
 
 
 class State(Enum):

@@ -16,7 +16,7 @@ from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import answers, decide, grounds, remedy
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, Moment, Owner, Record, Sickness, State, Trigger
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "somebody else's container was on it"

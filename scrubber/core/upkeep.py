@@ -12,7 +12,7 @@ from policies import xids
 from policies.model import Mode, Policy
 from scrubber.core import answers, decide, grounds, remedy, verdict
 from scrubber.core import events as ev
-from scrubber.core.illness import diagnose, known, news, silent, worst
+from scrubber.core.ailments import diagnose, known, news, silent, worst
 from scrubber.core.model import (
     Ailment,
     Baseline,
@@ -271,7 +271,7 @@ def _outstayed(record: Record, facts: Facts) -> bool:
 
 def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     """Nothing can be done about whoever hangs in the kernel, and he is not to be disturbed: he is told of."""
-    told = f"whoever had it hangs in the kernel (state D): {grounds.names(facts.holders or ())}"
+    told = f"whoever had it hangs in the kernel (state D): {grounds.holder_names(facts.holders or ())}"
     waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
     if waited and record.sickness is None:
         return answers.Note(ev.Sickened(Sickness(Ailment.STUCK_PROCESS, told)))
@@ -361,7 +361,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
         return answer
     if facts.holders is None:
         return answers.Blocked("it cannot be proven that nobody uses it")
-    return answers.Blocked(f"waiting for {grounds.names(facts.holders)} to leave it")
+    return answers.Blocked(f"waiting for {grounds.holder_names(facts.holders)} to leave it")
 
 
 def _idle_trigger(record: Record) -> Trigger:

@@ -19,8 +19,8 @@ from enum import Enum
 
 from policies.model import Policy
 from policies.units import format_size
-from scrubber.core.illness import diagnose, known, worst
-from scrubber.core.measured import OURS
+from scrubber.core.ailments import diagnose, known, worst
+from scrubber.core.measurements import OURS
 from scrubber.core.model import (
     Ailment,
     Baseline,

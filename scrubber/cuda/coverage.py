@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.measured import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
+from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import Uncovered
 
 CONTEXT_AT_MOST = 2**30  # bytes; contexts are reported as 256 to 500 MiB. What is more than twice that is not ours

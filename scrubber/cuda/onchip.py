@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.core.measured import Scratched
+from scrubber.core.measurements import Scratched
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Card, Program
 

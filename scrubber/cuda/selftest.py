@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from scrubber.core.measured import Tested, joined
+from scrubber.core.measurements import Tested, joined
 from scrubber.core.model import Mismatch
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Card, CudaError, Program, Progress, Step, Unit

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.measured import Scratched, Tested
+from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import DeviceInfo, Holder, Mismatch, Uncovered, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

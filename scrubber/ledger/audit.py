@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scrubber.errors import FatalError
-from scrubber.ledger import chain, codec, database, faults, headfile, migrations, places, store
+from scrubber.ground.errors import FatalError
+from scrubber.ledger import chain, codec, database, faults, files, headfile, migrations, store
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Audit:
 
 def verify(path: Path) -> Audit:
     """Check the chain, every event, the snapshot, the tail and SQLite's format, in one consistent view."""
-    where = places.Places(path)
+    where = files.Places(path)
     count, head = 0, None
     try:
         # The head is read first: a writer may add rows meanwhile, so the rows may be ahead of it but never behind.
@@ -53,7 +53,7 @@ def verify(path: Path) -> Audit:
 
 def export(path: Path) -> Iterator[dict[str, object]]:
     """The snapshot, if there is one, and each row with its hash, ready for JSON; what is no JSON stays text."""
-    with _reading(places.Places(path)) as connection:
+    with _reading(files.Places(path)) as connection:
         if (cut := database.cut(connection)) is not None:
             yield {"seq": cut.head.seq, "hash": cut.head.hash, "kind": "snapshot", "body": _parsed(cut.records)}
         for row in database.rows(connection):
@@ -71,7 +71,7 @@ def _parsed(text: str) -> object:
 
 
 @contextmanager
-def _reading(where: places.Places) -> Iterator[sqlite3.Connection]:
+def _reading(where: files.Places) -> Iterator[sqlite3.Connection]:
     if not where.database.exists():
         raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
     with faults.told("read the ledger", where.database):
@@ -84,7 +84,7 @@ def _reading(where: places.Places) -> Iterator[sqlite3.Connection]:
             connection.close()
 
 
-def _connect(where: places.Places) -> sqlite3.Connection:
+def _connect(where: files.Places) -> sqlite3.Connection:
     connection = database.connect(where.database, "mode=ro")
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

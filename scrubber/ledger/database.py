@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
 
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, store
 
 APPLICATION_ID = 0x41_43_4C_47  # "ACLG": file(1) and we ourselves tell a ledger from any other database

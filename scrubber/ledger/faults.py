@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import store
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

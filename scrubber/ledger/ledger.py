@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
-from scrubber import carrying, log
+from scrubber.core import event_text, states
 from scrubber.core import events as ev
-from scrubber.core import states, story
 from scrubber.core.events import Entry, Event
 from scrubber.core.model import Moment, Record
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground import aio, log
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger.store import Draft, Head, Loaded, Store
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Ledger:
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
         """Record the events of one operation, all or none. Whoever is cancelled meanwhile leaves when it is done."""
-        await carrying.through(self._append(op, events))
+        await aio.through(self._append(op, events))
 
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:
@@ -132,7 +132,7 @@ class Ledger:
         for device, event in events:
             level = logging.WARNING if _notable(event) else logging.DEBUG
             if logger.is_enabled_for(level):  # every grant passes here, and a sentence takes as long as a decision
-                logger.log(level, story.tell(event), op=op, device=device, row=self.seq)
+                logger.log(level, event_text.tell(event), op=op, device=device, row=self.seq)
         self.announce()
 
     async def _catch_up(self, op: str) -> frozenset[str]:

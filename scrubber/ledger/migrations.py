@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 
 SCRIPTS = (
     """

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scrubber.core.model import Moment
-from scrubber.errors import LedgerUnavailable
-from scrubber.ledger import chain, database, faults, headfile, migrations, places, sqlite, store
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import chain, database, faults, files, headfile, migrations, sqlite, store
 
 Accept = Callable[[store.Loaded], object]
 """A last look at what was loaded; raises CorruptLedgerError when it cannot have happened."""
@@ -36,10 +36,10 @@ def open_or_set_aside(
     LedgerUnavailable: not now (disk full, read-only, locked); call again later. FatalError: not without a person
     (another writer, a newer schema). Neither touches what is stored.
     """
-    where = places.Places(path)
+    where = files.Places(path)
     with faults.told("open the ledger", path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = places.Lock(where)
+        lock = files.Lock(where)
         try:
             return _open(where, lock, at, accept)
         except BaseException:  # whatever it is: cleared up after, and raised again
@@ -48,7 +48,7 @@ def open_or_set_aside(
 
 
 def _open(
-    where: places.Places, lock: places.Lock, at: Moment, accept: Accept
+    where: files.Places, lock: files.Lock, at: Moment, accept: Accept
 ) -> tuple[sqlite.SqliteStore, SetAside | None]:
     try:
         if not where.database.exists():
@@ -65,7 +65,7 @@ def _open(
         raise LedgerUnavailable(f"{error}; a damaged one was set aside as {aside.path}: {aside.why}") from error
 
 
-def _loaded(where: places.Places, lock: places.Lock, accept: Accept) -> sqlite.SqliteStore:
+def _loaded(where: files.Places, lock: files.Lock, accept: Accept) -> sqlite.SqliteStore:
     opened = sqlite.SqliteStore(where, lock)
     try:
         accept(opened.load())
@@ -75,19 +75,19 @@ def _loaded(where: places.Places, lock: places.Lock, accept: Accept) -> sqlite.S
     return opened
 
 
-def _check_nothing_left(where: places.Places) -> None:
+def _check_nothing_left(where: files.Places) -> None:
     left = [it.name for it in (where.wal, where.shm, where.head) if it.exists()]
     if left:
         raise store.CorruptLedgerError(f"cannot find the ledger {where.database}, although {', '.join(left)} is there")
 
 
-def _move(where: places.Places, at: Moment) -> Path:
+def _move(where: files.Places, at: Moment) -> Path:
     """Rename every file of a ledger out of the way; a crash in between leaves what the next start will not believe."""
     stamp = datetime.fromtimestamp(at.wall, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
     base = f"{where.database.name}.corrupt-{stamp}"
     taken = where.aside()
     name = next(it for n in range(len(taken) + 1) if not _in_use(it := base + (f"-{n}" if n else ""), taken))
-    to = places.Places(where.database.with_name(name))
+    to = files.Places(where.database.with_name(name))
     # The log before the database, so that no new database ever meets an old log; the head, which tells, last.
     for old, new in (
         (where.wal, to.wal),
@@ -105,7 +105,7 @@ def _in_use(name: str, taken: tuple[str, ...]) -> bool:
     return any(it in {name, f"{name}-wal", f"{name}-shm", f"{name}.head"} for it in taken)
 
 
-def _create(where: places.Places, first: chain.Content) -> None:
+def _create(where: files.Places, first: chain.Content) -> None:
     """A new ledger with its first row, built aside and renamed into place: it is there as a whole or not at all."""
     for leftover in (
         where.fresh,
@@ -129,7 +129,7 @@ def _create(where: places.Places, first: chain.Content) -> None:
     _sync_directory(where)
 
 
-def _sync_directory(where: places.Places) -> None:
+def _sync_directory(where: files.Places) -> None:
     directory = os.open(where.database.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

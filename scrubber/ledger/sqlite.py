@@ -12,17 +12,17 @@ from contextlib import closing, contextmanager
 
 from scrubber.core.events import Entry
 from scrubber.core.model import Moment
-from scrubber.errors import LedgerUnavailable
-from scrubber.ledger import chain, codec, database, faults, headfile, migrations, places, store
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import chain, codec, database, faults, files, headfile, migrations, store
 
 
 class SqliteStore:
     """One writer's view of a ledger file; opened by ``opening.open_or_set_aside``, which holds the lock for it."""
 
-    def __init__(self, where: places.Places, lock: places.Lock) -> None:
+    def __init__(self, where: files.Places, lock: files.Lock) -> None:
         """Touch nothing yet: the first call connects."""
         self._where = where
-        self._lock: places.Lock | None = lock
+        self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None
         self._headfile: headfile.HeadFile | None = None
         self._head: store.Head | None = None  # the newest acknowledged row; None until the first load

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from scrubber.core.events import Entry, Event
 from scrubber.core.model import Moment, Record
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 
 Fold = Callable[[tuple[Record, ...], Sequence[Entry]], tuple[Record, ...]]
 """What devices are after some more of their history: (records so far, what came next) -> records."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from scrubber.core import naming
+from scrubber.core import names
 from scrubber.node.proc import DEAD, ENDED, BlindError, pids, sees_all, status
 
 _UID = r"([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"  # 32: a static pod's, a digest
@@ -51,7 +51,7 @@ class Place:
         """How it is called where holders and owners are spoken of."""
         if self.pod is not None:
             return self.pod
-        return None if self.container is None else f"{naming.CONTAINER}{self.container[:_SHOWN]}"
+        return None if self.container is None else f"{names.CONTAINER}{self.container[:_SHOWN]}"
 
 
 def paths(text: str) -> Iterator[str]:

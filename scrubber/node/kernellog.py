@@ -17,9 +17,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber import log
 from scrubber.core.diagnosis.base import Fault
-from scrubber.node import reading
+from scrubber.ground import log
+from scrubber.node import safe_read
 
 logger = log.get("kernellog")
 
@@ -100,7 +100,7 @@ def _opened(path: Path) -> int | Fault:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        return reading.fault(error)
+        return safe_read.fault(error)
     if stat.S_ISCHR(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode):
         return descriptor
     os.close(descriptor)

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from scrubber.core.diagnosis.base import Fault, Room
-from scrubber.node import reading
+from scrubber.node import safe_read
 
 VENDOR = "0x10de"  # NVIDIA, on the PCI bus
 _VERSION = re.compile(r"\b\d{3,}\.\d+(?:\.\d+)*\b")
@@ -22,10 +22,10 @@ _DRIVER_ROOTS = ("", "run/nvidia/driver")  # the node's own, and that of a drive
 
 def driver(root: Path) -> str | Fault:
     """The version of the driver that is loaded; its own file is asked where the kernel's does not say."""
-    said = reading.text(root / "sys/module/nvidia/version")
+    said = safe_read.text(root / "sys/module/nvidia/version")
     if isinstance(said, str):
         return said.strip()
-    told = reading.text(root / "proc/driver/nvidia/version")
+    told = safe_read.text(root / "proc/driver/nvidia/version")
     if isinstance(told, Fault):
         return told if said.absent else said
     found = _VERSION.search(told)
@@ -35,14 +35,14 @@ def driver(root: Path) -> str | Fault:
 def libraries(root: Path) -> tuple[str, ...]:
     """The versions of the driver's library that are found in the usual places, once each."""
     directories = [root / driver_root / place for driver_root in _DRIVER_ROOTS for place in _LIBRARIES]
-    listed = [names for names in map(reading.names, directories) if not isinstance(names, Fault)]
+    listed = [names for names in map(safe_read.names, directories) if not isinstance(names, Fault)]
     found = [_LIBRARY.fullmatch(name) for names in listed for name in names]
     return tuple(sorted({match[1] for match in found if match}))
 
 
 def options(root: Path) -> dict[str, str] | Fault:
     """What the driver says it was loaded with, without the quotation marks."""
-    said = reading.text(root / "proc/driver/nvidia/params")
+    said = safe_read.text(root / "proc/driver/nvidia/params")
     if isinstance(said, Fault):
         return said
     pairs = (line.partition(":") for line in said.splitlines() if ":" in line)
@@ -51,11 +51,11 @@ def options(root: Path) -> dict[str, str] | Fault:
 
 def shared_with_guests(root: Path) -> tuple[str, ...] | Fault:
     """What tells that virtual machines are given parts of these GPUs."""
-    module = reading.there(root / "sys/module/nvidia_vgpu_vfio")
+    module = safe_read.there(root / "sys/module/nvidia_vgpu_vfio")
     if isinstance(module, Fault):
         return module
     devices = root / "sys/bus/pci/devices"
-    addresses = reading.names(devices)
+    addresses = safe_read.names(devices)
     if isinstance(addresses, Fault):
         return addresses
     signs = ["module nvidia_vgpu_vfio is loaded"] if module else []
@@ -69,12 +69,12 @@ def shared_with_guests(root: Path) -> tuple[str, ...] | Fault:
 
 
 def _virtual_functions(device: Path) -> int | Fault:
-    vendor = reading.text(device / "vendor")
+    vendor = safe_read.text(device / "vendor")
     if isinstance(vendor, Fault):
         return 0 if vendor.absent else vendor  # unplugged meanwhile
     if vendor.strip().lower() != VENDOR:
         return 0
-    count = reading.text(device / "sriov_numvfs")
+    count = safe_read.text(device / "sriov_numvfs")
     if isinstance(count, Fault):
         return 0 if count.absent else count  # it can have none
     return int(count) if count.strip().isdecimal() else Fault(f"{device / 'sriov_numvfs'} holds no number")
@@ -87,18 +87,18 @@ def persistenced(root: Path) -> bool | Fault:
     except FileNotFoundError:
         return False
     except OSError as error:
-        return reading.fault(error)
+        return safe_read.fault(error)
 
 
 def cgroups(root: Path) -> str | Fault:
     """Which version of control groups is in use, in words; two can be, side by side."""
     place = root / "sys/fs/cgroup"
-    found = reading.names(place)
+    found = safe_read.names(place)
     if isinstance(found, Fault):
         return found
     if "cgroup.controllers" in found:
         return "version 2"
-    beside = reading.there(place / "unified/cgroup.controllers")
+    beside = safe_read.there(place / "unified/cgroup.controllers")
     if isinstance(beside, Fault):
         return beside
     first = bool({"memory", "pids", "systemd"} & set(found))
@@ -112,5 +112,5 @@ def room(directory: Path) -> Room | Fault:
     try:
         found = os.statvfs(directory)
     except OSError as error:
-        return reading.fault(error)
+        return safe_read.fault(error)
     return Room(found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None)

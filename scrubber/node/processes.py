@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from scrubber.core.model import Holder
 from scrubber.node import threads
-from scrubber.node.held import Search
+from scrubber.node.open_files import Search
 from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
 
 _LOOKS = 3  # a process that ended while it was looked at is looked at again: its number may be another one's now

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from scrubber import strangers
 from scrubber.core import leftover
 from scrubber.core.model import Blame, Findings, Holder, Outcome
+from scrubber.ground import process_names
 from scrubber.node.proc import DEAD
 from scrubber.steps.base import Bench, Order, Report
 
@@ -85,7 +85,7 @@ def _names(holders: tuple[Holder, ...]) -> str:
 def _name(holder: Holder) -> str:
     where = "no container" if holder.container is None else f"container {holder.container}"
     stuck = "stuck in the kernel (state D): only its driver or a reboot ends it" if holder.state == "D" else ""
-    return f"pid {holder.pid} ({strangers.quoted(holder.command)} in {where}, {stuck or f'state {holder.state}'})"
+    return f"pid {holder.pid} ({process_names.quoted(holder.command)} in {where}, {stuck or f'state {holder.state}'})"
 
 
 def _terminate(condemned: Collection[_Key], bench: Bench, grace: float) -> tuple[list[int], set[_Key]]:

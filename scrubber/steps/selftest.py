@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.core.measured import Tested
+from scrubber.core.measurements import Tested
 from scrubber.core.model import Findings, Outcome
 from scrubber.steps.base import Bench, Order, Report
 

@@ -6,10 +6,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from scrubber import app
-from scrubber.api import client, server, sockets
+from scrubber.api import client, server
 from scrubber.config import Backend, ScrubberConfig
-from scrubber.rulebook import Rulebook
-from scrubber.tally import Tally
+from scrubber.ground import unix_sockets
+from scrubber.metrics.counters import Tally
+from scrubber.policy import Rulebook
 
 
 class House:
@@ -27,7 +28,7 @@ class House:
                 "policy": "fast",
             }
         )
-        sockets.prepare(self.config.run_dir)
+        unix_sockets.prepare(self.config.run_dir)
         backend = app.build_backend(self.config)
         tally = Tally(CollectorRegistry())
         self.built = app.build(self.config, backend, Rulebook("fast"), app.open_ledger(self.config, tally), tally)

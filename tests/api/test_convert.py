@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.api import convert, scrub_pb2
-from scrubber.core import model, view
+from scrubber.core import model, views
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(-(2**31), 2**31 - 1)
@@ -19,14 +19,14 @@ st.register_type_strategy(int, COUNT)
 st.register_type_strategy(float, REAL)
 
 MESSAGES: dict[type, type[Message]] = {
-    view.Status: scrub_pb2.StatusResponse,
-    view.Granted: scrub_pb2.Granted,
-    view.Advert: scrub_pb2.Advert,
-    view.ScrubProgress: scrub_pb2.ScrubProgress,
-    view.HistoryEntry: scrub_pb2.HistoryEntry,
-    view.Explanation: scrub_pb2.ExplainResponse,
-    view.DeviceStatus: scrub_pb2.DeviceStatus,
-    view.ReceiptView: scrub_pb2.Receipt,
+    views.Status: scrub_pb2.StatusResponse,
+    views.Granted: scrub_pb2.Granted,
+    views.Advert: scrub_pb2.Advert,
+    views.ScrubProgress: scrub_pb2.ScrubProgress,
+    views.HistoryEntry: scrub_pb2.HistoryEntry,
+    views.Explanation: scrub_pb2.ExplainResponse,
+    views.DeviceStatus: scrub_pb2.DeviceStatus,
+    views.ReceiptView: scrub_pb2.Receipt,
     model.Uncovered: scrub_pb2.Uncovered,
 }
 
@@ -44,16 +44,16 @@ def test_a_view_survives_the_wire(kind, data):
 def test_the_figures_of_a_proof_survive_the_wire(data):
     """They have defaults, which ``from_type`` leaves alone."""
     names = ("residue_at", "uncovered", "patterns", "units", "units_reached", "tests")
-    hints = get_type_hints(view.ReceiptView)
-    receipt = data.draw(st.builds(view.ReceiptView, **{name: st.from_type(hints[name]) for name in names}))
+    hints = get_type_hints(views.ReceiptView)
+    receipt = data.draw(st.builds(views.ReceiptView, **{name: st.from_type(hints[name]) for name in names}))
     message = convert.to_message(receipt, scrub_pb2.Receipt())
-    assert convert.from_message(view.ReceiptView, scrub_pb2.Receipt.FromString(message.SerializeToString())) == receipt
+    assert convert.from_message(views.ReceiptView, scrub_pb2.Receipt.FromString(message.SerializeToString())) == receipt
 
 
 def test_no_units_are_not_none_of_the_units():
-    heard = convert.from_message(view.ReceiptView, scrub_pb2.Receipt())
+    heard = convert.from_message(views.ReceiptView, scrub_pb2.Receipt())
     assert (heard.units, heard.units_reached) == (None, None)
-    assert convert.from_message(view.ReceiptView, scrub_pb2.Receipt(units=0, units_reached=0)).units == 0
+    assert convert.from_message(views.ReceiptView, scrub_pb2.Receipt(units=0, units_reached=0)).units == 0
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)

@@ -12,7 +12,7 @@ from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Moment, Quarantine, Sickness, State
 from scrubber.devices.simulated import drills, tenants
-from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
 
 

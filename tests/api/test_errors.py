@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
-from scrubber.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.tally import Tally
+from scrubber.ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.metrics.counters import Tally
 
 CODE = grpc.StatusCode
 CASES = [

@@ -16,20 +16,19 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from plugin import tally
 from plugin.device_plugin import DevicePlugin
 from plugin.devices import MigStrategy
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
+from plugin.metrics import counters
 from plugin.response import Strategy, Style
-from scrubber import log
-from scrubber.api import operation
 from scrubber.core import events as ev
 from scrubber.core import grounds
 from scrubber.core.events import Entry
-from scrubber.errors import AutoclaveError, Reason, Refused
+from scrubber.ground import log, operation_id
+from scrubber.ground.errors import AutoclaveError, Reason, Refused
 from tests.api.conftest import House
 
 GPU, WITHIN = "nvidia.com/gpu", 10.0
@@ -45,7 +44,7 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
         async with asyncio.timeout(WITHIN):
             await listing.first()
         style = Style(strategies=(Strategy.ENVVAR,))
-        plugin = DevicePlugin(GPU, listing, Gate(scrubber, listing), tally.Tally(CollectorRegistry()), style, list)
+        plugin = DevicePlugin(GPU, listing, Gate(scrubber, listing), counters.Tally(CollectorRegistry()), style, list)
         server = grpc.aio.server()
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
         server.add_insecure_port(f"unix:{house.config.run_dir}/plugin.sock")
@@ -201,13 +200,13 @@ async def test_a_caller_that_leaves_is_told_as_such(house) -> None:
 
 @pytest.mark.parametrize("sent", ["", "abc", "g" * 8, "a" * 33, "abcd\n", "ab cd", b"abcd"])
 def test_what_is_no_id_is_never_taken_for_one(sent: str | bytes) -> None:
-    assert FRESH.fullmatch(operation.of(((operation.KEY, sent), ("else", "abcd"))))
+    assert FRESH.fullmatch(operation_id.of(((operation_id.KEY, sent), ("else", "abcd"))))
 
 
 def test_an_id_is_carried_as_it_was_given() -> None:
-    assert [operation.of(operation.carried(op)) for op in ("abcd", "0" * 32)] == ["abcd", "0" * 32]
-    assert operation.carried("") == ()
-    assert operation.of(None) != operation.of(())
+    assert [operation_id.of(operation_id.carried(op)) for op in ("abcd", "0" * 32)] == ["abcd", "0" * 32]
+    assert operation_id.carried("") == ()
+    assert operation_id.of(None) != operation_id.of(())
 
 
 async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:

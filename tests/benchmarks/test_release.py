@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import processes, release, rig
 from plugin.testing.pods import Pod
-from scrubber.cli.stage import Stage
+from scrubber.demo.stage import Stage
 from scrubber.ledger.chain import Row
 from scrubber.node import clock
 from tests.patience import WITHIN

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from tests.fakes.nvml.build import build, compiler
 from tests.fakes.nvml.fixtures import Stage
 from tests.fakes.nvml.host import Root
@@ -109,7 +109,7 @@ class OnMachine(Service):
         return process
 
     def texts(self, gpu: object) -> list[str]:
-        return [entry.text for entry in asking.ask(self.run_dir, lambda admin: admin.history(str(gpu)))]
+        return [entry.text for entry in service_call.ask(self.run_dir, lambda admin: admin.history(str(gpu)))]
 
 
 FLAGS = ("--pid", "--fork", "--mount-proc", "--kill-child")

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import client
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import SIZE, equip
@@ -72,7 +72,7 @@ class OnCuda(OnMachine):
             while (job := status.devices[0].job) is None or job.step != "clear":
                 status = await admin.status([str(number)], newer_than=status.service.ledger_rows, wait=10)
 
-        asking.ask(self.run_dir, until)
+        service_call.ask(self.run_dir, until)
 
     def below(self, pid: int | None = None) -> list[int]:
         """All processes that the service has started and that still run."""

@@ -14,9 +14,11 @@ from ruamel.yaml import YAML
 
 from plugin.testing import checkpoint
 from policies import load
-from scrubber.cli import asking, doctor, stage
+from scrubber.cli import service_call
+from scrubber.cli.verbs import doctor
 from scrubber.core.diagnosis import roster
-from scrubber.errors import NotReady
+from scrubber.demo import stage
+from scrubber.ground.errors import NotReady
 from tests.cli.ward import EVERYTHING, HERE, KUBELET, NVIDIA, levels, only
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
@@ -111,11 +113,11 @@ def test_a_ledger_that_takes_no_more_is_broken_until_it_does(examine, kubelet, s
     uuid = service.settled(0, "clean").device
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     with pytest.raises(NotReady):
-        asking.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "test", "user ann (uid 7)"))
+        service_call.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "test", "user ann (uid 7)"))
     code, found = examine(kubelet.directory, service.run_dir)
     assert (code, "nothing is handed out" in only(found, "ledger", "broken")) == (1, True)
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    asking.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "test", "user ann (uid 7)"))
+    service_call.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "test", "user ann (uid 7)"))
     _, found = examine(kubelet.directory, service.run_dir)
     only(found, "ledger", "ok")
 

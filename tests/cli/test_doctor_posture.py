@@ -14,9 +14,10 @@ import pytest
 
 from plugin.registration import sockets
 from plugin.testing import checkpoint
-from scrubber.cli import doctor, failure
+from scrubber.cli import failure
+from scrubber.cli.verbs import doctor
 from scrubber.cuda import warmth
-from scrubber.node import standing
+from scrubber.node import process_facts
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
 
 OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"
@@ -32,7 +33,7 @@ def host(short_tmp, monkeypatch):
     (short_tmp / "proc" / str(os.getpid())).symlink_to("/proc/self")
     monkeypatch.setattr(doctor, "PROC", short_tmp / "proc")
     monkeypatch.setattr(warmth, "missing", lambda: None)
-    monkeypatch.setattr(standing, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
+    monkeypatch.setattr(process_facts, "INITIAL_PID_NAMESPACE", Path("/proc/self/ns/pid").stat().st_ino)
     files = {
         "sys/module/nvidia/version": "580.142\n",
         "sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n",

@@ -11,15 +11,7 @@ from policies.faults import Fault, PolicyError
 from scrubber import __version__, cli
 from scrubber.cli import failure
 from scrubber.devices.base import DeviceError
-from scrubber.errors import (
-    FatalError,
-    InvalidRequest,
-    LedgerUnavailable,
-    NotReady,
-    Reason,
-    Refused,
-    Unreachable,
-)
+from scrubber.ground.errors import FatalError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused, Unreachable
 
 SLOW = {"grpc", "pydantic", "rich", "sqlite3", "ruamel", "asyncio", "structlog"}
 
@@ -54,7 +46,8 @@ ASKING = ("status", "scrub", "acquire", "release", "quarantine", "reinstate", "e
 @pytest.mark.parametrize("verb", ASKING)
 def test_a_verb_that_asks_the_service_loads_no_model_of_policies_and_no_yaml(verb):
     """They take as long to load as all the rest."""
-    script = f"import sys, scrubber.cli.{cli.VERBS[verb][0]}; print(*{{it.partition('.')[0] for it in sys.modules}})"
+    module = f"scrubber.cli.verbs.{cli.VERBS[verb][0]}"
+    script = f"import sys, {module}; print(*{{it.partition('.')[0] for it in sys.modules}})"
     loaded = set(python(script).stdout.split())
     assert "click" in loaded
     assert not loaded & {"pydantic", "ruamel", "structlog", "prometheus_client"}

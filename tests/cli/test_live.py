@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from scrubber.cli import asking
-from scrubber.core import view
+from scrubber.cli import service_call
+from scrubber.core import views
 from scrubber.devices.simulated import tenants
 from tests.patience import WITHIN
 
@@ -40,8 +40,8 @@ def test_a_gpu_is_named_by_index_uuid_or_the_beginning_of_its_uuid(autoclave, gp
 
 def test_the_status_document_has_every_field_of_the_views(autoclave, service, gpu):
     document = json.loads(told(autoclave("status", gpu, AUTOCLAVE_OUTPUT="json")))
-    assert set(document["items"][0]) == set(view.DeviceStatus.__dataclass_fields__)
-    assert set(document["service"]) == set(view.ServiceStatus.__dataclass_fields__)
+    assert set(document["items"][0]) == set(views.DeviceStatus.__dataclass_fields__)
+    assert set(document["service"]) == set(views.ServiceStatus.__dataclass_fields__)
     assert document["service"]["simulated_dir"] == str(service.simulated_dir)
 
 
@@ -147,7 +147,9 @@ def test_of_two_who_acquire_at_once_one_is_refused(autoclave, service, gpu):
 def test_acquire_takes_all_or_none(autoclave, service, gpu):
     told(autoclave("quarantine", gpu, "--reason", "test"))
     other = next(
-        it.index for it in asking.ask(service.run_dir, lambda admin: admin.status()).devices if it.state == "clean"
+        it.index
+        for it in service_call.ask(service.run_dir, lambda admin: admin.status()).devices
+        if it.state == "clean"
     )
     for names in ((other, gpu), (other, "GPU-none")):
         assert autoclave("acquire", *names).exit_code in {1, 2}
@@ -161,7 +163,7 @@ def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     )
     (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
     assert (device["state"], device["healthy"]) == ("quarantined", False)
-    assert device["quarantine"]["by"] == asking.asker()
+    assert device["quarantine"]["by"] == service_call.asker()
     refused = autoclave("scrub", gpu)
     assert refused.exit_code == 1
     assert "it is quarantined" in refused.stderr
@@ -181,7 +183,10 @@ def test_a_persons_word_brings_a_gpu_back_without_a_test_and_is_kept(autoclave, 
         rf"^{gpu} +GPU-\S+ +yes ", told(autoclave(*words, "--i-know", "--reason", "the cable")), re.MULTILINE
     )
     story = told(autoclave("explain", gpu))
-    assert f"brought back WITHOUT EVIDENCE by {asking.asker()}: the cable; it is scrubbed like after a tenant" in story
+    assert (
+        f"brought back WITHOUT EVIDENCE by {service_call.asker()}: the cable; it is scrubbed like after a tenant"
+        in story
+    )
     assert re.search(r"scrub \w+ on the fast path \(reinstate\) started", story)
 
 

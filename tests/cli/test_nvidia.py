@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.api import client
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from tests.cli import on_machine
 from tests.cli.on_machine import PATIENT, POLICY, OnMachine, children, needs_namespace, shown, staged
-from tests.devices.nvidia.hearing import until
+from tests.devices.nvidia.health.hearing import until
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.nvml.machine import Slice
 from tests.patience import WITHIN
@@ -82,7 +82,7 @@ def test_a_gpu_that_the_kernels_are_too_new_for_is_never_begun_with_and_not_offe
     autoclave("quarantine", "3", "--reason", "old")
     refused = autoclave("reinstate", "3")
     assert (refused.exit_code, f"cannot reinstate {item['device']}: {OLD}" in refused.stderr) == (1, True)
-    history = asking.ask(service.run_dir, lambda admin: admin.history("3"))
+    history = service_call.ask(service.run_dir, lambda admin: admin.history("3"))
     assert not [entry.text for entry in history if entry.kind in ("scrub-started", "probation-started")]
 
 
@@ -114,7 +114,7 @@ def test_without_a_cupy_that_can_be_loaded_nothing_is_touched_and_everybody_is_t
     try:
         if not any(CANNOT in line for line in bare.heard):
             bare.hear(CANNOT)
-        asking.ask(bare.run_dir, idle)
+        service_call.ask(bare.run_dir, idle)
         refused = autoclave("scrub", "0", "--path", "slow", **told)
         why = f"cannot scrub {bare.stage.machine.gpu(0).uuid}: cannot clear its memory: {lacks}"
         assert (refused.exit_code, why in refused.stderr) == (1, True)

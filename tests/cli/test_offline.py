@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policies import load
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from scrubber.core import events
 from scrubber.core.model import Ailment, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import creation, documents, layout, lease, tenants
@@ -249,6 +249,6 @@ def test_a_drill_that_the_gpu_cannot_do_is_refused(autoclave, gpus):
 
 def test_who_asks_is_named_with_the_number_that_cannot_be_faked(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert asking.asker() == "user root (uid 0)"
+    assert service_call.asker() == "user root (uid 0)"
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999)
-    assert asking.asker() == "uid 3999999"
+    assert service_call.asker() == "uid 3999999"

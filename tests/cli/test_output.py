@@ -9,26 +9,27 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from scrubber.cli import document, explain, following, overview, render, table
-from scrubber.core import view
+from scrubber.cli import cells, document, job_progress, status_view, table
+from scrubber.cli.verbs import explain
+from scrubber.core import views
 from scrubber.core.model import Uncovered
 
 NOW = 1_800_000_000.0
-RECEIPT = view.ReceiptView(
+RECEIPT = views.ReceiptView(
     id="3dac54cd6a98ac39", path="fast", finished=NOW, covered_bytes=995, allocatable_bytes=1000, residue_bytes=2**20,
     processes_found=2, processes_terminated=1, policy="default/defaults", policy_digest="12", digest="34", previous="",
-    driver="simulated 1.0", boot_id="b", steps=(view.StepTime("clear", 0.5), view.StepTime("verify", 0.25)),
+    driver="simulated 1.0", boot_id="b", steps=(views.StepTime("clear", 0.5), views.StepTime("verify", 0.25)),
 )  # fmt: skip
 DEEP = replace(
     RECEIPT, path="slow", residue_at=(4096, 8192), uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)),
     patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
 )  # fmt: skip
-CLEAN = view.DeviceStatus(
+CLEAN = views.DeviceStatus(
     device="GPU-aaaaaaaa-0000", index=0, model="Simulated GPU", state="clean", since=NOW - 300, healthy=True,
     why="clean", memory_bytes=64 * 2**20, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="",
     job=None, quarantine=None, policy_rule="defaults", setback="", driver="simulated 1.0 77",
 )  # fmt: skip
-SICKNESS = view.QuarantineStatus(
+SICKNESS = views.QuarantineStatus(
     "xid", "xid 79 was reported", NOW - 90, "autoclave", 2, False, 45.0, "slow", "clear failed"
 )
 SICK = replace(
@@ -38,14 +39,14 @@ SICK = replace(
 )  # fmt: skip
 BUSY = replace(
     CLEAN, device="GPU-cccccccc-0000", index=2, state="scrubbing", why="being scrubbed", receipt=None,
-    job=view.JobStatus("j1", "slow", "request", "clear", NOW, 30, 40),
+    job=views.JobStatus("j1", "slow", "request", "clear", NOW, 30, 40),
 )  # fmt: skip
-SERVICE = view.ServiceStatus("0.1.0", "simulated", "default", "/sim", "/state", 7, "ab", "", "", NOW)
-ENTRY = view.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released: gone", '{"why": "gone"}')
+SERVICE = views.ServiceStatus("0.1.0", "simulated", "default", "/sim", "/state", 7, "ab", "", "", NOW)
+ENTRY = views.HistoryEntry(7, CLEAN.device, 0, NOW, "op1", "released", "released: gone", '{"why": "gone"}')
 
 
 def test_the_status_table_says_the_most_telling_thing_of_each_device():
-    rows = render.status([CLEAN, SICK, BUSY], NOW)
+    rows = cells.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
         ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; tried again in 45s"],
@@ -62,16 +63,16 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
         ({"state": "granted", "why": "granted"}, ""),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
         ({"state": "dirty", "why": "released, about to be scrubbed"}, "released, about to be scrubbed"),
-        ({"job": view.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
+        ({"job": views.JobStatus("j", "fast", "retry", "", NOW, 0, 0)}, "fast path: starting"),
     ],
 )
 def test_a_note_is_an_owner_a_job_a_setback_or_the_reason(change, told):
-    assert render.note(replace(CLEAN, **change)) == told
+    assert cells.note(replace(CLEAN, **change)) == told
 
 
 def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
-    lines = table.plain(render.WIDE, render.wide([CLEAN, SICK], NOW)).splitlines()
-    assert lines[0].split() == list(render.WIDE)
+    lines = table.plain(cells.WIDE, cells.wide([CLEAN, SICK], NOW)).splitlines()
+    assert lines[0].split() == list(cells.WIDE)
     assert (
         "0    GPU-aaaaaaaa-0000  clean        5m   yes      64MiB   -             -     simulated 1.0  defaults"
         in lines[1]
@@ -90,12 +91,12 @@ def test_wide_shows_what_is_known_of_the_hardware_and_a_dash_for_what_is_not():
     ],
 )
 def test_wide_names_the_pod_in_a_column_of_its_own_without_a_space(change, pod):
-    [row] = render.wide([replace(CLEAN, **change)], NOW)
-    assert row[render.WIDE.index("POD")] == pod
+    [row] = cells.wide([replace(CLEAN, **change)], NOW)
+    assert row[cells.WIDE.index("POD")] == pod
 
 
 def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
-    text = table.plain(render.STATUS, render.status([CLEAN, SICK], NOW))
+    text = table.plain(cells.STATUS, cells.status([CLEAN, SICK], NOW))
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
         "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
@@ -108,7 +109,7 @@ def test_a_plain_table_cuts_nothing_however_long_it_is():
 
 
 def test_a_slice_is_called_by_its_gpu_and_its_number_there():
-    assert render.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
+    assert cells.status([replace(SICK, slice=3)], NOW)[0][0] == "1:3"
 
 
 def test_an_empty_table_is_its_header():
@@ -122,8 +123,8 @@ def test_a_cell_cannot_break_out_of_its_line():
 def drawn(width):
     paper = io.StringIO()
     console = Console(width=width, force_terminal=True, file=paper)
-    rows = render.status([CLEAN, replace(SICK, quarantine=replace(SICKNESS, detail="[bold]x[/bold] " * 9))], NOW)
-    console.print(table.drawn(render.STATUS, rows))
+    rows = cells.status([CLEAN, replace(SICK, quarantine=replace(SICKNESS, detail="[bold]x[/bold] " * 9))], NOW)
+    console.print(table.drawn(cells.STATUS, rows))
     return paper.getvalue()
 
 
@@ -148,7 +149,7 @@ def as_read(made):
 
 
 def test_the_status_document_is_a_list_with_the_service_beside_it():
-    made = as_read(overview.as_document(view.Status((CLEAN, SICK), SERVICE)))
+    made = as_read(status_view.as_document(views.Status((CLEAN, SICK), SERVICE)))
     assert list(made) == ["apiVersion", "kind", "items", "service"]
     assert (made["apiVersion"], made["kind"]) == ("autoclave/v1", "DeviceStatusList")
     first, second = made["items"]
@@ -162,12 +163,12 @@ def test_the_status_document_is_a_list_with_the_service_beside_it():
 
 def test_every_field_of_a_view_stands_in_its_document():
     made = as_read(document.fields(CLEAN))
-    assert list(made) == list(view.DeviceStatus.__dataclass_fields__)
-    assert list(made["receipt"]) == list(view.ReceiptView.__dataclass_fields__)
+    assert list(made) == list(views.DeviceStatus.__dataclass_fields__)
+    assert list(made["receipt"]) == list(views.ReceiptView.__dataclass_fields__)
 
 
 def test_json_and_yaml_say_the_same(capsys):
-    made = overview.as_document(view.Status((CLEAN, SICK), SERVICE))
+    made = status_view.as_document(views.Status((CLEAN, SICK), SERVICE))
     document.emit(made, "json")
     as_json = json.loads(capsys.readouterr().out)
     document.emit(made, "yaml")
@@ -178,12 +179,12 @@ def test_json_and_yaml_say_the_same(capsys):
 def test_an_event_is_data_in_a_document_and_not_text_that_holds_data():
     made = document.entry(ENTRY)
     assert made["body"] == {"why": "gone"}
-    explanation = view.Explanation(CLEAN, (ENTRY,), ("do it",), "because")
+    explanation = views.Explanation(CLEAN, (ENTRY,), ("do it",), "because")
     assert document.explanation(explanation)["entries"] == [made]
 
 
 def story(device, *advice, entries=(ENTRY,)):
-    return list(explain.story(view.Explanation(device, entries, advice, "defaults: there are no rules"), NOW + 60))
+    return list(explain.story(views.Explanation(device, entries, advice, "defaults: there are no rules"), NOW + 60))
 
 
 def test_an_explanation_tells_what_happened_where_it_stands_and_what_to_do():
@@ -223,8 +224,8 @@ def test_an_explanation_does_not_tell_what_the_path_did_not_do():
 
 def test_wide_shows_coverage_units_and_tests_a_word_each():
     [bare, deep] = [
-        dict(zip(render.WIDE, row, strict=True))
-        for row in render.wide([SICK, replace(CLEAN, receipt=DEEP)], NOW)
+        dict(zip(cells.WIDE, row, strict=True))
+        for row in cells.wide([SICK, replace(CLEAN, receipt=DEEP)], NOW)
     ]  # fmt: skip
     assert [deep[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["99.50%", "132/132", "address,arithmetic"]
     assert [bare[name] for name in ("COVERAGE", "UNITS", "TESTS")] == ["", "", ""]
@@ -261,11 +262,11 @@ async def stream(*messages):
 
 
 def progress(device, **about):
-    return view.ScrubProgress(device.device, "j1", **about)
+    return views.ScrubProgress(device.device, "j1", **about)
 
 
-PASSED = view.ScrubResult(clean=True, state="clean", receipt=RECEIPT)
-FAILED = view.ScrubResult(clean=False, state="quarantined", why="bit 3 is stuck", reason="scrub-failed")
+PASSED = views.ScrubResult(clean=True, state="clean", receipt=RECEIPT)
+FAILED = views.ScrubResult(clean=False, state="quarantined", why="bit 3 is stuck", reason="scrub-failed")
 BOTH = {CLEAN.device: CLEAN, SICK.device: SICK}
 
 
@@ -275,7 +276,7 @@ async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(cap
         progress(CLEAN, step="clear", done_bytes=5, total_bytes=9), progress(SICK, step="evict"),
         progress(CLEAN, result=PASSED), progress(SICK, result=FAILED),
     )  # fmt: skip
-    results = await following.follow(stream(*messages), BOTH)
+    results = await job_progress.follow(stream(*messages), BOTH)
     told = capsys.readouterr()
     assert told.err.splitlines() == [
         "GPU 0: evict (job j1)", "GPU 0: clear (job j1)", "GPU 1: evict (job j1)",
@@ -285,8 +286,8 @@ async def test_following_says_each_step_once_on_stderr_and_keeps_the_results(cap
 
 
 async def test_a_device_whose_result_never_came_is_not_clean(capsys):
-    results = await following.follow(stream(progress(CLEAN, result=PASSED)), BOTH)
-    assert following.report(results, BOTH, "table") == 1
+    results = await job_progress.follow(stream(progress(CLEAN, result=PASSED)), BOTH)
+    assert job_progress.report(results, BOTH, "table") == 1
     told = capsys.readouterr()
     assert "1    GPU-bbbbbbbb  no" in told.out
     assert "GPU 1 is not clean: the service never said how it ended" in told.err
@@ -294,7 +295,7 @@ async def test_a_device_whose_result_never_came_is_not_clean(capsys):
 
 def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsys):
     results = {CLEAN.device: progress(CLEAN, result=PASSED), SICK.device: progress(SICK, result=FAILED)}
-    assert following.report(results, BOTH, "table") == 1
+    assert job_progress.report(results, BOTH, "table") == 1
     told = capsys.readouterr()
     assert told.out == (
         "GPU  UUID          CLEAN  RESIDUE  COVERAGE  UNITS  TESTS  TIME   RECEIPT\n"
@@ -306,20 +307,20 @@ def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsy
 
 def test_a_slow_result_shows_units_and_the_number_of_tests():
     passed = replace(PASSED, receipt=DEEP)
-    [row] = render.results([progress(CLEAN, result=passed)], BOTH)
-    assert dict(zip(render.RESULTS, row, strict=True)) == {
+    [row] = cells.results([progress(CLEAN, result=passed)], BOTH)
+    assert dict(zip(cells.RESULTS, row, strict=True)) == {
         "GPU": "0", "UUID": "GPU-aaaaaaaa", "CLEAN": "yes", "RESIDUE": "1MiB", "COVERAGE": "99.50%",
         "UNITS": "132/132", "TESTS": "2", "TIME": "0.75s", "RECEIPT": "3dac54cd6a98ac39",
     }  # fmt: skip
 
 
 def test_every_result_has_a_cell_in_every_column():
-    for result in (PASSED, FAILED, view.ScrubResult(clean=False, state="scrubbing", running=True)):
-        assert [len(row) for row in render.results([progress(CLEAN, result=result)], BOTH)] == [len(render.RESULTS)]
+    for result in (PASSED, FAILED, views.ScrubResult(clean=False, state="scrubbing", running=True)):
+        assert [len(row) for row in cells.results([progress(CLEAN, result=result)], BOTH)] == [len(cells.RESULTS)]
 
 
 def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
-    assert following.report({CLEAN.device: progress(CLEAN, result=PASSED)}, BOTH, "json") == 0
+    assert job_progress.report({CLEAN.device: progress(CLEAN, result=PASSED)}, BOTH, "json") == 0
     made = json.loads(capsys.readouterr().out)
     assert made["kind"] == "ScrubResultList"
     (item,) = made["items"]
@@ -328,6 +329,6 @@ def test_results_as_a_document_carry_device_index_job_and_receipt(capsys):
 
 
 def test_a_scrub_that_nobody_waits_for_is_no_failure(capsys):
-    running = view.ScrubResult(clean=False, state="scrubbing", running=True)
-    assert following.report({CLEAN.device: progress(CLEAN, result=running)}, BOTH, "table") == 0
+    running = views.ScrubResult(clean=False, state="scrubbing", running=True)
+    assert job_progress.report({CLEAN.device: progress(CLEAN, result=running)}, BOTH, "table") == 0
     assert "running" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from scrubber.core import view
+from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Capability, Fault, Level
 
@@ -11,18 +11,18 @@ DENIED = Fault("permission denied", denied=True)
 ABSENT = Fault("no such file or directory", absent=True)
 CONFIG = base.ToolkitConfig("/etc/config.toml", by_environment=False)
 
-RECEIPT = view.ReceiptView(
+RECEIPT = views.ReceiptView(
     id="r", path="fast", finished=0.0, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0, processes_found=0,
     processes_terminated=0, policy="default/defaults", policy_digest="", digest="", previous="", driver="", boot_id="",
     steps=(),
 )  # fmt: skip
-GPU = view.DeviceStatus(
+GPU = views.DeviceStatus(
     device="GPU-1", index=3, model="H200", state="clean", since=NOW, healthy=True, why="clean",
     memory_bytes=1000, numa_node=None, pci_address="", mig=False, receipt=RECEIPT, owner="", job=None, quarantine=None,
     policy_rule="default/defaults", setback="", compute="9.0",
 )  # fmt: skip
-SERVICE = view.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0, cupy="14.0.1")
-STATUS = view.Status((GPU,), SERVICE)
+SERVICE = views.ServiceStatus("0.1.0", "nvidia", "default", "/g", "/s", 7, "ab", "", "", 0.0, cupy="14.0.1")
+STATUS = views.Status((GPU,), SERVICE)
 OPTIONS = {"RegistryDwords": "", "RegistryDwordsPerDevice": "", "InitializeSystemMemoryAllocations": "1"}
 POSTURE = base.Posture(
     driver="580.142",

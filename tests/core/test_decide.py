@@ -12,7 +12,7 @@ from scrubber.core import decide, grounds, starting
 from scrubber.core import events as ev
 from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import (
     AWAY,

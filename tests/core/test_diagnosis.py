@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import view
+from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Fault, Level
-from scrubber.errors import NotReady, Reason, Refused
+from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.core.nodes import FACTS, GPU, NOW, RECEIPT, STATUS, of_others
 
 
@@ -76,7 +76,7 @@ def test_a_proof_of_too_little_memory_is_a_warning(facts):
 
 
 def test_a_quarantine_for_a_reason_of_a_newer_service_is_told_all_the_same(facts):
-    out = view.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
+    out = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
     assert of_device(facts, state="scrubbing", healthy=False, quarantine=out) == [
         (Level.WARNING, "GPU 3 (GPU-1) is quarantined: gremlins: they bite")
     ]

@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import Level
-from scrubber.errors import Unreachable
+from scrubber.ground.errors import Unreachable
 from tests.core.nodes import ABSENT, CONFIG, DENIED, FACTS, GPU, OPTIONS, POSTURE, STATUS, of_others, only, stands, told
 
 HIDDEN = Unreachable("cannot reach the scrub service at /d; start it")

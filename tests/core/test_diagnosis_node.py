@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.core.diagnosis import base, hardware, node
 from scrubber.core.diagnosis.base import Capability, Level
-from scrubber.errors import Unreachable
+from scrubber.ground.errors import Unreachable
 from tests.core.nodes import ABSENT, DENIED, FACTS, NOW, STATUS, of_others, only, stands, told
 
 SILENT = Unreachable("cannot reach the scrub service at /d; start it")

@@ -8,7 +8,7 @@ from scrubber.core import decide, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Wait
 from scrubber.core.model import Ailment, Blame, Outcome, Path, Quarantine, Record, Sickness, Step, Trigger, Vitals
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, facts, later, live
 

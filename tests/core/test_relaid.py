@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths, Route
-from scrubber.core import answers, grounds, offering, remedy, showing, states, upkeep
+from scrubber.core import answers, device_status, grounds, offering, remedy, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
 from scrubber.core.model import Ailment, Path, Record, Sickness, State, Trigger, Vitals
@@ -68,7 +68,7 @@ def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
     assert (out.state, reason(out)) == (State.QUARANTINED, Ailment.RELAID)
     assert not offering.advertise(out, ENFORCE, LATE).healthy
     assert tend(out, RELAID, later(900_000)) == Proceed(), "told once, and never tried"
-    assert showing.advice(out)[0].startswith("nothing: ")
+    assert device_status.advice(out)[0].startswith("nothing: ")
 
 
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.EXPOSED, lives.NAMELESS])
@@ -150,21 +150,21 @@ def test_nobody_is_on_what_is_not_there_so_it_keeps_no_neighbour_from_a_reset():
 
 def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_returns():
     out = gone()
-    soon, past = later(10_000 + showing.SHOWN - 1), later(10_000 + showing.SHOWN)
-    assert not showing.is_past(out, RELAID, soon)
-    assert showing.is_past(out, RELAID, past)
-    assert showing.is_past(out, None, past), "as after a restart of the service"
-    assert not showing.is_past(out, Vitals(), past)
+    soon, past = later(10_000 + device_status.SHOWN - 1), later(10_000 + device_status.SHOWN)
+    assert not device_status.is_past(out, RELAID, soon)
+    assert device_status.is_past(out, RELAID, past)
+    assert device_status.is_past(out, None, past), "as after a restart of the service"
+    assert not device_status.is_past(out, Vitals(), past)
 
 
 def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_person_is_not():
     for ailment, past in ((Ailment.REPLACED, True), (Ailment.LOST, False), (Ailment.HEAT, False)):
         out = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
-        assert showing.is_past(out, LOST, LATE) == past
+        assert device_status.is_past(out, LOST, LATE) == past
     waits = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(Ailment.RELAID, "x"), None)))
-    assert not showing.is_past(waits, RELAID, LATE)
-    assert showing.is_past(slice_of(waits), RELAID, LATE), "nobody could do anything about it any more"
-    assert not showing.is_past(lives.CLEAN, RELAID, LATE)
+    assert not device_status.is_past(waits, RELAID, LATE)
+    assert device_status.is_past(slice_of(waits), RELAID, LATE), "nobody could do anything about it any more"
+    assert not device_status.is_past(lives.CLEAN, RELAID, LATE)
 
 
 @given(record=lives.records(), policy=lives.policies(), at=lives.moments())

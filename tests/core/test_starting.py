@@ -13,7 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core import remedy, starting
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
 from scrubber.core.model import Ailment, Owner, Path, Sickness, Trigger
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Clear
-from scrubber.core import illness, verdict
+from scrubber.core import ailments, verdict
 from scrubber.core.model import (
     Ailment,
     Baseline,
@@ -212,7 +212,7 @@ DIAGNOSES = [
 
 @pytest.mark.parametrize(("vitals", "ailment"), [row[1:] for row in DIAGNOSES], ids=[row[0] for row in DIAGNOSES])
 def test_only_what_is_new_makes_a_device_sick(vitals, ailment):
-    found = illness.diagnose(vitals, KNOWN, ENFORCE)
+    found = ailments.diagnose(vitals, KNOWN, ENFORCE)
     assert (found.ailment if found else None) is ailment
     assert found is None or found.sticky is (ailment is Ailment.REMAP_FAILED)
     judged = judge(finished(health={"vitals": vitals}), KNOWN)
@@ -223,23 +223,23 @@ def test_only_what_is_new_makes_a_device_sick(vitals, ailment):
 
 
 def test_a_diagnosis_counts_what_is_new():
-    errors = illness.diagnose(Vitals(ecc_uncorrectable=5), KNOWN, ENFORCE)
+    errors = ailments.diagnose(Vitals(ecc_uncorrectable=5), KNOWN, ENFORCE)
     assert errors == Sickness(Ailment.ECC, "3 new uncorrectable memory error(s)")
-    xids = illness.diagnose(Vitals(xids=(Xid(6, 79), Xid(7, 48))), KNOWN, ENFORCE)
+    xids = ailments.diagnose(Vitals(xids=(Xid(6, 79), Xid(7, 48))), KNOWN, ENFORCE)
     fallen = "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported"
     assert xids == Sickness(Ailment.XID, fallen, xid=79)
 
 
 def test_what_was_seen_is_known():
     seen = Vitals(xids=(Xid(7, 13), Xid(6, 79)), ecc_uncorrectable=3)
-    assert illness.known(seen, KNOWN) == Baseline(7, 3)
-    assert illness.diagnose(seen, illness.known(seen, KNOWN), ENFORCE) is None
+    assert ailments.known(seen, KNOWN) == Baseline(7, 3)
+    assert ailments.diagnose(seen, ailments.known(seen, KNOWN), ENFORCE) is None
 
 
 def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
-    assert illness.known(Vitals(), KNOWN) == Baseline(5, 0)
-    assert illness.known(Vitals(xids=(Xid(1, 13),)), KNOWN) == Baseline(5, 0), "what was known once is no news again"
-    assert illness.known(None, KNOWN) == KNOWN
+    assert ailments.known(Vitals(), KNOWN) == Baseline(5, 0)
+    assert ailments.known(Vitals(xids=(Xid(1, 13),)), KNOWN) == Baseline(5, 0), "what was known once is no news again"
+    assert ailments.known(None, KNOWN) == KNOWN
 
 
 # -- consequences
@@ -362,6 +362,6 @@ def test_i6_whatever_the_results_a_proof_is_the_whole_plan_passed(found):
 
 @pytest.mark.parametrize(("why", "told"), [("", ""), ("GPU is stuck", ": GPU is stuck")])
 def test_a_silent_device_is_told_with_the_drivers_reason_if_it_gave_one(why, told):
-    sickness = illness.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
+    sickness = ailments.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
     assert sickness is not None
     assert sickness.detail == f"the driver does not answer for this device{told}"

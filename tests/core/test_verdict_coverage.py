@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
 from scrubber.core import verdict
-from scrubber.core.measured import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
+from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import (
     Ailment,
     Baseline,

@@ -13,7 +13,7 @@ from scrubber.core import decide, starting, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Admit, Note, Proceed, Refuse, Wait
 from scrubber.core.model import Facts, Owner, Record
-from scrubber.errors import Reason
+from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, live, rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scrubber.core.measured import Scratched
+from scrubber.core.measurements import Scratched
 from scrubber.cuda import clearing, device, memory, onchip, selftest
 from scrubber.cuda.card import NOWHERE, BusyError, Card, CudaError, Deed, Found, Program
 from scrubber.cuda.patterns import ZERO

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from scrubber.core import measured
-from scrubber.core.measured import Scratched
+from scrubber.core import measurements
+from scrubber.core.measurements import Scratched
 from scrubber.cuda import memory, onchip, selftest
 from scrubber.cuda.card import Deed, Found, Span, Step, Unit
 from scrubber.cuda.patterns import ZERO, Kind, Pattern, keyed, repeated
@@ -44,7 +44,7 @@ class Bench:
         self.time += seconds
         self.gpu.rest()
 
-    def test(self, seconds: float = 60.0) -> measured.Tested:
+    def test(self, seconds: float = 60.0) -> measurements.Tested:
         held = memory.take(self.card)
         clock = Clock(lambda: self.time, self.rest)
         return selftest.run(held, KEY, seconds, lambda *told: self.told.append(told), clock)

@@ -11,7 +11,7 @@ from typing import Any
 import promql_parser as promql
 
 from dashboards import look, shipped
-from scrubber.exposition.table import Kind
+from scrubber.ground.metric_table import Kind
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
 

@@ -9,8 +9,8 @@ from typing import Any
 import promql_parser as promql
 from ruamel.yaml import YAML
 
-import plugin.metrics
-import scrubber.metrics
+import plugin.metrics.table
+import scrubber.metrics.table
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards"
@@ -26,7 +26,7 @@ FOREIGN = {
     "process_start_time_seconds": frozenset({"instance"}),
     "ALERTS": frozenset({"alertname", "alertstate", "severity", "gpu"}),
 }
-TABLE = {row.name: row for row in (*scrubber.metrics.TABLE, *plugin.metrics.TABLE)}
+TABLE = {row.name: row for row in (*scrubber.metrics.table.TABLE, *plugin.metrics.table.TABLE)}
 SERIES = {series: row for row in TABLE.values() for series in row.series}
 
 

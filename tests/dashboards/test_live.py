@@ -20,9 +20,9 @@ from dashboards import outages, shipped
 from dashboards.trial import day
 from dashboards.trial.node import CLUSTER, NAME, Node, free_ports
 from dashboards.trial.prometheus import Prometheus
-from scrubber import metrics
-from scrubber.cli.containers import mark
+from scrubber.demo.containers import mark
 from scrubber.ledger import audit
+from scrubber.metrics import table
 from tests.dashboards import rulefiles
 from tests.patience import WITHIN
 
@@ -145,7 +145,7 @@ def who_looks_finds_which_gpu_is_out_and_why(seen: Seen) -> list[str]:
 
 
 def a_figure_leads_to_its_proof(seen: Seen) -> list[str]:
-    series = f"{metrics.TIME_TO_CLEAN.name}_bucket"
+    series = f"{table.TIME_TO_CLEAN.name}_bucket"
     found = seen.ask("query_exemplars", query=series, start=seen.began, end=seen.now)
     told = {it["labels"]["receipt"] for one in found for it in one["exemplars"]}
     lines = str(list(audit.export(seen.node.stage.ledger)))

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from dashboards import look, query, shipped
-from plugin import metrics as plugin
-from scrubber import metrics
+from plugin.metrics import table as plugin
+from scrubber.metrics import table
 from tests.dashboards import rulefiles
 
 pytestmark = pytest.mark.skipif(
@@ -47,13 +47,13 @@ def run(tmp_path, test):
 
 CASES = {
     "a counter that grew counts what it grew by": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
+        SCOPE.grown(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count counts it": (
-        SCOPE.grown(metrics.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
+        SCOPE.grown(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count and has ended since counts it": (
-        SCOPE.grown(metrics.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
+        SCOPE.grown(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
         {"{}": 1},
     ),
     "a counter of the plugin is born in a plugin": (
@@ -65,7 +65,7 @@ CASES = {
         {"{}": 1},
     ),
     "all that a process has counted that began in the time shown is of that time": (
-        SCOPE.grown(metrics.ESCALATIONS),
+        SCOPE.grown(table.ESCALATIONS),
         {
             'autoclave_escalations_total{node="n1"}': "_x50 1x20",
             'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 1480x20",
@@ -73,7 +73,7 @@ CASES = {
         {"{}": 1},
     ),
     "a counter that is heard after a gap is not born then": (
-        SCOPE.grown(metrics.ESCALATIONS),
+        SCOPE.grown(table.ESCALATIONS),
         {
             BUILD: "1x5 stale _x43 1x20",
             'autoclave_escalations_total{node="n1"}': "3x5 stale _x43 3x20",
@@ -82,7 +82,7 @@ CASES = {
         {"{}": 0},
     ),
     "to a Prometheus that is new no counter is": (
-        SCOPE.grown(metrics.ESCALATIONS),
+        SCOPE.grown(table.ESCALATIONS),
         {
             BUILD: "_x50 1x20",
             'autoclave_escalations_total{node="n1"}': "_x50 3x20",
@@ -91,29 +91,29 @@ CASES = {
         {"{}": 0},
     ),
     "a counter that was not heard for one scrape was not born then": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
+        SCOPE.grown(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
     ),
     "a counter that rests counts nothing": (
-        SCOPE.grown(metrics.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x70"}, {"{}": 0},
+        SCOPE.grown(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x70"}, {"{}": 0},
     ),
     "nothing to count is a zero while the service is heard": (
-        SCOPE.or_none(SCOPE.grown(metrics.RESIDUE)), ALIVE, {"{}": 0},
+        SCOPE.or_none(SCOPE.grown(table.RESIDUE)), ALIVE, {"{}": 0},
     ),
     "nothing to count is nothing when the service is silent": (
-        SCOPE.or_none(SCOPE.grown(metrics.RESIDUE)), DEAD, {},
+        SCOPE.or_none(SCOPE.grown(table.RESIDUE)), DEAD, {},
     ),
     "what there is to count is not joined by a zero": (
-        SCOPE.or_none(SCOPE.grown(metrics.XIDS, "xid"), "xid"),
+        SCOPE.or_none(SCOPE.grown(table.XIDS, "xid"), "xid"),
         {**ALIVE, f'autoclave_xids_total{{{GPU}, xid="79"}}': "_x50 1x20"}, {'{xid="79"}': 1},
     ),
     "the zero bears a name where others do": (
-        SCOPE.or_none(SCOPE.grown(metrics.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
+        SCOPE.or_none(SCOPE.grown(table.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
     ),
     "a table is empty while the service is heard": (
-        SCOPE.or_silence(query.most(SCOPE.of(metrics.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
+        SCOPE.or_silence(query.most(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
     ),
     "a table has a row when nothing is heard": (
-        SCOPE.or_silence(query.most(SCOPE.of(metrics.QUARANTINED), "reason"), "reason", -1), DEAD,
+        SCOPE.or_silence(query.most(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), DEAD,
         {'{reason="nothing is scraped"}': -1},
     ),
     "a node that is heard is not silent": (SCOPE.silent(), ALIVE, {}),
@@ -150,7 +150,7 @@ CASES = {
         {'{state="scrubbing"}': 1, '{state="clean"}': 1},
     ),
     "a figure of a process is its own also while an update shows two versions of it": (
-        query.most(SCOPE.of_service(SCOPE.of(query.RESIDENT), metrics.BUILD)),
+        query.most(SCOPE.of_service(SCOPE.of(query.RESIDENT), table.BUILD)),
         {
             'process_resident_memory_bytes{node="n1", instance="i"}': "7x60",
             'autoclave_build_info{node="n1", instance="i", version="1"}': "1x60",
@@ -159,7 +159,7 @@ CASES = {
         {"{}": 7},
     ),
     "what happened once is in one bar, whenever it was": (
-        f"sum_over_time(({SCOPE.grown(metrics.XIDS, 'xid', within=query.LATELY)})[25m:90s])",
+        f"sum_over_time(({SCOPE.grown(table.XIDS, 'xid', within=query.LATELY)})[25m:90s])",
         ALIVE | {f'autoclave_xids_total{{{GPU}, xid="{it}"}}': f"0x{it} 1x30" for it in (40, 42, 43)},
         {f'{{xid="{it}"}}': 1 for it in (40, 42, 43)},
     ),
@@ -172,11 +172,11 @@ CASES = {
         {f"{{{GPU}}}": 1},
     ),
     "a device without a sensor has a row": (
-        SCOPE.or_unknown(SCOPE.of(metrics.TEMPERATURE)),
+        SCOPE.or_unknown(SCOPE.of(table.TEMPERATURE)),
         {f'autoclave_device_info{{{GPU}, model="x"}}': "1x60"}, {f"{{{GPU}}}": look.NO_ROW},
     ),
     "a device with a sensor has its figure only": (
-        SCOPE.or_unknown(SCOPE.of(metrics.TEMPERATURE)),
+        SCOPE.or_unknown(SCOPE.of(table.TEMPERATURE)),
         {
             f'autoclave_device_info{{{GPU}, model="x"}}': "1x60",
             f"autoclave_device_temperature_celsius{{{GPU}}}": "55x60",
@@ -184,7 +184,7 @@ CASES = {
         {f"{{{GPU}}}": 55},
     ),
     "a mean is of what was done in the time shown": (
-        SCOPE.mean(metrics.TIME_TO_CLEAN, *query.PLACE),
+        SCOPE.mean(table.TIME_TO_CLEAN, *query.PLACE),
         {
             'autoclave_time_to_clean_seconds_sum{node="n1"}': "100x45 104x20",
             'autoclave_time_to_clean_seconds_count{node="n1"}': "1x45 3x20",
@@ -192,7 +192,7 @@ CASES = {
         {'{node="n1"}': 2},
     ),
     "a quantile of nothing is not there": (
-        SCOPE.quantile(0.95, metrics.TIME_TO_CLEAN),
+        SCOPE.quantile(0.95, table.TIME_TO_CLEAN),
         {
             'autoclave_time_to_clean_seconds_bucket{node="n1", le="1.0"}': "1x70",
             'autoclave_time_to_clean_seconds_bucket{node="n1", le="+Inf"}': "1x70",
@@ -200,7 +200,7 @@ CASES = {
         {},
     ),
     "a mean of nothing is not there": (
-        SCOPE.mean(metrics.TIME_TO_CLEAN, *query.PLACE),
+        SCOPE.mean(table.TIME_TO_CLEAN, *query.PLACE),
         {
             'autoclave_time_to_clean_seconds_sum{node="n1"}': "100x70",
             'autoclave_time_to_clean_seconds_count{node="n1"}': "1x70",
@@ -229,7 +229,7 @@ SAID = {
 def one_of_each(values):
     """A series of every metric of both tables, of one node with one GPU."""
     made = {}
-    for row in (*metrics.TABLE, *plugin.TABLE):
+    for row in (*table.TABLE, *plugin.TABLE):
         for name in row.series:
             has = [label for label in row.all_labels if label != "le" or name.endswith("_bucket")]
             labels = {label: SAID.get(label, "x") for label in has} | {"cluster": "c", "node": "n1"}

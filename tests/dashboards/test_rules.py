@@ -9,13 +9,13 @@ import pytest
 from prometheus_client.utils import floatToGoString
 
 from dashboards import prometheusrule
-from plugin import metrics as plugin_metrics
-from plugin import tally as plugin_tally
+from plugin.metrics import counters as plugin_tally
+from plugin.metrics import table as plugin_metrics
 from plugin.registration.events import Cause
 from policies import load, xids
 from policies.xidtable import Action
-from scrubber import tally
 from scrubber.core.model import Ailment, State
+from scrubber.metrics import counters
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE, UNIT_TESTS
 
@@ -27,8 +27,8 @@ WORDS = {  # what a condition may name, by label
     "reason": AILMENTS,
     "sign": AILMENTS,
     "state": {state.value for state in State},
-    "proof": {tally.RECEIPT, tally.NONE},
-    "by": {tally.EVIDENCE, tally.PERSON},
+    "proof": {counters.RECEIPT, counters.NONE},
+    "by": {counters.EVIDENCE, counters.PERSON},
     "hook": {hook.value for hook in plugin_tally.Hook},
     "outcome": {word.value for word in (*plugin_tally.Outcome, *Cause)},
     "xid": {str(code) for code in xids.ROWS},

@@ -30,7 +30,7 @@ sys.stdin.read()
 """
 LOOK = """
 import os, sys
-from scrubber.node.held import Search
+from scrubber.node.open_files import Search
 try:
     print(sorted(Search({"gpu": ["/dev/zero"]}).devices(f"/proc/{sys.argv[1]}")))
 except PermissionError:

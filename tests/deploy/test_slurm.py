@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from scrubber.devices.simulated import drills, layout, tenants
 from tests.live import Service
 
@@ -105,7 +105,7 @@ def slurmd(tmp_path, service):
 
 
 def uuid(service, gpu):
-    return asking.ask(service.run_dir, lambda admin: admin.status([str(gpu)])).devices[0].device
+    return service_call.ask(service.run_dir, lambda admin: admin.status([str(gpu)])).devices[0].device
 
 
 def memory(service, gpu):
@@ -155,7 +155,7 @@ def test_a_gpu_that_is_not_clean_yet_is_waited_for_beyond_the_budget_of_a_hook(s
 
 
 def test_a_gpu_that_cannot_be_proven_clean_drains_the_node_with_a_reason(service, slurmd, gpu):
-    asking.ask(service.run_dir, lambda admin: admin.quarantine(str(gpu), "smells", "somebody"))
+    service_call.ask(service.run_dir, lambda admin: admin.quarantine(str(gpu), "smells", "somebody"))
     for script in ("prolog.sh", "epilog.sh"):
         slurmd.drained.unlink(missing_ok=True)
         ended(slurmd.run(script, 45, gpu), 1)

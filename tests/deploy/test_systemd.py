@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from scrubber import paths
+from scrubber.ground import paths
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "autoclave-scrubber.service"
 PAGE = ROOT / "docs" / "without-kubernetes.md"
 
-LOOK = "import sys; from scrubber.node.held import Search; print(Search({'it': [sys.argv[2]]}).devices(sys.argv[1]))"
+LOOK = (
+    "import sys; from scrubber.node.open_files import Search; print(Search({'it': [sys.argv[2]]}).devices(sys.argv[1]))"
+)
 
 
 def read():

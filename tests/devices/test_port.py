@@ -18,7 +18,7 @@ from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, D
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import creation, drills, tenants
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
-from tests.devices.nvidia.hearing import await_call
+from tests.devices.nvidia.health.hearing import await_call
 from tests.fakes.nvml.machine import Gpu, Machine, Process
 
 __all__ = ["nvml", "nvml_build", "rig", "stage"]  # fixtures

@@ -16,7 +16,7 @@ from scrubber.core.states import apply
 from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
-from scrubber.sight import Sight
+from scrubber.observe.observer import Sight
 from tests.devices.conftest import end
 
 NOW = Moment(0.0, 0.0)
@@ -55,7 +55,7 @@ def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
 
 @pytest.fixture
 def eyes(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.visits.SHARE", 1e-6)  # a walk may stand for a long time
+    monkeypatch.setattr("scrubber.observe.look_cache.SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
     return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -126,7 +126,7 @@ class Forgetful(Listing):
 
 @pytest.fixture
 def forgetful(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.visits.SHARE", 1e-6)
+    monkeypatch.setattr("scrubber.observe.look_cache.SHARE", 1e-6)
     backend = Forgetful(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
     return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -200,7 +200,7 @@ async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
     await sight.quick(record)
     processes.passes_over = {pid}
     assert len((await sight.quick(record)).holders or ()) == 1
-    monkeypatch.setattr("scrubber.visits.LINGERS", 0.0)
+    monkeypatch.setattr("scrubber.observe.look_cache.LINGERS", 0.0)
     assert (await sight.quick(record)).holders == ()
 
 

@@ -19,9 +19,9 @@ from plugin.testing.journal import Call
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Container, Phase, Pod
 from plugin.testing.runtime import Devices
-from scrubber.cli.containers import Containers, mark
-from scrubber.cli.stage import RESOURCE, Program, Stage, halfway
-from scrubber.core import view
+from scrubber.core import views
+from scrubber.demo.containers import Containers, mark
+from scrubber.demo.stage import RESOURCE, Program, Stage, halfway
 from scrubber.devices.simulated import creation, drills, layout
 from tests import guests
 from tests.patience import WITHIN
@@ -102,12 +102,12 @@ class Node:
         """What is written there, without the zeros."""
         return layout.find(self.stage.simulated, uuid).memory.read_bytes().replace(b"\0", b"")
 
-    async def status(self, uuid: str) -> view.DeviceStatus:
+    async def status(self, uuid: str) -> views.DeviceStatus:
         """What the service says of a GPU."""
         async with self.stage.admin() as admin:
             return (await admin.status([uuid])).devices[0]
 
-    async def history(self, uuid: str, kind: str) -> list[view.HistoryEntry]:
+    async def history(self, uuid: str, kind: str) -> list[views.HistoryEntry]:
         """The rows of the ledger of one kind."""
         async with self.stage.admin() as admin:
             return [entry for entry in await admin.history(uuid) if entry.kind == kind]
@@ -116,7 +116,7 @@ class Node:
         """How often it was proven clean."""
         return len(await self.history(uuid, "scrub-passed"))
 
-    async def reach(self, uuid: str, wanted: Callable[[view.DeviceStatus], bool]) -> view.DeviceStatus:
+    async def reach(self, uuid: str, wanted: Callable[[views.DeviceStatus], bool]) -> views.DeviceStatus:
         """Its status, as soon as it is as wanted."""
         status = await self.stage.settled(self.stage.uuids.index(uuid), wanted, WITHIN)
         assert wanted(status), f"{uuid} is {status.state}: {status.why} {status.setback}"

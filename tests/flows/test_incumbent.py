@@ -20,7 +20,7 @@ import pytest
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.registration import watch
 from plugin.testing.pods import Phase
-from scrubber.cli.stage import RESOURCE
+from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills, layout
 from scrubber.devices.simulated.documents import Resetting
 from tests.flows.node import Node, brisk

@@ -18,8 +18,8 @@ from plugin.registration import sockets
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod, State
 from plugin.testing.quirks import Timing
-from scrubber.cli.stage import RESOURCE
-from scrubber.core import view
+from scrubber.core import views
+from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import creation, layout
 from scrubber.node import identity
 from tests.flows.node import BRISK, Node, brisk
@@ -59,7 +59,7 @@ async def leave(node: Node) -> None:
     assert await node.stage.service.end(signal.SIGTERM) == 0
 
 
-def owned_by(pod: Pod) -> Callable[[view.DeviceStatus], bool]:
+def owned_by(pod: Pod) -> Callable[[views.DeviceStatus], bool]:
     return lambda device: (device.state, device.owner) == ("exposed", pod.uid)
 
 

@@ -19,9 +19,9 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, Phase
-from scrubber.cli.stage import RESOURCE
+from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import layout
-from scrubber.errors import Refused
+from scrubber.ground.errors import Refused
 from tests.flows.node import Node, brisk
 from tests.hanging import hanging
 

@@ -18,7 +18,7 @@ import signal
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, Kind, Phase, State
-from scrubber.cli.stage import RESOURCE
+from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills
 from tests.flows.node import brisk
 

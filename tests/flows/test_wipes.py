@@ -5,7 +5,7 @@ The ids are those of the cases in which a naive implementation wipes memory in u
 * W4, W5, W6 are cases of the DRA interface, which this plugin does not serve.
 * W7 and W9: a GPU has one id, and one resource offers it; there are no replicas, and two plugins exclude each other
   (``test_a_second_instance_is_refused_and_the_first_goes_on``).
-* W8: simulated GPUs have no MIG slices; reset domains are tested in ``tests/service/test_jobs.py`` and by
+* W8: simulated GPUs have no MIG slices; reset domains are tested in ``tests/jobs/test_jobs.py`` and by
   ``test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody``.
 * W16 would need a pid namespace: ``test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing_is_wiped``.
 * W19: ``test_a_process_that_is_not_the_same_at_the_second_look_is_never_signalled``.
@@ -23,8 +23,8 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, Kind, Phase, State
-from scrubber.cli.stage import RESOURCE
-from scrubber.errors import NotReady, Reason, Refused
+from scrubber.demo.stage import RESOURCE
+from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.node import checkpoint
 from tests.flows.node import brisk
 

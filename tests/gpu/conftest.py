@@ -18,7 +18,7 @@ from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import Library, Session
+from scrubber.devices.nvidia.nvml import Library, Session
 from scrubber.node import proc
 from tests.fakes.nvml.fixtures import nvml_build, stage
 

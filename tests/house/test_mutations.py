@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 from policies import model as policy_words
-from scrubber import errors
 from scrubber.core import model as words
+from scrubber.ground import errors
 
 ROOT = Path(__file__).parents[2]
 MUTATED = ("states", "decide", "starting", "grounds", "leftover", "upkeep", "offering", "verdict")

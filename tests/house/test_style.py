@@ -56,7 +56,7 @@ def functions(tree):
 
 def test_the_walk_sees_the_houses_and_nothing_that_git_ignores():
     names = {place(path) for path in FILES}
-    assert {"pyproject.toml", "scrubber/errors.py", "tests/house/test_style.py"} <= names
+    assert {"pyproject.toml", "scrubber/ground/errors.py", "tests/house/test_style.py"} <= names
     assert not [name for name in names if name.startswith((".venv", ".git/")) or "__pycache__" in name]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.cli import asking
+from scrubber.cli import service_call
 from tests.patience import WITHIN
 
 ROOT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def settled(place, state):
         while status.devices[0].state != state:
             status = await admin.status(["0"], newer_than=status.service.ledger_rows, wait=10)
 
-    asking.ask(place / "run", until)
+    service_call.ask(place / "run", until)
 
 
 def with_a_plugin(first, second, lines, again):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, opening, sqlite, store
 
 NOW = Moment(1_750_000_000.0, 1.0)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.errors import FatalError
-from scrubber.ledger import audit, chain, database, opening, places, sqlite, store
+from scrubber.ground.errors import FatalError
+from scrubber.ledger import audit, chain, database, files, opening, sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 COLUMNS = ("device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
@@ -161,6 +161,6 @@ def test_no_ledger_is_said_so(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_not_needed_to_look(sample: Path) -> None:
-    lock = places.Lock(places.Places(sample))
+    lock = files.Lock(files.Places(sample))
     assert audit.verify(sample).broken is None
     lock.release()

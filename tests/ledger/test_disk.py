@@ -18,7 +18,7 @@ import pytest
 
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, database, opening, sqlite, store
 
 HERE = Path(__file__).parent

@@ -10,12 +10,12 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.core.states import IllegalEventError
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
-from scrubber.ledger.memory import MemoryStore
 from scrubber.ledger.store import Draft
+from tests.ledger.memory_store import MemoryStore
 
 BOOT = Incarnation("boot-1", "driver-1")
 NOW = Moment(1_750_000_000.0, 100.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 from scrubber.ledger import migrations
 
 PATH = Path("ledger.sqlite")

@@ -17,8 +17,8 @@ import pytest
 
 from scrubber.core import events
 from scrubber.core.model import Moment
-from scrubber.errors import FatalError, LedgerUnavailable
-from scrubber.ledger import audit, chain, database, headfile, opening, places, sqlite, store
+from scrubber.ground.errors import FatalError, LedgerUnavailable
+from scrubber.ledger import audit, chain, database, files, headfile, opening, sqlite, store
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
@@ -67,14 +67,14 @@ def test_remains_of_a_start_that_was_cut_off_do_not_matter(open_ledger: Opener, 
 
 def test_a_crash_between_the_first_row_and_its_head_file_does_not_matter(open_ledger: Opener, path: Path) -> None:
     open_ledger()[0].close()
-    places.Places(path).head.unlink()
+    files.Places(path).head.unlink()
     assert open_ledger()[1] is None
 
 
 def test_a_second_writer_is_refused_by_name(open_ledger: Opener, path: Path) -> None:
     open_ledger()
-    program = "import sys; from pathlib import Path; from scrubber.ledger import places; \
-places.Lock(places.Places(Path(sys.argv[1])))"
+    program = "import sys; from pathlib import Path; from scrubber.ledger import files; \
+files.Lock(files.Places(Path(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert "cannot open the ledger" in found.stderr
     with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that one first"):
@@ -123,7 +123,7 @@ def write(path: Path, kind: str, body: str) -> None:
     with closing(database.connect(path)) as connection, database.transaction(connection):
         [row] = chain.seal(database.head(connection), [chain.Content("GPU-1", NOW, "op-1", kind, body)])
         database.insert(connection, [row])
-    with closing(headfile.HeadFile(places.Places(path).head)) as kept:
+    with closing(headfile.HeadFile(files.Places(path).head)) as kept:
         kept.write(store.Head(row.seq, row.hash))
 
 
@@ -245,11 +245,11 @@ def test_a_file_that_vanished_is_noticed(open_ledger: Opener, draft: Drafter, pa
 
 def test_a_damaged_head_is_noticed(open_ledger: Opener, draft: Drafter, path: Path) -> None:
     fill(open_ledger, draft)
-    places.Places(path).head.write_bytes(b"\xff" * 86)
+    files.Places(path).head.write_bytes(b"\xff" * 86)
     aside = open_ledger()[1]
     assert aside is not None
     assert "ledger.head is damaged" in aside.why
-    head = headfile.read(places.Places(path).head)
+    head = headfile.read(files.Places(path).head)
     assert head is not None
     assert head.seq == 1
 

@@ -11,8 +11,9 @@ import pytest
 from scrubber.core import events
 from scrubber.core.events import Entry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Record, State
-from scrubber.errors import LedgerUnavailable
-from scrubber.ledger import memory, store
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import store
+from tests.ledger import memory_store
 
 AT = Moment(1_750_000_000.0, 1.0)
 NOBODY = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"), State.UNKNOWN, Moment(0.0, 0.0))
@@ -22,7 +23,7 @@ Drafter = Callable[..., store.Draft]
 
 @pytest.fixture(params=["memory", "sqlite"])
 def kept(request: pytest.FixtureRequest) -> store.Store:
-    it: store.Store = memory.MemoryStore() if request.param == "memory" else request.getfixturevalue("ledger")
+    it: store.Store = memory_store.MemoryStore() if request.param == "memory" else request.getfixturevalue("ledger")
     it.load()
     return it
 

@@ -18,9 +18,9 @@ from scrubber.core.model import Owner, Record
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.cgroups import Containers
-from scrubber.node.ends import Ends
+from scrubber.node.process_ends import Ends
 from scrubber.node.processes import Processes
-from scrubber.sight import Sight
+from scrubber.observe.observer import Sight
 from tests.core import lives
 from tests.node.test_cgroups_real import CONTAINER, ID, UID, Group, Process, enter, group, pod
 from tests.patience import WITHIN

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.core.diagnosis.base import Fault
-from scrubber.node import posture, reading
+from scrubber.node import posture, safe_read
 
 OPEN = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.142  Release Build  (dvs-builder@U22)\nGCC version:\n"
@@ -151,20 +151,20 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("pipe", "loop", ".", "none", "none/deeper"):
-        assert isinstance(reading.text(tmp_path / name), Fault)
+        assert isinstance(safe_read.text(tmp_path / name), Fault)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_file_that_is_too_large_to_be_true_is_not_believed(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LARGEST", 4)
+    monkeypatch.setattr(safe_read, "LARGEST", 4)
     write(tmp_path, {"four": "1234", "five": "12345"})
-    assert reading.text(tmp_path / "four") == "1234"
-    assert isinstance(reading.text(tmp_path / "five"), Fault)
+    assert safe_read.text(tmp_path / "four") == "1234"
+    assert isinstance(safe_read.text(tmp_path / "five"), Fault)
 
 
 def test_a_link_that_leads_nowhere_is_something(tmp_path):
     (tmp_path / "link").symlink_to("/nowhere")
-    assert reading.there(tmp_path / "link") is True
-    assert reading.there(tmp_path / "none") is False
+    assert safe_read.there(tmp_path / "link") is True
+    assert safe_read.there(tmp_path / "none") is False
     (tmp_path / "loop").symlink_to("loop")
-    assert isinstance(reading.there(tmp_path / "loop/below"), Fault)
+    assert isinstance(safe_read.there(tmp_path / "loop/below"), Fault)

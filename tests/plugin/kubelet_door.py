@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import grpc
 
-from plugin.bell import Bell
+from plugin.changed import Bell
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Event, Unregistered

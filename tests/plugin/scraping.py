@@ -4,12 +4,12 @@ import asyncio
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from plugin import metrics
-from scrubber.exposition.table import Row
+from plugin.metrics import table
+from scrubber.ground.metric_table import Row
 from tests.fetching import fetch, figures
 
-LABELS = {name: set(row.all_labels) for row in metrics.TABLE for name in row.series}
-BARE = {name: set(row.labels) for row in metrics.TABLE for name in row.series}  # a count and a sum have no "le"
+LABELS = {name: set(row.all_labels) for row in table.TABLE for name in row.series}
+BARE = {name: set(row.labels) for row in table.TABLE for name in row.series}  # a count and a sum have no "le"
 
 
 class Scraped:

@@ -8,16 +8,17 @@ from typing import Any
 
 import grpc.aio
 
-from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc, sockets
-from scrubber.core import view
-from scrubber.errors import AutoclaveError
+from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
+from scrubber.core import views
+from scrubber.ground import unix_sockets
+from scrubber.ground.errors import AutoclaveError
 from tests.patience import WITHIN
 
 
 def gpu(index, *, healthy=True, clean=True, **more):
     """What a service says of a GPU."""
     about = {"numa_node": 0, "resource": "nvidia.com/gpu", **more}
-    return view.Advert(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
+    return views.Advert(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
 
 
 Answer = Callable[[list[str]], Awaitable[None]]
@@ -47,7 +48,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
 
     def __init__(self, run_dir: Path) -> None:
         self.socket = run_dir / "scrubber.sock"
-        self.devices: tuple[view.Advert, ...] = ()
+        self.devices: tuple[views.Advert, ...] = ()
         self.silence = 5.0
         self.mute = False  # accepts everybody, says nothing
         self.brief = False  # ends each list after the first message
@@ -64,7 +65,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
     async def open(self):
         self._server = grpc.aio.server()
         scrub_pb2_grpc.add_ScrubberServicer_to_server(self, self._server)
-        self._server.add_insecure_port(sockets.claim(self.socket))
+        self._server.add_insecure_port(unix_sockets.claim(self.socket))
         await self._server.start()
 
     async def close(self):
@@ -111,7 +112,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
         while True:
             moved = self._moved
             if not self.mute:
-                adverts = view.Adverts(self.devices, self.silence)
+                adverts = views.Adverts(self.devices, self.silence)
                 yield convert.to_message(adverts, scrub_pb2.WatchResponse())
                 if self.brief:
                     return

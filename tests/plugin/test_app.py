@@ -277,7 +277,7 @@ async def test_it_stays_small(door, kubelet, plugin):
 
 
 def test_it_loads_no_driver_library_and_nothing_heavy():
-    script = "import sys, scrubber.cli.plugin; print(*{name.partition('.')[0] for name in sys.modules})"
+    script = "import sys, scrubber.cli.verbs.plugin; print(*{name.partition('.')[0] for name in sys.modules})"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "plugin" in loaded
     assert not HEAVY & set(loaded)

@@ -13,8 +13,8 @@ from plugin.cluster.credentials import Reports
 from plugin.config import Config, Way
 from plugin.response import Strategy
 from scrubber import config as of_the_service
-from scrubber import paths
-from scrubber.errors import FatalError
+from scrubber.ground import paths
+from scrubber.ground.errors import FatalError
 
 
 @pytest.fixture

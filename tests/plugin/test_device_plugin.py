@@ -13,9 +13,9 @@ from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.metrics.counters import Tally
 from plugin.response import Strategy, Style
-from plugin.tally import Tally
-from scrubber.errors import NotReady, Reason, Refused
+from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
 from tests.plugin.scrub_door import gpu, hang, no
 

@@ -7,7 +7,7 @@ import pytest
 
 from plugin import gate as module
 from plugin.gate import Gate
-from scrubber.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
 from tests.plugin.scrub_door import gpu, hang, no
 

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from plugin import listing as module
 from plugin.devices import MigStrategy
 from scrubber.api import client
-from scrubber.core import view
+from scrubber.core import views
 from tests.patience import WITHIN
 from tests.plugin.scrub_door import gpu
 
@@ -268,7 +268,7 @@ class Scripted:
     """Says what the test hands it, at the very moment; a stream for each time it is asked."""
 
     def __init__(self) -> None:
-        self.streams: list[asyncio.Queue[view.Adverts]] = []
+        self.streams: list[asyncio.Queue[views.Adverts]] = []
 
     async def watch(self):
         self.streams.append(asyncio.Queue())
@@ -282,16 +282,16 @@ async def test_what_was_said_before_a_pod_found_no_answer_proves_nothing():
     listing = module.Listing(cast(client.Scrubber, scrubber), "nvidia.com", MigStrategy.NONE)
     task = asyncio.create_task(listing.follow())
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(view.Adverts((gpu(0),), 60.0))
+    scrubber.streams[0].put_nowait(views.Adverts((gpu(0),), 60.0))
     await first(listing)
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(view.Adverts((gpu(0),), 60.0))  # has come, and is not read yet
+    scrubber.streams[0].put_nowait(views.Adverts((gpu(0),), 60.0))  # has come, and is not read yet
     listing.unanswered()
     for _ in range(20):
         await asyncio.sleep(0)
     assert not any(device.healthy for device in listing.shown(GPU))
     assert len(scrubber.streams) == 2
-    scrubber.streams[1].put_nowait(view.Adverts((gpu(0),), 60.0))
+    scrubber.streams[1].put_nowait(views.Adverts((gpu(0),), 60.0))
     for _ in range(20):
         await asyncio.sleep(0)
     assert all(device.healthy for device in listing.shown(GPU))

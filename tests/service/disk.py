@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from scrubber.core.events import Entry
 from scrubber.core.model import Moment
-from scrubber.errors import LedgerUnavailable
+from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import store
 from tests.service.virtual import KilledError
 

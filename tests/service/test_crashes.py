@@ -15,7 +15,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Moment, State
-from scrubber.errors import AutoclaveError
+from scrubber.ground.errors import AutoclaveError
 from scrubber.ledger import opening, store
 from tests.service.disk import Disk
 from tests.service.hand import TAKES

@@ -11,9 +11,9 @@ from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Facts, Outcome, Path, Record, Sign, State, Step
 from scrubber.devices.base import Progress
-from scrubber.errors import AutoclaveError, NotReady
+from scrubber.ground.errors import AutoclaveError, NotReady
 from scrubber.steps.base import Order, Report
-from scrubber.steps.child import BrokenError
+from scrubber.workers.child import BrokenError
 from tests.service.asking import rows
 from tests.service.hand import Hand
 from tests.service.world import World

@@ -12,10 +12,10 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core import verdict
 from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
-from scrubber.engine import Surroundings
-from scrubber.jobs import Jobs
-from scrubber.steps.child import BrokenError
-from scrubber.visits import UNWATCHED
+from scrubber.jobs.engine import Surroundings
+from scrubber.jobs.jobs import Jobs
+from scrubber.observe.look_cache import UNWATCHED
+from scrubber.workers.child import BrokenError
 from tests.service.asking import rows
 from tests.service.hand import Hand
 from tests.service.node import Kind, Process

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scrubber.core.model import Path, Xid
-from scrubber.errors import AutoclaveError
+from scrubber.ground.errors import AutoclaveError
 from tests.service.node import Kind
 from tests.service.virtual import VirtualLoop
 from tests.service.world import World

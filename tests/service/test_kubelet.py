@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, State
-from scrubber.errors import LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.asking import let_on, rows, scrubs, written_down
 from tests.service.world import World
 

@@ -8,12 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from scrubber.core import device_status
 from scrubber.core import events as ev
-from scrubber.core import showing
 from scrubber.core.model import Ailment, State
-from scrubber.errors import NotReady, Refused
-from scrubber.figures import Figures
-from scrubber.tally import Tally
+from scrubber.ground.errors import NotReady, Refused
+from scrubber.metrics.collector import Figures
+from scrubber.metrics.counters import Tally
 from tests.service.node import Kind
 
 GPU = "GPU-0000"
@@ -112,14 +112,14 @@ async def test_a_slice_whose_gpu_fell_off_is_lost_and_one_in_use_is_sick_of_it(w
 async def test_after_fifty_layouts_as_much_is_shown_as_after_two(world):
     await laid_out(world, "MIG-0-a", "MIG-0-b")
     await laid_out(world, "MIG-1-a", "MIG-1-b")
-    await asyncio.sleep(showing.SHOWN)
+    await asyncio.sleep(device_status.SHOWN)
     first = series(world)
     shown = {it.device for it in (await world.life.reporter.status(())).devices}
     assert shown == {"MIG-1-a", "MIG-1-b"}
     for layout in range(2, 50):
         await laid_out(world, f"MIG-{layout}-a", f"MIG-{layout}-b")
     assert any("relaid" in each for each in series(world)), "who looks at it hears what became of it"
-    await asyncio.sleep(showing.SHOWN)
+    await asyncio.sleep(device_status.SHOWN)
     assert {it.replace("MIG-49-", "MIG-1-") for it in series(world)} == first
     shown = {it.device for it in (await world.life.reporter.status(())).devices}
     assert shown == {"MIG-49-a", "MIG-49-b"}

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import Ailment, State
-from scrubber.monitor import AT_ONCE, RESTS
-from scrubber.visits import UNWATCHED
+from scrubber.observe.look_cache import UNWATCHED
+from scrubber.service.monitor import AT_ONCE, RESTS
 from tests.service.asking import let_on, scrubs
 
 MANY = 3 * AT_ONCE

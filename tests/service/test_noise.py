@@ -13,7 +13,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Sign, State, Step
-from scrubber.errors import AutoclaveError
+from scrubber.ground.errors import AutoclaveError
 from tests.service.asking import healthy
 from tests.service.foretold import Fate, Foretold
 from tests.service.noise import SLOT, Event, Noise

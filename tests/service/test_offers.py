@@ -10,8 +10,8 @@ import pytest
 
 from scrubber.core import grounds
 from scrubber.core.model import Facts, State
-from scrubber.errors import LedgerUnavailable, NotReady, Reason
-from scrubber.hooks import WITHHELD
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
+from scrubber.service.handover import WITHHELD
 from tests.service.asking import healthy, let_on, written_down
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Blame, Outcome, Path, Sickness, State, Step, Trigger, Vitals, Xid
-from scrubber.errors import Refused
+from scrubber.ground.errors import Refused
 from scrubber.steps.base import Report
 from tests.service.asking import rows
 from tests.service.hand import Hand

@@ -9,11 +9,11 @@ import pytest
 
 from scrubber.core.model import Path, State
 from scrubber.devices.calls import UnresponsiveError
-from scrubber.errors import InvalidRequest, Reason
-from scrubber.monitor import RESTS
+from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.node.checkpoint import Entry
 from scrubber.node.pods import Tenants
-from scrubber.report import Reporter
+from scrubber.service.monitor import RESTS
+from scrubber.service.report import Reporter
 from tests.service.asking import let_on
 
 

@@ -15,8 +15,8 @@ import pytest
 from scrubber.core import verdict
 from scrubber.core.events import Event
 from scrubber.core.model import Findings, Outcome, State, Step, Vitals
-from scrubber.errors import AutoclaveError
-from scrubber.jobs import Jobs
+from scrubber.ground.errors import AutoclaveError
+from scrubber.jobs.jobs import Jobs
 from scrubber.steps.base import Report
 from tests.service.hand import ALL, UNITS, Hand
 from tests.service.node import Kind

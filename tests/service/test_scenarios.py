@@ -12,8 +12,8 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Path, State, Step, Trigger
-from scrubber.errors import AutoclaveError, LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.monitor import RESTS
+from scrubber.ground.errors import AutoclaveError, LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.service.monitor import RESTS
 from tests.service.node import Kind
 
 

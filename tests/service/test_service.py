@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Path, State, Xid
-from scrubber.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.asking import scrubs
 from tests.service.node import Kind
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from scrubber.core import device_status
 from scrubber.core import events as ev
-from scrubber.core import showing
 from scrubber.core.model import Ailment, Path, Sign, State
 from tests.service.asking import healthy, rows
 from tests.service.test_signs import ALL
@@ -135,7 +135,7 @@ async def test_an_idle_device_is_out_after_the_next_look_with_its_reason_and_wha
     [out] = quarantines(world, device)
     assert (out.sickness.ailment, out.by) == (signal.ailment, "autoclave")
     assert (out.next_probe is None) == (signal.tried is None)
-    [advice] = showing.advice(world.record(device))
+    [advice] = device_status.advice(world.record(device))
     assert signal.advice in advice
     assert quarantines(world, other) == []
 
@@ -152,7 +152,7 @@ async def test_one_in_use_is_reported_and_left_alone_until_it_is_free(world, sig
     await asyncio.sleep(LONG)
     assert (quarantines(world, device), trials(world, device)) == ([], [])
     assert [process.name for process in world.node.gpus[device].users()] == [tenant]
-    [advice] = showing.advice(world.record(device))
+    [advice] = device_status.advice(world.record(device))
     assert advice.startswith("drain it: ")
     assert signal.advice in advice
     world.node.end_container(tenant)
@@ -174,7 +174,7 @@ async def test_what_is_over_comes_back_by_what_the_reason_asks_for_or_by_a_perso
     assert world.state(device) is State.CLEAN
     assert healthy(world, device)
     assert len(quarantines(world, device)) == 1
-    assert showing.advice(world.record(device)) == ()
+    assert device_status.advice(world.record(device)) == ()
 
 
 @each(SIGNALS)
@@ -209,7 +209,7 @@ async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world,
     [out] = quarantines(world, device)
     assert (out.sickness.ailment, out.next_probe is None) == (signal.ailment, signal.tried is None)
     assert not healthy(world, device)
-    assert signal.advice in showing.advice(world.record(device))[0]
+    assert signal.advice in device_status.advice(world.record(device))[0]
     await asyncio.sleep(LONG)
     assert (len(trials(world, device)) > 1) == (signal.lasting == "in vain")
     assert world.state(device) is State.QUARANTINED
@@ -237,7 +237,7 @@ async def test_what_makes_nobody_sick_is_counted_and_takes_nothing_out(world, co
     assert [it.codes for it in rows(world, ev.Heard, device)] == [((codes[0], seen),)]
     assert healthy(world, device)
     assert rows(world, ev.Sickened, device) == quarantines(world, device) == []
-    assert showing.advice(world.record(device)) == ()
+    assert device_status.advice(world.record(device)) == ()
 
 
 async def test_one_answer_that_is_late_is_no_illness(world):

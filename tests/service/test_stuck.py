@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scrubber.core.model import Ailment, State
-from scrubber.errors import NotReady
+from scrubber.ground.errors import NotReady
 from tests.service.asking import healthy, let_on, written_down
 
 GIVE_UP = 600.0  # of the default policy

@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import Path, Trigger
-from scrubber.running import Running
-from scrubber.steps.child import BrokenError
+from scrubber.jobs.job import Running
+from scrubber.workers.child import BrokenError
 from tests.service.hand import Hand
 from tests.service.world import World
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scrubber.core.model import State
-from scrubber.errors import NotReady, Reason, Refused
+from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.service.asking import scrubs, written_down
 from tests.service.node import Kind
 

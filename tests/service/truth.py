@@ -12,7 +12,7 @@ from policies.model import Eviction, Mode, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.model import Path, Record, State, Step
-from scrubber.rulebook import Rulebook
+from scrubber.policy import Rulebook
 from tests.service.node import Gpu, Kind, Node, Process
 
 FATAL = {48, 79}  # of the driver errors that a test brings about

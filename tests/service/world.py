@@ -18,22 +18,23 @@ from pathlib import Path
 from typing import Any, cast
 
 from policies.model import Policy
-from scrubber.core import story
+from scrubber.core import event_text
 from scrubber.core.model import Grant, Record, State
 from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
-from scrubber.errors import AutoclaveError, LedgerUnavailable
-from scrubber.hooks import Tools
-from scrubber.jobs import Jobs
-from scrubber.ledger import memory, store
+from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
+from scrubber.jobs.jobs import Jobs
+from scrubber.ledger import store
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.sqlite import SqliteStore
-from scrubber.monitor import Monitor
 from scrubber.node.processes import Processes
-from scrubber.report import Identity, Reporter
-from scrubber.rulebook import Rulebook
-from scrubber.service import Service
-from scrubber.sight import Sight
+from scrubber.observe.observer import Sight
+from scrubber.policy import Rulebook
+from scrubber.service.handover import Tools
+from scrubber.service.monitor import Monitor
+from scrubber.service.report import Identity, Reporter
+from scrubber.service.service import Service
+from tests.ledger import memory_store
 from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
 from tests.service.hand import Hand
@@ -92,7 +93,7 @@ class World:
         self.truth = Truth(self.node, self.rulebook)
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> who was let on last
-        self._kept = memory.MemoryStore()
+        self._kept = memory_store.MemoryStore()
         self._reopen = reopen or (lambda: self._kept)
         self._arm = arm
         self._interval = interval
@@ -167,7 +168,7 @@ class World:
     def forget(self) -> None:
         """The ledger is lost; the service must be down."""
         assert self._up is None
-        self._kept = memory.MemoryStore()
+        self._kept = memory_store.MemoryStore()
         self.truth.entries.clear()
         self.truth.records.clear()
 
@@ -315,7 +316,7 @@ class World:
     def story(self, device: str) -> str:
         """How a device came to be where it is."""
         rows = [entry for entry in self.truth.entries if entry.device == device]
-        return "\n".join(f"{row.seq:4} {row.at.uptime:8.2f} {device} {story.tell(row.event)}" for row in rows)
+        return "\n".join(f"{row.seq:4} {row.at.uptime:8.2f} {device} {event_text.tell(row.event)}" for row in rows)
 
     # -- how it is put together
 

@@ -8,9 +8,9 @@ import json
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
 
 from plugin.testing.pods import Phase, Pod
-from scrubber.cli.stage import RESOURCE
-from scrubber.core import view
-from scrubber.errors import Unreachable
+from scrubber.core import views
+from scrubber.demo.stage import RESOURCE
+from scrubber.ground.errors import Unreachable
 from scrubber.ledger import audit
 from tests.flows.node import Node
 from tests.patience import WITHIN
@@ -45,7 +45,7 @@ async def demand_whole(node: Node) -> list[Pod]:
     return fresh
 
 
-def is_nobodys(device: view.DeviceStatus) -> bool:
+def is_nobodys(device: views.DeviceStatus) -> bool:
     """Clean, or granted to a pod that never came."""
     return device.state in ("clean", "granted")
 

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 from plugin.testing.pods import Container, Kind, Phase, Pod, State
-from scrubber.cli.stage import RESOURCE
+from scrubber.demo.stage import RESOURCE
 from tests.flows.node import Node
 from tests.soak.guests import Guests
 from tests.soak.pods import Pods

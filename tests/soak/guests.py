@@ -14,7 +14,7 @@ from pathlib import Path
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.pods import Container, Kind, Pod
 from plugin.testing.runtime import CannotCreate, Devices
-from scrubber.cli.containers import Containers
+from scrubber.demo.containers import Containers
 from scrubber.devices.simulated import containers, layout
 from tests.patience import WITHIN
 

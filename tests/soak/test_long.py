@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import pytest
 
 from plugin.testing.pods import Pod
-from scrubber.cli.stage import Stage
+from scrubber.demo.stage import Stage
 from tests.flows.node import Node
 from tests.soak.aftermath import complaints, demand_none, demand_whole
 from tests.soak.crowd import Crowd

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 
 from plugin.testing.kubelet import NotRunning
-from scrubber.core import view
-from scrubber.errors import NotReady, Refused, Unreachable
+from scrubber.core import views
+from scrubber.ground.errors import NotReady, Refused, Unreachable
 from scrubber.ledger import database
 from scrubber.node import checkpoint
 from tests.flows.node import Node
@@ -153,5 +153,5 @@ def damage(node: Node, dice: random.Random) -> None:
         file.write_text("{")
 
 
-def _is_left_alone(device: view.DeviceStatus) -> bool:
+def _is_left_alone(device: views.DeviceStatus) -> bool:
     return device.state == "dirty" and device.job is None

@@ -10,7 +10,7 @@ from pathlib import Path
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.pods import Container, Kind, Pod
 from plugin.testing.runtime import Devices
-from scrubber.cli.containers import mark
+from scrubber.demo.containers import mark
 from scrubber.devices.simulated import containers, layout, tenants
 from tests.flows.node import Watched
 from tests.soak.tenancy import Tenancies

@@ -1,6 +1,5 @@
-"""Simulated GPUs and processes, as in the tests of the devices, and zygotes."""
+"""Simulated GPUs and processes, as in the tests of the devices."""
 
 from tests.devices.conftest import bank, launch
-from tests.steps.zygotes import make
 
-__all__ = ["bank", "launch", "make"]
+__all__ = ["bank", "launch"]

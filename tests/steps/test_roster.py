@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from scrubber.core import measured
-from scrubber.core.measured import Scratched
+from scrubber.core import measurements
+from scrubber.core.measurements import Scratched
 from scrubber.core.model import Blame, Findings, Mismatch, Outcome, Step, Uncovered, Vitals
 from scrubber.devices.base import Cleared, Gpu, Progress, Verified
 from scrubber.devices.simulated import chip, drills, tenants
@@ -46,16 +46,16 @@ class EmptyGpu(SimulatedGpu):
 class TellingGpu(SimulatedGpu):
     """Says of its chip and of its tests what it is told to say."""
 
-    said: Scratched | measured.Tested
+    said: Scratched | measurements.Tested
 
     def scratch(self, _key: bytes) -> Scratched:
         """As it was told."""
         assert isinstance(self.said, Scratched)
         return self.said
 
-    def selftest(self, _key: bytes, _seconds: float, _progress: Progress) -> measured.Tested:
+    def selftest(self, _key: bytes, _seconds: float, _progress: Progress) -> measurements.Tested:
         """As it was told."""
-        assert isinstance(self.said, measured.Tested)
+        assert isinstance(self.said, measurements.Tested)
         return self.said
 
 
@@ -74,7 +74,7 @@ class ListeningGpu(SimulatedGpu):
         self.heard["scratch"] = key
         return super().scratch(key)
 
-    def selftest(self, key: bytes, seconds: float, progress: Progress) -> measured.Tested:
+    def selftest(self, key: bytes, seconds: float, progress: Progress) -> measurements.Tested:
         """With the key and the time."""
         self.heard |= {"selftest": key, "seconds": seconds}
         return super().selftest(key, seconds, progress)
@@ -176,7 +176,7 @@ def test_a_scratch_that_is_skipped_leaves_the_secret_and_says_nothing_so_the_tes
     assert left_on_the_chip(bank) == 2
 
 
-def told(step: Step, bank, said: Scratched | measured.Tested) -> Report:
+def told(step: Step, bank, said: Scratched | measurements.Tested) -> Report:
     gpu = TellingGpu(bank.place(bank.first).directory)
     gpu.said = said
     return roster.perform(step, ORDER, bench(gpu))
@@ -199,19 +199,21 @@ def test_a_unit_that_does_not_hold_what_is_written_is_no_pass(bank) -> None:
 
 
 LIES = [
-    (measured.Tested((), ("address",), 4096, None, 8), "no test came to its end"),
-    (measured.Tested(()), "no test came to its end"),
-    (measured.Tested(("address",)), "nothing was tested"),
+    (measurements.Tested((), ("address",), 4096, None, 8), "no test came to its end"),
+    (measurements.Tested(()), "no test came to its end"),
+    (measurements.Tested(("address",)), "nothing was tested"),
     (
-        measured.Tested(("address",), covered_bytes=4096, mismatch=Mismatch(16, 0, 1, 3)),
+        measurements.Tested(("address",), covered_bytes=4096, mismatch=Mismatch(16, 0, 1, 3)),
         "failed its test: 3 bytes",
     ),
-    (measured.Tested(("arithmetic",), units=8, deviating=(2, 5)), "compute something else than the others: 2, 5"),
+    (measurements.Tested(("arithmetic",), units=8, deviating=(2, 5)), "compute something else than the others: 2, 5"),
 ]
 
 
 @pytest.mark.parametrize(("said", "words"), LIES)
-def test_a_self_test_that_ran_nothing_or_found_something_is_no_pass(bank, said: measured.Tested, words: str) -> None:
+def test_a_self_test_that_ran_nothing_or_found_something_is_no_pass(
+    bank, said: measurements.Tested, words: str
+) -> None:
     report = told(Step.SELFTEST, bank, said)
     assert (report.outcome, report.blame, report.findings.tests) == (Outcome.FAILED, Blame.DEVICE, ())
     assert words in report.detail
@@ -220,7 +222,7 @@ def test_a_self_test_that_ran_nothing_or_found_something_is_no_pass(bank, said: 
 
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
 def test_one_test_on_something_is_a_pass_and_what_was_left_out_is_told(bank, covered) -> None:
-    report = told(Step.SELFTEST, bank, measured.Tested(("address",), ("random", "retention"), **covered))
+    report = told(Step.SELFTEST, bank, measurements.Tested(("address",), ("random", "retention"), **covered))
     assert (report.outcome, report.findings.tests) == (Outcome.PASSED, ("address",))
     assert report.detail == "no time was left for random, retention"
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from scrubber.core import view
-from scrubber.errors import AutoclaveError
+from scrubber.core import views
+from scrubber.ground.errors import AutoclaveError
 
 OTHER_USER = "become the user that runs the service (root, usually)"
 NVIDIA = "nvidia"  # the backend
@@ -169,7 +169,7 @@ class Facts:
     """What was seen of a node. ``answer`` is the service's, or why there is none."""
 
     now: float
-    answer: view.Status | AutoclaveError
+    answer: views.Status | AutoclaveError
     door: Socket
     run_dir: Directory
     kubelet_dir: Directory
@@ -180,9 +180,9 @@ class Facts:
     cdi_kind: str = ""  # what CDI names of devices will begin with; empty where nobody says that there will be any
 
     @property
-    def status(self) -> view.Status | None:
+    def status(self) -> views.Status | None:
         """The service's answer, if it gave one."""
-        return self.answer if isinstance(self.answer, view.Status) else None
+        return self.answer if isinstance(self.answer, views.Status) else None
 
     @property
     def guards_nvidia(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policies.model import Clear
-from scrubber.core import remedy, view
+from scrubber.core import remedy, views
 from scrubber.core.diagnosis import base
 from scrubber.core.model import State
 
@@ -27,7 +27,7 @@ def _devices(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("device", f"nothing is wrong with any of the {len(devices)} GPUs")
 
 
-def _device(device: view.DeviceStatus, now: float) -> Iterator[base.Finding]:
+def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
     gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` tells what happened"
     out = device.quarantine
     if out is not None:
@@ -44,7 +44,7 @@ def _device(device: view.DeviceStatus, now: float) -> Iterator[base.Finding]:
     yield from _coverage(device, gpu)
 
 
-def _coverage(device: view.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
+def _coverage(device: views.DeviceStatus, gpu: str) -> Iterator[base.Finding]:
     receipt = device.receipt
     if receipt is None or receipt.covered_bytes >= COVERED * receipt.allocatable_bytes:
         return

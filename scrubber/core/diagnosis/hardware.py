@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from scrubber.core import view
+from scrubber.core import views
 from scrubber.core.diagnosis import base
 
 HOST_ROOT = "mount the host's here and name it with --host-root"
@@ -243,7 +243,7 @@ def _unnamed(facts: base.Facts, named: frozenset[str]) -> str:
 
 def _handed_out(facts: base.Facts) -> frozenset[str]:
     """Devices that a container may be given: a GPU that is cut into slices is not, its slices are."""
-    devices: tuple[view.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
+    devices: tuple[views.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
     cut = {device.index for device in devices if device.mig}
     return frozenset(device.device for device in devices if device.mig or device.index not in cut)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scrubber.core import view
+from scrubber.core import views
 from scrubber.core.diagnosis import base
-from scrubber.errors import AutoclaveError, Reason, Unreachable
+from scrubber.ground.errors import AutoclaveError, Reason, Unreachable
 
 
 def _service(facts: base.Facts) -> Iterator[base.Finding]:
     match facts.answer:
-        case view.Status(service=it):
+        case views.Status(service=it):
             about = f"version {it.version}, backend {it.backend}, policy {it.policy}"
             yield base.ok("service", f"the scrub service answers: {about}")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
@@ -52,10 +52,10 @@ def _run_dir(facts: base.Facts) -> Iterator[base.Finding]:
 
 def _ledger(facts: base.Facts) -> Iterator[base.Finding]:
     match facts.answer:
-        case view.Status(service=it) if it.ledger_fault:
+        case views.Status(service=it) if it.ledger_fault:
             text = f"the ledger cannot be written, so nothing is handed out: {it.ledger_fault}"
             yield base.broken("ledger", text, f"make room in {it.state_dir}, or mend its disk")
-        case view.Status(service=it):
+        case views.Status(service=it):
             yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {it.ledger_rows} rows")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
             remedy = "mend what it names: the service tries again by itself"

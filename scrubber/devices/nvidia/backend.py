@@ -14,16 +14,19 @@ from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.cuda import warmth
 from scrubber.cuda.images import OLDEST
 from scrubber.devices.base import Address, Care, DeviceError, Readings
-from scrubber.devices.nvidia import boards, driver, locks, readings, unfinished, users, vitals, xidlog
-from scrubber.devices.nvidia.ears import Ears, Lines
+from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia.address import RECREATE
+from scrubber.devices.nvidia.health import board_readings, vitals, xid_log
+from scrubber.devices.nvidia.health.listener import Ears, Lines
+from scrubber.devices.nvidia.health.signs.best_seen import Keeper
+from scrubber.devices.nvidia.health.signs.watch import Watch
+from scrubber.devices.nvidia.health.vitals import Signs
+from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
-from scrubber.devices.nvidia.inventory import Inventory
-from scrubber.devices.nvidia.library import SLICE, Library
-from scrubber.devices.nvidia.place import RECREATE
-from scrubber.devices.nvidia.signs.best import Keeper
-from scrubber.devices.nvidia.signs.watch import Watch
-from scrubber.devices.nvidia.users import Usage
-from scrubber.devices.nvidia.vitals import Signs
+from scrubber.devices.nvidia.inventory import boards, driver
+from scrubber.devices.nvidia.inventory.inventory import Inventory
+from scrubber.devices.nvidia.nvml import SLICE, Library
+from scrubber.devices.nvidia.reset import locks, pending_restore
 
 
 class Nvidia:
@@ -42,7 +45,7 @@ class Nvidia:
         settings: Path,
         library: Library | None = None,
         kernel: Lines | None = None,
-        whole: Callable[[int], bool] = xidlog.always,
+        whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
         """Ask nothing yet. How containers are told apart is not the driver's to know, nor how the kernel is heard.
 
@@ -57,7 +60,7 @@ class Nvidia:
         self._resets = _resets(settings)
         self._library = library or Library()
         self._inventory = Inventory(host, self._library)
-        self._baselines = users.Baselines()
+        self._baselines = holders.Baselines()
         self._watch = Watch(Keeper(settings.parent / "seen", host.boot_id))
         self._ears = Ears(self._library, kernel, _steady, whole)
 
@@ -109,18 +112,18 @@ class Nvidia:
             handle = nvml.handle(uuid)
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
                 return None  # its slices' users are not its own
-            usage = users.look(nvml, handle, self._host.runs)
+            usage = holders.look(nvml, handle, self._host.runs)
         return self._used(usage, self._baselines.learn(uuid, self.driver(), usage))
 
     def _used(self, usage: Usage, idle: int) -> bool | None:
         if usage.listed is not True and not self._host.names_every_process():
             return None
-        return users.in_use(usage, idle)
+        return holders.in_use(usage, idle)
 
     def listed(self, uuid: str) -> frozenset[int]:
         """Everybody whom its lists name."""
         with self._library.session() as nvml:
-            return users.pids(nvml, nvml.handle(uuid))
+            return holders.pids(nvml, nvml.handle(uuid))
 
     def vitals(self, uuid: str) -> Vitals:
         """Health as the driver tells it now, and what it has told unasked."""
@@ -135,7 +138,7 @@ class Nvidia:
             nonlocal in_use
             idle = self._baselines.learn(uuid, loaded, usage)
             in_use = self._used(usage, idle)
-            return users.leaked(usage, idle)
+            return holders.leaked(usage, idle)
 
         with self._library.session() as nvml:
             found = vitals.of(
@@ -180,7 +183,7 @@ class Nvidia:
     def readings(self) -> dict[str, Readings]:
         """Temperature and power of every GPU that can be read; DriverClosedError while NVML is closed."""
         with self._library.session() as nvml:
-            return readings.of_all(nvml, self.in_reset)
+            return board_readings.of_all(nvml, self.in_reset)
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """Device nodes, and for a slice the driver's files that open it as well. Answers while NVML is closed."""
@@ -233,7 +236,7 @@ class Nvidia:
     def owed(self) -> dict[str, Address]:
         """By the notes on the disk: a GPU whose slices are gone is in no inventory. Answers while NVML is closed."""
         found = {}
-        for gpu in unfinished.indebted(self._settings):
+        for gpu in pending_restore.indebted(self._settings):
             board = self._inventory.board(gpu)
             if board is not None and not self.in_reset(gpu):
                 place = {"uuid": gpu, "pci_address": board.pci_address, "minor": board.minor, "parent": None}

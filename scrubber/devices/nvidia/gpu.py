@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scrubber.core.measured import Scratched, Tested
+from scrubber.core.measurements import Scratched, Tested
 from scrubber.core.model import Holder, Sign, Vitals
 from scrubber.cuda import clearing, device, onchip, selftest
 from scrubber.cuda.selftest import Clock
@@ -20,21 +20,26 @@ from scrubber.devices.base import (
     Users,
     Verified,
 )
-from scrubber.devices.nvidia import conditions, locks, reset, restoring, settings, slices, unfinished, users, vitals
-from scrubber.devices.nvidia.conditions import Target
-from scrubber.devices.nvidia.holding import Holding, OpenCard, in_our_words
-from scrubber.devices.nvidia.library import Handle, Library, ResetRequiredError, Session
-from scrubber.devices.nvidia.place import RECREATE, placed
-from scrubber.devices.nvidia.settings import Settings
-from scrubber.devices.nvidia.signs import glance
-from scrubber.devices.nvidia.unfinished import Notes, Owed
-from scrubber.devices.nvidia.users import Usage
+from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia.address import RECREATE, placed
+from scrubber.devices.nvidia.health import vitals
+from scrubber.devices.nvidia.health.signs import quick
+from scrubber.devices.nvidia.holders import Usage
+from scrubber.devices.nvidia.inventory import slices
+from scrubber.devices.nvidia.memory import Holding, OpenCard, in_our_words
+from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
+from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
+from scrubber.devices.nvidia.reset.pending_restore import Notes, Owed
+from scrubber.devices.nvidia.reset.preconditions import Target
+from scrubber.devices.nvidia.settings import restore as restoring
+from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.nvidia.settings.settings import Settings
 
 CLOCK = Clock(time.monotonic, time.sleep)
 
 
 def _beyond(idle: int) -> Callable[[Usage], int]:
-    return lambda usage: users.leaked(usage, idle)
+    return lambda usage: holders.leaked(usage, idle)
 
 
 def nobody_can_tell() -> tuple[Holder, ...] | None:
@@ -140,14 +145,14 @@ class NvidiaGpu:
 
     def _vitals(self) -> Vitals:
         idle = self._place.idle_bytes
-        leaked = users.leaked if idle is None else _beyond(idle)
+        leaked = holders.leaked if idle is None else _beyond(idle)
         with self._library.session() as session:
             return vitals.of(session, self._place.uuid, self._place.host.runs, leaked, self._signs)
 
     def _signs(self, session: Session, gpu: Handle) -> tuple[Sign, ...]:
         """A slice has no links."""
         links = frozenset(self._place.links) if self._place.parent is None else frozenset()
-        return glance.at_once(session, gpu, links)
+        return quick.at_once(session, gpu, links)
 
     @contextmanager
     def _closed_after(self) -> Iterator[None]:
@@ -201,7 +206,7 @@ class NvidiaGpu:
         left = notes.left()  # now that nobody else is at it
         try:
             with self._library.session() as session:
-                unfinished.finish(session, notes.gpu, left.values())
+                pending_restore.finish(session, notes.gpu, left.values())
         except DeviceLostError:
             raise
         except DeviceError as error:
@@ -242,7 +247,7 @@ class NvidiaGpu:
             self._library,
             tuple(map(self._lock, place.locks or (place.gpu,))),
             self._notes(),
-            patience=conditions.Patience.within(place.reset_seconds),
+            patience=preconditions.Patience.within(place.reset_seconds),
             daemon_runs=self._daemon_runs,
         )
 
@@ -256,7 +261,7 @@ class NvidiaGpu:
 
     def _recreate(self, parent: str) -> None:
         target = self._target()
-        faults = (conditions.rights(target), conditions.in_the_way(self._reached()))
+        faults = (preconditions.rights(target), preconditions.in_the_way(self._reached()))
         if told := [fault for fault in faults if fault is not None]:
             raise NotNowError(f"cannot reset {self._place.uuid}: {'; '.join(told)}")
         self._finish()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from scrubber import log
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, Care, DeviceError, Readings
 from scrubber.devices.simulated import condition, containers, documents, layout, lease
-from scrubber.devices.simulated.bell import Bell
+from scrubber.devices.simulated.alarm import Bell
 from scrubber.devices.simulated.documents import Driver
 from scrubber.devices.simulated.layout import Place
+from scrubber.ground import log
 
 logger = log.get("simulated")
 

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Collection
 
-from scrubber.core.measured import Scratched
+from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated.layout import Place
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 
-from scrubber.core.measured import Scratched, Tested, joined
+from scrubber.core.measurements import Scratched, Tested, joined
 from scrubber.core.model import Mismatch, Uncovered, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
 from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest

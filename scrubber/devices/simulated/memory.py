@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scrubber.core.measured import joined
+from scrubber.core.measurements import joined
 from scrubber.core.model import Mismatch
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import patterns

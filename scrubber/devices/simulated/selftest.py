@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from scrubber.core.measured import Tested, joined
+from scrubber.core.measurements import Tested, joined
 from scrubber.core.model import Mismatch
 from scrubber.devices.base import Progress
 from scrubber.devices.simulated import chip, patterns

@@ -13,11 +13,12 @@ import pytest
 
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import locks, reset, settings
-from scrubber.devices.nvidia.conditions import Patience, Target
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.settings import Settings
-from scrubber.devices.nvidia.unfinished import Notes
+from scrubber.devices.nvidia.reset import locks, reset
+from scrubber.devices.nvidia.reset.pending_restore import Notes
+from scrubber.devices.nvidia.reset.preconditions import Patience, Target
+from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.nvidia.settings.settings import Settings
 from tests.fakes.nvml.machine import Slice
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)

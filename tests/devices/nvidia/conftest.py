@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.devices.nvidia import ears, happenings
 from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.health import listener, nvml_events
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.library import Library
+from scrubber.devices.nvidia.nvml import Library
 from scrubber.node.kernellog import KernelLog
-from tests.devices.nvidia.hearing import SOON, await_call, ours
+from tests.devices.nvidia.health.hearing import SOON, await_call, ours
 from tests.fakes.kmsg import Kmsg
 from tests.fakes.nvml.fixtures import Stage, nvml, nvml_build, stage
 from tests.fakes.nvml.host import Root
@@ -95,8 +95,8 @@ def kmsg(rig) -> Iterator[Kmsg]:
 @pytest.fixture
 def listen(rig, monkeypatch) -> Iterator[Callable[..., Nvidia]]:
     """A backend that listens, and is known to be in NVML's wait; ended with the test, and no thread left of it."""
-    monkeypatch.setattr(happenings, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
-    monkeypatch.setattr(ears, "LEAVES_WITHIN", SOON / 1000)
+    monkeypatch.setattr(nvml_events, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
+    monkeypatch.setattr(listener, "LEAVES_WITHIN", SOON / 1000)
     before = ours()
     made = []
 

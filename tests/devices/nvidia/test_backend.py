@@ -13,7 +13,7 @@ import pytest
 from scrubber.cuda import warmth
 from scrubber.devices.base import Backend, Care, DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.users import IDLE_AT_MOST
+from scrubber.devices.nvidia.holders import IDLE_AT_MOST
 from tests.fakes.nvml.machine import Slice
 
 CARE = Care(("nvidia-smi", "function"), "wait", {"compute_mode": "default"})

@@ -16,7 +16,7 @@ from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.nvidia.backend import Nvidia
-from tests.devices.nvidia.test_library import CODES
+from tests.devices.nvidia.test_nvml import CODES
 from tests.fakes.nvml.machine import Slice
 
 SOON, LONG = 0.05, 10.0

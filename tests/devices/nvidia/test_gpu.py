@@ -14,9 +14,9 @@ import pytest
 from policies.hardware import Clocks, ComputeMode, Means, Settings, Slices
 from scrubber.core.model import Ailment, Sign, Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
-from scrubber.devices.nvidia import conditions, reset, smi
+from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.place import RECREATE, WAIT, placed
+from scrubber.devices.nvidia.reset import preconditions, reset, smi
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import by_kernel, by_tool, nobody, place, somebody, touch
 from tests.fakes.nvml.machine import Process, Slice
@@ -127,7 +127,7 @@ def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: f
     ended: list[float] = []
     process: Any = SimpleNamespace(pid=1, stdout=None, communicate=lambda *, timeout: ended.append(timeout))
     monkeypatch.setattr("os.killpg", lambda *_: None)
-    patience = conditions.Patience.within(seconds)
+    patience = preconditions.Patience.within(seconds)
     smi._put_down(process, patience.tool)
     leaving = (len(reset.MEANS) + 1) * patience.leaving
     assert leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds

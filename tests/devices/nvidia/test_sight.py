@@ -13,12 +13,12 @@ import pytest
 
 from scrubber.core.model import Ailment, Incarnation, Moment, Quarantine, Record, Sickness, State, Vitals
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import locks
 from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.reset import locks
 from scrubber.node.processes import Processes
-from scrubber.sight import Sight
+from scrubber.observe.observer import Sight
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.hearing import rings
+from tests.devices.nvidia.health.hearing import rings
 
 gpu, cut = bench.gpu, bench.cut  # fixtures
 
@@ -119,7 +119,7 @@ async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_it
 
 
 async def test_but_not_for_ever(rig, gpu, eyes, monkeypatch) -> None:
-    monkeypatch.setattr("scrubber.away.TOOL_ENDS_WITHIN", 0.1)
+    monkeypatch.setattr("scrubber.observe.driver_release.TOOL_ENDS_WITHIN", 0.1)
     sight = eyes()
     with locks.claimed(bench.lock(rig)):
         async with sight.away(gpu.uuid):

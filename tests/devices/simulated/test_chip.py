@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from scrubber.core.measured import Scratched
+from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from scrubber.core import measured
+from scrubber.core import measurements
 from scrubber.core.model import Mismatch
 from scrubber.devices import base
 from scrubber.devices.simulated import chip, documents, drills, memory, patterns
@@ -30,7 +30,7 @@ TESTS = ("address", "inversions", "random", "arithmetic")
 def test_a_good_gpu_passes_every_test_and_is_all_zero_afterwards(bank) -> None:
     cells = bank.place(bank.first).memory
     cells.write_bytes(os.urandom(size_of(bank)))
-    assert bank.gpu(bank.first).selftest(KEY, 60, nowhere) == measured.Tested(
+    assert bank.gpu(bank.first).selftest(KEY, 60, nowhere) == measurements.Tested(
         TESTS, (), size_of(bank), None, chip.UNITS
     )
     assert cells.read_bytes() == bytes(size_of(bank))
@@ -85,7 +85,7 @@ def test_units_that_compute_wrongly_are_named(bank) -> None:
 def test_without_time_nothing_is_tested_and_zeros_are_left_all_the_same(bank) -> None:
     cells = bank.place(bank.first).memory
     cells.write_bytes(os.urandom(size_of(bank)))
-    assert bank.gpu(bank.first).selftest(KEY, 0, nowhere) == measured.Tested((), TESTS, size_of(bank), None, 0)
+    assert bank.gpu(bank.first).selftest(KEY, 0, nowhere) == measurements.Tested((), TESTS, size_of(bank), None, 0)
     assert cells.read_bytes() == bytes(size_of(bank))
 
 

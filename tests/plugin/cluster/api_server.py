@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plugin.bell import Bell
+from plugin.changed import Bell
 from tests.patience import WITHIN
 
 NODE = "node-1"

@@ -9,7 +9,7 @@ import pytest
 from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import Reporter
-from plugin.cluster.strand import Pace
+from plugin.cluster.retry_loop import Pace
 from plugin.listing import Listing
 from tests.plugin.cluster.api_server import NODE, ApiServer
 

@@ -28,7 +28,7 @@ def brisk(it, also=""):
     """With shorter pauses: for tests that would wait for them."""
     pace = "lambda: Pace(breath=0.01, farewell=0.2)"
     script = (
-        "import sys; from plugin.cluster import starting; from plugin.cluster.strand import Pace;"
+        "import sys; from plugin.cluster import starting; from plugin.cluster.retry_loop import Pace;"
         f"starting.Pace = {pace}; {also} from scrubber.cli import main; sys.exit(main())"
     )
     it.command[:3] = [sys.executable, "-c", script]

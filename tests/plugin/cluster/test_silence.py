@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.bell import Bell
+from plugin.changed import Bell
 from plugin.cluster import apiserver, judging
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import Reporter

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from plugin import config
 from plugin.cluster import starting
 from plugin.cluster.credentials import Reports
-from scrubber.errors import FatalError
+from scrubber.ground.errors import FatalError
 
 NOWHERE = Path("/", "x" * 300)  # a name that no directory has: looking there fails
 

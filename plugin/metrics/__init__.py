@@ -1,0 +1,1 @@
+"""What the device plugin counts and shows."""

@@ -1,0 +1,81 @@
+"""A configuration file for a verb: YAML with its flags as keys, read as click would read the flags.
+
+Only the process that is given a file loads this; whatever is wrong with the file is told at once, with places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from policies import faults, tree
+from scrubber.ground.errors import FatalError
+
+
+def load(file: Path, ctx: click.Context) -> dict[str, object]:
+    """The values of a file by the names of their parameters, each as its flag takes it."""
+    options = {option.name: option for option in ctx.command.params if isinstance(option, click.Option) and option.name}
+    del options["file"]  # a file that names a file would be read by nobody
+    values: dict[str, object] = {}
+    wrong: list[faults.Fault] = []
+    for key, node in _entries(file, wrong):
+        name = key.replace("-", "_")
+        option = options.get(name)
+        problem = _twice(name, values) or _unfit(option, node.plain(), ctx)
+        if problem is not None:
+            place = node.key if option is None or name in values else node.place
+            wrong.append(faults.Fault(str(file), place.line, place.column, faults.path((key,)), *problem))
+        values.setdefault(name, node.plain())
+    if wrong:
+        raise FatalError(f"cannot use the configuration {'; '.join(map(str, faults.PolicyError(*wrong).faults))}")
+    return values
+
+
+def _entries(file: Path, wrong: list[faults.Fault]) -> Iterator[tuple[str, tree.Node]]:
+    text = _text(file)
+    if all(not line.split("#")[0].strip() for line in text.splitlines()):
+        return  # everything is commented out: all defaults
+    try:
+        root, found = tree.parse(text, str(file))
+    except faults.PolicyError as error:
+        wrong.extend(error.faults)
+        return
+    wrong.extend(found)
+    if not isinstance(root.value, dict):
+        place = root.place
+        wrong.append(faults.Fault(str(file), place.line, place.column, "", "no keys", "a mapping of keys and values"))
+        return
+    yield from ((key, node) for key, node in root.value.items() if node.value is not None)  # that one is told already
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise FatalError(f"cannot read the configuration {file}: {why}; name another with --config") from error
+
+
+def _twice(name: str, values: dict[str, object]) -> tuple[str, str] | None:
+    return ("the key again", "each key once") if name in values else None
+
+
+def _unfit(option: click.Option | None, value: object, ctx: click.Context) -> tuple[str, str] | None:
+    """What was found and what was expected, if the flag would not take the value."""
+    if option is None:
+        return "a key that no flag has", f"one of the flags of `{ctx.command_path} --help`"
+    found = faults.describe(value)
+    if option.is_flag:
+        return None if isinstance(value, bool) else (found, "true or false")
+    items = value if option.multiple and isinstance(value, list) else [value]
+    if not all(isinstance(item, str) for item in items):
+        return found, "text, or a list of texts" if option.multiple else "text"
+    if isinstance(option.type, click.Path) and not Path(str(value)).is_absolute():
+        return found, "an absolute path: a file does not know where you are"
+    try:
+        option.type_cast_value(ctx, items if option.multiple else value)
+    except click.BadParameter as error:
+        return found, f"a value that the flag takes: {error.message.rstrip('.')}"
+    return None

@@ -1,0 +1,46 @@
+"""Which simulated GPU a drill is for: asked of the running service, or found in a directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrubber.cli import service_call
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.simulated import layout
+from scrubber.ground.errors import InvalidRequest, Reason, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A simulated GPU and where it lives."""
+
+    root: Path
+    uuid: str
+    index: int
+
+
+def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> Target:
+    """The GPU that this names."""
+    if simulated_dir is not None:
+        found = _match(gpu, [place.info() for place in layout.places(simulated_dir)], simulated_dir)
+        return Target(simulated_dir, found.uuid, found.index)
+    status = service_call.ask(run_dir, lambda admin: admin.status([gpu]))
+    if not status.service.simulated_dir:
+        raise Refused(
+            Reason.INVALID_REQUEST,
+            f"cannot simulate anything on backend {status.service.backend}: its GPUs are real;"
+            " start a service with --backend simulated for drills",
+        )
+    device = status.devices[0]
+    return Target(Path(status.service.simulated_dir), device.device, device.index)
+
+
+def _match(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:
+    """As the service would have it: an index, a UUID, or the beginning of one UUID."""
+    found = [it for it in infos if gpu == str(it.index) or (gpu and it.uuid.lower().startswith(gpu.lower()))]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"{it.index} ({it.uuid})" for it in found or infos) or "nothing"
+    why = f"it could be any of {names}" if found else f"there is {names} in {root}"
+    raise InvalidRequest(f"cannot find GPU {gpu}: {why}")

@@ -1,0 +1,139 @@
+"""Following jobs to their end: bars on a terminal, a line per step elsewhere, then what was proven.
+
+Progress and reasons go to stderr, results to stdout. A device whose result never came is not clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+
+from scrubber.api import client
+from scrubber.cli import cells, document, human, service_call, table
+from scrubber.core import views
+from scrubber.ground.errors import Reason
+
+Results = dict[str, views.ScrubProgress]
+Devices = Mapping[str, views.DeviceStatus]
+
+MISSING = views.ScrubResult(
+    clean=False, state="unknown", why="the service never said how it ended", reason=Reason.INTERNAL.value
+)
+
+
+class Show(Protocol):
+    """Shows one message of a stream."""
+
+    def __call__(self, message: views.ScrubProgress) -> None:
+        """Show it."""
+        ...
+
+
+def wait(run_dir: Path, work: Callable[[client.Admin], Awaitable[int]]) -> int:
+    """Do the work and stay to its end; who leaves early is told that it goes on."""
+    try:
+        return service_call.ask(run_dir, work)
+    except KeyboardInterrupt:
+        click.echo("autoclave: no longer waiting; the scrub goes on, `autoclave status` shows it", err=True)
+        raise
+
+
+async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices) -> Results:
+    """The last message of each device; progress is shown meanwhile."""
+    results = {device: views.ScrubProgress(device, "", result=MISSING) for device in devices}
+    with _shown(devices) as show:
+        async for message in stream:
+            show(message)
+            if message.result is not None:
+                results[message.device] = message
+    return results
+
+
+def report(results: Results, devices: Devices, output: str) -> int:
+    """Print what was proven, say what was not; the exit code."""
+    ordered = sorted(results.values(), key=lambda it: list(devices).index(it.device))
+    if output == "table":
+        table.show(cells.RESULTS, cells.results(ordered, devices))
+    else:
+        document.emit(document.listing("ScrubResult", [_item(it, devices) for it in ordered]), output)
+    failed = [it for it in ordered if it.result and not (it.result.clean or it.result.running)]
+    for it in failed:
+        click.echo(f"autoclave: {_refusal(it, devices[it.device].name)}", err=True)
+    return 1 if failed else 0
+
+
+def named(devices: Sequence[views.DeviceStatus]) -> Devices:
+    """The devices by UUID, in their order."""
+    return {device.device: device for device in devices}
+
+
+def _item(it: views.ScrubProgress, devices: Devices) -> dict[str, object]:
+    result = document.fields(it.result) if it.result else {}
+    device = devices[it.device]
+    return {"device": it.device, "index": device.index, "slice": device.slice, "job": it.job, **result}
+
+
+def _refusal(it: views.ScrubProgress, name: str) -> str:
+    why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
+    return human.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` tells what happened")
+
+
+@contextmanager
+def _shown(devices: Devices) -> Iterator[Show]:
+    if not sys.stderr.isatty():
+        yield _Lines(devices)
+        return
+    columns = (
+        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
+        bars.TransferSpeedColumn(),
+    )  # fmt: skip
+    with bars.Progress(*columns, console=Console(stderr=True)) as progress:
+        yield _Bars(progress, devices)
+
+
+class _Lines:
+    """A line whenever a device comes to another step."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._steps: dict[str, str] = {}
+
+    def __call__(self, message: views.ScrubProgress) -> None:
+        if message.step and self._steps.get(message.device) != message.step:
+            self._steps[message.device] = message.step
+            click.echo(f"GPU {self._devices[message.device].name}: {message.step} (job {message.job})", err=True)
+
+
+class _Bars:
+    """A bar for each device; a new step starts it anew, so that its speed is that of the step."""
+
+    def __init__(self, progress: bars.Progress, devices: Devices) -> None:
+        self._progress = progress
+        self._devices = devices
+        self._steps: dict[str, str] = {}
+        self._tasks = {it: progress.add_task(self._said(it, "waiting"), total=None, amount="") for it in devices}
+
+    def __call__(self, message: views.ScrubProgress) -> None:
+        task = self._tasks[message.device]
+        if message.result is not None:
+            end = 1 if message.result.clean else 0
+            said = self._said(message.device, message.result.state)
+            self._progress.update(task, description=said, completed=end, total=1, amount="")
+        elif message.step:
+            if self._steps.get(message.device) != message.step:
+                self._steps[message.device] = message.step
+                self._progress.reset(task, description=self._said(message.device, message.step))
+            done, total = message.done_bytes, message.total_bytes
+            amount = f"{human.size(done)} of {human.size(total)}" if total else ""
+            self._progress.update(task, completed=done, total=total or None, amount=amount)
+
+    def _said(self, device: str, what: str) -> str:
+        return escape(f"GPU {self._devices[device].name} {what:<11}")

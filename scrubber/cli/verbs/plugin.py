@@ -1,0 +1,170 @@
+"""``autoclave plugin``: the device plugin of this node, until it is told to stop.
+
+It must stay small, so nothing is imported here that would load more than it needs: no configuration model, no YAML.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from enum import Enum
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+
+import scrubber.cli.log_without_rich  # noqa: F401 - it does its work while it is loaded, before anything else loads structlog
+
+# isort: split
+from plugin import app, config, response
+from plugin.cluster.credentials import Reports
+from plugin.devices import MigStrategy
+from scrubber import __version__
+from scrubber.cli import environment
+from scrubber.ground import log
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "console", "json")
+
+
+class _Place(click.Path):
+    """A path that was really given: a manifest with an unset variable gives an empty one, which would mean "here"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The path."""
+        if value == "":
+            self.fail("found nothing, expected a path", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PLACE = _Place(path_type=Path)
+
+
+def _read_settings(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
+    """Make the file's values the defaults: the environment and flags win over it."""
+    del param
+    if file is not None:
+        ctx.default_map = importlib.import_module("scrubber.cli.config_file").load(file, ctx)
+
+
+class _Words(click.ParamType[Any]):
+    """One or more strategies: the flag may be given again, and a value may hold several with commas between them."""
+
+    name = "strategy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
+        """The strategies of one value."""
+        try:
+            return response.strategies(re.split(r"[\s,]+", value.strip())) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _choice(words: type[Enum]) -> click.Choice[str]:
+    return click.Choice([word.value for word in words])
+
+
+@click.command(context_settings=environment.ENVIRONMENT)
+@click.option("--kubelet-dir", type=PLACE, default=config.KUBELET_DIR, show_default=True, help="Where kubelet.sock is.")
+@click.option("--run-dir", type=PLACE, default=config.RUN_DIR, show_default=True, help="Where the scrub service is.")
+@click.option(
+    "--resource-prefix",
+    default=config.PREFIX,
+    show_default=True,
+    metavar="DOMAIN",
+    help="What the names of resources begin with.",
+)
+@click.option(
+    "--strategy",
+    type=_Words(),
+    multiple=True,
+    default=["cdi-cri"],
+    show_default=True,
+    metavar="|".join(it.value for it in response.Strategy),
+    help="How containers get their devices; several with commas between them.",
+)
+@click.option(
+    "--cdi-kind",
+    default="nvidia.com/gpu",
+    show_default=True,
+    metavar="VENDOR/CLASS",
+    help="What CDI names of devices begin with.",
+)
+@click.option("--pass-device-specs", is_flag=True, help="Also name the device nodes, for runtimes without CDI.")
+@click.option(
+    "--driver-root", type=PLACE, default="/", show_default=True, help="Where the host keeps the driver's device nodes."
+)
+@click.option(
+    "--mig-strategy", type=_choice(MigStrategy), default="none", show_default=True, help="How MIG devices are offered."
+)
+@click.option(
+    "--registration",
+    type=_choice(config.Way),
+    default="kubelet",
+    show_default=True,
+    help="Tell the kubelet, or let it find a socket in its registry.",
+)
+@click.option(
+    "--registry-dir", type=PLACE, default=config.REGISTRY_DIR, show_default=True, help="The kubelet's plugin registry."
+)
+@click.option(
+    "--cluster-reports",
+    type=_choice(Reports),
+    default="auto",
+    show_default=True,
+    help="Tell Kubernetes of the devices' health; auto does where a service account and the node's name are there.",
+)
+@click.option(
+    "--node-name",
+    envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
+    default="",
+    metavar="NAME",
+    help="What the cluster calls this node; NODE_NAME is read too.",
+)
+@click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are out.")
+@click.option(
+    "--metrics-address",
+    default="",
+    metavar="HOST:PORT",
+    help="Where to show /metrics, /healthz and /readyz  [default: nowhere].",
+)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="From which on.")
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="auto",
+    show_default=True,
+    help="How log lines look; auto is console on a terminal, json elsewhere.",
+)
+@click.option(
+    "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=PLACE, is_eager=True, expose_value=False,
+    callback=_read_settings, help="A YAML file with any of these flags as keys; the environment and flags win over it.",
+)  # fmt: skip
+def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
+    """Run the device plugin of this node.
+
+    It offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets one. It keeps
+    serving until SIGTERM or SIGINT. Logs go to stderr.
+    """
+    chosen = config.Config(
+        kubelet_dir=flags["kubelet_dir"].absolute(),
+        run_dir=flags["run_dir"].absolute(),
+        resource_prefix=flags["resource_prefix"],
+        strategies=tuple(dict.fromkeys(chain(*flags["strategy"]))),
+        cdi_kind=flags["cdi_kind"],
+        pass_device_specs=flags["pass_device_specs"],
+        driver_root=flags["driver_root"].absolute(),
+        mig_strategy=MigStrategy(flags["mig_strategy"]),
+        registration=config.Way(flags["registration"]),
+        registry_dir=flags["registry_dir"].absolute(),
+        cluster_reports=Reports(flags["cluster_reports"]),
+        node_name=flags["node_name"],
+        taint_when_all_out=flags["taint_when_all_out"],
+        metrics_address=flags["metrics_address"],
+        version=__version__,
+        log_level=flags["log_level"],
+        log_format=flags["log_format"],
+    )
+    log.configure(chosen.log_level, json=None if chosen.log_format == "auto" else chosen.log_format == "json")
+    return app.run(chosen)

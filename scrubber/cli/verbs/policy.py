@@ -1,0 +1,68 @@
+"""``autoclave policy``: policies before they are in force, and the one that is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from policies import load, schema
+from policies.faults import PolicyError
+from scrubber.cli import human, options, service_call
+from scrubber.ground.errors import FatalError
+
+
+@click.group()
+def command() -> None:
+    """Check and show policies, and say which one applies to a GPU."""
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+def check(files: tuple[str, ...]) -> int:
+    """Check policy files: every fault at once, each with its place.
+
+    Exit code 2 when a service would refuse one of them.
+    """
+    return max([_check(file) for file in files])
+
+
+def _check(file: str) -> int:
+    try:
+        found = load.load(file)
+    except PolicyError as error:
+        click.echo("\n".join(human.printable(str(fault)) for fault in error.faults), err=True)
+        return 2
+    rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
+    click.echo(human.printable(f"{file}: policy {found.name} can be used, {rules}"))
+    return 0
+
+
+def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    del ctx, param
+    return [CompletionItem(name) for name in load.shipped() if name.startswith(incomplete)]
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@click.argument("name", shell_complete=_names)
+def show(name: str) -> None:
+    """Print a shipped policy, its comments included: the start of your own."""
+    if name not in load.shipped():
+        raise FatalError(f"cannot show policy {name}: it is not shipped; there are {', '.join(load.shipped())}")
+    click.echo(load.read_shipped(name), nl=False)
+
+
+@command.command(context_settings=options.ENVIRONMENT)
+@options.gpu
+@options.run_dir
+def which(gpu: str, run_dir: Path) -> None:
+    """Say which rule applies to a GPU in the running service, and why."""
+    found = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
+    click.echo(human.printable(f"GPU {found.device.name} ({found.device.device}): {found.policy_why}"))
+
+
+@command.command("schema", context_settings=options.ENVIRONMENT)
+def show_schema() -> None:
+    """Print the JSON Schema of policy files, for editors."""
+    click.echo(schema.render(), nl=False)

@@ -1,0 +1,178 @@
+"""``autoclave xid``: what a driver error code means, what each preset does on it, and what this node does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from policies import load, match, units, xids
+from policies.faults import PolicyError
+from policies.model import PolicySet
+from policies.xids import Preset, Treatment, Xids
+from scrubber.cli import document, human, options, service_call, table
+from scrubber.ground.errors import AutoclaveError, Unreachable
+
+PATIENCE = 2.0  # seconds: what a code means is known without the service
+DEFAULT = "default"
+SCOPES = {
+    xids.Scope.APP: "one process",
+    xids.Scope.GPU: "one GPU",
+    xids.Scope.LINK: "a link of the GPU: its other end may be the culprit",
+    xids.Scope.NODE: "the node, or the power of the board",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """The policy that is asked, where it is from, and its words on XIDs by rule; no rules when it cannot be read."""
+
+    name: str
+    origin: str
+    rules: Mapping[str, Xids]
+
+
+def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Codes for the shell."""
+    del ctx, param
+    rows = xids.ROWS.values()
+    return [CompletionItem(str(it.code), help=it.mnemonic) for it in rows if str(it.code).startswith(incomplete)]
+
+
+@click.command(context_settings=options.ENVIRONMENT)
+@click.argument("code", required=False, type=click.IntRange(1), shell_complete=complete)
+@click.option("--policy", metavar="NAME|FILE", help="Ask this policy instead of the one in force.")
+@options.output("text", "json", "yaml")
+@options.run_dir
+def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
+    """Say what a driver error code means, and what this node does on it.
+
+    Without CODE, all codes that the catalogue knows. The running service is asked which policy is in force; where none
+    answers, it is the shipped default. The policy in force is read from the file that the service names: where that is
+    another one here, as beside a service in a container, name yours with --policy.
+    """
+    book = _named(policy) if policy else _in_force(run_dir)
+    if output != "text" and code is None:
+        document.emit(document.listing("Xid", [_fields(known, book) for known in xids.ROWS]), output)
+    elif output != "text":
+        document.emit(document.single("Xid", _fields(code or 0, book)), output)
+    elif code is None:
+        table.show(("CODE", "NAME", "ASKS", *(it.value.upper() for it in Preset), "POLICY"), list(_rows(book)))
+    else:
+        click.echo("\n".join(map(human.printable, _story(code, book))))
+
+
+def _named(policy: str) -> Book:
+    return _read(load.load(policy), f"as named: {policy}")
+
+
+def _in_force(run_dir: Path) -> Book:
+    try:
+        service = service_call.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
+    except Unreachable:
+        return _read(load.load(DEFAULT), f"the shipped default, as no service answers in {run_dir}")
+    except AutoclaveError as error:  # it is there and out of order: that is when people look up what a code means
+        why = f"as the service in {run_dir} does not answer: {error.message}"
+        return _read(load.load(DEFAULT), f"the shipped default, {why}")
+    source = service.policy_source
+    try:
+        policies = load.load(source)
+    except (PolicyError, OSError):  # the service goes on with what it has read before
+        return Book(service.policy, f"in force here; {source} cannot be read now: see --policy", {})
+    if policies.name != service.policy:  # its files may be others than ours
+        return Book(service.policy, f"in force here; {source} is {policies.name} as seen from here: see --policy", {})
+    return _read(policies, f"in force here, read from {source}")
+
+
+def _read(policies: PolicySet, origin: str) -> Book:
+    rules = {match.DEFAULTS: policies.defaults.quarantine.xids}
+    rules |= {rule.name: rule.policy.quarantine.xids for rule in policies.rules}
+    return Book(policies.name, origin, rules)
+
+
+def _story(code: int, book: Book) -> Iterator[str]:
+    """The lines: what it is, who does what on it, what a person should do."""
+    known = xids.row(code)
+    yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
+    if known:
+        yield known.description
+    pairs = list(_pairs(code, book))
+    width = max(len(name) for name, _ in pairs)
+    yield ""
+    yield from (f"{name.ljust(width)}  {value}" for name, value in pairs)
+
+
+def _pairs(code: int, book: Book) -> Iterator[tuple[str, str]]:
+    known = xids.row(code)
+    if known:
+        yield "concerns", SCOPES[known.scope]
+        yield "asks for", f"{known.action.value} (NVIDIA's catalogue of {xids.DATE})"
+    yield from _presets(code).items()
+    if note := _note(code):
+        yield "", note
+    for rule, rules in book.rules.items():
+        yield f"{book.name}/{rule}", _does(rules, code)
+    yield "policy", f"{book.name}, {book.origin}"
+    yield "to do", xids.remedy(code)
+
+
+def _does(rules: Xids, code: int) -> str:
+    """What these words do on a code, with how many would be too many."""
+    done, limit = xids.treatment(rules, code), xids.limit(rules, code)
+    if done is Treatment.QUARANTINE or limit is None:
+        return done.value
+    return f"{done.value}, and quarantine at {limit.count} within {units.format_duration(limit.within)}"
+
+
+def _note(code: int) -> str:
+    """Why the presets say what they say, where it cannot be seen."""
+    known = xids.row(code)
+    if known is None:
+        return f"NVIDIA's catalogue of {xids.DATE} does not know it: under each preset the policy's `unknown` decides"
+    if code == xids.RECOVERY:
+        return "catalog: its message decides; shown is what is done when that cannot be read"
+    if known.application:
+        return "an application error: counted under each preset; the policy's `codes` may say otherwise"
+    if known.action is xids.Action.NONE:
+        return "catalog: no action is published, so the policy's `unknown` decides"
+    return ""
+
+
+def _presets(code: int) -> dict[str, str]:
+    return {it.value: xids.treatment(Xids(preset=it), code).value for it in Preset}
+
+
+def _rows(book: Book) -> Iterator[list[str]]:
+    for known in xids.ROWS.values():
+        done = {xids.treatment(rules, known.code).value for rules in book.rules.values()}
+        policy = "by rule" if len(done) > 1 else "".join(done)
+        yield [str(known.code), known.mnemonic, known.action.value, *_presets(known.code).values(), policy]
+
+
+def _fields(code: int, book: Book) -> dict[str, object]:
+    known = xids.row(code)
+    return {
+        "code": code,
+        "known": known is not None,
+        "mnemonic": known.mnemonic if known else "",
+        "description": known.description if known else "",
+        "scope": known.scope.value if known else "",
+        "action": known.action.value if known else "",
+        "application": known is not None and known.application,
+        "remedy": xids.remedy(code),
+        "presets": _presets(code),
+        "policy": {
+            "name": book.name,
+            "origin": book.origin,
+            "rules": [_ruled(rule, rules, code) for rule, rules in book.rules.items()],
+        },
+    }
+
+
+def _ruled(rule: str, rules: Xids, code: int) -> dict[str, object]:
+    limit = xids.limit(rules, code)
+    repeats = {"count": limit.count, "within": limit.within} if limit else None
+    return {"rule": rule, "treatment": xids.treatment(rules, code).value, "repeats": repeats}

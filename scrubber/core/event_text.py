@@ -1,0 +1,139 @@
+"""How a device came to be where it is, a plain sentence an event. For operators: may name processes and containers."""
+
+from __future__ import annotations
+
+from policies.units import format_size
+from scrubber.core import events as ev
+from scrubber.core import grounds
+from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult, Uncovered
+
+
+def tell(event: ev.Event) -> str:
+    """The event as a sentence."""
+    match event:
+        case ev.Discovered(device):
+            return f"found {device.model} at index {device.name}; nothing is known of its memory"
+        case ev.Described(device):
+            return f"now seen as {device.model} at index {device.name}"
+        case ev.Distrusted(why):
+            return f"what was known of its memory no longer holds: {why}"
+        case ev.Granted(grant):
+            return f"handed out (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
+        case ev.GrantedUnproven(grant, why):
+            return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
+        case ev.Exposed(Owner(container=container, crowded=True)):
+            return f"in use by {container}, and by somebody else's container as well: unauthorised use"
+        case ev.Exposed(Owner(container=str(container), visitor=True)):
+            return f"in use by {container}, which was met on it"
+        case ev.Exposed(owner):
+            return f"in use by {owner.container or 'a process of no known container'}"
+        case ev.Released(why):
+            return f"released: {why}"
+        case ev.Soiled(why, holders):
+            return f"no longer clean: {why}{_by(holders)}" + (": unauthorised use" if holders else "")
+        case ev.ScrubStarted(job):
+            return f"{_job(job)} started"
+        case ev.ProbationStarted(job, by):
+            return f"probation: {_job(job)} started by {by}"
+        case ev.StepStarted(_, step, path):
+            return f"{step.value} started ({path.value} path)"
+        case ev.StepFinished(_, result):
+            return _step(result)
+        case ev.Escalated(_, why, path):
+            return f"escalated to the {path.value} path: {why}"
+        case ev.ScrubPassed(_, receipt):
+            return _receipt(receipt)
+        case ev.ScrubFailed(_, why):
+            return f"not clean: {why}"
+        case ev.ScrubInterrupted(_, why):
+            return f"scrub cut off, nothing was proven: {why}"
+        case ev.Heard(codes, grave=grave):
+            before = "; that was before it was first seen, and it owes the slow path for it" if grave else ""
+            return f"the driver reported {_xids(codes)}{before}"
+        case ev.Reinstated(by):
+            return f"brought back WITHOUT EVIDENCE by {by}; it is scrubbed like after a tenant"
+        case ev.Sickened(sickness):
+            return f"sick while in use ({sickness.ailment.value}): {sickness.detail}; left alone until it is released"
+        case ev.Quarantined(quarantine):
+            return _quarantine(quarantine)
+
+
+def _announced(grant: Grant) -> str:
+    if grant.kept:
+        return ", until it is given back"
+    return "" if grant.announced else ", its start will not be announced"
+
+
+def _by(holders: tuple[Holder, ...]) -> str:
+    return f" by {grounds.holder_names(holders)}" if holders else ""
+
+
+def _xids(codes: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"xid {code}" + (f" {count} times" if count > 1 else "") for code, count in codes)
+
+
+def _job(job: Job) -> str:
+    return f"scrub {job.id} on the {job.path.value} path ({job.trigger.value})"
+
+
+def _step(result: StepResult) -> str:
+    findings = result.findings
+    notes = [f"ran {', '.join(findings.tests)}"] if findings.tests else []
+    notes += [result.detail] if result.detail else []
+    notes += _measured(findings)
+    if findings.holders:
+        notes.append(f"found{_by(findings.holders)}".replace("found by", "found"))
+    if findings.terminated:
+        notes.append(f"ended pid {', '.join(map(str, findings.terminated))}")
+    if findings.mismatch is not None:
+        at = findings.mismatch
+        wrong = f"at byte {at.offset} {at.got:#04x} was read where {at.expected:#04x} was written"
+        notes.append(f"{wrong}, {at.count} byte(s) wrong in all")
+    if findings.drift:
+        notes.append(f"restored {', '.join(findings.drift)}")
+    said = f": {'; '.join(notes)}" if notes else ""
+    mark = "" if result.outcome is Outcome.PASSED else " - not clean"
+    return f"{result.step.value} {result.outcome.value} in {result.seconds:.3f} s{said}{mark}"
+
+
+def _measured(findings: Findings) -> list[str]:
+    notes: list[str] = []
+    if findings.residue_bytes:
+        first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
+        notes.append(f"{findings.residue_bytes} bytes of the last user were found{first}")
+    if findings.uncovered:
+        notes.append(f"not covered: {_parts(findings.uncovered)}")
+    if findings.units_reached is not None:
+        notes.append(f"{findings.units_reached} of {findings.units} units")
+    return notes
+
+
+def _parts(uncovered: tuple[Uncovered, ...]) -> str:
+    return ", ".join(f"{format_size(part.bytes)} {part.cause}" for part in uncovered)
+
+
+def _receipt(receipt: Receipt) -> str:
+    share = receipt.covered_bytes / receipt.allocatable_bytes
+    written = f" ({', '.join(receipt.patterns)})" if receipt.patterns else ""
+    told = (
+        f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
+        f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found,"
+        f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
+    )
+    notes = [told]
+    if receipt.uncovered:
+        notes.append(f"not covered: {_parts(receipt.uncovered)}")
+    if receipt.units is not None:
+        notes.append(f"memory on the chip overwritten on {receipt.units_reached} of {receipt.units} units")
+    if receipt.tests:
+        notes.append(f"tested: {', '.join(receipt.tests)}")
+    return "; ".join(notes)
+
+
+def _quarantine(quarantine: Quarantine) -> str:
+    sickness = quarantine.sickness
+    kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
+    again = quarantine.last_try not in ("", sickness.detail)
+    tried = f"tried again, and cut off: {quarantine.last_try}; " if again else ""
+    heard = f"; the driver reported {_xids(quarantine.heard)}" if quarantine.heard else ""
+    return f"{tried}quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}{heard}; {kept}"

@@ -1,0 +1,224 @@
+"""What is shown of a device. The same values leave the service and arrive at the command line, whatever lies between.
+
+Field names are those of ``scrub.proto`` and of ``-o json``: a stable contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scrubber.core.model import Uncovered
+from scrubber.core.names import named
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step and how long it took."""
+
+    step: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptView:
+    """A receipt."""
+
+    id: str
+    path: str
+    finished: float
+    covered_bytes: int
+    allocatable_bytes: int
+    residue_bytes: int
+    processes_found: int
+    processes_terminated: int
+    policy: str
+    policy_digest: str
+    digest: str
+    previous: str
+    driver: str
+    boot_id: str
+    steps: tuple[StepTime, ...]
+    residue_at: tuple[int, ...] = ()
+    uncovered: tuple[Uncovered, ...] = ()
+    patterns: tuple[str, ...] = ()
+    units: int | None = None
+    units_reached: int | None = None
+    tests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job and how far its present step is."""
+
+    id: str
+    path: str
+    trigger: str
+    step: str
+    started: float
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineStatus:
+    """Why a device is out, and when it will be tried again."""
+
+    reason: str
+    detail: str
+    since: float
+    by: str
+    probes: int
+    sticky: bool
+    next_probe_seconds: float | None
+    next_path: str = ""  # what is tried then; empty when only an operator brings it back
+    last_try: str = ""  # what became of it
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStatus:
+    """One device, for operators."""
+
+    device: str
+    index: int
+    model: str
+    state: str
+    since: float
+    healthy: bool
+    why: str
+    memory_bytes: int
+    numa_node: int | None
+    pci_address: str
+    mig: bool
+    receipt: ReceiptView | None
+    owner: str
+    job: JobStatus | None
+    quarantine: QuarantineStatus | None
+    policy_rule: str
+    setback: str
+    slice: int | None = None
+    driver: str = ""
+    compute: str = ""
+    reset_domain: str = ""
+    pod: str = ""  # whose it is, or will be, as people call it: NAMESPACE/NAME/CONTAINER, with commas between several
+
+    @property
+    def name(self) -> str:
+        """How people call it."""
+        return named(self.index, self.slice)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """The service itself."""
+
+    version: str
+    backend: str
+    policy: str
+    simulated_dir: str
+    state_dir: str
+    ledger_rows: int
+    ledger_head: str
+    ledger_fault: str
+    policy_fault: str
+    started: float
+    set_aside: tuple[str, ...] = ()
+    concessions: tuple[str, ...] = ()
+    cupy: str = ""
+    lacks: str = ""
+    policy_source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything ``autoclave status`` shows."""
+
+    devices: tuple[DeviceStatus, ...]
+    service: ServiceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A yes for one device. ``receipt`` is empty only under policy ``observe``."""
+
+    device: str
+    grant: str
+    receipt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Advert:
+    """What the kubelet may be told of a device."""
+
+    device: str
+    healthy: bool
+    clean: bool
+    numa_node: int | None
+    resource: str
+    index: int = 0
+    mig: bool = False
+    island: str = ""
+    nodes: tuple[str, ...] = ()
+    reason: str = ""
+    quarantined: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adverts:
+    """All devices, and how long this may be believed once the service has fallen silent."""
+
+    devices: tuple[Advert, ...]
+    silence_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubResult:
+    """How a scrub ended for one device."""
+
+    clean: bool
+    state: str
+    why: str = ""
+    reason: str = ""
+    receipt: ReceiptView | None = None
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubProgress:
+    """How far a job is; ``result`` is set on a device's last message."""
+
+    device: str
+    job: str
+    step: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    result: ScrubResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One row of the ledger, with its sentence."""
+
+    seq: int
+    device: str
+    index: int
+    at: float
+    op: str
+    kind: str
+    text: str
+    body: str
+    slice: int | None = None
+
+    @property
+    def name(self) -> str:
+        """How people call its device."""
+        return named(self.index, self.slice)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a device came to be where it is, and what a person should do."""
+
+    device: DeviceStatus
+    entries: tuple[HistoryEntry, ...]
+    advice: tuple[str, ...]
+    policy_why: str

@@ -1,0 +1,1 @@
+"""The demo: a story told on simulated GPUs, with every promise checked."""

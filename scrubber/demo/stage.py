@@ -1,0 +1,201 @@
+"""The stage of the demo: a whole node in a directory that is gone afterwards.
+
+The scrub service and the device plugin are processes of their own, the kubelet is the stand-in, containers are real
+processes. Everything that is started here is ended here, by process id, whatever happens on the stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from plugin.testing.kubelet import Kubelet
+from scrubber.api import client
+from scrubber.core import views
+from scrubber.demo.containers import Containers
+from scrubber.ground import paths
+from scrubber.ground.errors import FatalError, Unreachable
+
+RESOURCE = "nvidia.com/gpu"
+ANSWERS_WITHIN = 15.0
+STOPS_WITHIN = 10.0
+
+
+@dataclass
+class Program:
+    """One of our programs as a process of its own, and the file that holds what it says."""
+
+    arguments: tuple[str, ...]
+    log: Path
+    process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        if self.process is None:
+            raise FatalError(f"cannot look at {self.arguments[0]}: it does not run")
+        return self.process.pid
+
+    async def start(self) -> None:
+        """Return as soon as there is a process; it is not ready yet."""
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "scrubber", *self.arguments),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no process, or no longer."""
+        return self.process is None or self.process.returncode is not None
+
+    async def end(self, number: signal.Signals) -> int | None:
+        """Send a signal and wait; the exit status, or None when it did not run."""
+        process, self.process = self.process, None
+        if process is None or process.returncode is not None:
+            return process.returncode if process else None
+        process.send_signal(number)
+        try:
+            return await asyncio.wait_for(process.wait(), STOPS_WITHIN)
+        except TimeoutError:
+            process.kill()
+            return await process.wait()
+
+    def last_words(self) -> str:
+        """The last line that it said."""
+        said = self.log.read_text(errors="replace").strip().splitlines()
+        return said[-1] if said else "it said nothing"
+
+
+@dataclass
+class Stage:
+    """Directories, the programs, and connections to the service."""
+
+    gpus: int
+    memory: str = "64MiB"
+    policy: str = "default"
+    root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autoclave-")))
+    uuids: tuple[str, ...] = ()
+    runs: type[Containers] = Containers
+    flags: tuple[str, ...] = ()  # more of them, for the plugin
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self.kubelet_dir.mkdir(exist_ok=True)
+        places = ("--run-dir", str(self.root / "run"), "--kubelet-dir", str(self.kubelet_dir), "--log-format", "json")
+        gpus = ("--simulated-dir", str(self.simulated), "--simulated-gpus", str(self.gpus))
+        memory = ("--backend", "simulated", "--simulated-memory", self.memory)
+        rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
+        names = ("--pod-logs-dir", str(self.pod_logs))
+        self.service = Program(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
+        self.plugin = Program(("plugin", *places, *self.flags), self.root / "plugin.log")
+        self.containers = self.runs(self.simulated)
+        self.kubelet = Kubelet(self.kubelet_dir, self.containers, logs=self.pod_logs)
+
+    @property
+    def kubelet_dir(self) -> Path:
+        """Where the kubelet keeps its socket and its checkpoint."""
+        return self.root / "kubelet"
+
+    @property
+    def pod_logs(self) -> Path:
+        """Where the kubelet makes a directory for each pod."""
+        return self.root / "pods"
+
+    @property
+    def simulated(self) -> Path:
+        """Where the GPUs are."""
+        return self.root / "gpus"
+
+    @property
+    def ledger(self) -> Path:
+        """Where the service remembers."""
+        return paths.ledger(self.root / "state")
+
+    def memory_of(self, gpu: int) -> Path:
+        """The file that is a GPU's memory."""
+        return self.simulated / f"gpu{gpu}" / "memory"
+
+    def admin(self) -> client.Admin:
+        """A connection for an operator."""
+        return client.Admin(paths.admin_socket(self.root / "run"))
+
+    def scrubber(self) -> client.Scrubber:
+        """A connection for whoever hands devices out."""
+        return client.Scrubber(self.root / "run" / "scrubber.sock")
+
+    async def start(self) -> views.Status:
+        """Start the service and wait for its first answer."""
+        await self.service.start()
+        status = await self._first_answer()
+        self.uuids = tuple(device.device for device in status.devices)
+        return status
+
+    async def start_node(self) -> None:
+        """Start the kubelet and the plugin, and wait until the one knows the other's GPUs."""
+        await self.kubelet.start()
+        await self.plugin.start()
+        try:
+            await self.kubelet.registered(RESOURCE, ANSWERS_WITHIN)
+        except TimeoutError:
+            words = self.plugin.last_words()
+            raise FatalError(f"the device plugin does not register; its last words: {words}") from None
+
+    async def settled(
+        self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = 15.0
+    ) -> views.DeviceStatus:
+        """A GPU's status once it is as wanted, or as it is when the time is over."""
+        ends = asyncio.get_running_loop().time() + within
+        seen = 0
+        async with self.admin() as admin:
+            while True:
+                status = await admin.status([str(gpu)], newer_than=seen, wait=0.2 if seen else 0.0)
+                seen = status.service.ledger_rows
+                if wanted(status.devices[0]) or asyncio.get_running_loop().time() >= ends:
+                    return status.devices[0]
+
+    async def clear_away(self, *, keep: bool) -> None:
+        """Leave nothing behind."""
+        await self.plugin.end(signal.SIGKILL)
+        await self.service.end(signal.SIGKILL)
+        await self.kubelet.kill()
+        await self.containers.clear_away()
+        if not keep:
+            shutil.rmtree(self.root)
+
+    def _given_up(self, attempts: RetryCallState) -> bool:
+        """Nobody waits for a service that has ended."""
+        return self.service.ended or stop_after_delay(ANSWERS_WITHIN)(attempts)
+
+    async def _first_answer(self) -> views.Status:
+        try:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(Unreachable),
+                stop=self._given_up,
+                wait=wait_fixed(0.05),
+                reraise=True,
+            ):
+                with attempt:
+                    async with self.admin() as admin:
+                        return await admin.status()
+        except Unreachable as error:
+            words = self.service.last_words()
+            raise FatalError(f"the scrub service does not answer; its last words: {words}") from error
+        raise AssertionError  # a retry ends with an answer or an error
+
+
+def halfway(device: views.DeviceStatus) -> bool:
+    """Whether its clear has come as far with the first write as one that stalls from its beginning ever does."""
+    job = device.job
+    return job is not None and job.step == "clear" and 2 * job.done_bytes >= device.memory_bytes

@@ -1,0 +1,1 @@
+"""What the driver, the kernel and a GPU report about the GPU's health."""

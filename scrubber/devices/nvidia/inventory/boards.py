@@ -1,0 +1,60 @@
+"""What a whole GPU is, and is for as long as NVML stays open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pynvml
+
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.inventory import pci
+from scrubber.devices.nvidia.nvml import Handle, Session
+
+_OLDEST = 0  # of an architecture that is not told: the rules of the oldest are the strictest
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A GPU, sliced or not."""
+
+    uuid: str
+    model: str
+    memory_bytes: int
+    pci_address: str
+    minor: int
+    compute: str | None
+    architecture: int
+    numa_node: int | None
+
+    @property
+    def node(self) -> str:
+        """Its device node, in a container as on the host; the number is not the index."""
+        return f"nvidia{self.minor}"
+
+
+def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
+    """Ask for all of it; whatever a proof or a container needs must be told."""
+    place = pci.address(nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle))
+    compute = nvml.told(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    architecture = nvml.told(pynvml.nvmlDeviceGetArchitecture, handle)
+    return Board(
+        uuid=uuid,
+        model=nvml.ask(pynvml.nvmlDeviceGetName, handle),
+        memory_bytes=memory(nvml, handle).total,
+        pci_address=place,
+        minor=nvml.ask(pynvml.nvmlDeviceGetMinorNumber, handle),
+        compute=None if compute is None else ".".join(map(str, compute)),
+        architecture=_OLDEST if architecture in (None, pynvml.NVML_DEVICE_ARCH_UNKNOWN) else architecture,
+        numa_node=pci.numa_node(host, place),
+    )
+
+
+def memory(nvml: Session, handle: Handle) -> pynvml.c_nvmlMemory_v2_t:
+    """Total, reserved, free and used: the older form counts what the driver keeps for itself as used."""
+    return nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+
+
+def sliced(nvml: Session, handle: Handle) -> bool:
+    """Whether MIG is on, and the GPU is to be had in slices only."""
+    mode = nvml.told(pynvml.nvmlDeviceGetMigMode, handle)
+    return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -1,0 +1,49 @@
+"""A GPU or a slice in the words of the house. Values in, values out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core.model import DeviceInfo
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.inventory.boards import Board
+from scrubber.devices.nvidia.inventory.partitions import Partition, Place
+
+
+def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> DeviceInfo:
+    """A whole GPU."""
+    return DeviceInfo(
+        uuid=board.uuid,
+        index=index,
+        model=board.model,
+        memory_bytes=board.memory_bytes,
+        numa_node=board.numa_node,
+        pci_address=board.pci_address,
+        reset_domain=domain or board.uuid,  # that of its slices, when it is cut into any
+        island=island,
+        nodes=(f"/dev/{board.node}",),
+        minor=board.minor,
+        compute=board.compute,
+    )
+
+
+def of_slice(index: int, board: Board, place: Place, partition: Partition, domain: str | None) -> DeviceInfo:
+    """A slice: it has no links, and goes down with all others of its GPU at least."""
+    return replace(
+        of_gpu(index, board, None, domain),
+        uuid=place.uuid,
+        model=partition.model,
+        memory_bytes=partition.memory_bytes,
+        mig=True,
+        resource=partition.resource,
+        nodes=tuple(f"/dev/{node}" for node in (board.node, *partition.nodes)),
+        parent=board.uuid,
+        slice=place.number,
+    )
+
+
+def files(host: Host, board: Board, partition: Partition | None) -> tuple[str, ...]:
+    """What is open tells a slice's users from those of its neighbours, who have the GPU's own node open as well."""
+    if partition is None:
+        return (str(host.dev / board.node),)
+    return (*(str(host.dev / node) for node in partition.nodes), *map(str, partition.access))

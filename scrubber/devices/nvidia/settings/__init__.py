@@ -1,0 +1,1 @@
+"""The settings of a GPU: how each is read, stored and restored."""

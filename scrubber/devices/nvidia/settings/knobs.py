@@ -1,0 +1,166 @@
+"""The settings of a device, one by one: how each is read, set and told, and whether the driver knows its default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia.nvml import Handle, Session, UntoldError
+
+Clocks = tuple[int, int]  # of the memory and of the processors, in MHz
+Value = bool | int | str | Clocks
+
+_COMPUTE_MODES = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive-thread",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive-process",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting. What is read is None where the device does not know it."""
+
+    name: str
+    read: Callable[[Session, Handle], Any]
+    write: Callable[[Session, Handle, Any], None]
+    default: Callable[[Session, Handle], Any]
+    word: Callable[[Any], str]
+    in_force: Callable[[Session, Handle], Any] | None = None  # where a change waits for the next reset
+
+
+def on_or_off(value: object) -> str:
+    """A switch in words."""
+    return "on" if value else "off"
+
+
+def _no_default(_session: Session, _device: Handle) -> None:
+    return None
+
+
+def _switch(question: Callable[..., Any]) -> Callable[[Session, Handle], bool | None]:
+    def read(session: Session, device: Handle) -> bool | None:
+        state = session.told(question, device)
+        return None if state is None else state == pynvml.NVML_FEATURE_ENABLED
+
+    return read
+
+
+def _set(deed: Callable[..., Any]) -> Callable[[Session, Handle, Any], None]:
+    def write(session: Session, device: Handle, value: bool | int) -> None:  # noqa: FBT001 - a value, not a flag
+        session.ask(deed, device, int(value))
+
+    return write
+
+
+def _of_pair(question: Callable[..., Any], which: int) -> Callable[[Session, Handle], bool | None]:
+    """Half of an answer that holds the mode in force and the one after the next reset."""
+
+    def read(session: Session, device: Handle) -> bool | None:
+        modes = session.told(question, device)
+        return None if modes is None else modes[which] == pynvml.NVML_FEATURE_ENABLED
+
+    return read
+
+
+def _clocks(question: Callable[..., Any]) -> Callable[[Session, Handle], Clocks | None]:
+    def read(session: Session, device: Handle) -> Clocks | None:
+        memory = session.told(question, device, pynvml.NVML_CLOCK_MEM)
+        graphics = session.told(question, device, pynvml.NVML_CLOCK_GRAPHICS)
+        return None if memory is None or graphics is None else (memory, graphics)
+
+    return read
+
+
+_read_clocks = _clocks(pynvml.nvmlDeviceGetApplicationsClock)
+
+
+def _set_clocks(session: Session, device: Handle, clocks: Clocks) -> None:
+    """Ask for the default first: setting the same figures by hand would stand in the way of the driver's boost."""
+    try:
+        session.ask(pynvml.nvmlDeviceResetApplicationsClocks, device)
+    except UntoldError:  # then by hand only
+        session.ask(pynvml.nvmlDeviceSetApplicationsClocks, device, *clocks)
+        return
+    if _read_clocks(session, device) != clocks:
+        session.ask(pynvml.nvmlDeviceSetApplicationsClocks, device, *clocks)
+
+
+def _read_compute_mode(session: Session, device: Handle) -> str | None:
+    mode = session.told(pynvml.nvmlDeviceGetComputeMode, device)
+    return None if mode is None else _COMPUTE_MODES.get(mode, f"mode {mode}")
+
+
+def _set_compute_mode(session: Session, device: Handle, word: str) -> None:
+    modes = [mode for mode, name in _COMPUTE_MODES.items() if name == word]
+    if not modes:
+        raise DeviceError(f"there is no compute mode called {word!r}")
+    session.ask(pynvml.nvmlDeviceSetComputeMode, device, modes[0])
+
+
+def unlock_clocks(session: Session, device: Handle) -> tuple[()]:
+    """No locked clocks any more, whether there were any or not; a device without such locks has none to lose."""
+    session.told(pynvml.nvmlDeviceResetGpuLockedClocks, device)
+    session.told(pynvml.nvmlDeviceResetMemoryLockedClocks, device)
+    return ()
+
+
+MIG = Knob(
+    "mig",
+    _of_pair(pynvml.nvmlDeviceGetMigMode, 1),
+    _set(pynvml.nvmlDeviceSetMigMode),
+    _no_default,
+    on_or_off,
+    _of_pair(pynvml.nvmlDeviceGetMigMode, 0),
+)
+# Persistence first: without it the driver forgets the others when the last one leaves the device.
+KNOBS = (
+    Knob(
+        "persistence",
+        _switch(pynvml.nvmlDeviceGetPersistenceMode),
+        _set(pynvml.nvmlDeviceSetPersistenceMode),
+        _no_default,
+        on_or_off,
+    ),
+    Knob(
+        "ecc",
+        _of_pair(pynvml.nvmlDeviceGetEccMode, 1),
+        _set(pynvml.nvmlDeviceSetEccMode),
+        _no_default,
+        on_or_off,
+        _of_pair(pynvml.nvmlDeviceGetEccMode, 0),
+    ),
+    Knob(
+        "accounting",
+        _switch(pynvml.nvmlDeviceGetAccountingMode),
+        _set(pynvml.nvmlDeviceSetAccountingMode),
+        lambda _session, _device: False,
+        on_or_off,
+    ),
+    Knob(
+        "compute_mode",
+        _read_compute_mode,
+        _set_compute_mode,
+        lambda _session, _device: "default",
+        str,
+    ),
+    Knob(
+        "power_limit",
+        lambda session, device: session.told(pynvml.nvmlDeviceGetPowerManagementLimit, device),
+        _set(pynvml.nvmlDeviceSetPowerManagementLimit),
+        lambda session, device: session.told(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, device),
+        lambda milliwatts: f"{milliwatts / 1000:g} W",
+    ),
+    Knob(
+        "application_clocks",
+        _read_clocks,
+        _set_clocks,
+        _clocks(pynvml.nvmlDeviceGetDefaultApplicationsClock),
+        lambda clocks: f"memory {clocks[0]} MHz, graphics {clocks[1]} MHz",
+    ),
+)

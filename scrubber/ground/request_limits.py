@@ -1,0 +1,48 @@
+"""What may come through the doors: bounded, of one alphabet, without doubles. Checked before anything else is done."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from scrubber.ground.errors import InvalidRequest
+
+MOST_DEVICES = 256
+DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}")  # the kubelet allows 63 characters
+OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+LONGEST_WORDS = 500
+
+
+def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:
+    """Device names as they may be looked up."""
+    if needed and not names:
+        raise InvalidRequest("no device was named")
+    if len(names) > MOST_DEVICES:
+        raise InvalidRequest(f"{len(names)} devices were named, at most {MOST_DEVICES} are allowed")
+    for name in names:
+        if DEVICE.fullmatch(name) is None:
+            raise InvalidRequest(
+                "a device name is empty, longer than 63 characters, or holds a character that none has"
+            )
+    if len(set(names)) != len(names):
+        raise InvalidRequest("a device was named twice")
+    return list(names)
+
+
+def owner(name: str) -> str:
+    """The name of a tenant."""
+    if OWNER.fullmatch(name) is None:
+        raise InvalidRequest("the owner is empty, longer than 128 characters, or holds a character that no name has")
+    return name
+
+
+def words(text: str, what: str, *, needed: bool = False) -> str:
+    """Free text from a person: one line, no control characters."""
+    if needed and not text.strip():
+        raise InvalidRequest(f"{what} is missing: say why, for whoever reads the ledger later")
+    if len(text) > LONGEST_WORDS:
+        raise InvalidRequest(f"{what} has {len(text)} characters, at most {LONGEST_WORDS} are allowed")
+    if any(unicodedata.category(char).startswith("C") for char in text):
+        raise InvalidRequest(f"{what} holds a control character: one line of plain text is wanted")
+    return text.strip()

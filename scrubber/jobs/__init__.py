@@ -1,0 +1,1 @@
+"""One scrub from its start to its receipt."""

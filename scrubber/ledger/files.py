@@ -1,0 +1,71 @@
+"""Which files make a ledger, and the lock that keeps it to one writer."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from scrubber.ground.errors import FatalError
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """A ledger's files; all are named after the first."""
+
+    database: Path
+
+    @property
+    def wal(self) -> Path:
+        """SQLite's write-ahead log: part of the data."""
+        return self.database.with_name(self.database.name + "-wal")
+
+    @property
+    def shm(self) -> Path:
+        """SQLite's index of the log: shared memory, rebuilt at need."""
+        return self.database.with_name(self.database.name + "-shm")
+
+    @property
+    def head(self) -> Path:
+        """The newest row's number and hash."""
+        return self.database.with_name(self.database.name.removesuffix(".sqlite") + ".head")
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one writer."""
+        return self.database.with_name(self.database.name.removesuffix(".sqlite") + ".lock")
+
+    @property
+    def fresh(self) -> Path:
+        """Where a new ledger is built before it takes its place."""
+        return self.database.with_name(self.database.name + ".new")
+
+    def aside(self) -> tuple[str, ...]:
+        """The names of damaged ledgers that were set aside here."""
+        found = (it.name for it in self.database.parent.glob(f"{self.database.name}.corrupt-*"))
+        return tuple(sorted(name for name in found if not name.endswith(("-wal", "-shm", ".head"))))
+
+
+class Lock:
+    """Held as long as the process lives or until it is released, whichever comes first."""
+
+    def __init__(self, places: Places) -> None:
+        """Take it, or say who has it."""
+        self._file = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(self._file, f"{os.getpid():<10}\n".encode(), 0)
+        except BlockingIOError as error:
+            holder = os.pread(self._file, 10, 0).decode("ascii", errors="replace").strip()
+            os.close(self._file)
+            raise FatalError(
+                f"cannot open the ledger {places.database}: process {holder} writes to it; stop that one first"
+            ) from error
+        except OSError:
+            os.close(self._file)
+            raise
+
+    def release(self) -> None:
+        """Let the next one have it."""
+        os.close(self._file)

@@ -1,0 +1,1 @@
+"""What the scrub service counts and shows."""

@@ -1,0 +1,30 @@
+"""What whole GPUs measure of themselves, asked for once in a while and kept for whoever shows it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from scrubber.devices.base import Readings
+from scrubber.observe.observer import Sight
+
+EVERY = 15.0  # seconds: figures are seldom fetched more often
+
+
+class Thermometer:
+    """Looks for as long as it runs. Nothing is judged by what it reads."""
+
+    def __init__(self, sight: Sight, every: float = EVERY) -> None:
+        """Nothing was read yet."""
+        self._sight = sight
+        self._every = every
+        self.latest: Mapping[str, Readings] = {}  # by UUID, of the last look alone: what it could not read is not there
+
+    async def run(self) -> None:
+        """Read, again and again; what was read is forgotten with the end."""
+        try:
+            while True:
+                self.latest = await self._sight.readings()
+                await asyncio.sleep(self._every)
+        finally:
+            self.latest = {}

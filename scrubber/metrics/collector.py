@@ -1,0 +1,146 @@
+"""What is true just now, as figures: looked up when it is asked for, so that nothing is shown that has gone.
+
+Asks no driver: what is shown is what the ledger holds and what the last looks have seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from scrubber.core import device_status
+from scrubber.core.model import Moment, Quarantine, Record, Vitals
+from scrubber.devices.base import Readings
+from scrubber.ground.metric_table import Sample, families
+from scrubber.metrics import table
+from scrubber.metrics.counters import Tally
+from scrubber.service.report import Reporter
+from scrubber.service.service import Service
+
+SILENT = 30.0  # seconds without a round after which nobody is looking after the devices
+
+
+class Figures(Collector):
+    """The service and its devices."""
+
+    def __init__(
+        self,
+        service: Service,
+        reporter: Reporter,
+        tally: Tally,
+        round_ended: Callable[[], Moment | None],
+        readings: Callable[[], Mapping[str, Readings]],
+        verified: float,
+    ) -> None:
+        """``verified`` is the wall time at which the ledger was read and found whole."""
+        self._service = service
+        self._reporter = reporter
+        self._tally = tally
+        self._round_ended = round_ended
+        self._readings = readings
+        self._verified = verified
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing beforehand: what there is to say shows when it is asked for."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """All of it, of one moment."""
+        return families([*self._of_the_service(), *self._of_the_devices(), *self._of_the_boards()])
+
+    def obstacles(self) -> tuple[str, ...]:
+        """What is in the way of handing anything out."""
+        ended = self._round_ended()
+        silent = ended is None or self._service.now().uptime - ended.uptime > SILENT
+        about = self._reporter.about()
+        found = {
+            "the ledger cannot be written": bool(about.ledger_fault),
+            f"no memory can be cleared: {about.lacks}": bool(about.lacks),
+            f"the monitor has finished no round for {SILENT:g} s": silent,
+            "there is no device": not self._service.ledger.records,
+        }
+        return tuple(why for why, so in found.items() if so)
+
+    def _of_the_service(self) -> Iterator[Sample]:
+        about, ended = self._reporter.about(), self._round_ended()
+        rulebook = self._service.rulebook
+        yield table.BUILD, (about.version, about.backend), 1.0
+        yield table.READY, (), float(not self.obstacles())
+        yield table.POLICY, (rulebook.name, rulebook.digest), 1.0
+        yield table.POLICY_FAULT, (), float(bool(about.policy_fault))
+        yield table.CONCESSIONS, (), float(len(about.concessions))
+        yield table.LEDGER_ROWS, (), float(about.ledger_rows)
+        yield table.LEDGER_FAULT, (), float(bool(about.ledger_fault))
+        yield table.LEDGER_VERIFIED, (), self._verified
+        yield table.LEDGERS_SET_ASIDE, (), float(len(about.set_aside))
+        if ended is not None:
+            yield table.ROUND, (), ended.wall
+
+    def _of_the_devices(self) -> Iterator[Sample]:
+        records = self._service.ledger.records
+        healthy = {advert.device: advert.healthy for advert in self._reporter.adverts().devices}
+        now, vitals = self._service.now(), self._service.vitals
+        for uuid, record in sorted(records.items()):
+            if device_status.is_past(record, vitals.get(uuid), now):
+                continue
+            for row, more, value in self._of(record, now):
+                yield row, (record.device.name, uuid, *more), value
+            yield table.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
+
+    def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
+        """Of one device, without its two names."""
+        device, uuid = record.device, record.device.uuid
+        about = (
+            device.model,
+            device.pci_address or "",
+            record.incarnation.driver,
+            device.resource,
+            device.parent or "",
+        )
+        yield table.DEVICE, about, 1.0
+        yield table.STATE, (record.state.value,), 1.0
+        yield table.STATE_SINCE, (), record.since.wall
+        if uuid in self._service.blocked:
+            yield table.BLOCKED, (), 1.0
+        if record.sickness is not None:
+            yield table.SICK, (record.sickness.ailment.value,), 1.0
+        if record.quarantine is not None:
+            yield from _quarantine(record.quarantine, now)
+        if record.job is not None and record.job.step is not None:
+            yield table.SCRUB_STEP, (record.job.step.value,), 1.0
+        receipt = record.receipt or self._tally.proven.get(uuid)
+        if receipt is not None:
+            yield table.LAST_SCRUB, (), receipt.finished.wall
+            if receipt.allocatable_bytes:
+                yield table.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
+        yield from _health(self._service.vitals.get(uuid))
+
+    def _of_the_boards(self) -> Iterator[Sample]:
+        for uuid, reading in sorted(self._readings().items()):
+            told = (
+                (table.TEMPERATURE, reading.celsius),
+                (table.SLOWDOWN, reading.slowdown_celsius),
+                (table.POWER, reading.watts),
+            )
+            for row, value in told:
+                if value is not None:
+                    yield row, (str(reading.index), uuid), value
+
+
+def _quarantine(out: Quarantine, now: Moment) -> Iterator[Sample]:
+    yield table.QUARANTINED, (out.sickness.ailment.value,), 1.0
+    yield table.QUARANTINE_SINCE, (), out.since.wall
+    yield table.QUARANTINE_PROBES, (), float(out.probes)
+    if out.next_probe is not None:
+        yield table.QUARANTINE_NEXT, (), now.wall + out.next_probe - now.uptime
+
+
+def _health(vitals: Vitals | None) -> Iterator[Sample]:
+    """Of the last whole look. What is lost or silent says nothing."""
+    if vitals is None or vitals.lost or vitals.unresponsive:
+        return
+    yield table.LEAKED, (), float(vitals.leaked_bytes)
+    for ailment in {sign.ailment for sign in vitals.signs}:
+        yield table.SIGN, (ailment.value,), 1.0

@@ -1,0 +1,75 @@
+"""What processes of this node are, and what they may do: who serves a socket, who runs CUDA's multi-process service."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from pathlib import Path
+
+from scrubber.core.diagnosis.base import Fault, Process
+from scrubber.node import safe_read
+from scrubber.node.proc import INITIAL_PID_NAMESPACE
+
+MPS = frozenset({"nvidia-cuda-mps-control", "nvidia-cuda-mps-server"})
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
+
+
+def mps(proc: Path) -> tuple[str, ...] | Fault:
+    """The processes of the multi-process service, by the program that they run: a name could be anybody's."""
+    entries = safe_read.names(proc)
+    if isinstance(entries, Fault):
+        return entries
+    found: list[str] = []
+    hidden: Fault | None = None
+    for pid in filter(str.isdecimal, entries):
+        try:
+            program = os.readlink(proc / pid / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - text is what it is
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # of the kernel, or gone
+        except OSError as error:
+            hidden = safe_read.fault(error)
+            continue
+        if program.rpartition("/")[2] in MPS:
+            found.append(f"process {pid}")
+    return hidden if hidden is not None and not found else tuple(found)
+
+
+def sees_all(proc: Path, pid: str = "self") -> bool | Fault:
+    """Whether a process is in the node's own PID namespace, in which every process has a number."""
+    try:
+        return (proc / pid / "ns/pid").stat().st_ino == INITIAL_PID_NAMESPACE
+    except OSError as error:
+        return safe_read.fault(error)
+
+
+def server(path: Path, proc: Path) -> Process | Fault:
+    """The process that serves a socket, by what the kernel knows of it: it is not asked anything."""
+    pid = _listener(path)
+    if isinstance(pid, Fault):
+        return pid
+    if pid == 0:
+        return Fault("its process is hidden from this PID namespace")
+    seen = sees_all(proc, str(pid))
+    status = safe_read.text(proc / str(pid) / "status")
+    if isinstance(seen, Fault):
+        return seen
+    if isinstance(status, Fault):
+        return status
+    capabilities = _CAPABILITIES.search(status)
+    if capabilities is None:
+        return Fault(f"{proc / str(pid) / 'status'} tells no capabilities")
+    return Process(seen, int(capabilities[1], 16))
+
+
+def _listener(path: Path) -> int | Fault:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0)
+        try:
+            probe.connect(os.fspath(path))
+            told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError as error:
+            return safe_read.fault(error)
+    return int(_CREDENTIALS.unpack(told)[0])

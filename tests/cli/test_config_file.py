@@ -1,0 +1,88 @@
+"""A configuration file: what it sets, and how a wrong one is told."""
+
+import click
+import pytest
+
+from scrubber import cli
+from scrubber.cli import config_file
+from scrubber.ground.errors import FatalError
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Load a text as the file of ``autoclave plugin``."""
+
+    def load(text: str) -> dict[str, object]:
+        file = tmp_path / "plugin.yaml"
+        file.write_text(text)
+        root = click.Context(cli.cli, info_name="autoclave")
+        verb = cli.cli.get_command(root, "plugin")
+        assert verb is not None
+        return config_file.load(file, click.Context(verb, parent=root, info_name="plugin"))
+
+    return load
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}\n", "---\n{}\n"])
+def test_an_empty_file_sets_nothing(load, text):
+    assert load(text) == {}
+
+
+def test_keys_are_flags_with_dashes_or_underscores(load):
+    text = "run-dir: /run/a\nresource_prefix: a.io\npass-device-specs: false\nstrategy: [envvar, cdi-cri]\n"
+    assert load(text) == {
+        "run_dir": "/run/a",
+        "resource_prefix": "a.io",
+        "pass_device_specs": False,
+        "strategy": ["envvar", "cdi-cri"],
+    }
+
+
+@pytest.mark.parametrize("value", ["envvar", "envvar,cdi-cri", "[envvar]"])
+def test_a_flag_that_may_be_given_again_takes_one_value_or_a_list(load, value):
+    assert list(load(f"strategy: {value}\n")) == ["strategy"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("resource-prefx: a.io\n", ":1:1: resource-prefx: found a key that no flag has"),
+        ("config: /x\n", ":1:1: config: found a key that no flag has"),
+        ("file: /x\n", ":1:1: file: found a key that no flag has"),
+        ("help: true\n", ":1:1: help: found a key that no flag has"),
+        ("run-dir: /a\nrun_dir: /b\n", ":2:1: run_dir: found the key again"),
+        ("run-dir: a/b\n", ':1:10: run-dir: found text "a/b", expected an absolute path'),
+        ("run-dir:\n", ":1:1: run-dir: found nothing"),
+        ("run-dir: [/a]\n", ":1:10: run-dir: found a list, expected text"),
+        ("log-level: 5\n", ":1:12: log-level: found the number 5, expected text"),
+        ("log-level: loud\n", ":1:12: log-level: found text \"loud\", expected a value that the flag takes: 'loud' is"),
+        ("strategy: [envvar, 5]\n", ":1:11: strategy: found a list, expected text, or a list of texts"),
+        ("strategy: magic\n", "unknown device list strategy 'magic'"),
+        ("pass-device-specs: yes\n", ':1:20: pass-device-specs: found text "yes", expected true or false'),
+        ("- run-dir\n", ":1:1: found no keys, expected a mapping"),
+        ("run-dir: [\n", "found broken YAML"),
+        ("run-dir: &a /x\n", "found the anchor"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_place(load, text, told):
+    with pytest.raises(FatalError) as error:
+        load(text)
+    assert told in str(error.value)
+    assert str(error.value).startswith("cannot use the configuration /")
+    assert "\n" not in str(error.value)
+
+
+def test_everything_that_is_wrong_is_told_at_once(load):
+    with pytest.raises(FatalError, match=r"nope: .*; .*log-level: ") as error:
+        load("nope: 1\nlog-level: loud\n")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    context = click.Context(cli.cli, info_name="autoclave")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    verb = cli.cli.get_command(context, "plugin")
+    assert verb is not None
+    for name, why in (("absent", "No such file"), ("binary", "it is no UTF-8 text")):
+        with pytest.raises(FatalError, match=why):
+            config_file.load(tmp_path / name, click.Context(verb, parent=context, info_name="plugin"))

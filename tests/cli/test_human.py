@@ -1,0 +1,106 @@
+"""Values as a person reads them."""
+
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from scrubber.cli import human
+
+NOON = datetime(2026, 11, 20, 12, 0, 30, 250000, tzinfo=UTC).timestamp()
+
+
+@pytest.fixture
+def tokyo(monkeypatch):
+    """A machine far from UTC, for local times."""
+    monkeypatch.setenv("TZ", "JST-9")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, "0B"), (1, "1B"), (1023, "1023B"), (1024, "1KiB"), (64 * 2**20, "64MiB"), (1536 * 2**20, "1.5GiB"),
+        (2**40, "1TiB"), (5000 * 2**40, "5000TiB"),
+    ],
+)  # fmt: skip
+def test_a_size_has_the_largest_unit_that_leaves_at_least_one(count, told):
+    assert human.size(count) == told
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(-5, "0s"), (0.4, "0s"), (59.9, "59s"), (60, "1m"), (3599, "59m"), (7200, "2h"), (86400, "1d"), (864000, "10d")],
+)
+def test_an_age_has_one_unit_and_is_never_negative(seconds, told):
+    assert human.span(seconds) == told
+
+
+def test_short_work_is_told_exactly_and_long_work_is_not():
+    assert (human.took(0.123), human.took(59.9), human.took(61)) == ("0.12s", "59.90s", "1m")
+
+
+@pytest.mark.usefixtures("tokyo")
+def test_a_time_for_people_is_local_and_says_its_offset():
+    assert human.local(NOON) == "2026-11-20 21:00:30+09:00"
+
+
+@pytest.mark.usefixtures("tokyo")
+def test_a_time_for_machines_is_utc_wherever_it_is_asked_for():
+    assert human.iso(NOON) == "2026-11-20T12:00:30.250Z"
+
+
+@pytest.mark.usefixtures("tokyo")
+@pytest.mark.parametrize(
+    "text",
+    ["2026-11-20 21:00:30.25", "2026-11-20T12:00:30.250Z", "2026-11-20T13:00:30.25+01:00"],
+)
+def test_a_moment_without_an_offset_is_local_and_with_one_is_exact(text):
+    assert human.since(text) == NOON
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10m", 600), ("2h ago", 7200), ("7d", 604800), ("500ms", 0.5)])
+def test_a_duration_is_that_long_ago(text, seconds):
+    assert human.since(text) == pytest.approx(time.time() - seconds, abs=5)
+
+
+@pytest.mark.parametrize("text", ["", "ago", "yesterday", "10", "10 m", "2026-13-01", "12:00", "-5m"])
+def test_what_is_no_moment_says_what_would_be_one(text):
+    with pytest.raises(ValueError, match="expected 10m, 2h or 7d"):
+        human.since(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("plain ütf-8 ✓ [text]", "plain ütf-8 ✓ [text]"),
+        ("a\nb", "a\\nb"),
+        ("\x1b]0;evil\x07", "\\x1b]0;evil\\x07"),
+        ("\x9b2J", "\\x9b2J"),
+        ("right\u202eleft", "right\\u202eleft"),
+    ],
+)
+def test_text_for_a_terminal_keeps_nothing_that_a_terminal_obeys(text, told):
+    assert human.printable(text) == told
+
+
+def test_uuids_are_cut_where_they_still_differ():
+    names = ["GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-1111"]
+    assert list(human.shortened(names).values()) == ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
+
+
+def test_uuids_that_begin_alike_are_cut_later():
+    names = ["GPU-aaaaaaaa-1111", "GPU-aaaaaaaa-1222", "GPU-bbbbbbbb-3333"]
+    assert list(human.shortened(names).values()) == ["GPU-aaaaaaaa-11", "GPU-aaaaaaaa-12", "GPU-bbbbbbbb-33"]
+
+
+def test_a_uuid_that_begins_another_stays_whole():
+    names = ["MIG-0123456789ab", "MIG-0123456789abcdef"]
+    assert list(human.shortened(names).values()) == ["MIG-0123456789ab", "MIG-0123456789abc"]
+
+
+def test_no_uuids_are_no_problem():
+    assert human.shortened([]) == {}

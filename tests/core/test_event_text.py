@@ -1,0 +1,116 @@
+"""Every event tells a plain sentence, and a whole life reads like a story."""
+
+import typing
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import event_text
+from scrubber.core import events as ev
+from scrubber.core.model import Mismatch, Outcome, Owner, Path, Quarantine, Receipt, Step, Uncovered
+from tests.core import lives
+from tests.core.lives import LIVES, NOW, events_about, result
+
+
+@pytest.mark.parametrize("kind", typing.get_args(ev.Event), ids=lambda kind: kind.__name__)
+def test_every_event_tells_one_plain_line(kind):
+    for record in LIVES.values():
+        told = event_text.tell(events_about(record)[kind])
+        assert told == " ".join(told.split())
+        assert told[0].islower()
+        assert not {"None", "Step", "Path"} & set(told.replace(".", " ").split())
+
+
+RECEIPT = Receipt(
+    id="r-1", device="GPU-1", job="job-1", path=Path.FAST, incarnation=lives.HERE, policy="defaults", policy_digest="d",
+    finished=NOW, steps=(), covered_bytes=995, allocatable_bytes=1000, residue_bytes=64, processes_found=2,
+    processes_terminated=1, baseline=lives.CLEAN.baseline, previous=None, digest="0000",
+)  # fmt: skip
+PROVEN = replace(
+    RECEIPT, uncovered=(Uncovered("own context", 3), Uncovered("unexplained", 2)), patterns=("random", "zero"),
+    units=132, units_reached=132, tests=("address", "arithmetic"),
+)  # fmt: skip
+GRANT = replace(lives.grant(lives.CLEAN), receipt="r-1")
+REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
+FAULT = Mismatch(offset=4096, expected=0, got=255, count=3)
+
+LIFE = [
+    (ev.Discovered(lives.DEVICE, lives.HERE), "found NVIDIA H100 80GB HBM3 at index 0; nothing is known of its memory"),
+    (ev.ScrubStarted(lives.job(Path.SLOW)), "scrub job-1 on the slow path (release) started"),
+    (ev.StepStarted("job-1", Step.RESET, Path.SLOW), "reset started (slow path)"),
+    (ev.StepFinished("job-1", result(Step.RESET)), "reset passed in 0.250 s"),
+    (ev.ScrubPassed("job-1", RECEIPT),
+     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten and read back, "
+      "64 bytes of residue found, 1 of 2 processes ended")),
+    (ev.ScrubPassed("job-1", PROVEN),
+     ("proven clean (receipt r-1): 995 of 1000 bytes (99.50%) overwritten (random, zero) and read back, "
+      "64 bytes of residue found, 1 of 2 processes ended; not covered: 3B own context, 2B unexplained; "
+      "memory on the chip overwritten on 132 of 132 units; tested: address, arithmetic")),
+    (ev.Granted(GRANT), "handed out (grant grant-1, receipt r-1)"),
+    (ev.Granted(replace(GRANT, announced=False, kept=True)),
+     "handed out (grant grant-1, receipt r-1), until it is given back"),
+    (ev.Granted(replace(GRANT, announced=False)),
+     "handed out (grant grant-1, receipt r-1), its start will not be announced"),
+    (ev.GrantedUnproven(GRANT, "not scrubbed"),
+     "handed out WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
+    (ev.Exposed(Owner("pod-a", NOW)), "in use by pod-a"),
+    (ev.Exposed(Owner("pod-a", NOW, crowded=True)),
+     "in use by pod-a, and by somebody else's container as well: unauthorised use"),
+    (ev.Exposed(Owner("pod-a", NOW, visitor=True)), "in use by pod-a, which was met on it"),
+    (ev.Exposed(Owner(None, NOW, visitor=True)), "in use by a process of no known container"),
+    (ev.Exposed(Owner(None, NOW)), "in use by a process of no known container"),
+    (ev.Sickened(lives.LOST),
+     "sick while in use (lost): the device has fallen off its bus; left alone until it is released"),
+    (ev.Heard(((13, 2), (43, 1)), 9),
+     "the driver reported xid 13 2 times, xid 43"),
+    (ev.Heard(((79, 1),), 9, grave=True),
+     "the driver reported xid 79; that was before it was first seen, and it owes the slow path for it"),
+    (ev.Reinstated("ann: it was the cable"),
+     "brought back WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed like after a tenant"),
+    (ev.Released("its owner is gone"), "released: its owner is gone"),
+    (ev.Quarantined(lives.quarantine()),
+     "quarantined by autoclave (lost): the device has fallen off its bus; it will be tried again"),
+    (ev.Quarantined(Quarantine(lives.PULLED, NOW, "ann")),
+     "quarantined by ann (operator): suspect; until an operator reinstates it"),
+    (ev.ProbationStarted(lives.job(Path.SLOW), "ann"),
+     "probation: scrub job-1 on the slow path (release) started by ann"),
+    (ev.StepFinished("job-1", result(Step.EVICT, holders=(lives.LEFTOVER,), terminated=(43, 44))),
+     'evict passed in 0.250 s: found "orphan" (pid 43, no container); ended pid 43, 44'),
+    (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12)),
+     "clear passed in 0.250 s: 12 bytes of the last user were found"),
+    (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12, residue_at=(4096, 8192), uncovered=REST)),
+     ("clear passed in 0.250 s: 12 bytes of the last user were found, the first at 0x1000; "
+      "not covered: 300MiB own context, 7B fragments")),
+    (ev.StepFinished("job-1", result(Step.SCRATCH)), "scratch passed in 0.250 s: 132 of 132 units"),
+    (ev.StepFinished("job-1", result(Step.SCRATCH, outcome=Outcome.FAILED, units_reached=0)),
+     "scratch failed in 0.250 s: 0 of 132 units - not clean"),
+    (ev.StepFinished("job-1", result(Step.SELFTEST)), "selftest passed in 0.250 s: ran address, arithmetic"),
+    (ev.StepFinished("job-1", replace(result(Step.SELFTEST), detail="no time was left for retention")),
+     "selftest passed in 0.250 s: ran address, arithmetic; no time was left for retention"),
+    (ev.StepFinished("job-1", replace(result(Step.VERIFY, outcome=Outcome.FAILED, mismatch=FAULT), detail="no good")),
+     ("verify failed in 0.250 s: no good; at byte 4096 0xff was read where 0x00 was written, 3 byte(s) wrong in all"
+      " - not clean")),
+    (ev.StepFinished("job-1", result(Step.SETTINGS, drift=("clocks", "power limit"))),
+     "settings passed in 0.250 s: restored clocks, power limit"),
+    (ev.StepFinished("job-1", result(Step.HEALTH, outcome=Outcome.TIMED_OUT)),
+     "health timed-out in 0.250 s - not clean"),
+    (ev.Escalated("job-1", "verify failed", Path.SLOW), "escalated to the slow path: verify failed"),
+    (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
+    (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cut off, nothing was proven: it was killed"),
+    (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
+     ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
+      "container): unauthorised use")),
+    (ev.Soiled("7 bytes are held"), "no longer clean: 7 bytes are held"),
+    (ev.Described(replace(lives.DEVICE, index=3)), "now seen as NVIDIA H100 80GB HBM3 at index 3"),
+    (ev.Distrusted("the node was rebooted", lives.REBOOTED),
+     "what was known of its memory no longer holds: the node was rebooted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("event", "told"), LIFE, ids=[told for _, told in LIFE])
+def test_a_life_is_told_in_these_words(event, told):
+    assert event_text.tell(event) == told
+
+
+def test_every_kind_of_event_has_its_words_above():
+    assert {type(event) for event, _ in LIFE} == set(typing.get_args(ev.Event))

@@ -1,0 +1,158 @@
+"""What is shown of a device is what its record says, in the words of the stable contract."""
+
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import device_status, offering, remedy, views
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Path, Sickness, Step, Uncovered
+from tests.core import lives
+from tests.core.lives import ENFORCE, NOW, later, live
+
+AT = later(10)
+
+
+def shown(record, progress=(0, 0)):
+    return device_status.device_status(record, offering.advertise(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
+
+
+def test_a_clean_device_shows_its_receipt():
+    receipt = lives.proof(lives.CLEAN)
+    assert shown(lives.CLEAN) == views.DeviceStatus(
+        device="GPU-1", index=0, model="NVIDIA H100 80GB HBM3", state="clean", since=NOW.wall, healthy=True,
+        why="clean", memory_bytes=1000, numa_node=None, pci_address="", mig=False,
+        receipt=device_status.receipt_view(receipt),
+        owner="", job=None, quarantine=None, policy_rule="rule-1", setback="",
+        driver="driver-1",
+    )  # fmt: skip
+
+
+def test_a_receipt_is_shown_whole():
+    receipt = lives.proof(lives.CLEAN)
+    steps = tuple(views.StepTime(step.value, 0.25) for step, _ in receipt.steps)
+    assert device_status.receipt_view(receipt) == views.ReceiptView(
+        id=receipt.id, path="slow", finished=NOW.wall, covered_bytes=1000, allocatable_bytes=1000, residue_bytes=0,
+        processes_found=0, processes_terminated=0, policy="defaults", policy_digest=ENFORCE.proof_digest,
+        digest=receipt.digest, previous="", driver="driver-1", boot_id="boot-1", steps=steps,
+        patterns=("random", "zero"), units=132, units_reached=132, tests=("address", "arithmetic"),
+    )  # fmt: skip
+    assert " ".join(step.step for step in steps) == "evict reset clear verify scratch selftest settings health"
+
+
+def test_a_receipt_shows_what_was_found_and_what_was_left_out():
+    rest = (Uncovered("own context", 7),)
+    receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, patterns=("random", "zero"))
+    shown = device_status.receipt_view(receipt)
+    assert (shown.residue_at, shown.uncovered, shown.patterns) == ((16, 4096), rest, ("random", "zero"))
+
+
+def test_a_receipt_shows_the_one_before():
+    assert device_status.receipt_view(replace(lives.proof(lives.CLEAN), previous="0000")).previous == "0000"
+
+
+def test_a_device_shows_where_it_sits():
+    device = replace(lives.DEVICE, numa_node=1, pci_address="0000:41:00.0", mig=True)
+    status = shown(live(lives.CLEAN, ev.Described(device)))
+    assert (status.numa_node, status.pci_address, status.mig) == (1, "0000:41:00.0", True)
+
+
+@pytest.mark.parametrize(
+    ("record", "owner"), [(lives.EXPOSED, "pod-a"), (lives.NAMELESS, "unknown"), (lives.CLEAN, "")], ids=["a", "?", "-"]
+)
+def test_the_owner_is_shown_where_there_is_one(record, owner):
+    assert shown(record).owner == owner
+
+
+HELD = {"pod-a": ("main", "init"), "pod-b": ("app",)}
+NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
+
+
+@pytest.mark.parametrize(
+    ("record", "held", "names", "pod"),
+    lives.rows(
+        ("an owner by its name and its containers", lives.EXPOSED, HELD, NAMES, "ns/train/init, ns/train/main"),
+        ("by its name alone without containers", lives.EXPOSED, {}, NAMES, "ns/train"),
+        ("not at all without a name", lives.EXPOSED, HELD, {"pod-b": "ns/serve"}, ""),
+        ("an owner that was never learnt", lives.NAMELESS, HELD, NAMES, ""),
+        ("an owner whatever else is written down", lives.EXPOSED_TO_B, HELD, NAMES, "ns/serve/app"),
+        ("before a start whoever is written down", lives.GRANTED, {"pod-b": ("app",)}, NAMES, "ns/serve/app"),
+        ("by the UID without a name", lives.GRANTED, {"pod-b": ("app",)}, {}, "pod-b"),
+        ("all of them", lives.GRANTED, HELD, {"pod-b": "ns/serve"}, "pod-a, ns/serve/app"),
+        ("nobody, if nobody is", lives.GRANTED, {}, NAMES, ""),
+        ("nobody's device, whoever is written down", lives.CLEAN, HELD, NAMES, ""),
+        ("one that was left, whoever is written down", lives.DIRTY, HELD, NAMES, ""),
+    ),
+)  # fmt: skip
+def test_a_device_is_told_by_the_name_of_its_pod(record, held, names, pod):
+    assert device_status.pod(record, held, names) == pod
+    assert device_status.is_somebodys(record) or not pod
+
+
+def test_pods_are_looked_for_where_there_may_be_one():
+    records = (lives.GRANTED, lives.EXPOSED, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
+    assert list(map(device_status.is_somebodys, records)) == [True, True, True, False, False, False]
+
+
+def test_a_job_shows_its_present_step_and_how_far_it_is():
+    record = live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST))
+    assert shown(record, (64, 1000)).job == views.JobStatus("job-1", "fast", "release", "clear", NOW.wall, 64, 1000)
+
+
+def test_a_job_between_two_steps_shows_none():
+    assert shown(lives.SCRUBBING).job.step == ""
+
+
+def test_a_quarantine_shows_when_it_will_be_tried_again():
+    assert shown(lives.QUARANTINED).quarantine == views.QuarantineStatus(
+        "lost",
+        "the device has fallen off its bus",
+        NOW.wall,
+        "autoclave",
+        0,
+        sticky=False,
+        next_probe_seconds=50.0,
+        next_path="slow",
+    )
+
+
+def test_a_probe_that_is_due_is_due_now():
+    assert device_status.quarantine_status(lives.quarantine(), Path.SLOW, later(1000)).next_probe_seconds == 0.0
+
+
+def test_a_sticky_quarantine_shows_no_next_probe():
+    status = shown(lives.STICKY).quarantine
+    assert (status.sticky, status.next_probe_seconds) == (True, None)
+
+
+def test_a_setback_shows_why():
+    assert shown(lives.SET_BACK).setback == "a process is on it"
+
+
+@pytest.mark.parametrize("ailment", Ailment)
+def test_every_ailment_has_its_advice(ailment):
+    sickness = Sickness(ailment, "so it is")
+    kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(sickness)))
+    in_use = live(lives.EXPOSED, ev.Sickened(sickness))
+    [words] = device_status.advice(kept)
+    assert words == remedy.REMEDIES[ailment].advice
+    assert words.isprintable()
+    assert words[0].islower()
+    assert device_status.advice(in_use) == (f"drain it: {words}",)
+
+
+def test_a_remedy_exists_for_every_ailment():
+    assert set(remedy.REMEDIES) == set(Ailment)
+
+
+def test_a_setback_has_its_advice():
+    assert device_status.advice(lives.SET_BACK) == (
+        "mend what is in its way, as told above; the scrub is tried again by itself",
+    )
+
+
+@pytest.mark.parametrize(
+    "record", [lives.CLEAN, lives.EXPOSED, lives.SCRUBBING, lives.DIRTY], ids=lambda it: it.state.value
+)
+def test_no_advice_where_nobody_has_to_do_anything(record):
+    assert device_status.advice(record) == ()

@@ -1,0 +1,55 @@
+"""The demo is a gate of its own: it must hold, leave nothing behind, and be able to fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from scrubber.cli.verbs import demo
+from scrubber.devices.simulated import drills
+
+# As the group would: click makes a command's help option once, for whoever comes first.
+AS_A_VERB: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
+
+
+def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scrubber", "demo", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "TMPDIR": str(short_tmp)},
+    )
+    report = json.loads(done.stdout)
+    assert [check["line"] for check in report["checks"] if not check["held"]] == []
+    assert (done.returncode, report["passed"], len(report["checks"])) == (0, True, 32)
+    assert list(short_tmp.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_overwritten_breaks_the_story(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sabotage: the clear that is to be killed halfway is made to skip its work from then on."""
+
+    def heal_badly(root: Path, uuid: str) -> None:
+        heal(root, uuid)
+        drills.skip_clears(root, uuid)
+
+    heal = drills.heal
+    monkeypatch.setattr(drills, "heal", heal_badly)
+    result = CliRunner().invoke(demo.command, ["--json"], standalone_mode=False, **AS_A_VERB)
+    broken = [check["line"] for check in json.loads(result.stdout)["checks"] if not check["held"]]
+    assert result.return_value == 1
+    assert any("GPU 2 is scrubbed again" in line for line in broken)
+
+
+def test_fewer_gpus_than_the_story_needs_are_refused() -> None:
+    result = CliRunner().invoke(demo.command, ["--gpus", "2"], **AS_A_VERB)
+    assert result.exit_code == 2
+    assert "3<=x<=64" in result.output

@@ -1,0 +1,99 @@
+"""What tests ask of a backend that listens, and of the threads and calls behind it."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from scrubber.devices.nvidia.health import nvml_events
+
+XID, RECOVERY = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeGpuRecoveryAction
+FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error"
+SOON = 30_000  # milliseconds for what takes some: only what never comes takes all of them
+
+
+def ours() -> set[threading.Thread]:
+    """All but those that are kept for the next question to a driver."""
+    return {thread for thread in threading.enumerate() if thread.name != "device-call"}
+
+
+def thread(name: str) -> threading.Thread:
+    """One that runs."""
+    return next(it for it in threading.enumerate() if it.name == name)
+
+
+def until(true: Callable[[], object], what: str = "it did not come to that") -> None:
+    """Another thread or process gets there soon."""
+    ends = time.monotonic() + SOON / 1000
+    while not true():
+        assert time.monotonic() < ends, what
+        time.sleep(0.004)
+
+
+def asked(rig, name: str) -> list[str]:
+    """About whom it was called, each time; of a line that is being written nothing is believed yet."""
+    *lines, _ = rig.machine.log.read_text().split("\n")
+    return [about for _, call, about in (line.split(" ", 2) for line in lines) if call == name]
+
+
+def calls(rig, name: str) -> int:
+    return len(asked(rig, name))
+
+
+def await_call(rig, name: str, times: int = 1) -> None:
+    until(lambda: calls(rig, name) >= times, f"{name} was not called")
+
+
+def await_more(rig, name: str, more: int) -> None:
+    """So many calls from now on."""
+    await_call(rig, name, calls(rig, name) + more)
+
+
+@contextmanager
+def stuck(rig) -> Iterator[Path]:
+    """The thread that listens to NVML is in a wait that does not end before the file is taken away.
+
+    It is met on its way there: a wait that has begun would end, and nobody could tell it from one that does not.
+    """
+    arrived, go_on, wait = threading.Event(), threading.Event(), nvml_events._event
+
+    def met(events: object) -> object:
+        arrived.set()
+        assert go_on.wait(SOON / 1000)
+        return wait(events)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvml_events, "_event", met)
+        assert arrived.wait(SOON / 1000)
+    with rig.machine.hanging("nvmlEventSetWait_v2") as file:
+        go_on.set()
+        yield file
+
+
+def uptime() -> float:
+    """On a clock that stands still while the machine is suspended, as that of the kernel's messages."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
+
+
+def rings(backend, within: int = SOON) -> bool:
+    poll = select.poll()
+    poll.register(backend.alarm(), select.POLLIN)
+    return bool(poll.poll(within))
+
+
+def codes(backend, uuid: str) -> list[int]:
+    return [xid.code for xid in backend.vitals(uuid).xids]
+
+
+def heard(backend, uuid: str, code: int) -> None:
+    """Wait until that error is in the vitals, asking when the alarm rings and only then."""
+    while code not in codes(backend, uuid):
+        assert rings(backend), f"XID {code} was not heard"
+        backend.hush()

@@ -1,0 +1,36 @@
+"""What was the best since the node was started is kept on the disk, or at least remembered."""
+
+from __future__ import annotations
+
+import pytest
+
+from scrubber.devices.nvidia.health.signs import best_seen
+from scrubber.devices.nvidia.health.signs.best_seen import Best
+from tests.devices.nvidia.health.watching import DOWN, Eyes, change
+
+DAMAGED = {
+    "empty": b"",
+    "half": best_seen.encode(Best(frozenset({1}), 16), "boot-1")[:20],
+    "no document": b"[1]",
+    "other fields": b'{"boot": "boot-1", "seen": {"links": [], "lanes": 1, "joined": true, "more": 1}}',
+    "words for links": b'{"boot": "boot-1", "seen": {"links": ["1"], "lanes": 1, "joined": true}}',
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_cannot_be_read_counts_as_none_and_is_made_anew(rig, text: bytes) -> None:
+    file = rig.settings.parent / "seen" / f"{rig.gpu(0).uuid}.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text)
+    assert Eyes(rig).look() == ()
+    assert best_seen.decode(file.read_bytes(), "boot-1") == Best(frozenset(range(18)), 16, joined=True)
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_kept_is_remembered_by_the_service(rig) -> None:
+    (rig.settings.parent).mkdir(parents=True, exist_ok=True)
+    (rig.settings.parent / "seen").write_text("no folder")
+    eyes = Eyes(rig)
+    assert eyes.look() == ()
+    change(rig, {"nvlink.3": DOWN})
+    assert [bool(eyes.later()) for _ in range(2)] == [False, True]

@@ -1,0 +1,110 @@
+"""What the driver's messages mean, and what only looks like one of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.devices.nvidia.health.kernel_messages import LONGEST, GpuError, SwitchError, read
+
+HERE = "0000:3b:00"
+
+XIDS = [
+    ("NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 79, None),
+    ("NVRM: Xid (0000:3B:00): 14, Channel 00000001", 14, None),
+    ("NVRM: Xid (PCI:00000000:3b:00): 45, pid=7, name=a, Ch 00000010", 45, None),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No", 94, 5),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 31, pid=7194, name=python, Ch 00000002", 31, 5),
+    ("NVRM: Xid (PCI:0000:3b:00 GPU-I:11 GPU-CI:02 NEW:1): 13, pid=1, name=x, Graphics", 13, 11),
+    ("NVRM: Xid (PCI:0000:3b:00 NEW:1): 13, pid=1, name=x, Graphics", 13, None),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "instance"), XIDS)
+def test_an_xid_is_read_with_its_gpu_and_its_instance(text, code, instance):
+    assert read(text.replace("3B", "3b")) == GpuError(HERE, code, instance)
+
+
+CHANGED = "NVRM: Xid (PCI:0000:3b:00): 154, {}GPU recovery action changed from 0x{} ({}) to 0x{} ({})"
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "action"),
+    [
+        ("0", "None", "none"),
+        ("1", "GPU Reset Required", "reset_gpu"),
+        ("1", "PF FLR", "reset_gpu"),
+        ("2", "Node Reboot Required", "restart_vm_or_node"),
+        ("2", "OS Reboot", "restart_vm_or_node"),
+        ("3", "Drain P2P", "drain_p2p"),
+        ("4", "Drain and Reset", "reset_gpu"),
+        ("5", "Something New", ""),
+        ("6", "None", ""),
+        ("7", "System Reboot", "restart_vm_or_node"),
+    ],
+)
+def test_xid_154_says_what_must_be_done(number, words, action):
+    found = read(CHANGED.format("pid=1, name=x, ", "0", "None", number, words))
+    assert found == GpuError(HERE, 154, action=action)
+
+
+def test_a_process_cannot_say_what_xid_154_asks_for():
+    name = "name=GPU recovery action changed from 0x1 (x) to 0x0 (None), "
+    assert read(CHANGED.format(name, "0", "None", "1", "GPU Reset Required")) == GpuError(HERE, 154, action="reset_gpu")
+    assert read(f"NVRM: Xid (PCI:0000:3b:00): 154, {name}something else") == GpuError(HERE, 154)
+    assert read(f"NVRM: Xid (PCI:0000:3b:00): 79, {name}lost") == GpuError(HERE, 79)
+
+
+@pytest.mark.parametrize(
+    "name", ["x): 79, ", "(PCI:0000:3c:00): 79, ", "GPU-I:03): 79", "NVRM: Xid (PCI:0000:3c:00): 79, "]
+)
+def test_the_name_of_a_process_says_neither_code_nor_gpu(name):
+    assert read(f"NVRM: Xid (PCI:0000:3b:00): 13, pid=4711, name={name}, Graphics Exception") == GpuError(HERE, 13)
+
+
+FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error"
+
+
+def test_errors_of_switches_are_fatal_or_not():
+    assert read(FATAL) == SwitchError("nvswitch3", 24007, True, "SXid 24007, Link 30 sourcetrack timeout error")
+    mild = read(FATAL.replace("Fatal", "Non-fatal"))
+    assert isinstance(mild, SwitchError)
+    assert not mild.fatal
+
+
+def test_of_a_long_text_the_beginning_is_kept():
+    error = read(f"{FATAL}{'x' * LONGEST}")
+    assert isinstance(error, SwitchError)
+    assert error.detail == f"SXid 24007, Link 30 sourcetrack timeout error{'x' * LONGEST}"[:LONGEST]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Data {0x50610002, 0x00000000}",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Severity 1 Engine instance 30",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): garbled, Fatal",
+        "NVRM: Xid (PCI:[4711]: segfault at 0 ip 0 sp 0 error 4",  # the name of a process that crashes begins a message
+        "python[4711]: NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        " NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "x NVRM: Xid (PCI:0000:3b:00): 79, pid=1",
+        "NVRM: Xid (PCI:0000:3b:00): 79 and more",
+        "NVRM: Xid (PCI:0000:3b:00): 7999999, pid=1",
+        "NVRM: Xid (PCI:0000:3b:00): -1, pid=1",
+    ],
+)
+def test_what_only_looks_like_an_error_is_none(text):
+    assert read(text) is None
+
+
+PIECES = st.lists(
+    st.sampled_from(["NVRM: Xid (", "PCI:", HERE, " GPU-I:05", "): ", "79", "154,", FATAL, "SXid", "\n", "("])
+)
+
+
+@given(st.one_of(st.text(), PIECES.map("".join)))
+def test_whatever_is_said_is_read(text):
+    assert read(text) is None or read(text)

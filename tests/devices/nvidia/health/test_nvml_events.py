@@ -1,0 +1,186 @@
+"""What NVML tells unasked is heard through a real pynvml, whatever refuses or fails on the way."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pynvml
+from structlog.testing import capture_logs
+
+from scrubber.core.model import Vitals
+from scrubber.devices.nvidia.health import listener, nvml_events
+from tests.devices.nvidia.health.hearing import RECOVERY, XID, asked, await_call, await_more, calls, codes, rings, until
+
+
+def test_an_event_of_nvml_rings_and_is_in_the_vitals(rig, listen):
+    backend = listen(kernel=False)
+    rig.gpu(2).event(XID, 48)
+    assert rings(backend)
+    assert codes(backend, rig.gpu(2).uuid) == [48]
+    assert codes(backend, rig.gpu(1).uuid) == []
+
+
+def test_a_wish_for_another_recovery_rings(rig, listen):
+    backend = listen(kernel=False)
+    rig.gpu(2).set({"field.230": 1})
+    rig.gpu(2).event(RECOVERY)
+    assert rings(backend)
+    assert backend.vitals(rig.gpu(2).uuid) == Vitals(reset_required=True)
+
+
+def test_it_lets_go_at_once_however_often(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "LEAVES_WITHIN", 60.0)  # a thread that has to be left behind is found out
+    backend = listen(kernel=False)
+    for _ in range(5):
+        began = time.monotonic()
+        backend.let_go()
+        assert rig.machine.clients() == ()
+        assert time.monotonic() - began < 10
+        backend.take_up()
+
+
+def test_a_driver_that_is_opened_anew_is_listened_to_anew(rig, listen):
+    backend = listen(kernel=False)
+    rig.library.renew()
+    await_call(rig, "nvmlEventSetCreate", 2)
+    await_more(rig, "nvmlEventSetWait_v2", 1)
+    rig.gpu(2).event(XID, 48)
+    assert rings(backend)
+    assert calls(rig, "nvmlEventSetFree") == 1
+
+
+def test_waiting_that_fails_at_once_is_tried_ever_more_seldom_and_told_once(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.02)
+    rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
+    with capture_logs() as logs:
+        backend = listen(kernel=False)
+        began = time.monotonic()
+        await_call(rig, "nvmlEventSetWait_v2", 6)
+        assert not rings(backend, 0)
+    assert time.monotonic() - began > 0.04 + 0.08 + 0.16 + 0.32  # the first pause may have begun before
+    assert len([line for line in logs if line["event"].startswith("cannot hear the driver's events")]) == 1
+    assert calls(rig, "nvmlEventSetFree") >= 5
+
+
+def test_errors_that_take_turns_are_told_once_each(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
+    monkeypatch.setattr(listener, "LONGEST_PAUSE", 0.005)
+    listen(kernel=False)
+    with capture_logs() as logs:
+        for code in (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_MEMORY) * 3:
+            rig.machine.fail("nvmlEventSetWait_v2", code)
+            await_more(rig, "nvmlEventSetWait_v2", 3)
+    assert [line["event"].partition(";")[0] for line in logs] == ["cannot hear the driver's events"] * 2
+
+
+def test_pauses_grow_from_half_a_second_to_thirty_and_begin_anew_when_it_was_heard_again(rig, listen, monkeypatch):
+    pauses, readable = list[float](), listener._readable
+
+    def briefly(descriptor: int, within: float) -> bool:
+        if within:
+            pauses.append(within)
+        return readable(descriptor, min(within, 0.002))
+
+    monkeypatch.setattr(listener, "_readable", briefly)
+    listen(kernel=False)
+    with capture_logs() as logs:
+        for _ in range(2):
+            rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
+            until(lambda: len(pauses) >= 8)
+            rig.machine.fail("nvmlEventSetWait_v2", None)
+            await_more(rig, "nvmlEventSetWait_v2", 2)
+            assert pauses[:8] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+            pauses.clear()
+    assert [line["event"].partition(";")[0] for line in logs] == ["cannot hear the driver's events"] * 2
+
+
+def test_a_set_that_was_not_made_whole_is_no_set(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
+    listen(kernel=False)
+    rig.machine.fail("nvmlDeviceGetCount_v2", pynvml.NVML_ERROR_UNKNOWN)
+    with capture_logs() as logs:
+        rig.library.renew()
+        await_call(rig, "nvmlEventSetCreate", 4)
+    assert {line["error"] for line in logs} == {"nvmlDeviceGetCount failed: Unknown Error"}
+
+
+def test_a_set_that_cannot_be_freed_is_given_up_for_a_new_one(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.01)
+    backend = listen(kernel=False)
+    rig.machine.set({f"fail.nvmlEventSet{what}": pynvml.NVML_ERROR_UNKNOWN for what in ("Wait_v2", "Free")})
+    await_call(rig, "nvmlEventSetFree", 3)
+    rig.machine.set({f"fail.nvmlEventSet{what}": None for what in ("Wait_v2", "Free")})
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    rig.gpu(1).event(XID, 79)
+    assert rings(backend)
+
+
+def test_a_gpu_that_refuses_is_told_once_keeps_no_other_out_and_is_asked_again(rig, listen, monkeypatch):
+    monkeypatch.setattr(nvml_events, "REFUSED_FOR", 0.0)
+    rig.gpu(0).set(event_types=0)
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    with capture_logs() as logs:
+        backend = listen(kernel=False)
+        rig.gpu(2).event(XID, 48)
+        assert rings(backend)
+    refusals = [line["event"] for line in logs if line["event"].startswith("cannot hear the events of")]
+    assert [text.partition(":")[0] for text in refusals] == [
+        f"cannot hear the events of GPU {number}, only what the kernel logs of it" for number in (0, 1)
+    ]
+    backend.hush()
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", None)
+    await_more(rig, "nvmlEventSetWait_v2", 2)
+    rig.gpu(1).event(XID, 79)
+    assert rings(backend)
+    assert codes(backend, rig.gpu(1).uuid) == [79]
+
+
+def test_a_gpu_that_refuses_is_not_asked_with_every_wait(rig, listen):
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    listen(kernel=False)
+    await_more(rig, "nvmlEventSetWait_v2", 3)
+    assert calls(rig, "nvmlDeviceRegisterEvents") == len(rig.machine.gpus)
+
+
+def test_who_is_listened_to_already_is_not_registered_again_when_another_one_is_asked_again(rig, listen, monkeypatch):
+    monkeypatch.setattr(nvml_events, "REFUSED_FOR", 0.0)
+    rig.gpu(1).fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    listen(kernel=False)
+    await_more(rig, "nvmlEventSetWait_v2", 3)
+    times = sorted(Counter(asked(rig, "nvmlDeviceRegisterEvents")).values())
+    assert times[:-1] == [1] * (len(rig.machine.gpus) - 1)
+    assert times[-1] > 1
+
+
+def test_when_no_gpu_tells_of_its_events_that_is_said_and_not_waited_for(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
+    backend = listen(kernel=False)
+    rig.machine.fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    with capture_logs() as logs:
+        rig.library.renew()
+        await_call(rig, "nvmlEventSetCreate", 2)
+        waits = calls(rig, "nvmlEventSetWait_v2")
+        await_call(rig, "nvmlEventSetCreate", 4)
+        assert calls(rig, "nvmlEventSetWait_v2") == waits
+    assert "no GPU tells of its events" in {line.get("error") for line in logs}
+    rig.machine.fail("nvmlDeviceRegisterEvents", None)
+    await_more(rig, "nvmlEventSetWait_v2", 1)
+    for gpu in rig.machine.gpus:  # some may have refused just before: they are asked again in a minute
+        gpu.event(XID, 79)
+    assert rings(backend)
+
+
+def test_a_driver_that_goes_away_meanwhile_is_no_gpu_that_refuses(rig, listen, monkeypatch):
+    monkeypatch.setattr(listener, "FIRST_PAUSE", 0.005)
+    backend = listen(kernel=False)
+    rig.machine.fail("nvmlDeviceRegisterEvents", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with capture_logs() as logs:
+        rig.library.renew()
+        await_call(rig, "nvmlEventSetCreate", 3)
+    assert {line["event"].partition(";")[0] for line in logs} == {"cannot hear the driver's events"}
+    assert {line["error"].endswith("the driver is not loaded") for line in logs} == {True}
+    rig.machine.fail("nvmlDeviceRegisterEvents", None)
+    await_more(rig, "nvmlEventSetWait_v2", 1)
+    rig.gpu(1).event(XID, 79)
+    assert rings(backend)

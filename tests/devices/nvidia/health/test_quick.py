@@ -1,0 +1,54 @@
+"""What a worker sees at the last look before a device counts as clean."""
+
+from __future__ import annotations
+
+import json
+
+import pynvml
+import pytest
+
+from scrubber.core.model import Ailment, Vitals
+from scrubber.devices.base import Care, DeviceError
+from tests.devices.nvidia.bench import touch
+from tests.devices.nvidia.conftest import boot
+from tests.devices.nvidia.health.watching import DOWN, change
+
+UNKNOWN, UNTOLD, FORBIDDEN = (
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+
+
+def test_a_worker_is_told_of_the_links_that_were_up_since_the_node_was_started(rig) -> None:
+    uuid = rig.gpu(0).uuid
+
+    def told() -> list[int]:
+        backend = rig.backend()
+        backend.inventory()
+        backend.vitals(uuid)
+        links: list[int] = json.loads(backend.address(uuid, Care()).place)["links"]
+        return links
+
+    assert told() == [*range(18)]
+    change(rig, {"nvlink.3": DOWN, "nvlink.17": DOWN})
+    assert told() == [*range(18)]  # it is another service, and remembers
+    boot(rig.host, "boot-2")
+    assert told() == sorted({*range(18)} - {3, 17})
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetNvLinkState"])
+def test_what_we_may_not_read_is_no_sign_for_a_worker_either(rig, call: str) -> None:
+    rig.gpu(0).fail(call, FORBIDDEN)
+    hands = touch(rig, 0, links=[*range(18)])
+    assert (hands.vitals(), rig.backend().vitals(rig.gpu(0).uuid)) == (Vitals(), Vitals())
+    rig.gpu(0).fail(call, UNKNOWN)
+    with pytest.raises(DeviceError, match=call.removesuffix("Status")):
+        hands.vitals()
+
+
+def test_a_worker_misses_links_that_are_not_told_of_any_more(rig) -> None:
+    hands = touch(rig, 0, links=[*range(18)])
+    assert hands.vitals() == Vitals()
+    rig.gpu(0).fail("nvmlDeviceGetNvLinkState", UNTOLD)
+    assert [sign.ailment for sign in hands.vitals().signs] == [Ailment.LINKS]

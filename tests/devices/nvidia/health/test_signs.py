@@ -1,0 +1,352 @@
+"""Signs are what NVML tells, for as long as it tells it, and never what it does not tell."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import pynvml
+import pytest
+
+from policies.health import Quarantine as Rules
+from policies.health import Symptom
+from policies.model import Policy
+from scrubber.core import ailments
+from scrubber.core.model import Ailment, Baseline, Sign, Vitals
+from scrubber.devices.base import DeviceLostError
+from scrubber.devices.nvidia.health.signs import pcie
+from scrubber.devices.nvidia.health.signs.watch import EVERY, LASTS
+from scrubber.devices.nvidia.nvml import ResetRequiredError
+from tests.devices.nvidia.health import watching
+from tests.devices.nvidia.health.watching import DOWN, UP, Eyes, change
+from tests.fakes.nvml.machine import Slice
+from tests.patience import WITHIN
+
+eyes = watching.eyes  # a fixture
+
+ALL = Policy(quarantine=Rules(signs=tuple(Symptom)))
+POWER_BRAKE, THERMAL, BY_DRIVER, IDLE = 0x80, 0x40, 0x20, 0x1
+DEGRADED, WRONG_CONFIGURATION, ALL_WELL = 0b01, 5 << 8, 0b10_10_10_10 | 1 << 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One signal: what NVML tells while it is there, and what is made of it."""
+
+    ailment: Ailment
+    state: dict[str, object]
+    detail: str
+    by_default: bool = True  # whether the shipped policy takes the device out for it
+
+
+WORKS = {"clock.reasons": 0, "pstate": 0}
+CASES = {
+    "a link": Case(Ailment.LINKS, {"nvlink.3": DOWN}, "1 of 18 NVLinks that were up are down: 3"),
+    "links": Case(Ailment.LINKS, {"nvlink.3": DOWN, "nvlink.17": DOWN}, "2 of 18 NVLinks that were up are down: 3, 17"),
+    "lanes": Case(Ailment.PCIE, {"pcie.width": 8}, "its PCIe link has 8 lanes and had 16", by_default=False),
+    "generation": Case(
+        Ailment.PCIE,
+        {"pcie.gen": 3, **WORKS},
+        "its PCIe link is of generation 3, of 5, while it works",
+        by_default=False,
+    ),
+    "heat": Case(
+        Ailment.HEAT,
+        {"clock.reasons": THERMAL | BY_DRIVER},
+        "it is too hot: the hardware holds its clocks down",
+        by_default=False,
+    ),
+    "power brake": Case(
+        Ailment.HEAT,
+        {"clock.reasons": POWER_BRAKE},
+        "its power supply makes the hardware hold its clocks down",
+        by_default=False,
+    ),
+    "fabric left": Case(Ailment.FABRIC, {"fabric.state": 2}, "it has left its fabric"),
+    "fabric error": Case(Ailment.FABRIC, {"fabric.status": 999}, "it could not join its fabric: error 999 of NVML"),
+    "fabric bandwidth": Case(Ailment.FABRIC, {"fabric.health": DEGRADED}, "in its fabric its bandwidth is degraded"),
+    "fabric configuration": Case(
+        Ailment.FABRIC, {"fabric.health": WRONG_CONFIGURATION}, "in its fabric its configuration is wrong (kind 5)"
+    ),
+    "sram": Case(
+        Ailment.SRAM,
+        {"sram.exceeded": 1},
+        "it had more uncorrectable errors in its memory on the chip than the driver bears",
+    ),
+}
+EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+LASTING = {name: case for name, case in CASES.items() if LASTS[case.ailment]}
+
+
+def verdict(signs: tuple[Sign, ...], policy: Policy) -> Ailment | None:
+    found = ailments.diagnose(Vitals(signs=signs), Baseline(), policy)
+    return found.ailment if found else None
+
+
+@EACH
+def test_what_lasts_is_told_and_judged_by_the_policy_and_ends_when_it_is_over(rig, eyes: Eyes, case: Case) -> None:
+    before, told = change(rig, case.state), (Sign(case.ailment, case.detail),)
+    found = eyes.later()
+    for _ in range(int(LASTS[case.ailment] / EVERY)):
+        assert found == ()
+        found = eyes.later()
+    assert found == told
+    assert verdict(found, Policy()) == (case.ailment if case.by_default else None)
+    assert verdict(found, ALL) is case.ailment
+    rig.gpu(0).set(before)
+    assert eyes.later() == ()
+
+
+@pytest.mark.parametrize("case", LASTING.values(), ids=LASTING)
+def test_what_is_over_at_the_next_look_was_nothing(rig, eyes: Eyes, case: Case) -> None:
+    for _ in range(4):
+        before = change(rig, case.state)
+        assert eyes.later() == ()
+        rig.gpu(0).set(before)
+        assert eyes.later() == ()
+
+
+@EACH
+def test_it_is_told_of_that_gpu_only(rig, eyes: Eyes, case: Case) -> None:
+    eyes.look(1)
+    change(rig, case.state)
+    for _ in range(5):
+        eyes.later()
+    assert eyes.look() != ()
+    assert eyes.look(1) == ()
+
+
+HEALTHY: dict[str, dict[str, object]] = {
+    "held down by the driver": {"clock.reasons": BY_DRIVER | 0x4},
+    "a slow generation while it idles": {"pcie.gen": 1, "clock.reasons": IDLE, "pstate": 0},
+    "a slow generation at rest": {"pcie.gen": 1, "clock.reasons": 0, "pstate": 8},
+    "a slow generation, and nobody knows whether it idles": {"pcie.gen": 1, "clock.reasons": None},
+    "a slow generation in no state": {"pcie.gen": 1, "clock.reasons": 0, "pstate": None},
+    "a fabric that says that all is well": {"fabric.health": ALL_WELL},
+    "counted replays": {"pcie.replays": pcie.REPLAYS},
+    "no ECC": {"ecc.current": 0},
+    "nothing is supported": dict.fromkeys(
+        ("clock.reasons", "pcie.width", "pcie.gen", "pcie.replays", "fabric.state", "sram.exceeded", "pstate")
+    ),
+}
+
+
+@pytest.mark.parametrize("state", HEALTHY.values(), ids=HEALTHY)
+def test_no_sign(rig, state: dict[str, object]) -> None:
+    rig.gpu(0).set(state)
+    eyes = Eyes(rig)
+    assert [eyes.later() for _ in range(6)] == [()] * 6
+
+
+def test_replays_are_told_when_there_are_many_within_a_minute(rig, eyes: Eyes) -> None:
+    def count(number: int) -> bool:
+        rig.gpu(0).set({"pcie.replays": number})
+        return eyes.later() != ()
+
+    assert [count(number) for number in range(0, 64, 1)] == [False] * 64
+    assert [count(number) for number in (74, 84, 94)] == [False, True, True]
+    assert [count(94) for _ in range(6)][-1] is False
+    assert [count(3) for _ in range(3)] == [False] * 3  # begun anew
+
+
+def test_a_link_that_never_was_up_is_not_missed_and_one_that_came_up_is(rig) -> None:
+    rig.gpu(0).set({"nvlink.3": DOWN})
+    eyes = Eyes(rig)
+    assert [eyes.later() for _ in range(3)] == [()] * 3
+    rig.gpu(0).set({"nvlink.3": UP})
+    assert eyes.later() == ()
+    rig.gpu(0).set({"nvlink.3": DOWN})
+    assert [bool(eyes.later()) for _ in range(2)] == [False, True]
+
+
+def test_a_gpu_that_never_was_in_a_fabric_need_not_be(rig) -> None:
+    rig.gpu(0).set({"fabric.state": 2})
+    eyes = Eyes(rig)
+    assert [eyes.later() for _ in range(6)] == [()] * 6
+
+
+@pytest.mark.parametrize("name", ["a link", "lanes", "fabric left"])
+def test_a_service_that_is_started_anew_takes_no_damage_for_what_should_be(rig, eyes: Eyes, name: str) -> None:
+    change(rig, CASES[name].state)
+    eyes.restart()
+    assert [eyes.later() for _ in range(5)][-1] == (Sign(CASES[name].ailment, CASES[name].detail),)
+
+
+def test_after_a_reboot_it_counts_as_it_is_then(rig, eyes: Eyes) -> None:
+    change(rig, CASES["a link"].state)
+    eyes.boot = "boot-2"
+    eyes.restart()
+    assert [eyes.later() for _ in range(5)] == [()] * 5
+
+
+CALLS = {
+    "nvmlDeviceGetNvLinkState": "a link",
+    "nvmlDeviceGetCurrPcieLinkWidth": "lanes",
+    "nvmlDeviceGetPcieReplayCounter": "lanes",
+    "nvmlDeviceGetPerformanceState": "generation",
+    "nvmlDeviceGetCurrPcieLinkGeneration": "generation",
+    "nvmlDeviceGetMaxPcieLinkGeneration": "generation",
+    "nvmlDeviceGetCurrentClocksEventReasons": "heat",
+    "nvmlDeviceGetGpuFabricInfoV": "fabric left",
+    "nvmlDeviceGetSramEccErrorStatus": "sram",
+}
+OF_CALL = pytest.mark.parametrize(("call", "name"), CALLS.items(), ids=CALLS)
+
+
+UNKNOWN, UNTOLD, FORBIDDEN = (
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+
+
+@OF_CALL
+@pytest.mark.parametrize("code", [UNTOLD, FORBIDDEN])
+def test_what_is_not_told_is_no_sign(rig, eyes: Eyes, call: str, name: str, code: int) -> None:
+    if code == UNTOLD and call in THAT_IT_WAS_THERE_IS_KNOWN:
+        eyes.boot = "boot-2"
+        eyes.restart()
+    rig.gpu(0).set(CASES[name].state)
+    rig.gpu(0).fail(call, code)
+    seen = {sign.ailment for _ in range(6) for sign in eyes.later()}
+    assert seen <= ({Ailment.PCIE} if call == "nvmlDeviceGetPcieReplayCounter" else set())  # its lanes are told
+
+
+THAT_IT_WAS_THERE_IS_KNOWN = {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfoV"}  # and it is missed
+
+
+LEFT = {
+    "links that are not told of": (Ailment.LINKS, "nvmlDeviceGetNvLinkState", {}),
+    "a fabric that is not told of": (Ailment.FABRIC, "nvmlDeviceGetGpuFabricInfoV", {}),
+    "a fabric that is not supported": (Ailment.FABRIC, None, {"fabric.state": 0}),
+}
+
+
+@pytest.mark.parametrize(("ailment", "call", "state"), LEFT.values(), ids=LEFT)
+def test_what_was_there_and_is_not_told_of_any_more_is_missed(
+    rig, eyes: Eyes, ailment: Ailment, call: str | None, state: dict[str, object]
+) -> None:
+    rig.gpu(0).set(state)
+    if call:
+        rig.gpu(0).fail(call, UNTOLD)
+    assert [[it.ailment for it in eyes.later()] for _ in range(5)][-1] == [ailment]
+    eyes.boot = "boot-2"
+    eyes.restart()
+    assert [eyes.later() for _ in range(5)] == [()] * 5
+
+
+@OF_CALL
+@pytest.mark.parametrize("code", [UNKNOWN, FORBIDDEN])
+def test_an_error_neither_makes_a_sign_nor_ends_one(rig, eyes: Eyes, call: str, name: str, code: int) -> None:
+    rig.gpu(0).fail(call, code)
+    assert [eyes.later() for _ in range(6)] == [()] * 6
+    rig.gpu(0).fail(call, None)
+    before = change(rig, CASES[name].state)
+    told = [eyes.later() for _ in range(5)][-1]
+    assert told == (Sign(CASES[name].ailment, CASES[name].detail),)
+    rig.gpu(0).set(before)
+    rig.gpu(0).fail(call, code)
+    assert eyes.later() == (told if call not in READ_WHILE_IT_WORKS else ())
+    rig.gpu(0).fail(call, None)
+    assert eyes.later() == ()
+
+
+READ_WHILE_IT_WORKS = {call for call, name in CALLS.items() if name == "generation"}
+
+
+def test_that_it_works_is_asked_and_not_remembered(rig, eyes: Eyes) -> None:
+    rig.gpu(0).set(WORKS)
+    eyes.later()
+    rig.gpu(0).set({"pcie.gen": 1})
+    rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
+    assert [eyes.later() for _ in range(3)] == [()] * 3
+    rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", None)
+    assert [[it.ailment for it in eyes.later()] for _ in range(2)] == [[], [Ailment.PCIE]]
+    rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
+    assert [it.ailment for it in eyes.later()] == [Ailment.PCIE]
+
+
+@OF_CALL
+def test_the_errors_that_say_more_keep_their_meaning(rig, call: str, name: str) -> None:
+    rig.gpu(0).set(WORKS if name == "generation" else {})
+    for code, error, vitals in (
+        (pynvml.NVML_ERROR_GPU_IS_LOST, DeviceLostError, Vitals(lost=True)),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, ResetRequiredError, Vitals(reset_required=True)),
+    ):
+        rig.gpu(0).fail(call, code)
+        with pytest.raises(error):
+            Eyes(rig).look()
+        assert rig.backend().vitals(rig.gpu(0).uuid) == vitals
+
+
+def test_between_two_looks_nothing_is_asked(rig, eyes: Eyes) -> None:
+    asked = len(rig.machine.calls())
+    eyes.later(EVERY - 1)
+    assert len(rig.machine.calls()) - asked <= 1  # the handle
+    eyes.later(1)
+    assert len(rig.machine.calls()) - asked > 20
+
+
+def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypatch) -> None:
+    """Two that count replays at the same time would take one replay for thousands: the counter seemed to begin anew."""
+    counted = iter(range(5000, 5999))
+    inside, go_on, asked = threading.Event(), threading.Event(), []
+
+    def read(*_about: object) -> pcie.Reading:
+        asked.append(threading.current_thread().name)
+        number = next(counted)
+        if asked[-1] == "slow":
+            inside.set()
+            assert go_on.wait(WITHIN)
+        return pcie.Reading(lanes=16, replays=number)
+
+    monkeypatch.setattr(pcie, "read", read)
+    eyes.restart()
+    eyes.later()
+    eyes.now += EVERY
+    slow, quick = [threading.Thread(name=name, target=eyes.look) for name in ("slow", "quick")]
+    slow.start()
+    assert inside.wait(WITHIN)
+    quick.start()
+    quick.join(0.2)
+    assert quick.is_alive()
+    go_on.set()
+    slow.join(WITHIN)
+    quick.join(WITHIN)
+    assert asked == [threading.current_thread().name, "slow"]
+    assert [eyes.later() for _ in range(3)] == [()] * 3
+
+
+def test_after_a_reset_it_is_looked_at_at_once_and_links_have_time_to_be_trained(rig, eyes: Eyes) -> None:
+    before = change(rig, CASES["links"].state | CASES["lanes"].state)
+    assert [len(eyes.later()) for _ in range(2)] == [0, 2]
+    for healed in (False, True):
+        if healed:
+            rig.gpu(0).set(before)
+        rig.library.let_go()
+        rig.library.take_up()
+        assert [sign.ailment for sign in eyes.look()] == ([] if healed else [Ailment.PCIE])
+    assert [eyes.later() for _ in range(3)] == [()] * 3
+
+
+def test_a_sliced_gpu_uses_neither_links_nor_fabric(rig, eyes: Eyes) -> None:
+    change(rig, CASES["links"].state | CASES["fabric left"].state | CASES["lanes"].state)
+    for _ in range(5):
+        eyes.now += EVERY
+        told = eyes.look(whole=False)
+    assert [sign.ailment for sign in told] == [Ailment.PCIE]
+    for _ in range(5):
+        eyes.later()
+    assert {sign.ailment for sign in eyes.look()} == {Ailment.PCIE, Ailment.LINKS, Ailment.FABRIC}
+    assert [sign.ailment for sign in eyes.look(whole=False)] == [Ailment.PCIE]
+
+
+def test_the_backend_tells_them_of_a_gpu_and_of_its_slices(rig) -> None:
+    rig.gpu(0).set(CASES["sram"].state)
+    backend = rig.backend()
+    backend.inventory()
+    sram = (Sign(Ailment.SRAM, CASES["sram"].detail),)
+    assert [backend.vitals(rig.gpu(number).uuid).signs for number in range(2)] == [sram, ()]
+    uuids = rig.cut(0, Slice(), Slice())
+    backend.inventory()
+    assert [backend.vitals(uuid).signs for uuid in uuids] == [sram, sram]

@@ -1,0 +1,370 @@
+"""What is there is named as NVIDIA's plugin names it, and goes on being named."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+from structlog.testing import capture_logs
+
+from scrubber.core.model import DeviceInfo, Vitals
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia.inventory import neighbours
+from tests.fakes.nvml.machine import Slice
+from tests.fakes.nvml.presets import MIB
+
+STATIC = {"nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetNvLinkState"}
+
+
+def named(backend) -> dict[str, DeviceInfo]:
+    return {info.uuid: info for info in backend.inventory()}
+
+
+def test_everything_that_is_known_of_a_gpu(rig) -> None:
+    first, fifth = (rig.gpu(number) for number in (0, 4))
+    found = named(rig.backend())
+    assert len(found) == 8
+    assert found[fifth.uuid] == DeviceInfo(
+        uuid=fifth.uuid,
+        index=4,
+        model="NVIDIA H200",
+        memory_bytes=143771 * MIB,
+        numa_node=1,
+        pci_address="0000:9d:00.0",
+        reset_domain=rig.gpu(4).uuid,
+        island=first.uuid,
+        nodes=("/dev/nvidia4",),
+        minor=4,
+        compute="9.0",
+    )
+
+
+def test_everything_that_is_known_of_a_slice(rig) -> None:
+    backend, gpu = rig.backend(), rig.gpu(1)
+    _, uuid = rig.cut(1, Slice("3g.71gb"), Slice("1g.18gb", start=4))
+    gi = int(gpu["mig.1.gi"])
+    access = [rig.root.capability(gpu, gi), rig.root.capability(gpu, gi, 0)]
+    minors = [int(path.read_text().split()[1]) for path in access]
+    caps = [f"nvidia-caps/nvidia-cap{minor}" for minor in minors]
+    assert named(backend)[uuid] == DeviceInfo(
+        uuid=uuid,
+        index=1,
+        model="NVIDIA H200 MIG 1g.18gb",
+        memory_bytes=16384 * MIB,
+        mig=True,
+        resource="nvidia.com/mig-1g.18gb",
+        numa_node=0,
+        pci_address=gpu.pci,
+        reset_domain=gpu.uuid,
+        nodes=("/dev/nvidia1", *(f"/dev/{cap}" for cap in caps)),
+        minor=1,
+        compute="9.0",
+        parent=gpu.uuid,
+        slice=1,
+    )
+    assert backend.files(uuid) == (*(str(rig.host.dev / cap) for cap in caps), *map(str, access))
+
+
+def test_the_number_of_a_device_node_is_not_the_index(rig) -> None:
+    rig.gpu(0).set(minor=7)
+    backend = rig.backend()
+    assert named(backend)[rig.gpu(0).uuid].nodes == ("/dev/nvidia7",)
+    assert backend.files(rig.gpu(0).uuid) == (str(rig.host.dev / "nvidia7"),)
+
+
+@pytest.mark.parametrize("text", ["-1\n", "", "near\n", None])
+def test_a_numa_node_that_is_none_or_not_told_is_none(rig, text: str | None) -> None:
+    file = rig.root.pci(rig.gpu(0)) / "numa_node"
+    file.unlink() if text is None else file.write_text(text)
+    assert named(rig.backend())[rig.gpu(0).uuid].numa_node is None
+
+
+def test_a_gpu_that_is_cut_is_offered_in_slices_only(rig) -> None:
+    uuids = rig.cut(0, *[Slice()] * 7)
+    found = named(rig.backend())
+    assert rig.gpu(0).uuid not in found
+    assert [info.slice for info in found.values() if info.mig] == [*range(7)]
+    assert {info.uuid for info in found.values() if info.mig} == {*uuids}
+    assert len(found) == 7 + 7
+
+
+def test_a_gpu_in_mig_mode_without_slices_offers_nothing_and_that_is_said_once(rig) -> None:
+    rig.cut(0)
+    backend = rig.backend()
+    with capture_logs() as logs:
+        assert len(backend.inventory()) == len(backend.inventory()) == 7
+    assert [entry["event"] for entry in logs] == [
+        f"cannot offer anything of GPU 0 ({rig.gpu(0).uuid}): it is in MIG mode without a slice to offer"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "resource"),
+    [
+        ("NVIDIA H200 MIG 1g.18gb+me", 7, "nvidia.com/mig-1g.18gb.me"),
+        ("NVIDIA H200 MIG 1g.18gb", 7, "nvidia.com/mig-1g.18gb.me"),
+        ("NVIDIA H200 MIG 1g.18gb", 0, "nvidia.com/mig-1g.18gb"),
+        ("NVIDIA H200 MIG 1c.3g.71gb", 2, "nvidia.com/mig-1c.3g.71gb"),
+        ("NVIDIA RTX PRO 6000 MIG 1g.24gb+me.all", 0, "nvidia.com/mig-1g.24gb.me.all"),
+        ("NVIDIA RTX PRO 6000 MIG 1g.24gb-me", 0, "nvidia.com/mig-1g.24gb-me"),
+    ],
+)
+def test_a_slice_is_called_what_nvidias_plugin_calls_it(rig, name: str, profile: int, resource: str) -> None:
+    [uuid] = rig.cut(0, Slice())
+    rig.gpu(0).set({"mig.0.name": name, f"gi.{rig.gpu(0)['mig.0.gi']}.profile": profile})
+    assert named(rig.backend())[uuid].resource == resource
+
+
+def test_a_driver_that_does_not_tell_of_instances_adds_no_attributes(rig) -> None:
+    [uuid] = rig.cut(0, Slice("1g.18gb+me"))
+    rig.gpu(0).set({"mig.0.name": "NVIDIA H200 MIG 1g.18gb"})
+    rig.gpu(0).fail("nvmlDeviceGetGpuInstanceById", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert named(rig.backend())[uuid].resource == "nvidia.com/mig-1g.18gb"
+
+
+def test_a_slice_without_a_profile_in_its_name_is_not_offered_and_its_neighbour_is(rig) -> None:
+    first, second = rig.cut(0, Slice(), Slice())
+    rig.gpu(0).set({"mig.0.name": "NVIDIA H200"})
+    with capture_logs() as logs:
+        found = named(rig.backend())
+    assert first not in found
+    assert second in found
+    assert logs[0]["event"] == f"cannot offer {first}: cannot tell the MIG profile of 'NVIDIA H200'"
+
+
+def test_a_slice_whose_device_nodes_cannot_be_told_is_not_offered(rig) -> None:
+    first, second = rig.cut(0, Slice(), Slice())
+    rig.root.capability(rig.gpu(0), int(rig.gpu(0)["mig.0.gi"]), 0).write_text("DeviceFileMode: 256\n")
+    rig.root.capability(rig.gpu(0), int(rig.gpu(0)["mig.1.gi"])).unlink()
+    with capture_logs() as logs:
+        found = named(rig.backend())
+    assert not {first, second} & {*found}
+    assert [entry["event"].split(":")[0] for entry in logs] == [f"cannot offer {first}", f"cannot offer {second}"]
+
+
+def test_slices_that_share_their_memory_are_not_offered(rig) -> None:
+    first, second, third = rig.cut(0, Slice(), Slice(), Slice())
+    rig.gpu(0).set({"mig.1.gi": rig.gpu(0)["mig.0.gi"], "mig.1.ci": 1})
+    with capture_logs() as logs:
+        found = named(rig.backend())
+    assert not {first, second} & {*found}
+    assert third in found
+    assert logs[0]["event"] == f"cannot offer {first}: its memory is shared by 2 slices"
+
+
+def test_a_slice_that_cannot_be_read_may_share_the_memory_of_any_other(rig) -> None:
+    first, second = rig.cut(0, Slice(), Slice())
+    rig.gpu(0).set({"mig.1.fail.nvmlDeviceGetGpuInstanceId": pynvml.NVML_ERROR_UNKNOWN})
+    backend = rig.backend()
+    assert not {first, second} & {*named(backend)}
+    rig.gpu(0).set({"mig.1.fail.nvmlDeviceGetGpuInstanceId": None})
+    assert {first, second} <= {*named(backend)}
+
+
+def test_slices_come_and_those_that_go_are_still_named_and_lost(rig) -> None:
+    backend = rig.backend()
+    old = rig.cut(0, Slice(), Slice())
+    assert {*old} <= {*named(backend)}
+    [new] = rig.cut(0, Slice("7g.141gb"))
+    found = named(backend)
+    assert {*old, new} <= {*found}
+    assert {backend.vitals(uuid) for uuid in old} == {Vitals(lost=True)}
+    assert backend.vitals(new) == Vitals()
+
+
+def test_a_gpu_that_is_cut_while_we_look_is_still_named_and_one_again_afterwards(rig) -> None:
+    backend, uuid = rig.backend(), rig.gpu(0).uuid
+    before = named(backend)[uuid]
+    [slice_] = rig.cut(0, Slice())
+    assert named(backend)[uuid] == before
+    assert slice_ in named(backend)
+    rig.gpu(0).uncut()
+    assert named(backend)[uuid] == before
+
+
+def test_a_slice_that_moved_is_described_where_it_is_now(rig) -> None:
+    backend = rig.backend()
+    [uuid] = rig.cut(0, Slice(uuid="MIG-moved"))
+    before = named(backend)[uuid], backend.files(uuid)
+    rig.cut(0, Slice(uuid="MIG-moved", start=4))
+    after = named(backend)[uuid], backend.files(uuid)
+    assert before[0].nodes != after[0].nodes
+    assert before[1] != after[1]
+
+
+def test_a_gpu_that_fell_off_is_still_named_and_seen_again_when_it_is_back(rig) -> None:
+    backend, uuid = rig.backend(), rig.gpu(3).uuid
+    before = backend.inventory()
+    rig.gpu(3).set(absent=True)
+    found = named(backend)
+    assert found[uuid] == before[3]
+    assert found[rig.gpu(4).uuid].index == 3
+    assert backend.vitals(uuid) == Vitals(lost=True)
+    rig.gpu(3).set(absent=None)
+    assert backend.inventory() == before
+    assert backend.vitals(uuid) == Vitals()
+
+
+def test_nvml_is_opened_anew_for_a_gpu_that_is_missing_but_not_every_round(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    rig.gpu(3).set(absent=True)
+    for _ in range(5):
+        backend.inventory()
+    assert [call for _, call, _ in rig.machine.calls()].count("nvmlInitWithFlags") == 2
+
+
+def test_a_lost_gpu_keeps_nobody_else_from_being_named(rig) -> None:
+    rig.gpu(0).set(lost=True)
+    with capture_logs() as logs:
+        found = named(rig.backend())
+    assert len(found) == 7
+    assert logs[0]["event"].startswith("cannot read GPU 0, so nothing new of it is offered:")
+
+
+def test_a_gpu_that_wants_a_reset_is_still_named(rig) -> None:
+    backend = rig.backend()
+    before = backend.inventory()
+    rig.gpu(0).set(reset_required=True)
+    assert backend.inventory() == before
+
+
+def test_what_is_wrong_is_said_again_when_it_begins_again(rig) -> None:
+    backend = rig.backend()
+    with capture_logs() as logs:
+        for lost in (1, 1, None, 1):
+            rig.gpu(0).set(lost=lost)
+            backend.inventory()
+    assert len(logs) == 2
+
+
+@pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetCount_v2"])
+def test_a_list_that_cannot_be_had_is_an_error(rig, call: str) -> None:
+    backend = rig.backend()
+    rig.machine.fail(call, pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError):
+        backend.inventory()
+
+
+def test_a_driver_that_went_away_is_an_error_and_no_list_of_lost_gpus(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    rig.machine.unload()
+    with pytest.raises(DeviceError):
+        backend.inventory()
+
+
+def test_while_the_driver_is_let_go_those_that_are_known_are_named(rig) -> None:
+    backend = rig.backend()
+    before = backend.inventory()
+    backend.let_go()
+    rig.gpu(0).set(absent=True)
+    assert backend.inventory() == before
+    assert backend.files(before[0].uuid)
+    backend.take_up()
+    assert backend.inventory()[1].index == 0
+
+
+def test_files_of_another_life_of_the_driver_are_not_trusted(rig) -> None:
+    backend, uuid = rig.backend(), rig.gpu(0).uuid
+    backend.inventory()
+    rig.reload_driver()
+    with pytest.raises(DeviceError, match="loaded anew"):
+        backend.files(uuid)
+    backend.inventory()
+    assert backend.files(uuid) == (str(rig.root.node(rig.gpu(0))),)
+
+
+def test_what_a_gpu_is_is_asked_once(rig) -> None:
+    backend = rig.backend()
+    rig.cut(0, Slice())
+    backend.inventory()
+    before = len(rig.machine.calls())
+    backend.inventory()
+    assert not STATIC & {call for _, call, _ in rig.machine.calls()[before:]}
+
+
+def test_what_a_gpu_is_is_asked_again_after_a_reset_and_under_another_driver(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    rig.gpu(0).set({"memory.total": 100 * MIB, "minor": 9})
+    backend.let_go()
+    backend.take_up()
+    assert backend.inventory()[0].memory_bytes == 100 * MIB
+    rig.gpu(0).set({"memory.total": 200 * MIB})
+    rig.reload_driver()
+    assert backend.inventory()[0].memory_bytes == 200 * MIB
+
+
+def test_links_that_come_up_later_are_seen(rig, monkeypatch) -> None:
+    for gpu in rig.machine.gpus:
+        gpu.set({f"nvlink.{link}": f"0 2 4 {gpu['pci']}" for link in range(18)})
+    backend = rig.backend()
+    assert {info.island for info in backend.inventory()} == {None}
+    for gpu in rig.machine.gpus:
+        gpu.set({"nvlink.0": f"1 2 4 {gpu['pci']}"})
+    assert {info.island for info in backend.inventory()} == {None}
+    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    assert {info.island for info in backend.inventory()} == {rig.gpu(0).uuid}
+
+
+def test_ampere_on_switches_is_one_reset_domain_also_while_links_are_down_and_for_slices(rig, monkeypatch) -> None:
+    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    for gpu in rig.machine.gpus:
+        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
+    backend = rig.backend()
+    assert {info.reset_domain for info in backend.inventory()} == {"nvswitch"}
+    for gpu in rig.machine.gpus:
+        gpu.set({f"nvlink.{link}": None for link in range(18)})
+    [uuid] = rig.cut(1, Slice())
+    assert {info.reset_domain for info in backend.inventory()} == {"nvswitch"}
+    assert uuid in named(backend)
+
+
+def test_an_architecture_that_is_not_told_is_the_oldest(rig) -> None:
+    for gpu in rig.machine.gpus:
+        gpu.set(architecture=None)
+    assert {info.reset_domain for info in rig.backend().inventory()} == {rig.gpu(0).uuid}
+
+
+@pytest.mark.parametrize("architecture", [pynvml.NVML_DEVICE_ARCH_TURING, pynvml.NVML_DEVICE_ARCH_HOPPER])
+def test_a_gpu_that_is_lost_moves_no_other_to_another_island(rig, monkeypatch, architecture: int) -> None:
+    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    for gpu in rig.machine.gpus:
+        gpu.set(architecture=architecture)
+    backend = rig.backend()
+    before = backend.inventory()
+    rig.gpu(0).set(lost=True)
+    assert [backend.inventory() for _ in range(3)] == [before] * 3
+
+
+def test_links_that_fail_keep_no_slice_from_being_offered(rig) -> None:
+    [uuid] = rig.cut(0, Slice())
+    rig.gpu(0).fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_UNKNOWN)
+    assert uuid in named(rig.backend())
+
+
+def test_a_gpu_that_is_cut_is_on_no_island_and_does_not_rename_it(rig) -> None:
+    backend = rig.backend()
+    before = named(backend)
+    [uuid] = rig.cut(0, Slice())
+    after = named(backend)
+    assert after[uuid].island is None
+    assert {after[gpu.uuid].island for gpu in rig.machine.gpus[1:]} == {before[rig.gpu(0).uuid].island}
+
+
+def test_a_driver_that_goes_away_during_a_round_is_an_error_and_no_news_of_a_gpu(rig) -> None:
+    backend = rig.backend()
+    rig.gpu(5).fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with pytest.raises(DeviceError, match="the driver is not loaded"):
+        backend.inventory()
+
+
+def test_another_life_of_the_driver_knows_no_old_neighbours(rig) -> None:
+    for gpu in rig.machine.gpus:
+        gpu.set(architecture=pynvml.NVML_DEVICE_ARCH_AMPERE)
+    backend = rig.backend()
+    assert {info.reset_domain for info in backend.inventory()} == {"nvswitch"}
+    for gpu in rig.machine.gpus:
+        gpu.set({f"nvlink.{link}": None for link in range(18)})
+    rig.reload_driver()
+    assert all(info.reset_domain == info.uuid for info in backend.inventory())

@@ -1,0 +1,142 @@
+"""A GPU is back from its reset when it is the same one at the same place, well, and divided as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.nvidia.reset import after_reset, reset
+from tests.devices.nvidia import bench
+from tests.devices.nvidia.bench import SHORT, by_tool, target
+from tests.fakes.nvml.machine import Slice
+
+gpu = bench.gpu  # a fixture
+
+
+@pytest.fixture
+def pauses(monkeypatch) -> list[float]:
+    """Pauses that were made; they take no time."""
+    made: list[float] = []
+    monkeypatch.setattr(after_reset, "sleep", made.append)
+    return made
+
+
+def test_it_is_waited_for_with_growing_pauses_and_nvml_opened_anew_for_each_look(rig, gpu, monkeypatch) -> None:
+    made: list[float] = []
+
+    def pause(seconds: float) -> None:
+        made.append(seconds)
+        if len(made) == 4:
+            gpu.set(lost=0)
+
+    monkeypatch.setattr(after_reset, "sleep", pause)
+    rig.machine.set({"smi.then.lost": 1})
+    reset.reset(target(rig, patience=replace(SHORT, coming_back=60)))
+    assert made == [0.05, 0.1, 0.2, 0.4]
+    calls = [call for _, call, _ in rig.machine.calls()]
+    assert len([call for call in calls[calls.index("nvidia-smi-ends") :] if call.startswith("nvmlInit")]) == 5
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("then", [{"lost": 1}, {"absent": 1}], ids=["lost", "absent"])
+def test_one_that_does_not_come_back_is_lost(rig, then: dict[str, object]) -> None:
+    rig.machine.set({f"smi.then.{key}": value for key, value in then.items()})
+    with pytest.raises(DeviceLostError, match=r"cannot reset: it is not back after 0.3 s: "):
+        reset.reset(target(rig))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("then", "words"),
+    [
+        ({"field.230": pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT}, "it wants a reboot of the node"),
+        ({"field.230": 99}, "it wants recovery action 99"),
+        ({"fail.nvmlDeviceGetMemoryInfo_v2": pynvml.NVML_ERROR_UNKNOWN}, "nvmlDeviceGetMemoryInfo failed"),
+        ({"fail.nvmlDeviceGetFieldValues": pynvml.NVML_ERROR_UNKNOWN}, "nvmlDeviceGetFieldValues failed"),
+        ({"reset_required": 1}, "failed: "),
+        ({"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS}, "it has not joined its fabric again"),
+    ],
+    ids=["reboot", "unknown", "memory", "fields", "reset", "fabric"],
+)
+def test_one_that_is_back_and_not_well_is_not_back(rig, then: dict[str, object], words: str) -> None:
+    rig.machine.set({f"smi.then.{key}": value for key, value in then.items()})
+    with pytest.raises(DeviceError, match=rf"cannot reset: it is not back after 0.3 s: .*{words}") as caught:
+        reset.reset(target(rig))
+    assert not isinstance(caught.value, DeviceLostError)
+
+
+def test_an_old_driver_that_tells_no_recovery_action_is_enough(rig, gpu) -> None:
+    gpu.set({"field.230": None})
+    reset.reset(target(rig))
+
+
+def test_a_gpu_that_was_in_no_fabric_need_not_join_one(rig, gpu) -> None:
+    gpu.set({"fabric.state": pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED})
+    reset.reset(target(rig))
+
+
+def test_another_device_at_its_place_is_named_and_not_waited_for(rig, gpu, pauses) -> None:
+    old, new = gpu.uuid, "GPU-00000000-1111-4222-8333-a0b1c2d3e4f5"
+    rig.machine.set({"smi.then.uuid": new})
+    with pytest.raises(DeviceError, match=f"{new} answers at {gpu.pci} now, where {old} was"):
+        reset.reset(target(rig))
+    assert pauses == []
+
+
+def test_the_same_device_at_another_place_is_not_ours(rig, gpu, pauses) -> None:
+    before = gpu.pci
+    rig.machine.set({"smi.then.pci": "00000000:AA:00.0"})
+    with pytest.raises(DeviceError, match=f"it came back at 0000:aa:00.0 and was at {before}"):
+        reset.reset(target(rig))
+    assert pauses == []
+
+
+def test_waiting_alone_asks_only_for_what_was_there_before(rig, gpu) -> None:
+    after_reset.wait(target(rig), joined=True)
+    gpu.set({"fabric.state": None})
+    after_reset.wait(target(rig), joined=False)
+
+
+# --- its slices ---
+
+
+@pytest.fixture
+def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must be free
+    """The GPU in slices of several kinds."""
+    found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
+    return found
+
+
+def slices(rig) -> set[str]:
+    state = rig.machine.read()
+    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+
+
+def test_slices_are_laid_out_again_after_the_reset_of_their_gpu(rig, cut) -> None:
+    reset.reset(target(rig))
+    assert by_tool(rig)
+    assert slices(rig) == set(cut)
+
+
+def test_slices_that_outlived_the_reset_are_left(rig, cut) -> None:
+    rig.machine.set({"smi.keeps_slices": 1})
+    reset.reset(target(rig))
+    assert slices(rig) == set(cut)
+    assert not [call for _, call, _ in rig.machine.calls() if "Create" in call]
+
+
+@pytest.mark.usefixtures("cut")
+def test_slices_that_come_back_as_others_are_an_error(rig) -> None:
+    rig.machine.set({"smi.then.mig_salt": "other"})
+    with pytest.raises(DeviceError, match=r"cannot reset: its slices did not come back: .* lay the slices of GPU-"):
+        reset.reset(target(rig))
+
+
+@pytest.mark.usefixtures("cut")
+def test_slices_that_cannot_be_made_are_an_error(rig) -> None:
+    rig.gpu(0).fail("nvmlDeviceCreateGpuInstanceWithPlacement", pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+    with pytest.raises(DeviceError, match="cannot reset: its slices did not come back: nvmlDeviceCreateGpuInstance"):
+        reset.reset(target(rig))

@@ -1,0 +1,251 @@
+"""A reset holds its lock for as long as its worker or its tool lives, and everybody can see that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import Care, DeviceError, NotNowError
+from scrubber.devices.nvidia.backend import Nvidia
+from scrubber.devices.nvidia.inventory import neighbours
+from scrubber.devices.nvidia.reset import locks
+from tests.devices.nvidia import bench
+from tests.devices.nvidia.bench import by_tool, place, touch
+from tests.devices.nvidia.health.hearing import until
+from tests.fakes.nvml.machine import Slice
+
+RESET = (
+    "import os, sys\nfrom scrubber.devices.nvidia.gpu import NvidiaGpu\n"
+    "os.geteuid = lambda: 0\nNvidiaGpu(sys.argv[1], lambda: ()).reset()\n"
+)
+HOLD = (
+    "import fcntl, sys\nheld = open(sys.argv[1], 'a')\nfcntl.flock(held, fcntl.LOCK_EX)\nprint(flush=True)\ninput()\n"
+)
+gpu = bench.gpu  # a fixture
+
+
+@pytest.fixture
+def root(monkeypatch) -> None:
+    """We are root, whoever runs the tests."""
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+
+
+@pytest.fixture
+def killed(rig, gpu) -> Iterator[int]:  # noqa: ARG001 - what is reset must be free
+    """A worker that was killed in the middle of a reset, and the tool that it left behind."""
+    rig.machine.set({"smi.reset": "hang"})
+    worker = subprocess.Popen([sys.executable, "-c", RESET, place(rig, 0)])
+    until(lambda: [call for _, call, _ in rig.machine.calls() if call == "nvidia-smi-child"])
+    worker.kill()
+    worker.wait()
+    calls = rig.machine.calls()
+    tool = next(pid for pid, call, _ in calls if call == "nvidia-smi")
+    yield tool
+    for pid in (tool, *(int(about) for _, call, about in calls if call == "nvidia-smi-child")):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.mark.usefixtures("root")
+def test_a_reset_is_under_way_as_long_as_its_tool_runs_though_its_worker_is_gone(rig, killed) -> None:
+    backend = rig.backend()
+    infos = backend.inventory()
+    backend.let_go()  # it is told without NVML
+    assert [backend.in_reset(info.uuid) for info in infos] == [True] + [False] * 7
+    backend.take_up()
+    with pytest.raises(NotNowError, match="a reset of it is still under way"):
+        touch(rig, 0).reset()
+    assert len(by_tool(rig)) == 1
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: not backend.in_reset(rig.gpu(0).uuid))
+    rig.machine.set({"smi.reset": "ok"})
+    touch(rig, 0).reset()
+    assert len(by_tool(rig)) == 2
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_nobody_touches_the_gpu_before_the_lock_is_held(rig) -> None:
+    lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
+    with locks.claimed(lock), pytest.raises(NotNowError):
+        touch(rig, 0).reset()
+    assert not [call for _, call, _ in rig.machine.calls() if "Set" in call]
+
+
+@pytest.mark.usefixtures("root")
+def test_what_goes_down_together_has_one_lock(rig) -> None:
+    cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
+    backend = rig.backend()
+    backend.inventory()
+    place = json.loads(backend.address(cut[0], Care()).place)
+    assert (place["locks"], place["resets"]) == ([rig.gpu(0).uuid], str(rig.settings.parent / "resets"))
+    assert not backend.in_reset(cut[1])
+    with locks.claimed(locks.file_of(Path(place["resets"]), place["locks"][0])):
+        assert [backend.in_reset(uuid) for uuid in (*cut, rig.gpu(1).uuid)] == [True, True, False]
+    assert not backend.in_reset(cut[1])
+
+
+@pytest.fixture
+def pair(rig, monkeypatch) -> None:
+    """Two GPUs of the generation that goes down along its links, and are joined by one."""
+    monkeypatch.setattr(neighbours, "LINKS_HOLD", 0.0)
+    for gpu in rig.machine.gpus:
+        gpu.set({f"nvlink.{link}": None for link in range(18)}, architecture=pynvml.NVML_DEVICE_ARCH_TURING)
+    rig.gpu(0).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
+    rig.gpu(1).set({"nvlink.0": f"1 0 4 {rig.gpu(0)['pci']}"})
+
+
+@pytest.mark.usefixtures("pair")
+def test_what_goes_down_with_another_is_in_its_reset_though_the_other_is_not_seen(rig) -> None:
+    """After a restart of the service nobody knows to whom it was joined."""
+    before, names = rig.backend(), [rig.gpu(number).uuid for number in (0, 1)]
+    before.inventory()
+    place = json.loads(before.address(names[0], Care()).place)
+    assert place["locks"] == names
+    rig.gpu(0).set(absent=True)
+    after = rig.backend()
+    after.inventory()
+    assert not after.in_reset(names[1])
+    with locks.claimed(*(locks.file_of(Path(place["resets"]), name) for name in place["locks"])):
+        assert [after.in_reset(uuid) for uuid in (*names, rig.gpu(2).uuid)] == [True, True, False]
+
+
+@pytest.mark.usefixtures("pair")
+def test_who_is_seen_later_goes_down_with_those_that_it_is_joined_to(rig) -> None:
+    names = [rig.gpu(number).uuid for number in (0, 1, 2)]
+    rig.gpu(1).set({"nvlink.1": f"1 0 4 {rig.gpu(2)['pci']}"})
+    rig.gpu(2).set({"nvlink.0": f"1 0 4 {rig.gpu(1)['pci']}"})
+    rig.gpu(0).set(absent=True)
+    backend = rig.backend()
+    backend.inventory()
+    alone = json.loads(backend.address(names[2], Care()).place)["locks"]
+    rig.gpu(0).set(absent=False)
+    with locks.claimed(*(locks.file_of(rig.settings.parent / "resets", name) for name in alone)):
+        after = rig.backend()  # to which they have the name of the one that was away
+        after.inventory()
+        assert [after.in_reset(name) for name in names[1:]] == [True, True]
+    rig.library.renew()
+    backend.inventory()
+    domains = {info.uuid: info.reset_domain for info in backend.inventory()}
+    assert [domains[name] for name in names] == [names[1]] * 3
+    for name in names:
+        assert json.loads(backend.address(name, Care()).place)["locks"] == names
+
+
+@pytest.mark.usefixtures("root")
+def test_of_a_slice_that_was_never_seen_any_reset_may_be_the_one(rig) -> None:
+    backend = rig.backend()
+    backend.inventory()
+    assert not backend.in_reset("MIG-unknown")
+    with locks.claimed(bench.lock(rig, 3)):
+        assert backend.in_reset("MIG-unknown")
+        assert not backend.in_reset(rig.gpu(4).uuid)
+    with locks.claimed(locks.of_slices(bench.lock(rig, 3))):
+        assert not backend.in_reset("MIG-unknown")
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_a_reset_holds_the_locks_of_all_that_go_down_with_it(rig) -> None:
+    names = [rig.gpu(number).uuid for number in (0, 1)]
+    with locks.claimed(bench.lock(rig, 1)), pytest.raises(NotNowError):
+        touch(rig, 0, locks=names).reset()
+    with locks.claimed(bench.lock(rig, 2)):
+        touch(rig, 0, locks=names).reset()
+
+
+@pytest.mark.usefixtures("root", "gpu")
+def test_a_slice_is_not_made_anew_while_its_gpu_is_reset_and_two_may_be_at_once(rig) -> None:
+    cut = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
+    slices = [touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, slices="recreate") for uuid in cut]
+    lock = locks.file_of(rig.settings.parent / "resets", rig.gpu(0).uuid)
+    with locks.claimed(lock), pytest.raises(NotNowError):
+        slices[0].reset()
+    with locks.claimed(lock, locks.of_slices(lock), shared=True):
+        slices[1].reset()
+        assert not locks.held(lock)
+        with pytest.raises(NotNowError):
+            touch(rig, 0).reset()
+
+
+def test_a_start_waits_for_a_reset_that_was_left_behind_and_not_for_ever(rig) -> None:
+    lock = bench.lock(rig)
+    assert Nvidia.quiet(rig.settings, 0.0)  # nobody ever reset anything
+    with locks.claimed(lock):
+        assert not Nvidia.quiet(rig.settings, 0.3)
+    lock.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as tool:
+        assert tool.stdout is not None
+        tool.stdout.readline()
+        threading.Timer(0.3, tool.kill).start()
+        assert Nvidia.quiet(rig.settings, 10.0)
+        assert tool.wait() != 0
+    lock.unlink()
+    lock.symlink_to(lock)
+    assert not Nvidia.quiet(rig.settings, 0.0)  # nobody can tell
+
+
+def test_a_look_keeps_nobody_out(tmp_path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch()
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD.replace("EX", "SH"), str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as looker:
+        assert looker.stdout is not None
+        looker.stdout.readline()
+        with pytest.raises(NotNowError), locks.claimed(lock):
+            pass
+        looker.communicate(b"\n")
+    with locks.claimed(lock):
+        assert locks.held(lock)
+    assert not locks.held(lock)
+
+
+def test_who_inherited_it_goes_on_holding_it(tmp_path) -> None:
+    lock = tmp_path / "lock"
+    with locks.claimed(lock) as held:
+        heir = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=held)
+    assert locks.held(lock)
+    heir.communicate(b"\n")
+    assert not locks.held(lock)
+
+
+def test_what_cannot_be_told_is_an_error(tmp_path) -> None:
+    assert not locks.held(tmp_path / "none")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(DeviceError, match="cannot tell whether it is being reset"):
+        locks.held(tmp_path / "loop")
+    with pytest.raises(DeviceError, match="cannot lock"), locks.claimed(tmp_path / "loop"):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(DeviceError, match="cannot lock"), locks.claimed(tmp_path / "file/lock"):
+        pass
+
+
+def test_a_lock_that_cannot_be_asked_for_is_an_error(tmp_path, monkeypatch) -> None:
+    def refuse(_file, _how) -> None:
+        raise OSError(37, "No locks available")
+
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(DeviceError, match=r"cannot lock .*: No locks available"):
+        locks.held(tmp_path / "lock")
+
+
+@pytest.mark.parametrize("domain", ["", "..", "a/b", ".hidden", "x" * 300, "GPU-1 GPU-2"])
+def test_no_name_of_a_domain_leads_out_of_the_folder(tmp_path, domain: str) -> None:
+    file = locks.file_of(tmp_path, domain)
+    assert file.parent == tmp_path
+    assert len(file.name) == 64 + len(".lock")
+    assert locks.file_of(tmp_path, "GPU-1").name == "GPU-1.lock"

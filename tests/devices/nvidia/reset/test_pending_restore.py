@@ -1,0 +1,392 @@
+"""What a reset took and could not give back, because it was killed, comes back all the same."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
+from scrubber.devices.nvidia.gpu import NvidiaGpu
+from scrubber.devices.nvidia.inventory import slices
+from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, reset
+from scrubber.devices.nvidia.reset.pending_restore import Notes, Owed
+from tests.devices.nvidia import bench
+from tests.devices.nvidia.bench import nobody, target, touch
+from tests.fakes.nvml.machine import Slice
+
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
+pytestmark = pytest.mark.usefixtures("root")
+
+
+class Killed(BaseException):
+    """As the kernel ends a worker: nothing of ours runs any more."""
+
+
+def die(*_: object, **__: object) -> None:
+    raise Killed
+
+
+@pytest.fixture
+def daemon(monkeypatch) -> None:
+    """The persistence daemon answers, and lets go when it is told."""
+    monkeypatch.setattr("scrubber.devices.nvidia.reset.preconditions.persistence_daemon", lambda _host: 1)
+
+
+def baseline(rig) -> str:
+    return str(rig.settings / f"{rig.gpu(0).uuid}.json")
+
+
+def whole(rig, users=nobody, **more: object):
+    return touch(rig, 0, users, baseline=baseline(rig), **more)
+
+
+def slice_of(rig, uuid: str, **more: object):
+    return whole(rig, uuid=uuid, parent=rig.gpu(0).uuid, **more)
+
+
+def there(rig) -> set[str]:
+    state = rig.machine.read()
+    return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
+
+
+def notes(rig) -> Notes:
+    return Notes(rig.settings, rig.gpu(0).uuid)
+
+
+def files(rig) -> list[str]:
+    return sorted(path.name for path in rig.settings.glob("*resetting*"))
+
+
+@pytest.fixture
+def cut_off(rig, gpu, cut, daemon, monkeypatch) -> tuple[str, ...]:  # noqa: ARG001 - that it answers
+    """Its reset was done, and the worker was killed before it gave anything back."""
+    gpu.set(persistence_mode=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(after_reset, "wait", die)
+        with pytest.raises(Killed):
+            slice_of(rig, cut[0]).reset()
+    assert (there(rig), gpu["persistence_mode"]) == (set(), "0")
+    assert files(rig) == [f"{gpu.uuid}.resetting.json"]
+    found: tuple[str, ...] = cut
+    return found
+
+
+def whole_again(rig, cut) -> None:
+    assert (there(rig), rig.gpu(0)["persistence_mode"], files(rig)) == (set(cut), "1", [])
+
+
+def test_what_is_to_be_brought_back_is_kept_whole_and_for_its_owner_alone(rig, cut_off) -> None:
+    file = notes(rig).file()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    (owed,) = notes(rig).left().values()
+    assert owed.persistence
+    assert slices.uuids(owed.layout) == frozenset(cut_off)
+
+
+def test_the_next_reset_brings_back_what_one_that_was_cut_off_took(rig, cut_off) -> None:
+    slice_of(rig, cut_off[1]).reset()
+    whole_again(rig, cut_off)
+
+
+def test_so_does_who_restores_the_settings_of_the_gpu(rig, cut_off) -> None:
+    whole(rig).restore_settings()
+    whole_again(rig, cut_off)
+
+
+def test_so_does_who_restores_the_settings_of_one_of_its_slices(rig, cut_off) -> None:
+    slice_of(rig, cut_off[2]).restore_settings()
+    whole_again(rig, cut_off)
+
+
+def test_so_does_who_makes_one_of_its_slices_anew(rig, cut_off) -> None:
+    slice_of(rig, cut_off[2], slices="recreate").reset()
+    whole_again(rig, cut_off)
+
+
+def test_it_is_owed_until_it_is_back_however_often_that_is_cut_off(rig, cut_off, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_fill", die)  # in the middle of the first one
+        for _ in range(2):
+            with pytest.raises(Killed):
+                slice_of(rig, cut_off[0]).reset()
+    assert [bool(left) for left in notes(rig).left().values()] == [True]
+    whole(rig).restore_settings()
+    whole_again(rig, cut_off)
+
+
+@pytest.mark.usefixtures("cut_off")
+@pytest.mark.parametrize("deed", ["reset", "restore_settings"])
+def test_what_an_operator_has_laid_out_since_is_not_taken_for_what_was_there_before(rig, deed: str) -> None:
+    """Of what is owed only that comes back for which there is room."""
+    new = rig.cut(0, Slice("3g.71gb", start=4))
+    getattr(whole(rig), deed)()
+    assert set(new) < there(rig)
+    assert (len(there(rig)), files(rig)) == (2, [])
+    assert rig.gpu(0)["gi.1.profile"] == "2"  # of the three: one had no place left, and one began where another is
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_a_layout_that_leaves_no_room_ends_the_debt(rig) -> None:
+    new = rig.cut(0, Slice("7g.141gb"))
+    whole(rig).restore_settings()
+    assert (there(rig), files(rig)) == (set(new), [])
+
+
+def test_two_slices_of_one_instance_are_owed_though_one_of_them_is_there() -> None:
+    first, second = slices.Part("MIG-1", 1, 0, 1), slices.Part("MIG-2", 1, 1, 1)
+    other = slices.Part("MIG-3", 2, 0, 2)
+    both = pending_restore.together(
+        Owed(False, (slices.Instance(9, 0, 4, (part,)),)) for part in (first, second, other)
+    )
+    assert both.layout == (slices.Instance(9, 0, 4, (first, second)),)
+
+
+def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, monkeypatch) -> None:
+    """Else their work on other slices would be cut off: they could not prove that nobody is on them."""
+    backend, seen = rig.backend(), []
+    backend.inventory()
+    finish = pending_restore.finish
+
+    def looked_at(*about: Any) -> None:  # noqa: ANN401 - whatever it is, it is passed on
+        seen.append(backend.in_reset(rig.gpu(0).uuid))
+        with pytest.raises(NotNowError), locks.claimed(bench.lock(rig)):  # no reset begins meanwhile
+            pass
+        with pytest.raises(NotNowError), locks.claimed(locks.of_slices(bench.lock(rig)), shared=True):  # and no slice
+            pass
+        finish(*about)
+
+    monkeypatch.setattr(pending_restore, "finish", looked_at)
+    whole(rig).restore_settings()
+    assert seen == [False]
+    whole_again(rig, cut_off)
+
+
+@pytest.mark.usefixtures("cut_off")
+def test_it_is_owed_until_it_is_back_however_often_that_fails(rig) -> None:
+    rig.gpu(0).fail(CREATE, 999)
+    with pytest.raises(DeviceError, match=r"its slices did not come back.*set it right and remove .*resetting.json"):
+        whole(rig).restore_settings()
+    with pytest.raises(DeviceError, match="cannot reset: its slices did not come back"):
+        whole(rig).reset()
+    assert files(rig) == [f"{rig.gpu(0).uuid}.resetting.json"]
+
+
+def test_nothing_is_brought_back_while_the_reset_is_still_under_way(rig, cut_off) -> None:
+    with locks.claimed(bench.lock(rig)), pytest.raises(NotNowError):
+        slice_of(rig, cut_off[0]).restore_settings()
+    assert there(rig) == set()
+
+
+@pytest.mark.usefixtures("daemon")
+def test_a_reset_that_is_finished_or_was_refused_owes_nothing(rig, gpu, cut) -> None:
+    gpu.set(persistence_mode=1)
+    reset.reset(target(rig))
+    assert files(rig) == []
+    rig.machine.set({"smi.reset": "in-use"})
+    with pytest.raises(NotNowError):
+        reset.reset(target(rig))
+    assert (there(rig), gpu["persistence_mode"], files(rig)) == (set(cut), "1", [])
+
+
+def test_a_lost_gpu_is_owed_what_it_had(rig, gpu, cut) -> None:
+    rig.machine.set({"smi.then.lost": 1})
+    with pytest.raises(DeviceLostError):
+        reset.reset(target(rig))
+    assert files(rig)
+    rig.machine.set({"smi.then.lost": None})
+    gpu.set(lost=0)
+    whole(rig).restore_settings()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_has_nothing_to_lose_is_owed_nothing(rig, monkeypatch) -> None:
+    monkeypatch.setattr(after_reset, "wait", die)
+    with pytest.raises(Killed):
+        whole(rig).reset()
+    assert files(rig) == []
+
+
+def test_a_reset_that_cannot_write_down_what_it_takes_is_not_begun(rig, cut, monkeypatch) -> None:
+    def refuse(_file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    touch(rig, 0, baseline=baseline(rig)).restore_settings()
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(DeviceError, match=r"cannot write down what a reset is to bring back: .*No space left"):
+        slice_of(rig, cut[0]).reset()
+    assert (bench.by_tool(rig), there(rig)) == ([], set(cut))
+
+
+# --- one slice ---
+
+
+@pytest.mark.parametrize("where", ["_found", "_made", "_fill"])
+def test_a_slice_that_was_being_made_anew_comes_back(rig, cut, monkeypatch, where: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, where, die)
+        with pytest.raises(Killed):
+            slice_of(rig, cut[0], slices="recreate").reset()
+    assert there(rig) == set(cut[1:])
+    assert files(rig) == [f"{rig.gpu(0).uuid}.{cut[0]}.resetting.json"]
+    slice_of(rig, cut[0], slices="recreate").reset()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+def test_a_slice_whose_part_alone_was_destroyed_comes_back(rig, cut, monkeypatch) -> None:
+    rig.gpu(0).fail("nvmlGpuInstanceDestroy", 19)
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_fill", die)
+        with pytest.raises(Killed):
+            slice_of(rig, cut[0], slices="recreate").reset()
+    slice_of(rig, cut[0]).restore_settings()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+def test_its_neighbour_brings_it_back_unless_somebody_is_at_it(rig, cut, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_fill", die)
+        with pytest.raises(Killed):
+            slice_of(rig, cut[0], slices="recreate").reset()
+    lock = bench.lock(rig)
+    with locks.claimed(lock, locks.of_slices(lock), shared=True):  # as whoever makes a slice anew
+        slice_of(rig, cut[1]).restore_settings()
+        assert there(rig) == set(cut[1:])
+    slice_of(rig, cut[1]).restore_settings()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+@pytest.mark.parametrize("call", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"])
+def test_a_slice_that_the_driver_does_not_give_is_owed_nothing_and_not_at_fault(rig, cut, call: str) -> None:
+    rig.gpu(0).fail(call, pynvml.NVML_ERROR_IN_USE)
+    with pytest.raises(NotNowError, match=r"cannot make MIG-.* anew: .*in use.*; end who uses it"):
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+def test_a_slice_that_was_taken_and_is_not_given_back_is_owed(rig, cut) -> None:
+    rig.gpu(0).fail(CREATE, pynvml.NVML_ERROR_IN_USE)
+    with pytest.raises(DeviceError) as caught:
+        slice_of(rig, cut[0], slices="recreate").reset()
+    assert not isinstance(caught.value, NotNowError)
+    assert files(rig) == [f"{rig.gpu(0).uuid}.{cut[0]}.resetting.json"]
+
+
+# --- a GPU that is in no inventory ---
+
+
+def mend(rig, backend) -> None:
+    """As the service has a worker do it."""
+    [(gpu, address)] = backend.owed().items()
+    assert gpu == rig.gpu(0).uuid
+    assert NvidiaGpu(address.place, library=rig.library).restore_settings() == ()
+
+
+def test_a_gpu_that_has_lost_all_its_slices_is_known_for_what_it_is_owed(rig, cut_off) -> None:
+    backend = rig.backend()
+    assert backend.owed() == {}  # nobody has seen where it is
+    assert not {info.uuid for info in backend.inventory()} & {rig.gpu(0).uuid, *cut_off}
+    with locks.claimed(bench.lock(rig)):
+        assert backend.owed() == {}
+    backend.let_go()
+    assert list(backend.owed()) == [rig.gpu(0).uuid]
+    backend.take_up()
+    mend(rig, backend)
+    whole_again(rig, cut_off)
+    assert backend.owed() == {}
+
+
+def test_what_is_brought_back_alone_changes_no_setting(rig, cut_off) -> None:
+    rig.gpu(0).set(compute_mode=3)
+    backend = rig.backend()
+    backend.inventory()
+    mend(rig, backend)
+    whole_again(rig, cut_off)
+    assert rig.gpu(0)["compute_mode"] == "3"
+
+
+def test_one_slice_is_owed_as_well(rig, cut, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "_fill", die)
+        with pytest.raises(Killed):
+            slice_of(rig, cut[0], slices="recreate").reset()
+    backend = rig.backend()
+    backend.inventory()
+    mend(rig, backend)
+    assert (there(rig), files(rig)) == (set(cut), [])
+
+
+# --- the file ---
+
+
+def owed() -> Owed:
+    part = slices.Part("MIG-1", 2, 0, 3)
+    return Owed(persistence=True, layout=(slices.Instance(9, 0, 4, (part,)),))
+
+
+def test_what_was_written_is_read(tmp_path) -> None:
+    kept = Notes(tmp_path / "new", "GPU-1")
+    kept.write(kept.file(), owed())
+    assert kept.left() == {kept.file(): owed()}
+    assert Notes(tmp_path / "new", "GPU-2").left() == {}
+    kept.drop(kept.left())
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -> None:
+    synced = []
+
+    def sync(file: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{file}").readlink())
+
+    monkeypatch.setattr("os.fsync", sync)
+    kept = Notes(tmp_path, "GPU-1")
+    kept.write(kept.file(), owed())
+    assert synced[0].name.startswith(f".{kept.file().name}.")
+    assert synced[1:] == [tmp_path]
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    def refuse(_file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(DeviceError, match="cannot write down"):
+        Notes(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uuid": "GPU-2"},
+        {"more": 1},
+        {"persistence": None},
+        {"layout": None},
+        {"layout": [{"profile": 9}]},
+        {"layout": [{"profile": -9, "start": 0, "size": 4, "parts": []}]},
+        None,
+    ],
+)
+def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, change: dict[str, object] | None) -> None:
+    kept = Notes(tmp_path, "GPU-1")
+    kept.write(kept.file(), owed())
+    text = kept.file().read_text()
+    spoilt = text[:-5] if change is None else json.dumps(json.loads(text) | change)
+    kept.file().write_text(spoilt)
+    with pytest.raises(DeviceError, match=r"cannot read what a reset left behind in .*GPU-1.resetting.json"):
+        kept.left()
+    assert kept.file().read_text() == spoilt
+
+
+def test_what_cannot_be_removed_is_an_error(tmp_path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DeviceError, match="cannot remove what a finished reset wrote down"):
+        Notes(tmp_path, "GPU-1").drop([tmp_path / "folder"])
+    Notes(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])

@@ -1,0 +1,153 @@
+"""A GPU is reset only when all holds that must hold, and all that does not is told at once with its remedy."""
+
+from __future__ import annotations
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.reset import reset
+from tests.devices.nvidia import bench
+from tests.devices.nvidia.bench import by_kernel, by_tool, file, nobody, refused, somebody, target
+from tests.fakes.nvml.machine import Process
+
+AMPERE, HOPPER = 7, 9
+gpu = bench.gpu  # a fixture
+
+
+def test_a_free_gpu_is_reset_by_the_first_means_alone(rig, gpu) -> None:
+    gpu.set({"ecc.total.1.0": 3, "power.limit": 450000})
+    reset.reset(target(rig))
+    assert by_tool(rig) == [f"--gpu-reset -i {gpu.uuid}"]
+    assert not by_kernel(rig)
+    assert (gpu["ecc.total.1.0"], gpu["power.limit"]) == ("0", "700000")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_it_takes_root(rig) -> None:
+    assert refused(rig, privileged=False) == "cannot reset: it takes root: run the service as root"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_whoever_has_it_open_is_named(rig) -> None:
+    users = somebody() + somebody(12, "nv-hostengine")
+    words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first'
+    assert refused(rig, holders=lambda: users) == f"cannot reset: {words}"
+
+
+@pytest.mark.usefixtures("gpu")
+def test_who_uses_it_must_be_proven(rig) -> None:
+    assert "nobody can tell who has it open: run the service as root" in refused(rig, holders=lambda: None)
+
+
+@pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
+def test_nobody_may_be_on_any_list_of_the_driver(rig, gpu, kind: str) -> None:
+    gpu.run(Process(99), Process(98), kind=kind)
+    assert refused(rig) == "cannot reset: the driver lists process 98, 99 on it: end it first"
+
+
+def test_a_list_that_cannot_be_told_is_no_empty_list(rig, gpu) -> None:
+    gpu.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    assert "the driver does not say who is on it" in refused(rig)
+
+
+def switches(rig) -> None:
+    place = rig.host.sys_pci / "0000:05:00.0"
+    place.mkdir()
+    (place / "vendor").write_text("0x10de\n")
+    (place / "class").write_text("0x068000\n")
+
+
+@pytest.mark.parametrize("architecture", [AMPERE, None, pynvml.NVML_DEVICE_ARCH_UNKNOWN])
+def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int | None) -> None:
+    switches(rig)
+    gpu.set(architecture=architecture)
+    why = "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
+    assert refused(rig, daemon_runs=lambda _name: False) == f"cannot reset: {why}"
+    reset.reset(target(rig, daemon_runs=lambda name: name == "nv-fabricmanager"))
+
+
+def test_a_program_that_is_only_called_so_is_no_fabric_manager(rig, gpu) -> None:
+    """Whether it is the node's own is told by whoever can; while nobody does, it is in the way."""
+    switches(rig)
+    gpu.set(architecture=AMPERE)
+    process = rig.host.proc / "76"
+    process.mkdir()
+    (process / "exe").symlink_to("/tmp/nv-fabricmanager")
+    assert "nobody can tell whether the fabric manager runs" in refused(rig)
+
+
+def test_ampere_without_switches_and_hopper_with_them_need_none(rig, gpu) -> None:
+    gpu.set(architecture=AMPERE)
+    reset.reset(target(rig))
+    switches(rig)
+    gpu.set(architecture=HOPPER)
+    reset.reset(target(rig))
+
+
+def test_where_nobody_sees_switches_an_ampere_is_not_reset(rig, gpu) -> None:
+    gpu.set(architecture=AMPERE)
+    host = Host(rig.host.root / "elsewhere", rig.host.proc)
+    assert "nobody can tell whether NVSwitches join it" in refused(rig, host=host)
+
+
+def test_persistence_mode_without_a_daemon_is_switched_off_for_the_reset_and_on_again(rig, gpu) -> None:
+    gpu.set(persistence_mode=1)
+    reset.reset(target(rig))
+    assert gpu["persistence_mode"] == "1"
+
+
+def test_a_vgpu_is_not_reset_by_its_guest(rig, gpu) -> None:
+    gpu.set(virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+    assert "only the host can reset it" in refused(rig)
+    gpu.set(virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
+    reset.reset(target(rig))
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_tesla_t4_is_not_reset(rig) -> None:
+    file(rig, "device").write_text("0x1eb8\n")
+    assert "a Tesla T4 has no function-level reset" in refused(rig)
+
+
+def test_all_that_is_in_the_way_is_told_at_once_and_in_order(rig, gpu) -> None:
+    switches(rig)
+    gpu.run(Process(99))
+    gpu.set(architecture=AMPERE, persistence_mode=1, virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
+    file(rig, "device").write_text("0x1eb8\n")
+    told = refused(rig, privileged=False, holders=somebody)
+    words = ("takes root", "open in", "driver lists", "fabric manager", "vGPU", "Tesla T4")
+    places = [told.index(word) for word in words]
+    assert places == sorted(places)
+    assert told.count("; ") == len(words)  # one of the six has two parts
+
+
+@pytest.mark.usefixtures("gpu")
+def test_who_comes_between_the_first_look_and_the_deed_stops_it(rig) -> None:
+    looks = iter([nobody(), *[somebody()] * 1000])
+    assert 'it is open in "train" (pid 4711)' in refused(rig, holders=lambda: next(looks))
+
+
+def test_a_gpu_that_wants_a_reset_and_says_nothing_else_gets_it(rig, gpu) -> None:
+    gpu.set(reset_required=1)
+    reset.reset(target(rig))
+    assert by_tool(rig)
+
+
+def test_but_not_from_the_kernel_which_does_not_know_whether_it_is_kept_ready(rig, gpu) -> None:
+    gpu.set(reset_required=1)
+    rig.machine.set({"smi.reset": "unsupported"})
+    with pytest.raises(DeviceError, match="function: nobody can tell whether persistence mode is off"):
+        reset.reset(target(rig))
+    assert not by_kernel(rig)
+
+
+def test_a_lost_gpu_is_lost_and_is_not_reset(rig, gpu) -> None:
+    gpu.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_GPU_IS_LOST)
+    with pytest.raises(DeviceLostError):
+        reset.reset(target(rig))
+    gpu.set(lost=1)
+    with pytest.raises(DeviceLostError):
+        reset.reset(target(rig))
+    assert by_tool(rig) == []

@@ -1,0 +1,110 @@
+"""What a device was first seen with is kept once, whole, and for its owner alone."""
+
+from __future__ import annotations
+
+import json
+import stat
+from threading import Barrier, Thread
+
+import pytest
+
+from scrubber.devices.base import DeviceError
+from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.nvidia.settings.settings import Settings
+from tests.devices.nvidia.bench import captured, kept, touch
+from tests.patience import WITHIN
+
+
+def test_what_was_seen_first_is_kept_for_its_owner_alone(rig, tmp_path) -> None:
+    file = kept(tmp_path)
+    with rig.library.session() as session:
+        first = settings.baseline(file, session, rig.gpu(0).uuid)
+    assert first == captured(rig)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_what_was_seen_first_is_never_seen_anew(rig, tmp_path) -> None:
+    file = kept(tmp_path)
+    with rig.library.session() as session:
+        first = settings.baseline(file, session, rig.gpu(0).uuid)
+        rig.gpu(0).set(persistence_mode=0)
+        assert settings.baseline(file, session, rig.gpu(0).uuid) == first
+
+
+def test_of_two_that_look_first_at_once_one_counts_for_both(rig, tmp_path, monkeypatch) -> None:
+    file, both, found = kept(tmp_path), Barrier(2), []
+    capture = settings.capture
+    seen = iter((Settings(persistence=True), Settings(persistence=False)))
+
+    def together(session, uuid) -> Settings:
+        capture(session, uuid)
+        first = next(seen)
+        both.wait(WITHIN)
+        return first
+
+    monkeypatch.setattr(settings, "capture", together)
+
+    def look() -> None:
+        with rig.library.session() as session:
+            found.append(settings.baseline(file, session, rig.gpu(0).uuid))
+
+    lookers = [Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join()
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_what_is_left_of_a_writer_that_died_is_no_hindrance(rig, tmp_path, monkeypatch) -> None:
+    file = kept(tmp_path)
+    monkeypatch.setattr("threading.get_native_id", lambda: 1)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    file.parent.mkdir(parents=True)
+    (file.parent / f".{file.name}.1.1").write_text("hal")
+    with rig.library.session() as session:
+        assert settings.baseline(file, session, rig.gpu(0).uuid) == captured(rig)
+
+
+def spoilt(rig) -> dict[str, str]:
+    whole = json.loads(settings.encode(captured(rig), rig.gpu(0).uuid))
+    values = whole["settings"]
+    return {
+        "cut": json.dumps(whole)[:-5],
+        "empty": "",
+        "list": "[]",
+        "other": json.dumps(whole | {"uuid": rig.gpu(1).uuid}),
+        "more": json.dumps(whole | {"settings": values | {"fan": 3}}),
+        "less": json.dumps(whole | {"settings": {"persistence": True}}),
+        "kind": json.dumps(whole | {"settings": values | {"ecc": 1}}),
+        "layout": json.dumps(whole | {"settings": values | {"layout": [1]}}),
+        "negative": json.dumps(whole | {"settings": values | {"power_limit": -1}}),
+    }
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "list", "other", "more", "less", "kind", "layout", "negative"])
+def test_a_file_that_is_not_exactly_what_was_kept_is_an_error_and_stays(rig, tmp_path, how: str) -> None:
+    file = kept(tmp_path)
+    file.parent.mkdir(parents=True)
+    file.write_text(spoilt(rig)[how])
+    with pytest.raises(DeviceError, match=r"cannot read the baseline of .* remove .*gpu.json"):
+        touch(rig, 0, baseline=str(file)).restore_settings()
+    assert file.read_text() == spoilt(rig)[how]
+
+
+def test_a_place_where_nothing_can_be_kept_is_an_error(rig, tmp_path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(DeviceError, match="cannot keep the settings"):
+        touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()
+
+
+def test_a_folder_that_may_not_be_looked_into_is_an_error(rig, tmp_path, monkeypatch) -> None:
+    def refuse(_path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("scrubber.devices.nvidia.settings.settings.Path.exists", refuse)
+    with pytest.raises(DeviceError, match="cannot read the baseline"):
+        touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()

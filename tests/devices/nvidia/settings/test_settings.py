@@ -1,0 +1,314 @@
+"""Settings go back to the baseline, and what had drifted is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.nvidia.settings.settings import Settings
+from tests.devices.nvidia.bench import captured, kept, touch
+from tests.fakes.nvml.machine import Slice
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a tenant does to a setting."""
+
+    name: str
+    key: str
+    value: int
+    told: str
+    getter: str
+    setter: str
+
+    def make(self, gpu) -> int:
+        """Do it; what it was."""
+        before = int(gpu[self.key])
+        gpu.set({self.key: self.value})
+        return before
+
+
+CLOCKS = "memory 3201 MHz, graphics"
+CHANGES = (
+    Change(
+        "persistence",
+        "persistence_mode",
+        0,
+        "off -> on",
+        "nvmlDeviceGetPersistenceMode",
+        "nvmlDeviceSetPersistenceMode",
+    ),
+    Change("ecc", "ecc.pending", 0, "off -> on", "nvmlDeviceGetEccMode", "nvmlDeviceSetEccMode"),
+    Change(
+        "accounting",
+        "accounting_mode",
+        1,
+        "on -> off",
+        "nvmlDeviceGetAccountingMode",
+        "nvmlDeviceSetAccountingMode",
+    ),
+    Change(
+        "compute_mode",
+        "compute_mode",
+        3,
+        "exclusive-process -> default",
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceSetComputeMode",
+    ),
+    Change(
+        "power_limit",
+        "power.limit",
+        450000,
+        "450 W -> 700 W",
+        "nvmlDeviceGetPowerManagementLimit",
+        "nvmlDeviceSetPowerManagementLimit",
+    ),
+    Change(
+        "application_clocks",
+        "clock.app.0",
+        1200,
+        f"{CLOCKS} 1200 MHz -> {CLOCKS} 1980 MHz",
+        "nvmlDeviceGetApplicationsClock",
+        "nvmlDeviceResetApplicationsClocks",
+    ),
+)
+POLICY = {
+    "persistence": False,
+    "power_limit": 500,
+    "application_clocks": {"memory": 3201, "graphics": 1500},
+    "compute_mode": "exclusive-process",
+    "accounting": True,
+    "ecc": False,
+}
+each_change = pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
+
+
+@pytest.fixture
+def gpu(rig, tmp_path):
+    """The first GPU, whose settings were kept when it was first seen."""
+    file = kept(tmp_path)
+    with rig.library.session() as session:
+        settings.baseline(file, session, rig.gpu(0).uuid)
+    return touch(rig, 0, baseline=str(file))
+
+
+def test_every_setting_has_a_change_here() -> None:
+    assert {change.name for change in CHANGES} == {field.name for field in fields(Settings)} - {"mig", "layout"}
+
+
+def test_nothing_drifted_is_nothing_told(gpu) -> None:
+    assert gpu.restore_settings() == ()
+
+
+@each_change
+def test_drift_is_told_with_old_and_new_and_set_back(rig, gpu, change: Change) -> None:
+    before = change.make(rig.gpu(0))
+    assert gpu.restore_settings() == (f"{change.name}: {change.told}",)
+    assert int(rig.gpu(0)[change.key]) == before
+    assert gpu.restore_settings() == ()
+
+
+def test_all_drift_at_once_comes_back(rig, gpu) -> None:
+    for change in CHANGES:
+        change.make(rig.gpu(0))
+    assert gpu.restore_settings() == tuple(f"{change.name}: {change.told}" for change in CHANGES)
+
+
+@each_change
+def test_a_setting_that_does_not_take_is_an_error(rig, gpu, change: Change) -> None:
+    """The driver says that all is well, and the setting stays as it was."""
+    change.make(rig.gpu(0))
+    rig.gpu(0).set({f"stubborn.{key}": 1 for key in (change.key, "clock.app.1", "clock.app.2")})
+    old, new = change.told.split(" -> ")
+    with pytest.raises(
+        DeviceError, match=f"cannot restore settings: {change.name}: it was set to {new} and reads {old}"
+    ):
+        gpu.restore_settings()
+
+
+@each_change
+def test_a_setting_that_fails_is_an_error_and_the_others_come_back(rig, gpu, change: Change) -> None:
+    for other in CHANGES:
+        other.make(rig.gpu(0))
+    rig.gpu(0).fail(change.setter, pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match=f"cannot restore settings: {change.name}: {change.setter} failed") as caught:
+        gpu.restore_settings()
+    assert not [other.name for other in CHANGES if other is not change and other.name in str(caught.value)]
+    rig.gpu(0).fail(change.setter, None)
+    assert gpu.restore_settings() == (f"{change.name}: {change.told}",)
+
+
+@each_change
+def test_a_setting_that_cannot_be_read_is_an_error(rig, gpu, change: Change) -> None:
+    rig.gpu(0).fail(change.getter, pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match=f"cannot restore settings: {change.name}: {change.getter} failed"):
+        gpu.restore_settings()
+
+
+@each_change
+def test_what_a_device_does_not_know_is_none_and_cannot_have_drifted(rig, gpu, change: Change) -> None:
+    change.make(rig.gpu(0))
+    rig.gpu(0).fail(change.getter, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert getattr(captured(rig), change.name) is None
+    assert gpu.restore_settings() == ()
+
+
+@each_change
+def test_what_the_policy_names_and_the_device_does_not_know_is_an_error(rig, change: Change) -> None:
+    wanted = {change.name: POLICY[change.name]}
+    rig.gpu(0).fail(change.getter, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    with pytest.raises(DeviceError, match=f"{change.name}: the policy names .*, and this device knows no such setting"):
+        touch(rig, 0, wanted=wanted).restore_settings()
+
+
+@each_change
+def test_without_rights_it_says_that_root_is_needed(rig, gpu, change: Change) -> None:
+    change.make(rig.gpu(0))
+    rig.machine.set(privileged=0)
+    with pytest.raises(DeviceError, match=f"cannot restore settings: {change.name}: root is needed"):
+        gpu.restore_settings()
+
+
+def test_locked_clocks_are_unlocked_every_time_and_nothing_is_told(rig, gpu) -> None:
+    rig.gpu(0).set({"clock.locked.gpu": "210 300", "clock.locked.memory": "405 405"})
+    assert gpu.restore_settings() == ()
+    assert (rig.gpu(0)["clock.locked.gpu"], rig.gpu(0)["clock.locked.memory"]) == ("none", "none")
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceResetGpuLockedClocks", "nvmlDeviceResetMemoryLockedClocks"])
+def test_clocks_that_cannot_be_unlocked_are_an_error_unless_there_are_no_locks(rig, gpu, call: str) -> None:
+    rig.gpu(0).fail(call, pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert gpu.restore_settings() == ()
+    rig.gpu(0).fail(call, pynvml.NVML_ERROR_NO_PERMISSION)
+    with pytest.raises(DeviceError, match="cannot restore settings: locked clocks: root is needed"):
+        gpu.restore_settings()
+
+
+def test_the_drivers_default_counts_more_than_what_was_seen_first(rig, tmp_path) -> None:
+    """A tenant was there before us."""
+    known_defaults = CHANGES[2:]
+    for change in known_defaults:
+        change.make(rig.gpu(0))
+    told = touch(rig, 0, baseline=str(kept(tmp_path))).restore_settings()
+    assert told == tuple(f"{change.name}: {change.told}" for change in known_defaults)
+
+
+def test_without_a_default_what_was_seen_first_counts(rig, tmp_path) -> None:
+    rig.gpu(0).set({"persistence_mode": 0, "ecc.pending": 0, "ecc.current": 0})
+    gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
+    assert gpu.restore_settings() == ()
+    rig.gpu(0).set({"persistence_mode": 1, "ecc.pending": 1})
+    assert gpu.restore_settings() == ("persistence: on -> off", "ecc: on -> off")
+
+
+def test_where_nothing_was_kept_only_defaults_are_restored(rig) -> None:
+    for change in CHANGES:
+        change.make(rig.gpu(0))
+    told = touch(rig, 0).restore_settings()
+    assert told == tuple(f"{change.name}: {change.told}" for change in CHANGES[2:])
+
+
+def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
+    rig.gpu(0).set({"ecc.current": 0})
+    gpu = touch(rig, 0, baseline=str(kept(tmp_path)), wanted=POLICY)
+    assert gpu.restore_settings() == (
+        "persistence: on -> off",
+        "ecc: on -> off",
+        "accounting: off -> on",
+        "compute_mode: default -> exclusive-process",
+        "power_limit: 700 W -> 500 W",
+        f"application_clocks: {CLOCKS} 1980 MHz -> {CLOCKS} 1500 MHz",
+    )
+    assert captured(rig).application_clocks == (3201, 1500)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"fan": 3}, "the policy names fan, which is no setting"),
+        ({"mig": True}, "the policy names mig, which is no setting"),
+        ({"power_limit": "500 W"}, "the policy's power_limit is '500 W'"),
+        ({"power_limit": True}, "the policy's power_limit is True"),
+        ({"power_limit": 0}, "the policy's power_limit is 0"),
+        ({"persistence": 1}, "the policy's persistence is 1"),
+        ({"application_clocks": [3201, 1500]}, "the policy's application_clocks is"),
+        ({"application_clocks": {"memory": 3201}}, "the policy's application_clocks is"),
+        ({"application_clocks": {"memory": 3201, "graphics": "x"}}, "the policy's application_clocks is"),
+    ],
+)
+def test_what_is_no_setting_is_refused_before_anything_is_touched(rig, wanted: dict[str, object], words: str) -> None:
+    with pytest.raises(DeviceError, match=words):
+        touch(rig, 0, wanted=wanted)
+    assert rig.machine.calls() == []
+
+
+@pytest.mark.parametrize("wanted", [{"power_limit": 900}, {"compute_mode": "shared"}])
+def test_a_value_that_the_device_does_not_take_is_an_error(rig, wanted: dict[str, object]) -> None:
+    with pytest.raises(DeviceError, match=f"cannot restore settings: {next(iter(wanted))}: "):
+        touch(rig, 0, wanted=wanted).restore_settings()
+
+
+ONLY_A_RESET = "cannot restore settings: ecc.* is off in force and belongs on: only a reset changes it"
+
+
+def test_ecc_that_only_a_reset_brings_back_never_passes(rig, gpu) -> None:
+    rig.gpu(0).set({"ecc.current": 0, "ecc.pending": 0})
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=ONLY_A_RESET):
+            gpu.restore_settings()
+        assert rig.gpu(0)["ecc.pending"] == "1"  # for the reset that follows
+    rig.gpu(0).set({"ecc.current": 1})
+    assert gpu.restore_settings() == ()
+
+
+def test_nor_does_it_on_a_gpu_of_which_only_a_slice_is_in_hand(rig, tmp_path) -> None:
+    (uuid,) = rig.cut(0, Slice("3g.71gb"))
+    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
+    assert slice_.restore_settings() == ()
+    rig.gpu(0).set({"ecc.current": 0})
+    with pytest.raises(DeviceError, match=ONLY_A_RESET):
+        slice_.restore_settings()
+
+
+def test_a_change_of_mig_mode_that_waits_for_a_reset_is_taken_back(rig, gpu) -> None:
+    rig.gpu(0).set({"mig_mode.pending": 1, "mig_mode.by_reset": 1})
+    assert gpu.restore_settings() == ("mig: on -> off",)
+    assert (rig.gpu(0)["mig_mode.current"], rig.gpu(0)["mig_mode.pending"]) == ("0", "0")
+
+
+def test_a_mig_mode_in_force_is_told_and_left(rig, tmp_path) -> None:
+    rig.gpu(0).set({"mig_mode.current": 1, "mig_mode.pending": 1})
+    gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
+    assert gpu.restore_settings() == ()
+    rig.gpu(0).set({"mig_mode.current": 0, "mig_mode.pending": 0})
+    assert gpu.restore_settings() == ("mig: off, first seen on (left: operators divide GPUs)",)
+    assert rig.gpu(0)["mig_mode.pending"] == "0"
+
+
+def test_another_layout_is_told_and_left(rig, tmp_path) -> None:
+    rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
+    gpu = touch(rig, 0, baseline=str(kept(tmp_path)))
+    assert gpu.restore_settings() == ()
+    rig.cut(0, Slice("3g.71gb"))
+    old, new = "profile 9 at 0 of size 4, profile 9 at 4 of size 4", "profile 9 at 0 of size 4"
+    assert gpu.restore_settings() == (f"slices: {new}, first seen {old} (left: operators divide GPUs)",)
+
+
+def test_the_settings_of_a_slice_are_its_whole_gpus_and_only_told(rig, tmp_path) -> None:
+    (uuid, _) = rig.cut(0, Slice("3g.71gb"), Slice("3g.71gb"))
+    slice_ = touch(rig, 0, uuid=uuid, parent=rig.gpu(0).uuid, baseline=str(kept(tmp_path)))
+    assert slice_.restore_settings() == ()
+    rig.gpu(0).set({"power.limit": 450000, "clock.locked.gpu": "210 300"})
+    assert slice_.restore_settings() == ("power_limit: 450 W, baseline 700 W (left: the whole GPU shares it)",)
+    assert (rig.gpu(0)["power.limit"], rig.gpu(0)["clock.locked.gpu"]) == ("450000", "210 300")
+    assert not [call for _, call, _ in rig.machine.calls() if "Set" in call or "Reset" in call]
+
+
+def test_a_lost_gpu_is_lost_and_not_just_an_error(rig, gpu) -> None:
+    rig.gpu(0).set(lost=1)
+    with pytest.raises(DeviceLostError):
+        gpu.restore_settings()

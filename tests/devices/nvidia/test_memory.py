@@ -1,0 +1,297 @@
+"""A GPU's memory under a worker's hands: taken whole, cleared, tested, and accounted for by the driver's own books.
+
+The worker's code is whole; CuPy is a stand-in over numpy, NVML the real pynvml over a stand-in of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Scratched
+from scrubber.core.model import Mismatch
+from scrubber.cuda import device, memory, selftest
+from scrubber.cuda.card import BusyError, Card, CudaError, Deed, Program
+from scrubber.cuda.patterns import ZERO, Kind, Pattern, repeated
+from scrubber.devices.base import Cleared, DeviceError, NotNowError, Verified
+from scrubber.devices.nvidia.gpu import NvidiaGpu
+from tests.devices.nvidia.bench import nobody, place, touch
+from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
+from tests.fakes.cuda.gpu import PAGE
+from tests.fakes.cuda.machine import CudaMachine
+
+KEY = b"0123456789abcdef"
+PASSES = ("random", "zero")
+SECRET = b"the last tenant's secret"
+TAKEN = 2 * PAGE  # the context, and the page that results are told in
+COVERED = SIZE - TAKEN
+
+
+def nothing(_done: int, _total: int) -> None:
+    """Nobody wants to know."""
+
+
+@pytest.fixture
+def cuda(rig, tmp_path) -> Iterator[CudaMachine]:
+    with in_this_process(equip(tmp_path / "cuda", [rig.gpu(0), rig.gpu(1)], rig.root)) as machine:
+        yield machine
+
+
+@pytest.fixture
+def cells(cuda, rig) -> Path:
+    """The memory of the first GPU, with a secret in it."""
+    path = Path(cuda.gpus[rig.gpu(0).uuid].memory)
+    with path.open("r+b") as file:
+        file.seek(SIZE // 2)
+        file.write(SECRET)
+    return path
+
+
+@pytest.fixture
+def one(rig, cells) -> NvidiaGpu:  # noqa: ARG001 - it is dirty
+    return touch(rig, 0)
+
+
+def test_memory_is_cleared_and_every_byte_accounted_for(one, cells):
+    cleared = one.clear(KEY, PASSES, nothing)
+    assert (cleared.covered_bytes, cleared.allocatable_bytes, cleared.mismatch) == (COVERED, SIZE, None)
+    assert cleared.residue_bytes == len(SECRET)
+    assert len(cleared.residue_at) == 1
+    assert {it.cause: it.bytes for it in cleared.uncovered} == {"the context of the scrub itself": TAKEN}
+    assert SECRET not in cells.read_bytes()
+
+
+def test_the_verify_reads_what_was_cleared_and_not_new_memory(one, cells):
+    one.clear(KEY, PASSES, nothing)
+    with cells.open("r+b") as file:
+        file.seek(SIZE - 5)
+        file.write(b"x")
+    verified = one.verify(nothing)
+    assert verified.covered_bytes == COVERED
+    assert verified.mismatch == Mismatch(verified.mismatch.offset, 0, ord("x"), 1)
+
+
+def test_a_verify_alone_reads_all_there_is(one):
+    assert one.verify(nothing).mismatch.count == len(SECRET)
+
+
+def test_a_clear_is_safe_to_run_twice(one):
+    first = one.clear(KEY, PASSES, nothing)
+    again = one.clear(KEY, PASSES, nothing)
+    assert (again.covered_bytes, again.residue_bytes) == (first.covered_bytes, 0)
+    assert one.verify(nothing) == Verified(COVERED, SIZE)
+
+
+def test_nothing_written_is_nothing_covered(one):
+    assert one.clear(KEY, (), nothing).covered_bytes == 0
+
+
+def test_a_device_that_keeps_what_was_there_is_found_out(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, lazy=True)
+    cleared = one.clear(KEY, PASSES, nothing)
+    assert isinstance(cleared, Cleared)
+    assert cleared.mismatch is not None
+
+
+def test_memory_that_somebody_else_takes_meanwhile_makes_it_no_proof(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28])
+    with pytest.raises(NotNowError, match="somebody else took 268435456 bytes of its memory meanwhile"):
+        one.clear(KEY, PASSES, nothing)
+
+
+@pytest.mark.usefixtures("cells")
+def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_ours(rig):
+    def crowded(uuid: str, pci_address: str) -> Card:
+        rig.gpu(0).set({"memory.used": 2**31})
+        return device.opened(uuid, pci_address)
+
+    one = NvidiaGpu(place(rig, 0), nobody, rig.library, open_card=crowded)
+    with pytest.raises(NotNowError, match=f"somebody else took {2**31 + TAKEN} bytes of its memory meanwhile"):
+        one.clear(KEY, PASSES, nothing)
+
+
+def test_memory_that_somebody_gives_back_meanwhile_makes_it_no_proof(one, rig):
+    rig.gpu(0).set({"memory.used": 2 * PAGE})
+    with pytest.raises(NotNowError, match=f"{2 * PAGE} bytes of its memory were given back meanwhile"):
+        one.clear(KEY, PASSES, lambda _done, _total: rig.gpu(0).set({"memory.used": 0}))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"), [(PAGE * 64, "somebody else took 134217728 bytes"), (-2 * PAGE, "4194304 bytes .* given back")]
+)
+def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(one, rig, change, why):
+    before = 2 * PAGE
+    rig.gpu(0).set({"memory.used": before})
+    one.clear(KEY, PASSES, nothing)
+    with pytest.raises(NotNowError, match=why):
+        one.verify(lambda _done, _total: rig.gpu(0).set({"memory.used": before + change}))
+
+
+@pytest.mark.parametrize(
+    ("launch", "deed"),
+    [
+        ("check 1", lambda one: one.clear(KEY, PASSES, nothing)),
+        ("write 1", lambda one: one.clear(KEY, PASSES, nothing)),
+        ("check 1", lambda one: one.verify(nothing)),
+        ("scratch 2", lambda one: one.scratch(KEY)),  # the first ones are to have it loaded
+        ("invert 1", lambda one: one.selftest(KEY, 6.0, nothing)),
+        ("exact 2", lambda one: one.selftest(KEY, 6.0, nothing)),
+    ],
+)
+def test_a_launch_that_fails_is_a_report_of_the_devices_fault(one, cuda, rig, launch, deed):
+    """Any other error would end the worker, and count as ours."""
+    cuda.change(rig.gpu(0).uuid, fails_at=launch)
+    with pytest.raises(DeviceError, match="CUDA says CUDA_ERROR_LAUNCH_FAILED") as told:
+        deed(one)
+    assert type(told.value) is DeviceError
+
+
+def test_memory_that_does_not_hold_is_told_although_somebody_takes_some_meanwhile(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28], stuck={str(SIZE // 2): 4})
+    assert one.clear(KEY, PASSES, nothing).mismatch.offset == SIZE // 2 - TAKEN
+    assert one.verify(nothing).mismatch is not None
+
+
+def test_memory_that_is_held_by_nobody_who_could_be_seen_is_the_devices_to_give_back(one, rig, cells):
+    """Whoever takes it for somebody's who is about to leave never gets to the reset that frees it."""
+    rig.gpu(0).set({"memory.used": 2**27})
+    with pytest.raises(DeviceError, match="134217728 bytes of its memory are in use by nobody who could be seen") as it:
+        one.clear(KEY, PASSES, nothing)
+    assert type(it.value) is DeviceError
+    assert SECRET in cells.read_bytes()
+
+
+@pytest.mark.parametrize("idle", [2**25, 2**26])
+def test_what_is_believed_to_be_in_use_on_an_idle_device_is_the_drivers_own(cells, rig, idle):
+    rig.gpu(0).set({"memory.used": idle + 2**20, "memory.total": SIZE + 2 * PAGE + idle + 2**20})
+    told = touch(rig, 0, idle_bytes=idle).clear(KEY, PASSES, nothing).uncovered
+    assert {it.cause: it.bytes for it in told} == {OWN_IDLE: idle, "in use before the scrub": 2**20, OWN_CONTEXT: TAKEN}
+    assert SECRET not in cells.read_bytes()
+
+
+def test_nvml_is_closed_while_memory_is_worked_on(one, rig):
+    """It would have the nodes of all GPUs open, and keep the jobs of others from theirs."""
+    calls: list[str] = []
+    one.clear(KEY, PASSES, lambda _done, _total: calls.append(rig.machine.calls()[-1][1]))
+    one.selftest(KEY, 6.0, lambda _done, _total: calls.append(rig.machine.calls()[-1][1]))
+    assert set(calls) == {"nvmlShutdown"}
+
+
+def test_a_multiprocessor_that_computes_nothing_is_no_passed_self_test(one, cuda, rig):
+    cuda.change(rig.gpu(0).uuid, unreached=[2])
+    with pytest.raises(DeviceError, match="3 of 4 multiprocessors came to compute"):
+        one.selftest(KEY, 6.0, nothing)
+
+
+def test_the_chip_is_overwritten_and_the_memory_tested(one, cuda, rig):
+    units = cuda.gpus[rig.gpu(0).uuid].units
+    assert one.scratch(KEY) == Scratched(units, units, 0)
+    tested = one.selftest(KEY, 6.0, nothing)
+    assert (tested.tests[-1], tested.mismatch, tested.units, tested.deviating) == ("arithmetic", None, units, ())
+    assert tested.covered_bytes == COVERED
+    assert one.verify(nothing).mismatch is None
+
+
+def test_an_error_that_is_counted_during_the_self_test_is_one(one, rig, monkeypatch):
+    whole = selftest.run
+
+    def counted(*given: object) -> object:
+        rig.gpu(0).set({"ecc.total.1.0": 3})
+        return whole(*cast("Any", given))
+
+    monkeypatch.setattr(selftest, "run", counted)
+    with pytest.raises(DeviceError, match=r"3 new uncorrectable memory error\(s\) were counted while it was tested"):
+        one.selftest(KEY, 6.0, nothing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "why"),
+    [
+        ({"refuses": 46}, NotNowError, "DevicesUnavailable"),
+        ({"refuses": 802}, NotNowError, "CUDA says"),
+        ({"refuses": 214}, DeviceError, "CUDA says"),
+        ({"fails_after": 4}, DeviceError, "cannot take memory of GPU-.*IllegalAddress"),
+        ({"pci_address": "0000:ff:00.0"}, DeviceError, "CUDA shows the device at 0000:FF:00.0, which is another one"),
+        ({"capability": (7, 0)}, NotNowError, "compute capability 7.0"),
+    ],
+)
+def test_what_cuda_refuses_is_told_and_nothing_is_touched(one, cuda, rig, cells, changes, error, why):
+    cuda.change(rig.gpu(0).uuid, **changes)
+    before = cells.read_bytes()[TAKEN:]
+    with pytest.raises(DeviceError, match=why) as told:
+        one.clear(KEY, PASSES, nothing)
+    assert type(told.value) is error
+    assert SECRET in cells.read_bytes()
+    assert cells.read_bytes()[TAKEN:] == before
+
+
+def test_without_cupy_the_extra_to_install_is_named(one, monkeypatch):
+    monkeypatch.setattr("sys.path", [path for path in sys.path if "fakes/cuda/site" not in path])
+    with pytest.raises(NotNowError, match=r"CuPy is not installed: install autoclave\[cuda13\]"):
+        one.clear(KEY, PASSES, nothing)
+
+
+# --- the port on CuPy ---
+
+
+@pytest.fixture
+def card(cuda, rig) -> device.CupyCard:  # noqa: ARG001 - it must be there
+    return device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
+
+
+@pytest.mark.usefixtures("card")
+def test_only_the_one_device_is_visible_and_never_through_a_shared_server(rig):
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == rig.gpu(0).uuid
+    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent"
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_device_that_cuda_does_not_know_is_not_opened():
+    with pytest.raises(CudaError, match="cudaErrorNoDevice"):
+        device.opened("GPU-unknown", "0000:00:00.0")
+
+
+def test_a_busy_device_is_no_fault_of_its_own(cuda, rig):
+    cuda.change(rig.gpu(0).uuid, refuses=46)
+    with pytest.raises(BusyError):
+        device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
+
+
+def test_passes_find_what_differs_span_by_span(card, cells):
+    held = memory.take(card)
+    steps: list[int] = []
+    assert sum(found.count for found in held.compare(ZERO, steps.append)) == len(SECRET)
+    assert sum(steps) == held.size
+    pattern = repeated(0x55)
+    held.write(pattern, steps.append)
+    assert held.check(pattern, steps.append) is None
+    assert held.invert(pattern, steps.append) is None
+    assert held.invert(pattern.flipped(), steps.append, down=True) is None
+    wrong = held.check(Pattern(Kind.CONSTANT, 0x5555555555555555, 0x5555555555555554), steps.append)
+    assert wrong == Mismatch(8, 0x54, 0x55, held.size // 16)
+    assert cells.read_bytes().count(b"\x55") >= held.size
+
+
+def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
+    monkeypatch.setattr(device, "_MOST_SPANS", 3)
+    monkeypatch.setattr(memory, "RUNGS", (PAGE,))
+    held = memory.take(card)
+    assert len(held.spans) > 6
+    assert len(card.sweep(Deed.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
+
+
+def test_every_multiprocessor_is_run_on_until_all_had_their_turn(card):
+    assert [unit.number for unit in card.everywhere(Program.EXACT, 7)] == [0, 1, 2, 3]
+    assert {unit.digest for unit in card.everywhere(Program.EXACT, 7)} == {8}
+
+
+def test_what_is_planted_is_heard_until_it_is_overwritten(card):
+    card.everywhere(Program.PLANT, 0xC0FFEE)
+    assert all(unit.wrong for unit in card.everywhere(Program.LISTEN, 0xC0FFEE))
+    card.everywhere(Program.SCRATCH, 2**60)
+    assert not any(unit.wrong for unit in card.everywhere(Program.LISTEN, 0xC0FFEE))

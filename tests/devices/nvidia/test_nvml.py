@@ -1,0 +1,221 @@
+"""One owner of NVML: opened when asked, closed under nobody's feet, and its errors are no answers."""
+
+from __future__ import annotations
+
+import threading
+
+import pynvml
+import pytest
+
+from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices.nvidia import nvml as library
+from scrubber.devices.nvidia.nvml import (
+    AbsentError,
+    ArgumentError,
+    BusyError,
+    CrowdedError,
+    DriverGoneError,
+    ForbiddenError,
+    ResetRequiredError,
+    UntoldError,
+    VersionSkewError,
+)
+from tests.fakes.nvml.machine import Slice
+from tests.patience import WITHIN
+
+KINDS: dict[int, type[DeviceError]] = {
+    pynvml.NVML_ERROR_UNINITIALIZED: DriverGoneError,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: ArgumentError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: UntoldError,
+    pynvml.NVML_ERROR_NOT_FOUND: AbsentError,
+    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: CrowdedError,
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverGoneError,
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverGoneError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UntoldError,
+    pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
+    pynvml.NVML_ERROR_NO_PERMISSION: ForbiddenError,
+    pynvml.NVML_ERROR_IN_USE: BusyError,
+    pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionSkewError,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: UntoldError,
+    pynvml.NVML_ERROR_DEPRECATED: UntoldError,
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: DeviceLostError,
+}
+CODES = sorted(value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_"))
+
+
+def name_of(rig, number: int = 0) -> str:
+    with rig.library.session() as nvml:
+        found: str = nvml.ask(pynvml.nvmlDeviceGetName, nvml.handle(rig.gpu(number).uuid))
+    return found
+
+
+def initialised(rig) -> int:
+    return [call for _, call, _ in rig.machine.calls()].count("nvmlInitWithFlags")
+
+
+def test_it_is_opened_by_the_first_question_and_stays_open(rig) -> None:
+    assert initialised(rig) == 0
+    assert name_of(rig) == name_of(rig) == "NVIDIA H200"
+    assert initialised(rig) == 1
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_what_an_error_means(rig, code: int) -> None:
+    rig.gpu(0).fail("nvmlDeviceGetName", code)
+    with pytest.raises(DeviceError) as caught:
+        name_of(rig)
+    assert type(caught.value) is KINDS.get(code, DeviceError)
+
+
+def test_only_what_a_device_does_not_know_is_none(rig) -> None:
+    for code in CODES:
+        rig.gpu(0).fail("nvmlDeviceGetSerial", code)
+        with rig.library.session() as nvml:
+            handle = nvml.handle(rig.gpu(0).uuid)
+            if KINDS.get(code) is UntoldError:
+                assert nvml.told(pynvml.nvmlDeviceGetSerial, handle) is None
+            else:
+                with pytest.raises(DeviceError):
+                    nvml.told(pynvml.nvmlDeviceGetSerial, handle)
+
+
+def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> None:
+    name_of(rig)
+    rig.library.let_go()
+    rig.library.let_go()
+    rig.library.take_up()
+    with pytest.raises(DriverClosedError):
+        name_of(rig)
+    rig.library.take_up()
+    assert name_of(rig) == "NVIDIA H200"
+
+
+def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
+    monkeypatch.setattr(library, "LEAVES_WITHIN", 0.01)
+    with rig.gpu(0).hanging("nvmlDeviceGetName") as file:
+        asking = threading.Thread(name="stuck", target=name_of, args=[rig], daemon=True)
+        asking.start()
+        while "nvmlDeviceGetName" not in [call for _, call, _ in rig.machine.calls()]:
+            asking.join(0.001)
+        with pytest.raises(DeviceError, match=r"has not been answered \(stuck\)"):
+            rig.library.let_go()
+        file.unlink()
+        asking.join(WITHIN)
+    assert name_of(rig) == "NVIDIA H200"  # whoever failed to close it has not closed it
+    assert "nvmlShutdown" not in [call for _, call, _ in rig.machine.calls()]
+
+
+def test_an_opening_that_hangs_does_not_hold_whoever_wants_it_closed(rig, monkeypatch) -> None:
+    monkeypatch.setattr(library, "LEAVES_WITHIN", 0.01)
+    with rig.machine.hanging("nvmlInitWithFlags") as file:
+        asking = threading.Thread(target=name_of, args=[rig], daemon=True)
+        asking.start()
+        while not rig.machine.calls():
+            asking.join(0.001)
+        with pytest.raises(DeviceError, match="has not been answered"):
+            rig.library.let_go()
+        file.unlink()
+        asking.join(WITHIN)
+
+
+def test_a_close_that_fails_is_no_permission_to_reset(rig) -> None:
+    name_of(rig)
+    rig.machine.fail("nvmlShutdown", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match="cannot close NVML"):
+        rig.library.let_go()
+    assert name_of(rig) == "NVIDIA H200"
+
+
+def test_a_driver_that_was_loaded_anew_is_opened_anew(rig) -> None:
+    name_of(rig)
+    uuid, text = rig.gpu(0).uuid, rig.machine.path.read_text()
+    rig.machine.unload()
+    with rig.library.session() as nvml, pytest.raises(DriverGoneError):
+        nvml.ask(pynvml.nvmlDeviceGetName, nvml.handle(uuid))
+    rig.machine.path.write_text(text)
+    assert name_of(rig) == "NVIDIA H200"
+    assert initialised(rig) == 2
+
+
+def test_it_is_opened_anew_when_that_was_asked_for_but_under_nobodys_feet(rig) -> None:
+    name_of(rig)
+    with rig.library.session() as outer:
+        rig.library.renew()
+        assert name_of(rig) == "NVIDIA H200"
+        assert initialised(rig) == 1
+        before = outer.opening
+    with rig.library.session() as nvml:
+        assert nvml.opening == before + 1
+    assert initialised(rig) == 2
+
+
+def test_the_handle_of_a_gpu_is_kept_and_that_of_a_slice_is_not(rig) -> None:
+    [uuid] = rig.cut(1, Slice())
+    with rig.library.session() as nvml:
+        for _ in range(3):
+            nvml.handle(rig.gpu(0).uuid)
+            nvml.handle(uuid)
+    assert [call for _, call, _ in rig.machine.calls()].count("nvmlDeviceGetHandleByUUID") == 1 + 3
+
+
+def test_handles_are_got_anew_after_an_error_but_not_after_what_is_not_supported(rig) -> None:
+    with rig.library.session() as nvml:
+        for code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_UNKNOWN):
+            rig.gpu(0).fail("nvmlDeviceGetName", code)
+            with pytest.raises(DeviceError):
+                nvml.ask(pynvml.nvmlDeviceGetName, nvml.handle(rig.gpu(0).uuid))
+            nvml.handle(rig.gpu(0).uuid)
+    assert [call for _, call, _ in rig.machine.calls()].count("nvmlDeviceGetHandleByUUID") == 2
+
+
+def test_an_error_elsewhere_takes_no_handle_from_under_a_question(rig) -> None:
+    """As when two threads ask: the one's error throws all handles away while the other looks for its own."""
+    with rig.library.session() as nvml:
+        uuid = rig.gpu(0).uuid
+
+        class Torn(dict[str, object]):
+            def __setitem__(self, key: str, value: object) -> None:
+                super().__setitem__(key, value)
+                rig.library._handles = {}
+
+        rig.library._handles = Torn()
+        assert nvml.ask(pynvml.nvmlDeviceGetName, nvml.handle(uuid)) == "NVIDIA H200"
+
+
+def test_a_field_that_is_no_whole_number_is_an_error(rig, monkeypatch) -> None:
+    monkeypatch.setattr(library, "_NUMBERS", {})
+    with rig.library.session() as nvml, pytest.raises(DeviceError, match="no whole number"):
+        nvml.field(nvml.handle(rig.gpu(0).uuid), pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+
+
+def test_fields_of_every_size_are_read(rig) -> None:
+    rig.gpu(0).set({"field.230": 7, "field.231": 2**40})
+    with rig.library.session() as nvml:
+        handle = nvml.handle(rig.gpu(0).uuid)
+        assert [nvml.field(handle, number) for number in (230, 231, 232)] == [7, 2**40, None]
+
+
+def test_a_set_of_events_is_gone_before_nvml_is_closed_and_is_nobodys_afterwards(rig) -> None:
+    with rig.library.session() as nvml:
+        kept, freed = nvml.events(), nvml.events()
+        nvml.free(freed)
+    rig.library.close()
+    calls = [call for _, call, _ in rig.machine.calls()]
+    assert calls[-3:] == ["nvmlEventSetFree", "nvmlEventSetFree", "nvmlShutdown"]
+    name_of(rig)
+    rig.library.close()
+    assert [call for _, call, _ in rig.machine.calls()].count("nvmlEventSetFree") == 2
+    assert kept is not freed
+
+
+def test_a_set_that_cannot_be_freed_is_no_permission_to_reset_and_keeps_nvml_from_no_close(rig) -> None:
+    with rig.library.session() as nvml:
+        nvml.events()
+    rig.machine.fail("nvmlEventSetFree", pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(DeviceError, match="cannot close NVML"):
+        rig.library.let_go()
+    assert rig.machine.clients() == ()
+    assert name_of(rig) == "NVIDIA H200"
+    rig.library.let_go()
+    rig.library.take_up()

@@ -1,0 +1,329 @@
+"""The HTTP door over real sockets: right answers, wrong questions, and clients that are slow for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from structlog.testing import capture_logs
+
+from scrubber.ground import http_server
+from scrubber.ground.errors import FatalError
+from tests.patience import WITHIN
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+@asynccontextmanager
+async def opened(registry: CollectorRegistry | None = None, obstacles=list) -> AsyncIterator[str]:
+    async with http_server.Door(registry or CollectorRegistry(), obstacles).serve("127.0.0.1:0") as address:
+        yield address
+
+
+async def get(address: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, str]:
+    def ask() -> tuple[int, str, str]:
+        request = urllib.request.Request(f"http://{address}{path}", method=method, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=WITHIN) as answer:  # noqa: S310 - http, as above
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def said(address: str, *parts: bytes) -> bytes:
+    """What comes back for these bytes."""
+    reader, writer = await asyncio.open_connection(*http_server.parse(address))
+    for part in parts:
+        writer.write(part)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
+
+
+async def all_of(reader: asyncio.StreamReader) -> bytes:
+    """What comes until the other side ends it, one way or another."""
+    heard = bytearray()
+    async with asyncio.timeout(WITHIN):
+        try:
+            while some := await reader.read(2**16):
+                heard += some
+        except ConnectionError:
+            pass
+    return bytes(heard)
+
+
+async def test_metrics_are_openmetrics_for_who_asks_for_that_and_text_for_others():
+    registry = CollectorRegistry()
+    Counter("autoclave_things", "Things.", registry=registry).inc(3, {"receipt": "abc"})
+    async with opened(registry) as address:
+        status, kind, text = await get(address, "/metrics", Accept=OPENMETRICS)
+        assert (status, kind.split(";")[0]) == (200, "application/openmetrics-text")
+        (family,) = text_string_to_metric_families(text)
+        (sample,) = (it for it in family.samples if it.name == "autoclave_things_total")
+        assert sample.exemplar is not None
+        assert (sample.value, sample.exemplar.labels) == (3.0, {"receipt": "abc"})
+        status, kind, text = await get(address, "/metrics?name=x")
+        assert (status, kind.split(";")[0]) == (200, "text/plain")
+        assert "autoclave_things_total 3.0" in text
+
+
+async def test_who_lives_is_healthy_and_who_is_ready_has_no_obstacles():
+    obstacles = ["the ledger cannot be written", "no device was found"]
+    async with opened(obstacles=lambda: obstacles) as address:
+        assert (await get(address, "/healthz"))[::2] == (200, "ok\n")
+        status, _, text = await get(address, "/readyz")
+        assert (status, text) == (
+            503,
+            "not ready: the ledger cannot be written\nnot ready: no device was found\n",
+        )
+        obstacles.clear()
+        assert (await get(address, "/readyz"))[::2] == (200, "ready\n")
+
+
+async def test_head_has_no_body_and_other_places_and_methods_are_told():
+    async with opened() as address:
+        assert (await get(address, "/healthz", "HEAD"))[::2] == (200, "")
+        assert (await get(address, "/else"))[0] == 404
+        assert (await get(address, "/metrics", "POST"))[0] == 405
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"hello\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"GET /metrics HTTP/1.1\r\n" + b"a" * 9000 + b"\r\n\r\n", b"431"),
+        (b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"400"),
+    ],
+)
+async def test_what_is_no_question_is_told_so(asked, status):
+    async with opened() as address:
+        assert (await said(address, asked)).split(b" ")[1] == status
+
+
+async def test_who_says_nothing_keeps_nobody_waiting_and_is_cut_off(monkeypatch):
+    monkeypatch.setattr(http_server, "PATIENCE", 0.3)
+    async with opened() as address:
+        silent = [await asyncio.open_connection(*http_server.parse(address)) for _ in range(20)]
+        assert (await get(address, "/healthz"))[0] == 200
+        for reader, writer in silent:
+            assert await all_of(reader) == b""
+            writer.close()
+
+
+async def test_who_does_not_read_his_answer_is_cut_off(monkeypatch):
+    monkeypatch.setattr(http_server, "PATIENCE", 0.3)
+
+    class Much(Collector):
+        def collect(self) -> Iterator[Metric]:
+            family = Metric("autoclave_much", "Much.", "gauge")
+            for number in range(300_000):
+                family.add_sample("autoclave_much", {"number": str(number)}, 1.0)
+            yield family
+
+    registry = CollectorRegistry()
+    registry.register(Much())
+    async with opened(registry) as address:
+        reader, writer = await asyncio.open_connection(*http_server.parse(address), limit=16)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        first = await reader.readuntil(b" ")  # it has begun, and now nobody reads
+        assert first == b"HTTP/1.1 "
+        assert (await get(address, "/healthz"))[0] == 200
+        await asyncio.sleep(0.5)  # what is awaited is that nothing comes
+        head, _, body = (await all_of(reader)).partition(b"\r\n\r\n")
+        assert len(body) < int(head.split(b"Content-Length: ")[1].split()[0])
+        writer.close()
+
+
+async def test_who_says_nothing_keeps_nobody_out_the_oldest_is_given_up_for_who_comes():
+    async with opened() as address:
+        silent = [await asyncio.open_connection(*http_server.parse(address)) for _ in range(http_server.MOST)]
+        assert (await get(address, "/healthz"))[::2] == (200, "ok\n")
+        assert await all_of(silent[0][0]) == b""
+        last_reader, last_writer = silent[-1]
+        last_writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await all_of(last_reader)).startswith(b"HTTP/1.1 200"), "one came, one went"
+        for _, each in silent:
+            each.close()
+
+
+async def test_a_crowd_that_comes_at_once_is_cut_off_to_the_last_and_the_door_stays_open(monkeypatch):
+    """Some are given up before their exchange has begun."""
+    monkeypatch.setattr(http_server, "MOST", 2)
+    async with opened() as address:
+        crowd = await asyncio.gather(*(asyncio.open_connection(*http_server.parse(address)) for _ in range(60)))
+        for reader, _ in crowd[:-2]:
+            assert await all_of(reader) == b""
+        assert (await get(address, "/healthz"))[0] == 200
+        for _, writer in crowd:
+            writer.close()
+
+
+class Counted(Collector):
+    """Figures that say how often they were made."""
+
+    times = 0
+
+    def collect(self) -> Iterator[Metric]:
+        self.times += 1
+        family = Metric("autoclave_times", "Times.", "gauge")
+        family.add_sample("autoclave_times", {}, self.times)
+        yield family
+
+
+async def test_who_asks_without_a_pause_is_shown_the_same_figures_for_half_a_second():
+    registry, collector, now = CollectorRegistry(), Counted(), [100.0]
+    registry.register(collector)
+    collector.times = 0
+    async with http_server.Door(registry, list, lambda: now[0]).serve("127.0.0.1:0") as address:
+        first = [await get(address, "/metrics") for _ in range(20)]
+        assert (len(set(first)), collector.times) == (1, 1)
+        now[0] += http_server.FRESH / 2
+        assert "autoclave_times 2.0" in (await get(address, "/metrics", Accept=OPENMETRICS))[2], "each form is made"
+        assert await get(address, "/metrics") == first[0]
+        now[0] += http_server.FRESH / 2
+        assert "autoclave_times 3.0" in (await get(address, "/metrics"))[2]
+        assert "autoclave_times 2.0" in (await get(address, "/metrics", Accept=OPENMETRICS))[2]
+
+
+async def test_no_choice_of_words_makes_figures_be_made_again():
+    registry, collector = CollectorRegistry(), Counted()
+    registry.register(collector)
+    collector.times = 0
+    async with http_server.Door(registry, list, lambda: 100.0).serve("127.0.0.1:0") as address:
+        for number in range(1, 9):
+            accept = f"application/openmetrics-text;version={number}.0.0"
+            status, kind, _ = await get(address, "/metrics", Accept=accept)
+            assert (status, kind) == (200, "application/openmetrics-text; version=1.0.0; charset=utf-8")
+            await get(address, "/metrics", Accept=f"text/plain;version={number}.0.0;escaping=values")
+    assert collector.times == 2
+
+
+async def test_figures_that_cannot_be_made_are_an_error_and_the_door_stays_open():
+    class Broken(Collector):
+        broken = False  # it is asked when it is registered, too
+
+        def collect(self) -> Iterator[Metric]:
+            if self.broken:
+                raise RuntimeError("broken")
+            yield Metric("autoclave_whole", "Whole.", "gauge")
+
+    registry, collector = CollectorRegistry(), Broken()
+    registry.register(collector)
+    collector.broken = True
+    async with opened(registry) as address:
+        assert (await get(address, "/metrics"))[0] == 500
+        assert (await get(address, "/healthz"))[0] == 200
+
+
+async def test_an_address_that_is_taken_is_told_with_the_flag():
+    async with opened() as address:
+        with pytest.raises(FatalError, match=r"cannot show metrics at .*: address already in use.*--metrics-address"):
+            async with http_server.Door(CollectorRegistry(), list).serve(address):
+                pass
+
+
+TEXT, METRICS = "text/plain; version=0.0.4; charset=utf-8", "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/openmetrics-text;version=abc", TEXT),
+        ("text/plain;version=;q=1, application/openmetrics-text;version=1..0", TEXT),
+        ("application/openmetrics-text;version=0.0.1", TEXT),
+        ("application/openmetrics-text", METRICS),
+        ("application/openmetrics-text;version=1.0.0\r\n X-Mine: 1", TEXT),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4",
+            METRICS,  # as Prometheus asks
+        ),
+        ("", TEXT),
+    ],
+)
+async def test_a_version_that_is_none_is_answered_in_text_and_nothing_of_it_comes_back(accept, kind, caplog):
+    async with opened() as address:
+        answer = await said(address, f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
+    head, _, _ = answer.partition(b"\r\n\r\n")
+    assert head.decode().splitlines() == [
+        "HTTP/1.1 200 OK",
+        f"Content-Type: {kind}",
+        "Content-Length: 0" if kind is TEXT else "Content-Length: 6",
+        "Connection: close",
+    ]
+    assert not caplog.records
+
+
+WORDS = st.one_of(
+    st.sampled_from(
+        [b"GET", b"HEAD", b"/metrics", b"/readyz", b"HTTP/1.1", b"Accept", b"Host", b":", b";", b",", b"=", b" ", b"?"]
+    ),
+    st.sampled_from(
+        [b"\r\n", b"\r", b"\n", b"\t", b"\0", b"\xff", b"version", b"escaping", b"q", b"1.0", b"..", b"abc"]
+    ),
+    st.sampled_from([b"application/openmetrics-text", b"text/plain", b"=?utf-8?q?=ff?=", b"Content-Type: multipart/x"]),
+    st.binary(max_size=6),
+)
+QUESTIONS = st.one_of(
+    st.lists(WORDS, max_size=40).map(b"".join),
+    st.lists(WORDS, max_size=40).map(lambda words: b"GET /metrics HTTP/1.1\r\n" + b"".join(words)),
+    st.lists(WORDS, max_size=40).map(lambda words: b"GET /metrics HTTP/1.1\r\nAccept: " + b"".join(words)),
+    st.lists(WORDS, max_size=20).map(
+        lambda words: b"GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=" + b"".join(words)
+    ),
+)
+
+
+@given(questions=st.lists(QUESTIONS, min_size=1, max_size=8))
+@settings(max_examples=25)
+def test_whatever_is_asked_is_answered_and_no_fault_of_ours(questions):
+    faults: list[dict[str, object]] = []
+
+    async def ask() -> list[bytes]:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        async with opened() as address:
+            return [await said(address, question + b"\r\n\r\n") for question in questions]
+
+    with capture_logs() as told:
+        answers = asyncio.run(ask())
+    for answer in answers:
+        assert re.match(rb"HTTP/1\.1 (200|400|404|405) .*\r\n\r\n", answer, re.DOTALL), answer
+    gc.collect()  # an error that nobody retrieves is told by its end
+    assert (faults, [it["event"] for it in told]) == ([], ["showing metrics"])
+
+
+@pytest.mark.parametrize(
+    ("address", "parsed"),
+    [
+        ("127.0.0.1:9475", ("127.0.0.1", 9475)),
+        ("[::1]:0", ("::1", 0)),
+        ("fd00::7:9475", ("fd00::7", 9475)),
+        ("node.example:80", ("node.example", 80)),
+    ],
+)
+def test_addresses(address, parsed):
+    assert http_server.parse(address) == parsed
+
+
+@pytest.mark.parametrize(
+    "address", ["", "9475", ":9475", "host:", "host:65536", "fd00::7", "a:b:9475", "[::1]", "[host]:1", "a:-1"]
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match=r"expected|address"):
+        http_server.parse(address)

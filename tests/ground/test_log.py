@@ -1,0 +1,175 @@
+"""What a line of the log may say, and how often."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scrubber.core import event_text, grounds
+from scrubber.core import events as ev
+from scrubber.ground import log, process_names
+from tests.core import lives
+
+Read = Callable[[], list[dict[str, Any]]]
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Pen:
+    """Writes lines through the limit on repeats, and keeps those that come through."""
+
+    def __init__(self, **limits: int) -> None:
+        self.clock = Clock()
+        self.repeats = log.Repeats(self.clock, **limits)
+        self.written: list[dict[str, Any]] = []
+
+    def write(self, **line: object) -> bool:
+        try:
+            self.written.append(dict(self.repeats(None, "warning", {"event": "no", "level": "warning", **line})))
+        except structlog.DropEvent:
+            return False
+        return True
+
+
+@pytest.fixture
+def read(monkeypatch) -> Iterator[Read]:
+    """The log as a program writes it in a pod."""
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    log.configure("debug")
+    yield lambda: [json.loads(line) for line in said.getvalue().splitlines()]
+    structlog.reset_defaults()
+
+
+def test_a_storm_of_the_same_line_is_written_five_times_and_then_counted() -> None:
+    pen = Pen()
+    for number in range(42):
+        pen.clock.now = number / 10
+        pen.write(op=f"{number:08x}", seconds=number, device="GPU-1", reason="in-use")
+    assert len(pen.written) == log.MOST == 5
+    pen.clock.now = 10.0
+    assert pen.write(op="ff", device="GPU-1", reason="in-use")
+    assert pen.written[-1]["left_out"] == 37
+    pen.clock.now = 20.0
+    assert pen.write(op="fe", device="GPU-1", reason="in-use")
+    assert "left_out" not in pen.written[-1]
+
+
+@given(st.lists(st.integers(0, 40), max_size=80))
+def test_no_ten_seconds_hold_the_same_line_more_than_five_times_and_none_goes_uncounted(pauses: list[int]) -> None:
+    pen, at = Pen(), []
+    for pause in pauses:
+        pen.clock.now += pause / 8
+        if pen.write(device="GPU-1"):
+            at.append(pen.clock.now)
+    assert all(later - first >= log.WINDOW for first, later in zip(at, at[log.MOST :], strict=False))
+    pen.clock.now += log.WINDOW
+    pen.write(device="GPU-1")
+    assert len(pen.written) + sum(line.get("left_out", 0) for line in pen.written) == len(pauses) + 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"device": "GPU-2"}, {"devices": ["GPU-1"]}, {"reason": "sick"}, {"level": "error"}, {"event": "yes"},
+        {"room": "jobs"}, {"error": "another"}, {"sign": "heat"}, {"exc_info": ValueError()},
+    ],
+)  # fmt: skip
+def test_what_says_something_else_is_another_line(other: dict[str, object]) -> None:
+    pen = Pen()
+    while pen.write(device="GPU-1"):
+        pass
+    assert pen.write(**{"device": "GPU-1", **other})
+
+
+def test_a_fault_again_and_again_is_one_line_whatever_its_traceback_says() -> None:
+    pen = Pen()
+    for number in range(8):
+        try:
+            raise ValueError(number)  # noqa: TRY301 - as a fault of ours is
+        except ValueError as error:
+            pen.write(exc_info=error if number % 2 else True)
+    assert len(pen.written) == log.MOST
+
+
+def test_the_memory_of_repeats_is_bounded_and_a_storm_is_not_forgotten_over_others() -> None:
+    pen = Pen(remembered=16)
+    for number in range(1000):
+        pen.clock.now = number / 100
+        pen.write(device="GPU-1")
+        pen.write(device=f"GPU-{number}", reason="in-use")
+    assert len(pen.repeats._lines) == 16
+    assert sum(line["device"] == "GPU-1" and "reason" not in line for line in pen.written) == log.MOST
+
+
+def test_every_program_limits_repeats(read: Read) -> None:
+    for _ in range(50):
+        log.get("api").warning("no", device="GPU-1")
+    assert len(read()) == log.MOST
+
+
+def test_a_line_in_a_pod_is_json_with_room_level_and_utc(read: Read) -> None:
+    log.get("api").info("yes", op="0a1b2c3d")
+    (line,) = read()
+    assert (line["room"], line["level"], line["event"], line["op"]) == ("api", "info", "yes", "0a1b2c3d")
+    assert line["timestamp"].endswith("Z")
+
+
+NAME = st.text(max_size=20) | st.sampled_from(['" (pid 1, x)', '"', " in no container", 'a" in container b "c'])
+
+
+@given(command=NAME, other=NAME, before=st.text(alphabet='a "(1)', max_size=12), after=st.text(max_size=12))
+def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, before: str, after: str) -> None:
+    one, two = (replace(lives.FOREIGN, command=f"secret{it}secret") for it in (command, other))
+    for told in (
+        grounds.holder_names((one, two)),
+        f"pid 3 ({process_names.quoted(one.command)} in no container, state S)",
+    ):
+        shown = process_names.unnamed(f"{before}{told}{after}")
+        assert "secret" not in shown
+        assert process_names.NAMELESS in shown
+
+
+def test_a_name_writes_nothing_on_a_terminal() -> None:
+    assert process_names.process("a\x1b[2J\nb", 7) == '"a?[2J?b" (pid 7)'
+
+
+def test_names_are_told_at_level_debug_alone(read: Read) -> None:
+    said = event_text.tell(ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
+    assert lives.FOREIGN.command in said
+    log.get("ledger").warning(said, why=said)
+    log.get("ledger").debug(said)
+    try:
+        raise RuntimeError(said)  # noqa: TRY301 - as a fault of ours is
+    except RuntimeError:
+        log.get("ledger").exception("fault")
+    warned, debugged, fault = read()
+    assert warned["event"] == warned["why"] == said.replace(f'"{lives.FOREIGN.command}"', "a process")
+    assert debugged["event"] == said
+    assert lives.FOREIGN.command not in json.dumps(fault)
+    assert f"(pid {lives.FOREIGN.pid}, " in fault["exception"]
+
+
+def test_a_log_that_cannot_be_written_ends_nobody():
+    program = "from scrubber.ground import log; log.configure(); log.get('room').error('hear me'); print('I go on')"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False)
+    assert done.stdout == b"I go on\n"

@@ -1,0 +1,131 @@
+"""Many at once or one alone, and whoever waits to be alone is not kept waiting by newcomers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.ground.rwlock import Shared
+
+PATIENCE = 60.0
+
+
+class Stage:
+    """Who is in, in the order in which things happened."""
+
+    def __init__(self) -> None:
+        self.shared = Shared(PATIENCE)
+        self.seen: list[str] = []
+        self.leave: dict[str, asyncio.Event] = {}
+
+    def enter(self, name: str, *, alone: bool = False, brief: bool = False) -> asyncio.Task[None]:
+        self.leave[name] = asyncio.Event()
+        return asyncio.create_task(self._stay(name, alone=alone, brief=brief))
+
+    async def _stay(self, name: str, *, alone: bool, brief: bool) -> None:
+        async with self.shared.alone() if alone else self.shared.with_others(brief=brief):
+            self.seen.append(f"+{name}")
+            await self.leave[name].wait()
+            self.seen.append(f"-{name}")
+
+    async def settle(self) -> list[str]:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return self.seen
+
+
+@pytest.fixture
+async def stage():
+    stage = Stage()
+    yield stage
+    for event in stage.leave.values():
+        event.set()
+    await stage.settle()
+
+
+async def test_many_are_in_at_once(stage):
+    stage.enter("a")
+    stage.enter("b")
+    assert await stage.settle() == ["+a", "+b"]
+
+
+async def test_one_is_alone_when_the_last_of_the_others_has_left(stage):
+    stage.enter("a")
+    stage.enter("b")
+    await stage.settle()
+    stage.enter("one", alone=True)
+    stage.leave["a"].set()
+    assert "+one" not in await stage.settle()
+    stage.leave["b"].set()
+    assert (await stage.settle())[-2:] == ["-b", "+one"]
+
+
+async def test_nobody_comes_in_beside_one_who_is_alone_or_before_one_who_waits_to_be(stage):
+    stage.enter("a")
+    await stage.settle()
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("late")
+    stage.leave["a"].set()
+    assert await stage.settle() == ["+a", "-a", "+one"]
+    stage.leave["one"].set()
+    assert (await stage.settle())[-2:] == ["-one", "+late"]
+
+
+async def test_who_is_brief_passes_one_who_waits_to_be_alone_but_not_for_ever(stage, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock[0])
+    stage.enter("long")
+    await stage.settle()
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("brief", brief=True)
+    stage.enter("late")
+    assert await stage.settle() == ["+long", "+brief"]
+    clock[0] = PATIENCE
+    stage.enter("brief too late", brief=True)
+    stage.leave["long"].set()
+    stage.leave["brief"].set()
+    assert await stage.settle() == ["+long", "+brief", "-long", "-brief", "+one"]
+    stage.leave["one"].set()
+    assert (await stage.settle())[-3:] == ["-one", "+late", "+brief too late"]
+
+
+async def test_who_is_brief_does_not_come_in_beside_one_who_is_alone(stage):
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("brief", brief=True)
+    assert await stage.settle() == ["+one"]
+
+
+async def test_of_two_who_want_to_be_alone_neither_is_kept_waiting_by_newcomers(stage):
+    stage.enter("one", alone=True)
+    await stage.settle()
+    stage.enter("another", alone=True)
+    stage.enter("late")
+    await stage.settle()
+    stage.leave["one"].set()
+    assert await stage.settle() == ["+one", "-one", "+another"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_who_gives_up_leaves_no_trace(stage, alone):
+    stage.enter("one", alone=True)
+    await stage.settle()
+    impatient = stage.enter("impatient", alone=alone)
+    await stage.settle()
+    impatient.cancel()
+    stage.leave["one"].set()
+    await stage.settle()
+    stage.enter("next", alone=True)
+    assert (await stage.settle())[-1] == "+next"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_who_fails_inside_is_out(stage, alone):
+    failing = stage.enter("failing", alone=alone)
+    await stage.settle()
+    failing.cancel()
+    stage.enter("next", alone=True)
+    assert (await stage.settle())[-1] == "+next"

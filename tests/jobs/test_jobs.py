@@ -1,0 +1,396 @@
+"""Jobs and the engine: one job a device, joined by all who ask, owned by none of them, and always with an end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.workers.child import BrokenError
+from tests.service import hand
+from tests.service.hand import Hand
+from tests.service.node import Kind
+
+
+class Slow(Hand):
+    """Takes ten times as long."""
+
+    async def spend(self, seconds):
+        await super().spend(10 * seconds)
+
+
+class Unsteady(Hand):
+    """Does not end well after its last step."""
+
+    async def finish(self, last):
+        return replace(await super().finish(last), outcome=Outcome.DIED)
+
+
+def rows(world, kind, device=None):
+    return [it.event for it in world.truth.entries if isinstance(it.event, kind) and device in (None, it.device)]
+
+
+def results(world, device):
+    return [row.result for row in rows(world, ev.StepFinished, device)]
+
+
+def workers(world, device):
+    return [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
+
+
+async def soiled(world, device):
+    """A device whose last tenant has just gone."""
+    world.node.end_container(await world.tenancy(device))
+    await world.service.release([device])
+    return len(rows(world, ev.ScrubStarted, device))
+
+
+async def slow(build):
+    world = build(hand=Slow, policy="fast")
+    await world.start()
+    await world.clean()
+    return world
+
+
+async def test_twenty_callers_for_a_dirty_device_share_one_job_and_all_are_answered(world):
+    device = world.uuids[0]
+    jobs = await soiled(world, device)
+    callers = [world.spawn(world.acquire(f"pod-{n}", device, announced=True)) for n in range(20)]
+    answers = await asyncio.gather(*callers)
+    assert len({answer[0].receipt for answer in answers}) == 1
+    assert len({answer[0].id for answer in answers}) == 20
+    assert len(rows(world, ev.ScrubStarted, device)) == jobs
+
+
+async def test_whoever_joins_a_job_sees_its_progress_and_its_end(world):
+    running = await world.service.scrub(world.uuids[0], Path.SLOW)
+    assert await world.service.scrub(world.uuids[0], Path.FAST) is running
+
+    async def watch() -> list[tuple[int, int]]:
+        return [(running.done, running.total) async for _ in running.updates()]
+
+    one, other = await asyncio.gather(watch(), watch())
+    assert one == other
+    assert {(done, total) for done, total in one if total} >= {(2**20, 2**22), (2**22, 2**22)}
+    assert running.finished.is_set()
+    assert running.receipt is not None
+    assert [_ async for _ in running.updates()] == []
+
+
+async def test_a_caller_that_gives_up_leaves_the_job_running(world):
+    device = world.uuids[0]
+    await soiled(world, device)
+    caller = world.spawn(world.acquire("pod", device))
+    await asyncio.sleep(0.3)
+    running = world.life.jobs.of(device)
+    caller.cancel()
+    await asyncio.wait({caller})
+    assert caller.cancelled()
+    await running.finished.wait()
+    assert running.receipt is not None
+    assert world.state(device) is State.CLEAN
+
+
+async def test_a_caller_over_its_budget_is_told_in_time_and_the_job_goes_on(build):
+    world = await slow(build)
+    device = world.uuids[0]
+    await soiled(world, device)
+    began = world.loop.time()
+    with pytest.raises(NotReady, match=f"cannot hand out {device} in time") as refused:
+        await world.acquire("pod", device)
+    assert refused.value.reason is Reason.SCRUBBING
+    assert world.loop.time() - began == pytest.approx(5.0, abs=0.1)
+    assert world.state(device) is State.SCRUBBING
+    await world.reach(device, State.CLEAN)
+    assert world.loop.time() - began > 10
+
+
+async def test_a_container_that_starts_again_waits_longer_than_one_that_is_admitted(build):
+    world = await slow(build)
+    device = world.uuids[0]
+    await soiled(world, device)
+    began = world.loop.time()
+    await world.begin("pod", device)
+    assert 5 < world.loop.time() - began < 25
+    assert world.record(device).owner.container == "pod"
+
+
+async def test_an_operator_who_quarantines_cuts_the_job_off(world):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, None)
+    await asyncio.sleep(0.3)
+    began = world.loop.time()
+    await world.service.quarantine(device, "smells", "ops")
+    assert world.loop.time() == began
+    assert running.finished.is_set()
+    assert running.receipt is None
+    assert workers(world, device) == []
+    assert world.state(device) is State.QUARANTINED
+    assert world.record(device).quarantine.by == "ops"
+    await asyncio.sleep(300)
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_a_stop_interrupts_a_job_and_blames_nobody(world):
+    device = world.uuids[0]
+    await world.service.scrub(device, None)
+    await asyncio.sleep(0.3)
+    await world.stop()
+    record = world.truth.records[device]
+    assert (record.state, record.job, record.setback) == (State.DIRTY, None, None)
+    assert "the service was stopped" in rows(world, ev.ScrubInterrupted, device)[-1].why
+    assert workers(world, device) == []
+
+
+async def test_a_stop_during_probation_puts_the_device_back_where_it_was(world):
+    device = world.uuids[0]
+    world.node.gpus[device].lost = True
+    before = (await world.reach(device, State.QUARANTINED)).quarantine
+    world.node.heal()
+    await world.reach(device, State.SCRUBBING)
+    await asyncio.sleep(0.3)
+    await world.stop()
+    record = world.truth.records[device]
+    assert record.state is State.QUARANTINED
+    assert (record.quarantine.sickness, record.quarantine.probes) == (before.sickness, before.probes + 1)
+    await world.start()
+    await world.reach(device, State.CLEAN)
+
+
+async def test_a_job_that_loses_its_ledger_proves_nothing_and_is_closed_by_the_next_round(world):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, None)
+    await asyncio.sleep(0.3)
+    world.life.disk.full = True
+    await running.finished.wait()
+    assert workers(world, device) == []
+    assert world.state(device) is State.SCRUBBING
+    with pytest.raises((LedgerUnavailable, NotReady)):
+        await world.acquire("pod", device)
+    world.life.disk.full = False
+    await world.clean(device)
+    assert rows(world, ev.ScrubInterrupted, device)[-1].why == "its end could not be recorded"
+
+
+async def test_of_two_devices_none_is_granted_when_one_is_refused(world):
+    await world.service.quarantine(world.uuids[1], "smells", "ops")
+    with pytest.raises(Refused) as refused:
+        await world.acquire("pod", *world.uuids)
+    assert refused.value.reason is Reason.QUARANTINED
+    assert rows(world, ev.Granted) == []
+    assert world.state(world.uuids[0]) is State.CLEAN
+
+
+async def test_of_two_devices_none_is_granted_when_one_cannot_be_cleaned(world):
+    world.node.gpus[world.uuids[1]].bad_memory = True
+    await soiled(world, world.uuids[1])
+    granted = len(rows(world, ev.Granted))
+    with pytest.raises((NotReady, Refused)):
+        await world.acquire("pod", *world.uuids)
+    assert len(rows(world, ev.Granted)) == granted
+
+
+async def test_two_devices_are_granted_in_one_write(world):
+    grants = await world.acquire("pod", *reversed(world.uuids))
+    written = [it for it in world.truth.entries if isinstance(it.event, ev.Granted)]
+    assert [it.device for it in written] == sorted(world.uuids)
+    assert [it.event.grant for it in written] == grants
+    assert len({it.op for it in written}) == 1
+
+
+async def test_an_intruder_in_the_middle_of_a_clear_ends_the_worker_at_once(world):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, None)
+    await asyncio.sleep(0.35)
+    intruder = world.intrude(device, container=True)
+    await asyncio.sleep(0.3)
+    assert running.finished.is_set()
+    assert workers(world, device) == []
+    assert intruder.alive
+    last = results(world, device)[-1]
+    assert (last.step, last.outcome, last.blame) == (Step.CLEAR, Outcome.ABORTED, Blame.TENANT)
+    assert world.record(device).setback.count == 1
+
+
+async def test_no_step_is_done_while_somebody_is_on_the_device(build):
+    done = []
+
+    class Overrun(Hand):
+        """Somebody takes the device the moment it was found free."""
+
+        async def do(self, step, *rest) -> StepResult:
+            done.append(step)
+            result = await super().do(step, *rest)
+            if len(done) == 1:
+                world.intrude(self.gpu.info.uuid, container=True)
+            return result
+
+    world = build(hand=Overrun, gpus=1)
+    await world.start()
+    await asyncio.sleep(1)
+    assert done == [Step.EVICT]
+    last = results(world, world.uuids[0])[-1]
+    assert (last.outcome, last.blame) == (Outcome.ABORTED, Blame.TENANT)
+
+
+async def test_a_step_that_is_late_is_ended_at_its_deadline_and_the_device_is_out_after_the_slow_path(world):
+    device = world.uuids[0]
+    world.node.gpus[device].stalls = True
+    began = world.loop.time()
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert [(it.step, it.path, it.outcome) for it in results(world, device)[-2:]] == [
+        (Step.EVICT, Path.FAST, Outcome.TIMED_OUT),
+        (Step.EVICT, Path.SLOW, Outcome.TIMED_OUT),
+    ]
+    assert world.loop.time() - began == pytest.approx(30, abs=1)
+    assert world.state(device) is State.QUARANTINED
+    assert workers(world, device) == []
+
+
+async def test_a_worker_that_dies_is_a_failed_step_and_the_path_ends_there(world):
+    device = world.uuids[0]
+    world.node.gpus[device].crashes = True
+    running = await world.service.scrub(device, Path.SLOW)
+    await running.finished.wait()
+    assert [it.step for it in results(world, device)[-3:]] == [Step.EVICT, Step.RESET, Step.CLEAR]
+    assert results(world, device)[-1].outcome is Outcome.DIED
+    assert running.receipt is None
+    assert world.state(device) is State.QUARANTINED
+
+
+async def test_a_worker_that_does_not_end_well_proves_nothing(build):
+    world = build(hand=Unsteady)
+    await world.start()
+    await world.reach(world.uuids[0], State.QUARANTINED)
+    last = results(world, world.uuids[0])[-1]
+    assert (last.step, last.outcome) == (Step.RESET, Outcome.DIED)
+    assert rows(world, ev.ScrubPassed) == []
+
+
+async def test_a_worker_that_cannot_be_started_leaves_no_device_in_scrubbing_for_ever(build):
+    class NoMore(Hand):
+        def __init__(self, *_: object) -> None:
+            raise OSError("cannot fork")
+
+    world = build(hand=NoMore)
+    await world.start(watching=False)
+    await asyncio.sleep(1)
+    assert {world.state(device) for device in world.uuids} == {State.DIRTY}
+    assert "cannot fork" in rows(world, ev.ScrubFailed)[-1].why
+
+
+async def test_whoever_waits_for_a_job_without_a_worker_is_told_why_as_the_ledger_is(build):
+    class NoMore(Hand):
+        def __init__(self, *_: object) -> None:
+            raise BrokenError("cannot start a worker: its zygote does not start: No such file")
+
+    world = build(hand=NoMore, gpus=1)
+    await world.start(watching=False)
+    running = await world.service.scrub(world.uuids[0], Path.FAST)
+    await running.finished.wait()
+    assert running.why == "cannot start a worker: its zygote does not start: No such file"
+    assert rows(world, ev.ScrubFailed)[-1].why == running.why
+
+
+async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(world):
+    hung, well = world.uuids
+    await world.acquire("pod-a", well)
+    pod = world.run("pod-a", well)
+    await world.reach(well, State.EXPOSED)
+    world.node.gpus[hung].hangs = True
+    await asyncio.sleep(0.1)
+    began = world.loop.time()
+    world.node.end_container(pod.container)
+    await world.acquire("pod-b", well)
+    assert world.loop.time() - began < 3.5
+    await world.reach(hung, State.QUARANTINED)
+    assert world.record(hung).quarantine.sickness.ailment.value == "unresponsive"
+
+
+async def test_two_devices_that_would_be_reset_together_come_to_their_reset_one_after_the_other(build):
+    world = build(gpus=4)
+    await world.start()
+    await world.clean()
+    assert rows(world, ev.ScrubFailed) == []
+    resets = [it for it in world.truth.entries if getattr(it.event, "step", None) is Step.RESET]
+    assert len(resets) == 4
+
+
+async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
+    world = build(gpus=3)
+    await world.start()
+    await world.clean()
+    one, other = world.uuids[1:]
+    await world.tenancy(other)
+    running = await world.service.scrub(one, Path.SLOW)
+    await running.finished.wait()
+    assert "a device of the same reset domain is in use" in world.record(one).setback.detail
+    assert Step.RESET not in world.node.gpus[one].deeds
+
+
+@pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
+async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(build, monkeypatch, room):
+    """Its worker would be taken for a user, and the reset cut off in the middle."""
+    monkeypatch.setitem(hand.TAKES, Step.RESET, 3.0)
+    world = build(gpus=3)
+    await world.start()
+    await world.clean()
+    zero, one, other = world.uuids
+    world.service.jobs.turns.workers = asyncio.Semaphore(room)
+    jobs = [await world.service.scrub(zero, Path.FAST), await world.service.scrub(one, Path.SLOW)]
+    if room > len(jobs):
+        while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0.01)
+    jobs.append(await world.service.scrub(other, Path.FAST))
+    await asyncio.gather(*(job.finished.wait() for job in jobs))
+    assert [it.receipt is not None for it in jobs] == [True, True, True]
+    assert [it.device for it in rows(world, ev.ScrubFailed)] == []
+
+
+async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(world):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, None)
+    await world.service.jobs.cut(device)
+    assert running.finished.is_set()
+    assert world.service.jobs.of(device) is None
+    await world.life.monitor.round()
+    assert world.state(device) is not State.SCRUBBING or world.service.jobs.of(device) is not None
+
+
+async def cut_in_the_middle(world, work):
+    """The caller is gone while its row is being written."""
+    asking = asyncio.create_task(work)
+    while not world.life.ledger._lock.locked():  # noqa: ASYNC110 - a lock tells nobody when it is taken
+        await asyncio.sleep(0)
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
+
+
+async def test_a_scrub_whose_caller_left_is_joined_by_the_next_one(world):
+    device = world.uuids[0]
+    await cut_in_the_middle(world, world.service.scrub(device, Path.FAST))
+    running = await world.service.scrub(device, Path.FAST)
+    await running.finished.wait()
+    assert world.state(device) is State.CLEAN
+
+
+async def test_a_scrub_whose_caller_left_has_its_job_as_soon_as_its_row(world):
+    device = world.uuids[0]
+    await cut_in_the_middle(world, world.service.scrub(device, Path.FAST))
+    assert world.state(device) is State.SCRUBBING
+    assert world.life.jobs.of(device) is not None
+
+
+async def test_nobody_else_decides_about_a_device_before_what_was_decided_is_recorded(world):
+    """The lock outlives a caller that was cut off, for as long as its row is being written."""
+    device = world.uuids[0]
+    await cut_in_the_middle(world, world.acquire("pod", device, announced=True))
+    assert world.state(device) is State.GRANTED
+    assert not world.life.ledger._lock.locked()

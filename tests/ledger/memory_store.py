@@ -1,0 +1,72 @@
+"""A store that forgets when the process ends: for tests, demos and dry runs. The same chain, no disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from scrubber.core.events import Entry
+from scrubber.core.model import Moment
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ledger import chain, codec, store
+
+
+class MemoryStore:
+    """Keeps rows in a tuple that is replaced whole, so that ``history`` may look from another thread."""
+
+    def __init__(self) -> None:
+        """Begin empty."""
+        self._cut: chain.Cut | None = None
+        self._rows: tuple[chain.Row, ...] = ()
+        self._closed = False
+
+    @property
+    def head(self) -> store.Head:
+        """The newest row."""
+        if self._rows:
+            return store.Head(self._rows[-1].seq, self._rows[-1].hash)
+        return chain.START
+
+    def load(self) -> store.Loaded:
+        """Everything, verified."""
+        self._check_open()
+        snapshot = codec.decode_records(self._cut.records) if self._cut else ()
+        entries = chain.entries(chain.check(self._cut, self._rows, self.head))
+        return store.Loaded(snapshot, entries, self.head)
+
+    def append(self, drafts: Sequence[store.Draft]) -> tuple[Entry, ...]:
+        """As durable as memory is."""
+        self._check_open()
+        rows = chain.seal(self.head, [chain.content(draft) for draft in drafts])
+        self._rows += rows
+        return chain.entries(rows)
+
+    def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+        """The newest entries, newest last."""
+        wanted = (
+            row
+            for row in reversed(self._rows)
+            if row.kind not in chain.NOTES
+            and (device is None or row.device == device)
+            and (since is None or row.wall >= since)
+        )
+        return chain.entries(reversed(list(islice(wanted, limit))))
+
+    def compact(self, fold: store.Fold, keep: int, at: Moment) -> int:
+        """Fold all but the newest ``keep`` rows."""
+        self._check_open()
+        folded = self._rows[: max(len(self._rows) - keep, 0)]
+        if len(folded) < chain.WORTH_FOLDING:
+            return 0
+        cut = chain.fold(self._cut, folded, fold)
+        note = chain.seal(self.head, [chain.compaction(at, cut)])
+        self._cut, self._rows = cut, self._rows[len(folded) :] + note
+        return len(folded)
+
+    def close(self) -> None:
+        """Refuse what comes later."""
+        self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")

@@ -1,0 +1,82 @@
+"""What GPUs measure is shown as it was read last, and not at all when that failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from scrubber.devices.base import Readings
+from scrubber.devices.simulated import creation, drills
+from scrubber.devices.simulated.backend import Simulated
+from scrubber.metrics.board_sampler import Thermometer
+from scrubber.node.processes import Processes
+from scrubber.observe.observer import Sight
+from tests.patience import WITHIN
+
+PATIENCE = 0.1
+MADE = (41.0, 90.0, 75.0)
+
+
+class Node:
+    """Two simulated GPUs and a thermometer that looks again at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "gpus"
+        creation.create(self.root, 2, 4096)
+        self.backend = Simulated(self.root)
+        self.uuids = tuple(info.uuid for info in self.backend.inventory())
+        processes = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
+        self.sight = Sight(self.backend, processes, "boot", folder, 0.0, patience=PATIENCE)
+        self.thermometer = Thermometer(self.sight, every=0.001)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.thermometer.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def shows(self, expected: Callable[[dict[str, Readings]], bool]) -> None:
+        """Wait until it does."""
+        async with asyncio.timeout(WITHIN):
+            while not expected(dict(self.thermometer.latest)):  # noqa: ASYNC110 -- it is asked, and tells nobody
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_what_was_read_last_is_shown_and_nothing_before_and_after(node: Node) -> None:
+    one, other = node.uuids
+    well = {one: Readings(0, *MADE), other: Readings(1, *MADE)}
+    assert node.thermometer.latest == {}
+    async with node.running():
+        await node.shows(lambda latest: latest == well)
+        drills.heat(node.root, one, 97)
+        await node.shows(lambda latest: latest == well | {one: Readings(0, 97.0, *MADE[1:])})
+    assert node.thermometer.latest == {}
+
+
+async def test_what_could_not_be_read_last_time_is_not_shown_any_more(node: Node) -> None:
+    one, other = node.uuids
+    async with node.running():
+        await node.shows(lambda latest: latest.keys() == {one, other})
+        drills.lose(node.root, one)
+        await node.shows(lambda latest: latest.keys() == {other})
+
+
+async def test_while_a_gpu_hangs_nothing_is_shown_and_afterwards_all_is_again(node: Node) -> None:
+    async with node.running():
+        await node.shows(bool)
+        drills.hang(node.root, node.uuids[0])
+        await node.shows(lambda latest: latest == {})
+        assert await node.sight.readings() == {}  # at once: the earlier call has not returned
+        drills.heal(node.root, node.uuids[0])
+        await node.shows(lambda latest: latest.keys() == {*node.uuids})

@@ -1,0 +1,164 @@
+"""How much is shown of a node with 56 devices, and that a day of churn adds nothing to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest
+
+from scrubber import app
+from scrubber.config import Backend, ScrubberConfig
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Grant, Owner, Path, Record, Sickness, Sign, Trigger, Vitals, Xid
+from scrubber.devices.base import Readings
+from scrubber.metrics import table
+from scrubber.metrics.counters import Tally
+from scrubber.policy import Rulebook
+from tests.core import lives
+from tests.core.lives import DEVICE
+
+GPUS, SLICES = 8, 7
+MOST_SERIES = 900  # of the 1,000 that /metrics may have: on a day on which every device has findings, and many errors
+
+
+class Node:
+    """A service that looks at nothing: its ledger is told what happens."""
+
+    def __init__(self, root) -> None:
+        places = {"state_dir": root / "state", "run_dir": root / "run", "kubelet_dir": root}
+        gpus = {"backend": Backend.SIMULATED, "simulated_gpus": 1, "simulated_memory": "1MiB"}
+        config = ScrubberConfig.model_validate(places | gpus)
+        self.registry = CollectorRegistry()
+        self.tally = tally = Tally(self.registry)
+        backend = app.build_backend(config)
+        self.built = app.build(config, backend, Rulebook("default"), app.open_ledger(config, tally), tally)
+        self.registry.register(self.built.figures)
+        self.devices = [
+            replace(DEVICE, uuid=f"MIG-{gpu}-{part}", index=gpu, slice=part, parent=f"GPU-{gpu}", mig=True)
+            for gpu in range(GPUS)
+            for part in range(SLICES)
+        ]
+
+    def record(self, uuid: str) -> Record:
+        return self.built.ledger.records[uuid]
+
+    async def tell(self, uuid: str, *events: ev.Event) -> None:
+        await self.built.ledger.append("op", *((uuid, event) for event in events))
+
+    async def scrub(self, uuid: str, path: Path, trigger: Trigger) -> None:
+        await self.tell(uuid, ev.ScrubStarted(lives.job(path, trigger)))
+        done = lives.results(path, clear={"residue_bytes": 9})
+        steps: list[ev.Event] = []
+        for each in done:
+            steps += ev.StepStarted("job-1", each.step, path), ev.StepFinished("job-1", each)
+        await self.tell(uuid, *steps)
+        await self.tell(uuid, lives.passed(self.record(uuid)))
+
+    async def tenant(self, uuid: str) -> None:
+        receipt = lives.proof(self.record(uuid)).id
+        granted = ev.Granted(Grant("grant", lives.NOW, "epoch", announced=True, receipt=receipt))
+        await self.tell(uuid, granted, ev.Exposed(Owner("pod", lives.NOW, seen=True)), ev.Released("it is gone"))
+
+    def scrape(self) -> str:
+        return str(generate_latest(self.registry), "utf-8")
+
+    def series(self) -> list[str]:
+        return [line for line in self.scrape().splitlines() if not line.startswith("#")]
+
+
+@pytest.fixture
+async def node(tmp_path):
+    node = Node(tmp_path)
+    for device in node.devices:
+        await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
+        await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
+    yield node
+    await node.built.ledger.close()
+
+
+async def day(node: Node) -> None:
+    """What a node goes through whose driver clears nothing, and of whose devices every fourth has errors."""
+    tally = node.tally
+    for number, device in enumerate(node.devices):
+        uuid = device.uuid
+        await node.tenant(uuid)
+        await node.scrub(uuid, Path.FAST, Trigger.RELEASE)
+        ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(Ailment.HEAT, "hot"),))
+        told = ill if number % 4 == 0 else Vitals()
+        node.built.service.vitals[uuid] = told
+        tally.vitals(node.record(uuid), told)
+        for request in ("acquire", "start"):
+            tally.answered(request, "ok", "", 0.002 * number)
+            tally.answered(request, "refused", "scrubbing", 1.0)
+        if number % 7 == 0:
+            sickness = Sickness(Ailment.XID, "it broke", xid=79)
+            await node.tell(uuid, ev.Quarantined(lives.quarantine(sickness)))
+            await node.tell(uuid, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"))
+            await node.tell(uuid, lives.passed(node.record(uuid)))
+        if number % 11 == 0:
+            await node.tell(uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))
+            await node.scrub(uuid, Path.FAST, Trigger.FOREIGN_USE)
+    node.built.thermometer.latest = {
+        f"GPU-{gpu}": Readings(gpu, celsius=40.0, slowdown_celsius=90.0, watts=100.0) for gpu in range(GPUS)
+    }
+
+
+def name(line: str) -> str:
+    """What a series is called, without its value and its exemplar."""
+    return line.split(" # ", maxsplit=1)[0].rpartition(" ")[0]
+
+
+async def test_a_node_with_56_slices_shows_no_more_than_its_share_and_churn_adds_nothing(node):
+    await day(node)
+    first = node.series()
+    await day(node)
+    assert set(map(name, node.series())) == set(map(name, first))
+    assert len(first) <= MOST_SERIES
+
+
+async def test_what_has_gone_is_not_shown_any_more(node):
+    uuid = node.devices[0].uuid
+    await node.tell(uuid, ev.Quarantined(lives.quarantine()))
+    assert f'autoclave_quarantined{{gpu="0:0",reason="lost",uuid="{uuid}"}} 1.0' in node.series()
+    await node.tell(uuid, ev.Reinstated("ann"))
+    assert not [line for line in node.series() if line.startswith("autoclave_quarantined{")]
+
+
+async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_replays_its_ledger(tmp_path):
+    config = ScrubberConfig.model_validate({"state_dir": tmp_path, "run_dir": tmp_path, "kubelet_dir": tmp_path})
+    before = app.open_ledger(config, Tally(CollectorRegistry()))
+    await before.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)))
+    await before.close()
+    registry = CollectorRegistry()
+    after = app.open_ledger(config, Tally(registry))
+    labels = {"gpu": DEVICE.name, "uuid": DEVICE.uuid}
+    shown = [registry.get_sample_value(row.name, labels) for row in (table.RESIDUE, table.UNAUTHORISED)]
+    await after.close()
+    assert shown == [0, 0]
+
+
+async def relaid(node: Node, layout: int) -> None:
+    """An operator cuts the GPUs into other slices, and tenants come to them."""
+    for number, device in enumerate(node.devices):
+        out = lives.quarantine(Sickness(Ailment.RELAID, "laid out anew"))
+        await node.tell(device.uuid, ev.Quarantined(out))
+        told = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
+        node.built.service.vitals[device.uuid] = told
+        node.tally.vitals(node.record(device.uuid), told)
+        node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
+    for device in node.devices:
+        await node.tell(device.uuid, ev.Discovered(device, lives.HERE))
+        await node.scrub(device.uuid, Path.SLOW, Trigger.FIRST_LOOK)
+
+
+async def test_a_node_that_is_laid_out_anew_again_and_again_shows_no_more_than_before(node):
+    """All of it: what is counted of a device is gone with the device."""
+    node.devices = node.devices[:4]
+    await day(node)
+    first = set(map(name, node.series())) | {'autoclave_quarantines_total{reason="relaid"}'}
+    for layout in range(50):
+        await relaid(node, layout)
+    await day(node)
+    assert {name(line).replace('-49"', '"') for line in node.series()} == first

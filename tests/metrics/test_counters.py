@@ -1,0 +1,220 @@
+"""What is counted of the ledger's rows, over devices at every point of their life."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from prometheus_client import CollectorRegistry
+
+from policies import xids
+from scrubber.core import events as ev
+from scrubber.core import states
+from scrubber.core.model import Ailment, Blame, Holder, Outcome, Path, Sickness, Step, StepResult, Trigger, Vitals, Xid
+from scrubber.ground.metric_table import Row
+from scrubber.ledger.ledger import Ledger
+from scrubber.metrics import table
+from scrubber.metrics.counters import Tally
+from tests.core import lives
+from tests.core.lives import DEVICE, NOW, later
+from tests.ledger import memory_store
+
+DEVICE_LABELS = {"gpu": "0", "uuid": DEVICE.uuid}
+
+
+class Book:
+    """A tally and what it shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.tally = Tally(self.registry)
+
+    def tell(self, before, *events, at=NOW):
+        for event in events:
+            entry = ev.Entry(1, DEVICE.uuid, at, "op", event)
+            after = states.apply(before, entry)
+            self.tally.row(entry, before)
+            before = after
+        return before
+
+    def of(self, row: Row, suffix: str = "", **labels: str) -> float | None:
+        return self.registry.get_sample_value(row.name + suffix, labels)
+
+    def series(self) -> dict[str, float]:
+        return {
+            f"{it.name}{sorted(it.labels.items())}": it.value
+            for family in self.registry.collect()
+            for it in family.samples
+        }
+
+
+@pytest.fixture
+def book() -> Book:
+    return Book()
+
+
+def test_a_life_is_counted_once_in_all_its_parts(book):
+    running = book.tell(None, ev.Discovered(DEVICE, lives.HERE))
+    running = book.tell(running, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.FIRST_LOOK)))
+    done = lives.passed(running, later(3))
+    for result in lives.results(Path.SLOW, clear={"residue_bytes": 7}):
+        running = book.tell(
+            running, ev.StepStarted("job-1", result.step, Path.SLOW), ev.StepFinished("job-1", result), at=later(1)
+        )
+    clean = book.tell(running, done, at=later(3))
+    assert book.of(table.SCRUB_ENDS, path="slow", trigger="first-look", outcome="passed") == 1
+    assert book.of(table.SCRUB_TIME, "_sum", path="slow") == 3
+    assert book.of(table.TIME_TO_CLEAN, "_sum") == 3
+    assert book.of(table.STEP_TIME, "_count", step="clear") == 1
+    assert book.of(table.RESETS, outcome="passed") == 1
+    assert book.of(table.SCRUBBED) == 1000
+    assert book.of(table.RESIDUE, **DEVICE_LABELS) == 1
+    assert book.of(table.RESIDUE_BYTES, **DEVICE_LABELS) == 7
+    assert book.tally.proven[DEVICE.uuid] == done.receipt
+    book.tell(clean, ev.Granted(lives.grant(clean)))
+    assert book.of(table.GRANTS, proof="receipt") == 1
+    assert book.of(table.GRANTS, proof="none") == 0
+
+
+def test_the_findings_of_a_device_begin_at_nothing_when_it_is_discovered(book):
+    book.tell(None, ev.Discovered(DEVICE, lives.HERE))
+    assert [book.of(row, **DEVICE_LABELS) for row in (table.RESIDUE, table.UNAUTHORISED)] == [0, 0]
+
+
+def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
+    dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
+    unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))
+    running = book.tell(unknown, ev.ScrubStarted(lives.job()), at=later(5))
+    book.tell(running, lives.passed(running, later(9)), at=later(9))
+    assert book.of(table.TIME_TO_CLEAN, "_sum") == 9
+    assert book.of(table.TIME_TO_CLEAN, "_count") == 1
+
+
+def test_the_time_in_quarantine_is_no_time_to_clean(book):
+    dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
+    running = book.tell(dirty, ev.ScrubStarted(lives.job()), at=later(1))
+    out = book.tell(running, ev.Quarantined(lives.quarantine()), at=later(2))
+    out = book.tell(out, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(3))
+    tried = book.tell(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=later(7000))
+    book.tell(tried, lives.passed(tried, later(7009)), at=later(7009))
+    assert book.of(table.RETURNS, by="evidence") == 1
+    assert book.of(table.TIME_TO_CLEAN, "_count") == 0
+
+
+def test_a_scrub_that_fails_is_counted_by_its_end(book):
+    book.tell(lives.SCRUBBING, ev.ScrubFailed("job-1", "a process is on it"))
+    book.tell(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "the service was stopped"))
+    book.tell(lives.SCRUBBING, ev.Quarantined(lives.quarantine()))
+    for outcome in ("failed", "interrupted", "quarantined"):
+        assert book.of(table.SCRUB_ENDS, path="fast", trigger="release", outcome=outcome) == 1
+    assert book.of(table.TIME_TO_CLEAN, "_count") == 0
+
+
+def test_a_step_that_fails_is_counted_with_whose_fault_it_was(book):
+    result = StepResult(Step.RESET, Path.FAST, Outcome.TIMED_OUT, 60.0, blame=Blame.DEVICE)
+    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.RESET, Path.FAST), ev.StepFinished("job-1", result))
+    assert book.of(table.STEP_FAILURES, step="reset", outcome="timed-out", blame="device") == 1
+    assert book.of(table.RESETS, outcome="timed-out") == 1
+    assert book.of(table.SCRUBBED) == 0
+
+
+def test_processes_are_counted_by_kind_and_those_that_were_ended(book):
+    stuck = Holder(9, 1.0, "stuck", None, state="D")
+    found = lives.result(Step.EVICT, holders=(lives.OF_A, lives.LEFTOVER, stuck), terminated=(41, 43))
+    book.tell(lives.SCRUBBING, ev.StepStarted("job-1", Step.EVICT, Path.FAST), ev.StepFinished("job-1", found))
+    kinds = {kind: book.of(table.PROCESSES, kind=kind) for kind in ("container", "host", "stuck")}
+    assert kinds == {"container": 1, "host": 1, "stuck": 1}
+    assert book.of(table.TERMINATED) == 2
+
+
+def test_an_escalation_and_a_quarantine_and_both_ways_out_of_it(book):
+    book.tell(lives.SCRUBBING, ev.Escalated("job-1", "clear failed", Path.SLOW))
+    assert book.of(table.ESCALATIONS) == 1
+    book.tell(lives.PROBED, lives.passed(lives.PROBED))
+    assert book.of(table.RETURNS, by="evidence") == 1
+    book.tell(lives.STICKY, ev.Reinstated("ann"))
+    assert book.of(table.RETURNS, by="person") == 1
+
+
+def test_only_what_was_in_is_taken_out(book):
+    out = book.tell(lives.CLEAN, ev.Quarantined(lives.quarantine()))
+    assert book.of(table.QUARANTINES, reason="lost") == 1
+    book.tell(out, ev.Quarantined(lives.quarantine()))  # told in other words
+    book.tell(lives.PROBED, ev.Quarantined(lives.quarantine()))  # a trial that failed
+    assert book.of(table.QUARANTINES, reason="lost") == 1
+
+
+def test_use_without_asking_is_counted_and_a_proof_that_grew_old_is_not(book):
+    book.tell(lives.CLEAN, ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
+    book.tell(lives.CLEAN, ev.Soiled("its proof is too old"))
+    assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == 1
+
+
+def test_errors_are_counted_when_they_are_told_and_once(book):
+    told = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
+    book.tally.vitals(lives.CLEAN, told)
+    book.tally.vitals(lives.CLEAN, told)
+    assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 2
+    assert book.of(table.XIDS, **DEVICE_LABELS, xid="79") == 1
+
+
+def test_errors_that_were_on_record_at_the_start_are_not_counted_again(book):
+    known = lives.live(lives.CLEAN, ev.Heard(((13, 2),), 2))
+    book.tally.vitals(known, Vitals(xids=(Xid(1, 13), Xid(2, 13), Xid(3, 13))))
+    assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 1
+
+
+def test_what_was_laid_out_anew_leaves_no_figures_and_what_is_lost_does(book):
+    cases = (Ailment.LOST, 2.0), (Ailment.RELAID, None), (Ailment.REPLACED, None)
+    for number, (ailment, left) in enumerate(cases, start=1):
+        record = book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
+        book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
+        out = book.tell(record, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
+        assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == left
+        book.tally.vitals(out, Vitals(lost=True, xids=(Xid(number, 13),)))  # of what is in its place
+        assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
+
+
+def test_a_code_that_nobody_knows_makes_no_series_of_its_own(book):
+    unknown = [code for code in range(100_000, 100_050) if xids.row(code) is None]
+    book.tally.vitals(lives.CLEAN, Vitals(xids=tuple(Xid(number, code) for number, code in enumerate(unknown, 1))))
+    assert book.of(table.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
+
+
+def test_answers_are_timed_and_a_no_has_its_reason(book):
+    book.tally.answered("acquire", "ok", "", 0.002)
+    book.tally.answered("acquire", "refused", "in-use", 2.0)
+    assert book.of(table.REQUESTS, "_count", request="acquire", outcome="ok") == 1
+    assert book.of(table.REQUEST_REFUSALS, request="acquire", reason="in-use") == 1
+
+
+@given(lives.walks())
+def test_whatever_happens_can_be_counted_and_only_grows(steps):
+    book = Book()
+    for before, event, _ in steps:
+        earlier = book.series()
+        book.tally.row(ev.Entry(1, DEVICE.uuid, NOW, "op", event), before)
+        later_on = book.series()
+        assert all(later_on[name] >= value for name, value in earlier.items())
+
+
+async def test_the_ledger_tells_what_has_become_true_and_nothing_else(book):
+    store = memory_store.MemoryStore()
+    ledger = Ledger(store, lambda: NOW, witness=book.tally)
+    await ledger.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)), (DEVICE.uuid, ev.Heard(((13, 1),), 1)))
+    assert book.of(table.LEDGER_APPEND, "_count") == 1
+    with pytest.raises(states.IllegalEventError):
+        await ledger.append("op", (DEVICE.uuid, ev.Granted(lives.grant(lives.CLEAN))))
+    assert book.of(table.GRANTS, proof="receipt") == 0
+    assert book.of(table.LEDGER_APPEND, "_count") == 1
+    await ledger.close()
+
+
+async def test_a_row_that_cannot_be_counted_is_true_all_the_same():
+    class Broken(Tally):
+        def written(self, seconds: float) -> None:
+            raise RuntimeError(f"no more room for {seconds}")
+
+    ledger = Ledger(memory_store.MemoryStore(), lambda: NOW, witness=Broken(CollectorRegistry()))
+    await ledger.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)))
+    assert DEVICE.uuid in ledger.records
+    await ledger.close()

@@ -1,0 +1,179 @@
+"""What the running service shows at its metrics address: after a story, while it starts, when it cannot record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from scrubber.api import client
+from scrubber.devices.simulated import drills, tenants
+from scrubber.ground.errors import AutoclaveError
+from scrubber.metrics import table
+from tests.fetching import fetch, figures
+from tests.live import Service
+
+ANYWHERE = ("--metrics-address", "127.0.0.1:0")
+
+
+class Shown:
+    """A scrape: every figure under its name and labels."""
+
+    def __init__(self, text: str) -> None:
+        self.families = list(text_string_to_metric_families(text))
+        self.samples = [sample for family in self.families for sample in family.samples]
+
+    def all(self, name: str, **labels: str) -> list[float]:
+        return [it.value for it in self.samples if it.name == name and labels.items() <= it.labels.items()]
+
+    def one(self, name: str, **labels: str) -> float:
+        (value,) = self.all(name, **labels)
+        return value
+
+    def exemplars(self, name: str) -> list[dict[str, str]]:
+        return [it.exemplar.labels for it in self.samples if it.name == name and it.exemplar is not None]
+
+
+def address_of(service: Service) -> str:
+    return str(next(json.loads(line)["address"] for line in service.heard if "showing metrics" in line))
+
+
+def scrape(service: Service) -> Shown:
+    return Shown(figures(address_of(service)))
+
+
+@pytest.fixture
+def service(short_tmp):
+    running = Service(short_tmp, 2, *ANYWHERE)
+    yield running
+    if running.process.poll() is None:
+        running.stop()
+
+
+def acquire(service: Service, uuid: str) -> None:
+    async def ask() -> None:
+        async with client.Scrubber(service.run_dir / "scrubber.sock") as scrubber:
+            await scrubber.acquire([uuid])
+
+    asyncio.run(ask())
+
+
+def test_a_story_is_told_in_figures(service):
+    clean = service.settled(0, "clean")
+    service.settled(1, "clean")
+    names = {"gpu": "0", "uuid": clean.device}
+    first = scrape(service)
+    assert first.one("autoclave_device_state", state="clean", **names) == 1
+    assert first.one("autoclave_device_healthy", **names) == 1
+    assert first.one("autoclave_device_info", model="Simulated GPU", **names) == 1
+    assert first.one("autoclave_last_scrub_timestamp_seconds", **names) == pytest.approx(clean.receipt.finished)
+    assert first.one("autoclave_scrub_coverage_ratio", **names) == 1
+    assert first.one("autoclave_device_temperature_celsius", **names) > 0
+    assert first.one("autoclave_ready") == 1
+    assert first.one("autoclave_build_info", backend="simulated") == 1
+    assert first.one("process_resident_memory_bytes") > 0
+    receipts = [clean.receipt.id, service.settled(1, "clean").receipt.id]
+    led = first.exemplars("autoclave_scrub_duration_seconds_bucket")
+    assert led  # of each bucket the last one
+    assert all(exemplar["receipt"] in receipts for exemplar in led)
+
+    acquire(service, clean.device)
+    with pytest.raises(AutoclaveError):
+        acquire(service, "GPU-nobody")
+    tenants.occupy(service.simulated_dir, clean.device, b"secret", "pod-1", 0)
+    drills.lose(service.simulated_dir, service.settled(1, "clean").device)
+    out = service.settled(1, "quarantined")
+    later = scrape(service)
+    assert later.one("autoclave_grants_total", proof="receipt") == 1
+    assert later.one("autoclave_request_duration_seconds_count", request="acquire", outcome="ok") == 1
+    assert later.one("autoclave_request_refusals_total", request="acquire", reason="unknown-device") == 1
+    assert later.one("autoclave_quarantined", gpu="1", uuid=out.device, reason="lost") == 1
+    assert later.one("autoclave_quarantines_total", reason="lost") == 1
+    assert later.one("autoclave_quarantine_since_timestamp_seconds", gpu="1") == pytest.approx(out.quarantine.since)
+    assert later.one("autoclave_device_healthy", gpu="1") == 0
+    tenants.release(service.simulated_dir, clean.device)
+
+
+def test_nothing_is_shown_that_is_not_in_the_table(service):
+    service.settled(0, "clean")
+    service.settled(1, "clean")
+    rows = {name: row for row in table.TABLE for name in row.series}
+    ours = [sample for sample in scrape(service).samples if not sample.name.startswith("process_")]
+    assert len({sample.name for sample in ours}) > len(table.TABLE) / 2
+    for sample in ours:
+        wanted = {*rows[sample.name].all_labels} - ({"le"} if not sample.name.endswith("_bucket") else set())
+        assert set(sample.labels) == wanted, sample.name
+
+
+def test_prometheus_finds_nothing_to_object_to(service):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    service.settled(0, "clean")
+    text = fetch(address_of(service), "/metrics")[1].encode()
+    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_who_cannot_record_is_not_ready_and_says_why(service):
+    uuid = service.settled(0, "clean").device
+    address = address_of(service)
+    assert fetch(address, "/readyz") == (200, "ready\n")
+    resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # every write fails
+    with pytest.raises(AutoclaveError):
+        acquire(service, uuid)
+    assert fetch(address, "/readyz") == (503, "not ready: the ledger cannot be written\n")
+    assert fetch(address, "/healthz") == (200, "ok\n")
+    shown = scrape(service)
+    assert (shown.one("autoclave_ready"), shown.one("autoclave_ledger_fault")) == (0, 1)
+
+
+def test_who_has_no_ledger_yet_is_alive_and_says_what_is_missing(service):
+    service.stop()
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, previous[1]))
+    try:
+        service.start(until="no ledger: nothing is granted")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+    address = address_of(service)
+    assert fetch(address, "/healthz") == (200, "ok\n")
+    status, why = fetch(address, "/readyz")
+    assert status == 503
+    assert why.startswith("not ready: cannot ")
+    assert "ledger" in why
+
+
+def refused(root: Path, address: str) -> str:
+    """What a start with this address says before it ends."""
+    command: list[str | Path] = [
+        sys.executable, "-m", "scrubber", "scrubber", "--backend", "simulated", "--run-dir", root / "run",
+        "--state-dir", root / "state", "--kubelet-dir", root, "--metrics-address", address,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    return done.stderr
+
+
+def test_an_address_that_is_taken_ends_the_start_with_one_line(short_tmp):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = ":".join(map(str, taken.getsockname()))
+        said = refused(short_tmp, address)
+    assert said == (
+        f"autoclave: cannot show metrics at {address}: address already in use; choose another with --metrics-address\n"
+    )
+
+
+@pytest.mark.parametrize("address", ["9475", ":9475", "127.0.0.1:99999"])
+def test_what_is_no_address_is_refused_at_the_start(short_tmp, address):
+    assert "expected HOST:PORT" in refused(short_tmp, address)

@@ -1,0 +1,137 @@
+"""The end of a process is told at once, and of nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import structlog.testing
+
+from scrubber.node.process_ends import Ends
+from tests.patience import WITHIN
+
+
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+@pytest.fixture
+async def ends():
+    it = Ends()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def born():
+    """Processes that stay until they are ended."""
+    made: list[subprocess.Popen[bytes]] = []
+
+    def one() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
+        return made[-1]
+
+    yield one
+    for process in made:
+        process.kill()
+        process.communicate()
+
+
+async def told(ends) -> frozenset[str]:
+    async with asyncio.timeout(WITHIN):
+        found: frozenset[str] = await ends.next()
+        return found
+
+
+def yes() -> bool:
+    return True
+
+
+async def test_the_end_of_one_is_told_under_its_name_and_once(ends, born):
+    one, other = born(), born()
+    ends.follow("one", one.pid, yes)
+    ends.follow("other", other.pid, yes)
+    waiting = asyncio.create_task(told(ends))
+    await asyncio.sleep(0)
+    one.kill()
+    assert await waiting == {"one"}
+    other.kill()
+    assert await told(ends) == {"other"}
+
+
+async def test_a_zombie_has_ended(ends, born):
+    """Its parent may take its time to collect it; it holds nothing any more."""
+    one = born()
+    ends.follow("one", one.pid, yes)
+    one.kill()
+    assert await told(ends) == {"one"}
+    assert one.returncode is None
+
+
+async def test_who_has_gone_already_and_who_is_another_are_told_at_once(ends, born):
+    one, other = born(), born()
+    one.kill()
+    one.communicate()
+    ends.follow("gone", one.pid, yes)
+    ends.follow("another", other.pid, lambda: False)
+    assert await told(ends) == {"gone", "another"}
+
+
+async def test_only_the_last_one_is_waited_for_under_a_name(ends, born):
+    before, after = born(), born()
+    ends.follow("it", before.pid, yes)
+    ends.follow("it", after.pid, yes)
+    ends.follow("it", after.pid, lambda: pytest.fail("it is known already"))
+    before.kill()
+    before.communicate()
+    waiting = asyncio.create_task(told(ends))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    after.kill()
+    assert await waiting == {"it"}
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EMFILE], ids=["no right to it", "no more files"])
+async def test_who_cannot_be_followed_is_nobodys_fault_and_told_once(ends, born, monkeypatch, number):
+    """An old seccomp profile knows no pidfds: whoever looks must go on looking."""
+    one = born()
+
+    def refused(_pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with structlog.testing.capture_logs() as lines:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+        ends.follow("one", one.pid, yes)
+        ends.follow("one", one.pid, yes)
+        monkeypatch.undo()
+    assert [it["log_level"] for it in lines] == ["warning"]
+    ends.follow("one", one.pid, yes)  # another look, which may
+    one.kill()
+    assert await told(ends) == {"one"}
+
+
+async def test_nothing_is_left_open(born):
+    before = open_files()
+    ends = Ends()
+    one, other, another = born(), born(), born()
+    opened = open_files()
+    ends.follow("one", one.pid, yes)
+    ends.follow("other", other.pid, yes)
+    ends.follow("another", another.pid, lambda: False)
+    assert open_files() == opened + 2
+    another.kill()
+    ends.follow("another", another.pid, yes)
+    assert {"another"} <= await told(ends)
+    while "another" in ends._followed:
+        await told(ends)
+    assert open_files() == opened + 2
+    ends.forget("one")
+    ends.forget("one")
+    ends.close()
+    assert open_files() == opened
+    assert opened > before  # of the two processes

@@ -1,0 +1,228 @@
+"""Who leaves a device is missed at once: the next look at it does not wait for a round."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core.model import Moment, Owner, Record
+from scrubber.devices.simulated import creation, tenants
+from scrubber.devices.simulated.backend import Simulated
+from scrubber.node.process_ends import Ends
+from scrubber.node.processes import Processes
+from scrubber.observe.observer import Sight
+from scrubber.service import monitor
+from scrubber.service.monitor import Monitor
+from tests.core import lives
+from tests.patience import WITHIN
+
+BETWEEN_ROUNDS = 60.0
+POD, OTHER = "pod-of-departures", "another-pod-of-departures"
+
+
+class Place:
+    """A simulated GPU, the eyes on it, and who is there."""
+
+    def __init__(self, root: Path) -> None:
+        creation.create(root, 2, 2**20)
+        backend = Simulated(root)
+        self.root = root
+        self.uuid = backend.inventory()[0].uuid
+        self.ends = Ends()
+        processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+        self.sight = Sight(backend, processes, "boot", root, 0.0, ends=self.ends)
+        self.pids: list[int] = []
+
+    def record(self, owner: str | None) -> Record:
+        events = [ev.Exposed(Owner(owner, lives.NOW, seen=True))] if owner else []
+        return replace(lives.live(lives.GRANTED, *events), device=self.sight.backend.inventory()[0])
+
+    def occupy(self, container: str = "") -> int:
+        args = (self.root, self.uuid, b"")
+        self.pids.append(tenants.occupy(*args, container) if container else tenants.zombie(*args))
+        return self.pids[-1]
+
+    def end(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    async def left(self) -> frozenset[str]:
+        async with asyncio.timeout(WITHIN):
+            return await self.ends.next()
+
+
+@pytest.fixture
+async def place(tmp_path):
+    it = Place(tmp_path)
+    yield it
+    it.ends.close()
+    for pid in it.pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+@pytest.mark.parametrize("container", ["", OTHER], ids=["a process of nobody", "another pod's container"])
+async def test_the_end_of_who_is_on_it_is_told(place, container):
+    pid = place.occupy(container)
+    await place.sight.full(place.record(None))
+    place.end(pid)
+    assert await place.left() == {place.uuid}
+
+
+async def test_while_its_pod_lives_the_end_of_another_of_its_processes_is_no_departure(place):
+    """As that of a container that crashes: what holds the pod together goes last."""
+    record, some = place.record(POD), [place.occupy(POD), place.occupy(POD)]
+    assert (await place.sight.full(record)).owner_alive is True
+    followed = place.ends._followed[place.uuid][0]
+    [other] = [pid for pid in some if pid != followed]
+    place.end(other)
+    waiting = asyncio.create_task(place.left())
+    await place.sight.full(record)
+    assert not waiting.done()
+    place.end(followed)
+    assert await waiting == {place.uuid}
+    assert (await place.sight.full(record)).owner_alive is False
+
+
+async def test_whoever_is_about_to_start_is_followed_from_then_on(place):
+    elsewhere = place.sight.backend.inventory()[1].uuid
+    place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
+    await place.sight.full(place.record(None), claimant=POD)
+    assert place.ends._followed[place.uuid][0] == place.pids[0]
+
+
+async def test_nobody_is_followed_where_nobody_is(place):
+    await place.sight.full(place.record(None))
+    assert place.ends._followed == {}
+
+
+class Notebook:
+    """Stands where the service would: writes down who is looked after."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.tended: asyncio.Queue[str] = asyncio.Queue()
+        self.ledger = SimpleNamespace(records={})
+        self.count = 0
+        self._fails = fails
+
+    async def tend(self, device: str) -> None:
+        self.count += 1
+        self.tended.put_nowait(device)
+        if self._fails:
+            raise OSError("the disk is full")
+
+    def moves(self, device: str, at: float) -> None:
+        self.ledger.records = {device: SimpleNamespace(since=Moment(at, at))}
+
+
+class Roundless(Monitor):
+    """Looks after nobody by itself."""
+
+    async def round(self, pace: float = 0.0) -> None:
+        """Nothing but departures calls for a look."""
+
+
+@pytest.fixture
+async def watch():
+    """A monitor whose rounds do nothing."""
+    tasks: list[asyncio.Task[None]] = []
+
+    def start(notebook: Any, ends: Ends) -> None:  # noqa: ANN401 - stands in for the service
+        nobody: Any = None
+        tasks.append(asyncio.create_task(Roundless(notebook, nobody, BETWEEN_ROUNDS, ends).run()))
+
+    yield start
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_device_that_was_left_is_looked_after_and_others_are_not(place, watch):
+    notebook = Notebook()
+    pid = place.occupy()
+    await place.sight.full(place.record(None))
+    watch(notebook, place.ends)
+    place.end(pid)
+    async with asyncio.timeout(WITHIN):
+        assert await notebook.tended.get() == place.uuid
+    assert notebook.tended.empty()
+
+
+async def test_a_look_that_fails_is_not_the_last_one(place, watch):
+    notebook = Notebook(fails=True)
+    watch(notebook, place.ends)
+    for _ in range(3):
+        place.ends._ring(place.uuid)
+        async with asyncio.timeout(WITHIN):
+            await notebook.tended.get()
+
+
+class Hanging(Notebook):
+    """A look at one device does not end before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def tend(self, device: str) -> None:
+        await super().tend(device)
+        if device == "hangs":
+            await self.may_end.wait()
+
+
+async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(place, watch):
+    notebook = Hanging()
+    watch(notebook, place.ends)
+    place.ends._ring("hangs")
+    async with asyncio.timeout(WITHIN):
+        assert await notebook.tended.get() == "hangs"
+        for _ in range(5):  # another one, that somebody leaves again and again
+            place.ends._ring("restless")
+            assert await notebook.tended.get() == "restless"
+        for device in ("restless", "hangs", "left"):
+            place.ends._ring(device)
+        assert [await notebook.tended.get() for _ in range(2)] == ["left", "restless"]
+        notebook.may_end.set()
+        assert await notebook.tended.get() == "hangs", "who left it while it was looked after is not forgotten"
+
+
+async def test_who_comes_and_goes_for_no_change_gets_looks_at_a_slower_pace(place, watch, monkeypatch):
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def brief(seconds: float) -> None:
+        if seconds == BETWEEN_ROUNDS:
+            await sleep(seconds)
+        pauses.append(seconds)
+        await sleep(0)
+
+    notebook = Notebook()
+    monkeypatch.setattr("scrubber.service.monitor.asyncio.sleep", brief)
+    watch(notebook, place.ends)
+    for _ in range(8):
+        place.ends._ring(place.uuid)
+        await notebook.tended.get()
+        await sleep(0.001)
+    paused = [pause for pause in pauses if pause]
+    assert paused[:3] == [monitor.BREATH, 2 * monitor.BREATH, 4 * monitor.BREATH]
+    assert max(paused) == monitor.LONGEST_PAUSE
+    notebook.moves(place.uuid, 1.0)
+    tend = notebook.tend
+
+    async def changing(device: str) -> None:
+        notebook.moves(device, 2.0)
+        await tend(device)
+
+    monkeypatch.setattr(notebook, "tend", changing)
+    place.ends._ring(place.uuid)
+    await notebook.tended.get()
+    await sleep(0.001)
+    assert pauses[-1] == 0.0

@@ -1,0 +1,94 @@
+"""For how long what the last full look saw may stand for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+
+from scrubber.core.model import Facts, Record
+from scrubber.observe import look_cache
+from scrubber.observe.look_cache import LINGERS, SHARE, Visits
+from tests.core import lives
+from tests.core.lives import FOREIGN, OF_A, OF_B, facts
+
+CHEAP, LONG = 0.0, 100 * SHARE  # seconds that a look took: it stands for one second, and for a hundred
+NOBODY = replace(facts(), owner_alive=None)
+AT_WORK = facts((OF_A,), alive=True)
+
+
+@dataclass
+class Clock:
+    """In the place of the event loop."""
+
+    now: float = 0.0
+
+    def time(self) -> float:
+        """As that says it."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: clock)
+    return clock
+
+
+def seen(record: Record, facts: Facts, took: float = LONG) -> Visits:
+    """One look at it."""
+    known = Visits()
+    known.remember(record, facts, frozenset(), facts.holders or (), took)
+    return known
+
+
+@pytest.mark.parametrize(("took", "stands"), [(CHEAP, 1.0), (LONG, 100.0)], ids=["a cheap look", "a costly look"])
+def test_a_look_stands_for_as_long_as_it_was_costly(clock, took, stands):
+    free, used = seen(lives.CLEAN, NOBODY, took), seen(lives.EXPOSED, AT_WORK, took)
+    clock.now = stands - 0.01
+    assert free.met_nobody(lives.CLEAN)
+    assert used.witnessed(lives.EXPOSED) is not None
+    clock.now = stands + 0.01
+    assert not free.met_nobody(lives.CLEAN)
+    assert used.witnessed(lives.EXPOSED) is None
+
+
+def test_a_look_that_could_not_tell_is_none_and_ends_the_one_before(clock):
+    assert clock.now == 0.0
+    known = seen(lives.EXPOSED, AT_WORK)
+    known.remember(lives.EXPOSED, facts(None, alive=True), frozenset(), (OF_A,), LONG)
+    assert known.witnessed(lives.EXPOSED) is None
+    assert not known.met_nobody(lives.EXPOSED)
+
+
+def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_moment(clock):
+    known = seen(lives.SOILED, facts((FOREIGN,)))
+    clock.now = LINGERS
+    assert known.witnessed(lives.SOILED) is not None
+    clock.now = LINGERS + 0.01
+    assert known.witnessed(lives.SOILED) is None
+    assert look_cache.Visits().witnessed(lives.SOILED) is None
+
+
+@pytest.mark.parametrize(
+    ("record", "look"),
+    [
+        pytest.param(lives.EXPOSED, facts((OF_A,), alive=False), id="the owner did not run"),
+        pytest.param(lives.EXPOSED, facts((OF_A,)), id="nobody could say whether the owner runs"),
+        pytest.param(lives.EXPOSED, facts((OF_B,), alive=True), id="somebody else was on it"),
+        pytest.param(lives.VISITED, facts(alive=True), id="who was merely met had let go"),
+    ],
+)
+def test_else_nobody_bears_witness(clock, record, look):
+    assert clock.now == 0.0
+    known = Visits()
+    known.remember(record, look, frozenset(), look.holders or (OF_B,), LONG)
+    assert known.witnessed(record) is None
+
+
+def test_who_is_about_to_start_is_no_part_of_what_was_seen(clock):
+    assert clock.now == 0.0
+    visit, witness = seen(lives.EXPOSED, replace(AT_WORK, claimant_alive=True)).witnessed(lives.EXPOSED) or (None, None)
+    assert visit is not None
+    assert (visit.facts, witness) == (AT_WORK, OF_A)

@@ -1,0 +1,70 @@
+"""A reset needs a driver without users, ours included: the service keeps off it, and always comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from scrubber.devices import calls
+from scrubber.devices.simulated.backend import Simulated
+from scrubber.node.processes import Processes
+from scrubber.observe.observer import Sight
+from tests.patience import WITHIN
+
+
+class Sticky(Simulated):
+    """Takes as long to let go as somebody likes, and counts how often it is away."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.may, self.asked, self.back = threading.Event(), threading.Event(), threading.Event()
+        self.away = 0
+
+    def let_go(self) -> None:
+        self.asked.set()
+        assert self.may.wait(WITHIN)
+        self.away += 1
+
+    def take_up(self) -> None:
+        self.away -= 1
+        self.back.set()
+
+
+@pytest.fixture
+def backend(tmp_path):
+    return Sticky(tmp_path)
+
+
+@pytest.fixture
+def sight(backend, tmp_path):
+    processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+    return Sight(backend, processes, "boot", tmp_path, 0.0, patience=1.0)
+
+
+async def away(sight):
+    async with sight.away():
+        raise AssertionError("nobody was to get here" if sight.backend.away != 1 else "the reset failed")
+
+
+@pytest.mark.parametrize("impatience", ["cancelled", "too late"])
+async def test_who_gave_up_before_it_was_let_go_does_not_stay_away(sight, backend, impatience):
+    asking = asyncio.create_task(away(sight))
+    await asyncio.to_thread(backend.asked.wait, 5)
+    if impatience == "cancelled":
+        asking.cancel()
+    with pytest.raises((asyncio.CancelledError, calls.UnresponsiveError)):
+        await asking
+    backend.may.set()
+    assert await asyncio.to_thread(backend.back.wait, 5)
+    assert backend.away == 0
+
+
+async def test_it_comes_back_when_a_reset_fails(sight, backend):
+    backend.may.set()
+    with pytest.raises(AssertionError):
+        await away(sight)
+    assert await asyncio.to_thread(backend.back.wait, 5)
+    assert backend.away == 0

@@ -1,0 +1,90 @@
+"""When a thing is told: each bound by itself."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tenacity import AsyncRetrying, RetryCallState
+
+from plugin.changed import Bell
+from plugin.cluster.base import Failure, Kind
+from plugin.cluster.retry_loop import NEVER, Pace, Strand
+from tests.patience import WITHIN
+from tests.plugin.cluster.conftest import QUICK
+
+
+def strand(deed, due, pace):
+    return Strand("it", due, deed, Bell(), pace)
+
+
+async def ended(task):
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def test_two_words_on_one_strand_are_a_breath_apart():
+    done = []
+
+    async def deed() -> None:
+        done.append("a word")
+        await asyncio.sleep(0)
+
+    task = asyncio.create_task(strand(deed, lambda: 0.0, replace(QUICK, breath=3600)).run())
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(done) == 1
+    await ended(task)
+
+
+async def test_what_came_to_nothing_during_a_pause_is_not_told_after_it():
+    looked = asyncio.Event()
+    tries: list[str] = []
+    looks: list[int] = []
+
+    def due() -> float:
+        looks.append(len(tries))
+        if looks.count(1) == 2:  # after the pause, and before the next thing
+            looked.set()
+        return NEVER if tries else 0.0
+
+    async def deed() -> None:
+        tries.append("a try")
+        raise Failure(Kind.AWAY, "nobody there")
+
+    task = asyncio.create_task(strand(deed, due, QUICK).run())
+    async with asyncio.timeout(WITHIN):
+        await looked.wait()
+    assert len(tries) == 1
+    await ended(task)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "number", "least", "most"),
+    [
+        (Kind.AWAY, None, 1, 0.5, 1.0),
+        (Kind.AWAY, None, 50, 0.5, 60.0),
+        (Kind.BUSY, 7.0, 1, 7.0, 7.5),
+        (Kind.AWAY, 7.0, 1, 7.0, 7.5),
+        (Kind.BUSY, 31536000.0, 1, 300.0, 300.5),
+        (Kind.FORBIDDEN, None, 1, 240.0, 360.0),
+        (Kind.REFUSED, None, 1, 240.0, 360.0),
+    ],
+)
+def test_a_pause_fits_the_failure(kind, told, number, least, most):
+    pause = pauses(kind, told, number)
+    assert least <= min(pause)
+    assert max(pause) <= most
+
+
+@pytest.mark.parametrize("told", [0.0, 1.0])
+def test_who_always_asks_for_a_moment_is_asked_less_and_less_often(told):
+    assert max(pauses(Kind.BUSY, told, number=50)) > 5.0
+
+
+def pauses(kind, told, number):
+    """A hundred pauses after so many tries."""
+    state = RetryCallState(AsyncRetrying(), None, (), {})
+    state.attempt_number = number
+    state.set_exception((Failure, Failure(kind, "no", told), None))
+    it = strand(None, None, Pace())
+    return [it._pause(state) for _ in range(100)]

@@ -1,0 +1,288 @@
+"""The plugin's figures and probes: the real process, between a real service or one that the test speaks for."""
+
+import asyncio
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+
+import grpc.aio
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
+from plugin.metrics import table
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod
+from scrubber import __version__
+from scrubber.api import client
+from scrubber.ground.errors import Reason, Refused
+from tests.live import Service
+from tests.patience import WITHIN
+from tests.plugin import kubelet_door
+from tests.plugin.live_plugin import Plugin
+from tests.plugin.scraping import get, scrape
+from tests.plugin.scrub_door import ScrubDoor, gpu, no, yes
+
+GPU = "nvidia.com/gpu"
+SILENT = "every device is unhealthy: the scrub service does not answer"
+IN_USE = Refused(Reason.IN_USE, "cannot hand out GPU-0000: a process is still on it")
+
+
+@dataclass
+class Shown:
+    """A plugin with a door."""
+
+    plugin: Plugin
+    address: str
+
+    async def scrape(self):
+        return await scrape(self.address)
+
+    async def ready(self):
+        return await get(self.address, "/readyz")
+
+
+@pytest.fixture
+async def door(short_tmp):
+    """A service that the test speaks for, with two devices."""
+    (short_tmp / "run").mkdir(mode=0o700)
+    door = ScrubDoor(short_tmp / "run")
+    door.say(gpu(0), gpu(1))
+    await door.open()
+    yield door
+    await door.close()
+
+
+@pytest.fixture
+async def kubelet(short_tmp):
+    """A kubelet that runs."""
+    kubelet = Kubelet(short_tmp)
+    await kubelet.start()
+    yield kubelet
+    await kubelet.stop()
+
+
+@pytest.fixture
+async def shown(short_tmp):
+    """Start plugins that show their figures; all are ended with the test."""
+    started: list[Plugin] = []
+
+    async def shown(*flags: object) -> Shown:
+        started.append(await Plugin(short_tmp, "--metrics-address", "127.0.0.1:0", *flags).start())
+        return Shown(started[-1], (await started[-1].hear("showing metrics"))["address"])
+
+    yield shown
+    for each in started:
+        await each.clear_away()
+
+
+@pytest.fixture
+async def service(short_tmp):
+    """The real service, with two clean GPUs."""
+    service = await asyncio.to_thread(Service, short_tmp, 2)
+    for index in range(2):
+        await asyncio.to_thread(service.settled, index, "clean")
+    yield service
+    await asyncio.to_thread(service.stop)
+
+
+async def allocate(root, *ids):
+    """Ask the plugin itself, as a kubelet with an old list in its head would."""
+    async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
+        requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
+        stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
+        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)
+
+
+def registered(figures, outcome):
+    return figures.of(table.REGISTRATIONS, resource=GPU, outcome=outcome)
+
+
+def hooks(figures, hook, outcome):
+    return figures.of(table.HOOK_TIME, "_count", hook=hook, outcome=outcome)
+
+
+def listed(figures):
+    return tuple(figures.of(table.LISTED, resource=GPU, health=health) for health in ("healthy", "unhealthy"))
+
+
+async def test_a_day_of_a_node_is_told_in_figures_and_each_leads_to_its_proof(service, kubelet, shown, short_tmp):
+    it = await shown()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await it.plugin.hear("registered")
+    figures = await it.scrape()
+    assert await it.ready() == (200, "ready\n")
+    assert (figures.of(table.READY), figures.of(table.SCRUBBER)) == (1, 1)
+    assert (registered(figures, "registered"), listed(figures)) == (1, (2, 0))
+    assert (figures.of(table.CONNECTED, resource=GPU), figures.of(table.LISTS, resource=GPU)) == (1, 1)
+    assert figures.of(table.BUILD, version=__version__) == 1
+    assert figures.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 0
+
+    used, other = [await asyncio.to_thread(service.settled, index, "clean") for index in range(2)]
+    pod = Pod.of("train", {GPU: 1})
+    await kubelet.run(pod)
+    assert pod.phase is Phase.RUNNING
+    figures = await it.scrape()
+    assert [hooks(figures, hook, "ok") for hook in ("Allocate", "PreStartContainer", "GetPreferredAllocation")] == [
+        1,
+        1,
+        1,
+    ]
+    assert figures.receipts(table.HOOK_TIME) == {used.receipt.id}
+
+    async with client.Admin(service.run_dir / "admin.sock") as admin:
+        await admin.quarantine(other.device, "a drill", "a test")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await allocate(short_tmp, other.device)
+    figures = await it.scrape()
+    assert figures.of(table.HOOK_REFUSALS, hook="Allocate", reason="quarantined") == 1
+    assert (hooks(figures, "Allocate", "refused"), listed(figures)) == (1, (1, 1))
+    assert figures.strangers() == []
+
+
+async def test_a_kubelet_that_restarts_is_registered_with_again(door, kubelet, shown):
+    assert door.devices
+    it = await shown()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await kubelet.stop()
+    cause = (await it.plugin.hear("not registered"))["cause"]
+    figures = await it.scrape()
+    assert figures.of(table.CONNECTED, resource=GPU) == 0
+    status, why = await it.ready()
+    assert (status, why.startswith(f"not ready: {GPU} is not registered: ")) == (503, True)
+    await kubelet.start()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await it.plugin.hear("registered", times=2)
+    figures = await it.scrape()
+    assert registered(figures, "registered") == 2
+    assert (registered(figures, cause) or 0) >= 1
+    assert figures.of(table.CONNECTED, resource=GPU) == 1
+    assert await it.ready() == (200, "ready\n")
+
+
+async def test_a_kubelet_that_finds_the_plugin_by_itself_is_counted_too(door, shown, short_tmp):
+    assert door.devices
+    (short_tmp / "registry").mkdir()
+    kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
+    await kubelet.start()
+    it = await shown("--registration", "plugins-registry", "--registry-dir", short_tmp / "registry")
+    await it.plugin.hear("registered")
+    assert registered(await it.scrape(), "registered") == 1
+    assert await it.ready() == (200, "ready\n")
+    await kubelet.stop()
+
+
+async def test_a_reason_is_one_short_line_whatever_others_say(door, shown, short_tmp):
+    assert door.devices
+    kubelet = kubelet_door.Kubelet(short_tmp)
+    kubelet.refusal = "first\nsecond " + "x" * 1000
+    await kubelet.start()
+    it = await shown()
+    await it.plugin.hear("not registered")
+    status, why = await it.ready()
+    assert (status, why.count("\n"), len(why) < 400) == (503, 1, True)
+    assert "not registered: Register failed: UNKNOWN: first second x" in why
+    await kubelet.stop()
+
+
+async def test_a_service_that_falls_silent_is_told_until_it_is_heard_again(door, kubelet, shown):
+    door.silence = 0.2
+    it = await shown()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await door.close()
+    await it.plugin.hear(SILENT)
+    figures = await it.scrape()
+    assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (0, 0, (0, 2))
+    status, why = await it.ready()
+    assert status == 503
+    assert why.startswith("not ready: the scrub service is not heard: cannot reach the scrub service at /")
+    assert await get(it.address, "/healthz") == (200, "ok\n")
+    await door.open()
+    await it.plugin.hear("the scrub service answers again")
+    figures = await it.scrape()
+    assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (1, 1, (2, 0))
+    assert await it.ready() == (200, "ready\n")
+
+
+async def test_probes_see_the_start_and_hear_what_it_waits_for(door, shown, short_tmp):
+    await door.close()
+    it = await shown()
+    await it.plugin.hear("waiting for the scrub service")
+    status, why = await it.ready()
+    assert (status, "the scrub service is not heard: cannot reach" in why, why.count("\n")) == (503, True, 1)
+    assert await get(it.address, "/healthz") == (200, "ok\n")
+    door.say()
+    await door.open()
+    await it.plugin.hear("devices known")
+    assert await it.ready() == (503, "not ready: there is no device to offer\n")
+    door.say(gpu(0))
+    await it.plugin.hear("waiting for the kubelet")
+    assert await it.ready() == (503, f"not ready: {GPU} is not registered: the kubelet has not been heard of yet\n")
+    figures = await it.scrape()
+    assert (figures.of(table.READY), figures.of(table.SCRUBBER)) == (0, 1)
+    assert (registered(figures, "registered"), figures.of(table.CONNECTED, resource=GPU)) == (0, 0)
+    kubelet = Kubelet(short_tmp)
+    await kubelet.start()
+    await it.plugin.hear("registered")
+    assert await it.ready() == (200, "ready\n")
+    await kubelet.stop()
+
+
+async def test_an_address_that_is_taken_ends_it_with_one_line(door, short_tmp):
+    assert door.devices
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        it = await Plugin(short_tmp, "--metrics-address", address).start()
+        assert await it.ended() == 2
+    assert it.said == (
+        f"autoclave: cannot show metrics at {address}: address already in use; choose another with --metrics-address\n"
+    )
+    assert not list((short_tmp / "autoclave").glob("*.sock"))
+
+
+async def test_200_pods_leave_the_same_series_as_a_few_and_all_are_in_the_table(door, kubelet, shown):
+    it = await shown()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+
+    async def round_(number: int) -> None:
+        pod = Pod.of(f"pod-{number}", {GPU: 1})
+        await kubelet.run(pod)
+        assert pod.phase is Phase.RUNNING
+        await kubelet.delete(pod)
+
+    async def refusal() -> None:
+        door.answer = no(IN_USE)
+        assert (await kubelet.admit(Pod.of("refused", {GPU: 1}))).phase is Phase.FAILED
+        door.answer = yes
+
+    await round_(0)
+    await refusal()
+    first = await it.scrape()
+    for number in range(1, 200):
+        await round_(number)
+    await refusal()
+    last = await it.scrape()
+    assert last.strangers() == []
+    assert last.series == first.series
+    assert hooks(last, "Allocate", "ok") == 200
+    assert last.of(table.HOOK_REFUSALS, hook="Allocate", reason="in-use") == 2
+    shown_rows = {row.name for row in table.TABLE if {name for name, _ in last.series} & set(row.series)}
+    assert shown_rows == {row.name for row in table.TABLE}
+    assert all(last.families[row.stem].documentation == row.help for row in table.TABLE)
+    assert all(last.families[row.stem].type == row.kind.value for row in table.TABLE)
+    assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= {name for name, _ in last.series}
+
+
+async def test_prometheus_own_linter_finds_nothing(door, kubelet, shown):
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    it = await shown()
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
+    await kubelet.run(Pod.of("train", {GPU: 1}))
+    assert door.asked
+    _, text = await get(it.address, "/metrics")
+    linted = await asyncio.to_thread(
+        subprocess.run, [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (linted.returncode, linted.stdout + linted.stderr) == (0, "")

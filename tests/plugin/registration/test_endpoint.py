@@ -1,0 +1,197 @@
+"""One server on one socket: appears complete, knows its streams, ends at once and cleans up after itself only."""
+
+import asyncio
+import os
+import socket
+import stat
+import time
+from functools import partial
+
+import grpc
+import pytest
+
+from plugin.kubelet_api import deviceplugin_pb2 as pb
+from plugin.kubelet_api import deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.registration import endpoint, sockets
+from plugin.registration.events import Cause, NotRegistered
+from scrubber.ground.errors import FatalError
+from tests.patience import WITHIN
+from tests.plugin.kubelet_door import Plugin
+
+pytestmark = pytest.mark.usefixtures("long_waits")
+
+
+@pytest.fixture
+def path(short_tmp):
+    return short_tmp / "gpu.sock"
+
+
+def stub(channel):
+    return deviceplugin_pb2_grpc.DevicePluginStub(channel)
+
+
+class Failing(Plugin):
+    """A servicer whose stream breaks by itself."""
+
+    async def ListAndWatch(self, _request, _context):  # noqa: N802 - the proto names it
+        yield pb.ListAndWatchResponse()
+        raise RuntimeError("broken on purpose")
+
+
+async def test_the_socket_appears_only_once_it_serves_and_for_its_owner_alone(path):
+    seen: list[bool] = []
+
+    def add(server: grpc.aio.Server) -> None:
+        seen.append(path.exists())
+        Plugin().add(server)
+
+    async with endpoint.serve(path, add) as served:
+        assert seen == [False]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert (await served.prove()).pre_start_required
+        assert [entry.name for entry in path.parent.iterdir()] == ["gpu.sock"]
+    assert list(path.parent.iterdir()) == []
+
+
+async def test_what_a_killed_process_left_behind_is_no_obstacle(path):
+    for left in (path, sockets.hidden(path)):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.bind(os.fspath(left))
+    async with endpoint.serve(path, Plugin().add) as served:
+        await served.prove()
+    assert list(path.parent.iterdir()) == []
+
+
+async def test_a_place_that_cannot_be_written_to_is_said_as_such(path):
+    sockets.hidden(path).mkdir()
+    with pytest.raises(FatalError, match="cannot serve on"):
+        async with endpoint.serve(path, Plugin().add):
+            pass
+
+
+async def test_anothers_socket_in_our_place_survives_our_end(path):
+    with socket.socket(socket.AF_UNIX) as other:
+        async with endpoint.serve(path, Plugin().add) as served:
+            path.unlink()
+            other.bind(os.fspath(path))
+            assert served.gone()
+        assert path.is_socket()
+
+
+async def test_a_socket_is_gone_when_its_file_is_and_not_when_it_is_relabelled(path):
+    async with endpoint.serve(path, Plugin().add) as served:
+        path.chmod(0o660)
+        assert not served.gone()
+        path.unlink()
+        assert served.gone()
+
+
+async def test_the_proof_fails_for_a_file_that_is_not_ours_even_if_it_answers(path, short_tmp):
+    async with endpoint.serve(path, Plugin().add) as served, endpoint.serve(short_tmp / "b.sock", Plugin().add):
+        (short_tmp / "b.sock").replace(path)
+        with pytest.raises(NotRegistered) as error:
+            await served.prove()
+    assert error.value.cause is Cause.NOT_SERVING
+
+
+async def test_the_proof_fails_when_the_servicer_does(path):
+    plugin = Plugin()
+    plugin.broken = True
+    async with endpoint.serve(path, plugin.add) as served:
+        with pytest.raises(NotRegistered, match="does not answer: INTERNAL: broken on purpose"):
+            await served.prove()
+
+
+async def test_streams_are_counted_as_they_come_and_go(path):
+    async with endpoint.serve(path, Plugin().add) as served, endpoint.dial(path) as channel:
+        streams = served.streams
+        first, second = stub(channel).ListAndWatch(pb.Empty()), stub(channel).ListAndWatch(pb.Empty())
+        for stream in (first, second):
+            message = await stream.read()
+            assert isinstance(message, pb.ListAndWatchResponse)
+            assert [device.ID for device in message.devices] == ["GPU-1"]
+        assert (streams.opened, streams.ended, streams.open) == (2, 0, 2)
+        first.cancel()
+        await asyncio.wait_for(streams.until(lambda: streams.ended == 1), WITHIN)
+        assert streams.open == 1
+
+
+async def test_a_stream_that_breaks_on_our_side_counts_as_ended(path, caplog):
+    async with endpoint.serve(path, Failing().add) as served, endpoint.dial(path) as channel:
+        stream = stub(channel).ListAndWatch(pb.Empty())
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for _ in stream:
+                pass
+        assert error.value.code() is grpc.StatusCode.UNKNOWN
+        assert (served.streams.opened, served.streams.ended) == (1, 1)
+    assert "broken on purpose" in caplog.text  # grpc tells it
+
+
+async def test_streams_that_wait_for_ever_end_at_once_and_cleanly_with_us(path):
+    async with endpoint.dial(path) as channel:
+        async with endpoint.serve(path, Plugin().add):
+            stream = stub(channel).ListAndWatch(pb.Empty())
+            await stream.read()
+            began = time.monotonic()
+        assert time.monotonic() - began < WITHIN
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() is grpc.StatusCode.OK
+
+
+async def test_a_stream_that_comes_while_we_leave_ends_at_once_and_cleanly_too(path):
+    async with endpoint.serve(path, Plugin().add) as served, endpoint.dial(path) as channel:
+        served.streams.close()
+        call = stub(channel).ListAndWatch(pb.Empty(), timeout=WITHIN)
+        assert [message async for message in call] == []  # EOF, not the deadline
+        assert served.streams.open == 0
+
+
+def opened(served, count):
+    return served.streams.opened == count
+
+
+async def test_a_stream_in_the_middle_of_a_message_ends_cleanly_too(path):
+    """Many at once, cut off at every moment: some of them while they send."""
+    for delay in range(40):
+        async with endpoint.dial(path) as channel:
+            async with endpoint.serve(path, Plugin().add) as served:
+                calls = [stub(channel).ListAndWatch(pb.Empty()) for _ in range(8)]
+                async with asyncio.timeout(WITHIN):
+                    await served.streams.until(partial(opened, served, 8))
+                await asyncio.sleep(delay * 20e-6)
+                began = time.monotonic()
+            assert time.monotonic() - began < WITHIN
+            async with asyncio.timeout(WITHIN):
+                for call in calls:
+                    assert [len(message.devices) async for message in call] in ([], [1])  # EOF, not an error
+
+
+async def test_an_answer_in_flight_is_still_given_at_our_end(path):
+    plugin = Plugin()
+    async with endpoint.dial(path) as channel:
+        async with endpoint.serve(path, plugin.add):
+            call = stub(channel).Allocate(pb.AllocateRequest())
+            await asyncio.wait_for(plugin.allocating.wait(), WITHIN)
+            asyncio.get_running_loop().call_later(0.05, plugin.release.set)
+        assert await call == pb.AllocateResponse()
+
+
+async def test_an_answer_that_never_comes_does_not_hold_up_our_end(path, monkeypatch):
+    monkeypatch.setattr(endpoint, "GRACE", 0.1)
+    plugin = Plugin()
+    async with endpoint.dial(path) as channel:
+        async with endpoint.serve(path, plugin.add):
+            call = stub(channel).Allocate(pb.AllocateRequest())
+            await asyncio.wait_for(plugin.allocating.wait(), WITHIN)
+            began = time.monotonic()
+        assert time.monotonic() - began < WITHIN
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call
+
+
+async def test_other_services_on_the_same_socket_are_left_alone(path):
+    async with endpoint.serve(path, Plugin().add), endpoint.dial(path) as channel:
+        other = pluginregistration_pb2_grpc.RegistrationStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await other.GetInfo(pluginregistration_pb2.InfoRequest())
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -1,0 +1,393 @@
+"""Every reason to register again and every rule of how, over real sockets, the kubelet's side in the same loop."""
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import tenacity
+from structlog.testing import capture_logs
+
+from plugin.registration import kubelet, registration_state, sockets
+from plugin.registration.events import Cause, Registered, Unregistered
+from plugin.registration.kubelet import Registration
+from scrubber.ground.errors import FatalError
+from tests.patience import WITHIN
+from tests.plugin.kubelet_door import RESOURCE, Heard, Kubelet, Plugin, running
+
+ENDPOINT = "autoclave/example.com_gpu.sock"
+GRPC_PAUSES = 1.0  # seconds, about, after a connection that failed
+
+pytestmark = pytest.mark.usefixtures("long_waits")
+
+
+@pytest.fixture
+def home(short_tmp):
+    with sockets.sole_instance(short_tmp):
+        yield short_tmp
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def plugin():
+    return Plugin()
+
+
+@pytest.fixture
+def registration(home, heard, plugin):
+    return Registration(RESOURCE, plugin.add, home, heard)
+
+
+@pytest.fixture
+async def door(home) -> AsyncIterator[Kubelet]:
+    """A kubelet that is not up yet."""
+    it = Kubelet(home)
+    yield it
+    await it.stop()
+
+
+async def succeeds(heard, times=1):
+    """The kubelet knows of a plugin while its Register is still under way; what is lost then was never gained."""
+    async with asyncio.timeout(WITHIN):
+        await heard.until(lambda: len(heard.kinds(Registered)) >= times)
+
+
+async def hears(heard, cause, times=1):
+    async with asyncio.timeout(WITHIN):
+        await heard.until(lambda: heard.causes().count(cause) >= times)
+
+
+def own_sockets(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_socket() and path.parent != home)
+
+
+async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, door, heard):
+    await door.start()
+    with capture_logs() as logs:
+        async with running(registration):
+            await door.knows()
+    request = door.registers[0]
+    assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", ENDPOINT, RESOURCE)
+    assert request.options.pre_start_required  # what the servicer says of itself
+    assert [(event.resource, event.endpoint) for event in heard.kinds(Registered)] == [(RESOURCE, ENDPOINT)]
+    told = [line for line in logs if line["event"] == "registered"]
+    assert [(line["resource"], line["endpoint"]) for line in told] == [(RESOURCE, ENDPOINT)]
+    assert 0 < told[0]["seconds"] < WITHIN
+    assert len(door.registers) == 1
+
+
+async def test_a_plugin_registers_with_a_kubelet_that_comes_later(registration, door):
+    with capture_logs() as logs:
+        async with running(registration):
+            async with asyncio.timeout(WITHIN):
+                while "waiting for the kubelet" not in [line["event"] for line in logs]:  # noqa: ASYNC110 - a log has no event
+                    await asyncio.sleep(0.001)
+            await door.start()
+            await door.knows()
+    assert [line["event"] for line in logs] == ["waiting for the kubelet", "registered"]
+
+
+async def test_a_new_kubelet_is_registered_with_at_once(registration, door):
+    await door.start()
+    async with running(registration):
+        await door.knows()
+        took = []
+        for count in range(2, 12):
+            await door.stop()
+            began = time.monotonic()
+            await door.start()
+            await door.knows(count)
+            took.append(time.monotonic() - began)
+    assert sorted(took)[len(took) // 2] < GRPC_PAUSES / 2, took
+
+
+async def test_our_socket_survives_the_clean_up_of_a_kubelet_that_starts(registration, door, home):
+    await door.start()
+    async with running(registration):
+        await door.knows()
+        inode = (home / ENDPOINT).stat().st_ino
+        await door.stop()
+        await door.start()
+        await door.knows(2)
+        assert (home / ENDPOINT).stat().st_ino == inode
+
+
+async def test_a_kubelet_whose_socket_is_replaced_without_a_word_is_a_new_kubelet(registration, door, home, heard):
+    await door.start()
+    async with running(registration):
+        await door.knows()
+        first = home / "first.sock"
+        door.path.rename(first)  # the old one lives on: its stream stays open
+        successor = Kubelet(home)
+        try:
+            await successor.start()
+            await successor.knows()
+        finally:
+            await successor.stop()
+    assert heard.causes()[0] is Cause.KUBELET_CHANGED
+    assert len(successor.registers) == 1
+
+
+async def test_our_socket_is_made_anew_and_registered_anew_when_somebody_removes_it(registration, door, home, heard):
+    await door.start()
+    async with running(registration):
+        for count in range(1, 11):
+            await door.knows(count)
+            await succeeds(heard, count)
+            (home / ENDPOINT).unlink()
+            await hears(heard, Cause.SOCKET_GONE, count)
+            await door.until(lambda: not door.listening)
+        await door.knows(11)
+        assert sockets.knock(home / ENDPOINT) is None
+        assert own_sockets(home) == [ENDPOINT]
+
+
+async def test_a_dead_socket_put_in_the_place_of_ours_is_replaced(registration, door, home, heard):
+    await door.start()
+    async with running(registration):
+        await door.knows()
+        await succeeds(heard)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(os.fspath(home / "other"))
+            (home / "other").replace(home / ENDPOINT)
+            await hears(heard, Cause.SOCKET_GONE)
+            await door.until(lambda: not door.listening)
+            await door.knows(2)
+
+
+async def test_something_else_put_in_the_place_of_ours_ends_the_program_with_a_clear_line(registration, home):
+    running_ = asyncio.create_task(registration.run())
+    async with asyncio.timeout(WITHIN):
+        while not (home / ENDPOINT).is_socket():  # noqa: ASYNC110 - a file has no event here
+            await asyncio.sleep(0.001)
+        (home / "file").touch()
+        (home / "file").replace(home / ENDPOINT)
+        with pytest.raises(FatalError, match="something else lies there; remove it"):
+            await running_
+
+
+async def test_a_stream_that_the_kubelet_ends_while_we_live_is_a_reason_to_register(registration, door, heard):
+    await door.start()
+    async with running(registration):
+        for count in range(1, 4):
+            await door.knows(count)
+            await succeeds(heard, count)
+            door.hang_up()
+            await hears(heard, Cause.STREAM_ENDED, count)
+        await door.knows(4)
+
+
+async def test_a_kubelet_that_accepts_and_hangs_up_again_and_again_is_asked_less_and_less(registration, door, heard):
+    door.drops = True
+    await door.start()
+    with capture_logs() as logs:
+        async with running(registration):
+            await hears(heard, Cause.STREAM_ENDED, 6)
+            await asyncio.sleep(1.0)  # what is counted is what happens in a span of time
+            assert len(door.registers) < 30
+            door.drops = False
+            await door.knows(7)
+    warned = [line["cause"] for line in logs if line["log_level"] == "warning"]
+    assert warned == ["stream-ended"]
+
+
+async def test_after_a_stream_that_lasted_there_is_no_pause(registration, door, heard, monkeypatch):
+    monkeypatch.setattr(kubelet, "SETTLED", 0.0)
+    await door.start()
+    began = time.monotonic()
+    async with running(registration):
+        for count in range(1, 21):
+            await door.knows(count)
+            door.hang_up()
+            await door.until(lambda: not door.listening)
+    assert time.monotonic() - began < WITHIN  # with pauses: minutes
+    assert set(heard.causes()) == {Cause.STREAM_ENDED}
+
+
+async def test_a_kubelet_that_accepts_and_never_listens_is_asked_again(registration, door, heard, monkeypatch):
+    monkeypatch.setattr(kubelet, "ASK", 0.05)
+    door.ignores = True
+    await door.start()
+    async with running(registration):
+        await hears(heard, Cause.NOT_ASKED, 2)
+        door.ignores = False
+        await door.knows(3)
+
+
+async def test_a_refused_registration_is_tried_again_and_told_once(registration, door, heard):
+    door.refusal = "requested API version is not supported by kubelet. Supported versions are [v1beta1]"
+    await door.start()
+    with capture_logs() as logs:
+        async with running(registration):
+            await hears(heard, Cause.REFUSED, 4)
+            door.refusal = ""
+            await door.knows(5)
+    warnings = [line for line in logs if line["log_level"] == "warning"]
+    assert [line["cause"] for line in warnings] == ["refused"]
+    assert "Register failed: UNKNOWN: requested API version is not supported" in warnings[0]["error"]
+    assert heard.kinds(Unregistered)[0].resource == RESOURCE
+
+
+async def test_what_went_wrong_is_told_anew_when_the_kubelet_is_a_new_one(registration, door, heard):
+    door.refusal = "not today"
+    with capture_logs() as logs:
+        async with running(registration):
+            for count in (3, 6):
+                await door.start()
+                await hears(heard, Cause.REFUSED, count)
+                await door.stop()
+    assert [line["cause"] for line in logs if line["log_level"] == "warning"].count("refused") == 2
+
+
+async def test_a_long_pause_is_cut_short_by_a_new_kubelet(registration, door, heard, monkeypatch):
+    monkeypatch.setattr(registration_state, "PAUSES", tenacity.wait_fixed(6 * WITHIN))
+    door.refusal = "not today"
+    await door.start()
+    async with running(registration):
+        await hears(heard, Cause.REFUSED)
+        await door.stop()
+        door.refusal = ""
+        await door.start()
+        await door.knows(2)
+
+
+async def test_nothing_is_registered_while_our_own_socket_does_not_answer(registration, door, heard, plugin):
+    plugin.broken = True
+    await door.start()
+    async with running(registration):
+        await hears(heard, Cause.NOT_SERVING, 4)
+        assert door.registers == []
+        plugin.broken = False
+        await door.knows(1)
+
+
+async def test_a_kubelet_socket_that_nobody_listens_on_is_not_dialled_and_waited_for(registration, home, heard, door):
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.bind(os.fspath(home / "kubelet.sock"))
+        async with running(registration):
+            await hears(heard, Cause.KUBELET_SILENT, 3)  # bound, and not listening yet
+            raw.listen()
+            raw.setblocking(False)
+            with (await asyncio.wait_for(asyncio.get_running_loop().sock_accept(raw), WITHIN))[0]:
+                pass
+            await door.start()
+            await door.knows(1)
+
+
+async def test_a_register_that_hangs_is_cut_short_by_a_new_kubelet(registration, door, home):
+    door.hangs = True
+    await door.start()
+    async with running(registration):
+        await door.until(lambda: len(door.registers) == 1)
+        successor = Kubelet(home)
+        try:
+            await successor.start()
+            await successor.knows()
+        finally:
+            await successor.stop()
+
+
+@pytest.mark.parametrize("kind", ["absent", "hangs", "deaf", "refuses", "there"])
+async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration, door, home, heard, kind):
+    deaf = socket.socket(socket.AF_UNIX)
+    door.hangs, door.refusal = kind == "hangs", "no" if kind == "refuses" else ""
+    if kind == "deaf":  # accepts connections and never says a word
+        deaf.bind(os.fspath(home / "kubelet.sock"))
+        deaf.listen()
+    elif kind != "absent":
+        await door.start()
+    async with running(registration):
+        if kind == "refuses":
+            await hears(heard, Cause.REFUSED, 5)
+        elif kind == "there":
+            await door.knows()
+        elif kind == "hangs":
+            await door.until(lambda: len(door.registers) == 1)
+        else:
+            async with asyncio.timeout(WITHIN):
+                while not (home / ENDPOINT).is_socket():  # noqa: ASYNC110 - a file has no event here
+                    await asyncio.sleep(0.001)
+            await asyncio.sleep(0.05)
+    assert own_sockets(home) == []
+    deaf.close()
+
+
+async def test_a_plugin_can_be_started_and_ended_at_any_moment(home, door, plugin):
+    await door.start()
+    for microseconds in range(0, 12_000, 400):
+        task = asyncio.create_task(Registration(RESOURCE, plugin.add, home).run())
+        await asyncio.sleep(microseconds / 1e6)
+        task.cancel()
+        async with asyncio.timeout(WITHIN):
+            await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+        assert own_sockets(home) == []
+
+
+async def test_fifty_kubelets_in_a_row_leave_one_socket_and_nothing_else(registration, door, home):
+    await door.start()
+    async with running(registration):
+        await door.knows()
+        await door.stop()
+        await door.start()
+        await door.knows(2)
+        before = await _held()
+        for count in range(3, 53):
+            await door.stop()
+            await door.start()
+            await door.knows(count)
+        assert own_sockets(home) == [ENDPOINT]
+        assert [path.name for path in (home / "autoclave").iterdir() if path.name != "lock"] == [Path(ENDPOINT).name]
+        after = await _held()
+    assert after == before
+    assert len(door.registers) == 52
+
+
+async def _held() -> tuple[int, int]:
+    """Descriptors and tasks, once what is ending has ended."""
+    found = (0, 0)
+    for _ in range(20):
+        gc.collect()
+        now = (len(list(Path("/proc/self/fd").iterdir())), len(asyncio.all_tasks()))  # noqa: ASYNC240 - not a disk
+        if now == found:
+            break
+        found = now
+        await asyncio.sleep(0.05)
+    return found
+
+
+async def test_resources_register_side_by_side(home, door):
+    await door.start()
+    names = ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(Registration(name, Plugin().add, home).run()) for name in names]
+        await door.until(lambda: len(door.listening) == 3)
+        assert {request.resource_name for request in door.registers} == set(names)
+        for task in tasks:
+            task.cancel()
+    assert own_sockets(home) == []
+
+
+async def test_a_kubelet_socket_behind_a_link_is_as_good_as_any(registration, door, home, short_tmp):
+    elsewhere = short_tmp / "elsewhere"
+    elsewhere.mkdir()
+    door.path = elsewhere / "kubelet.sock"
+    await door.start()
+    (home / "kubelet.sock").symlink_to(door.path)
+    async with running(registration):
+        await door.knows()
+
+
+async def test_a_path_too_long_for_the_kernel_is_said_before_anything_is_served(short_tmp):
+    deep = short_tmp / ("d" * 80)
+    deep.mkdir()
+    with sockets.sole_instance(deep), pytest.raises(FatalError, match="longer than 107 bytes"):
+        await Registration("example.com/a-long-resource-name", Plugin().add, deep).run()

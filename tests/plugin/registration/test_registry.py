@@ -1,0 +1,184 @@
+"""Registration through plugins_registry: the kubelet comes to us; over real sockets."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from asyncinotify import Inotify, Mask
+from structlog.testing import capture_logs
+
+from plugin.kubelet_api import deviceplugin_pb2 as pb
+from plugin.kubelet_api import deviceplugin_pb2_grpc, pluginregistration_pb2, pluginregistration_pb2_grpc
+from plugin.registration import endpoint, registry, sockets
+from plugin.registration.events import Cause, Registered
+from plugin.registration.registry import RegistryRegistration
+from scrubber.ground.errors import FatalError
+from tests.patience import WITHIN
+from tests.plugin.kubelet_door import RESOURCE, Heard, Plugin, running
+
+NAME = "example.com_gpu-reg.sock"
+
+pytestmark = pytest.mark.usefixtures("long_waits")
+
+
+@pytest.fixture
+def home(short_tmp):
+    (short_tmp / "device-plugins").mkdir()
+    (short_tmp / "registry").mkdir()
+    with sockets.sole_instance(short_tmp / "device-plugins"):
+        yield short_tmp
+
+
+@pytest.fixture
+def own(home):
+    return home / "device-plugins" / "autoclave" / "example.com_gpu.sock"
+
+
+@pytest.fixture
+def door(home):
+    return home / "registry" / NAME
+
+
+@pytest.fixture
+def heard():
+    return Heard()
+
+
+@pytest.fixture
+def plugin():
+    return Plugin()
+
+
+@pytest.fixture
+def registration(home, heard, plugin):
+    return RegistryRegistration(RESOURCE, plugin.add, home / "device-plugins", home / "registry", heard)
+
+
+async def appears(path, before=None):
+    """The identity of the socket there, as soon as there is one that is not the one of before."""
+    async with asyncio.timeout(WITHIN):
+        while sockets.identity(path) in (None, before):  # noqa: ASYNC110 - a file has no event here
+            await asyncio.sleep(0.001)
+    return sockets.identity(path)
+
+
+@asynccontextmanager
+async def visit(door):
+    """What the kubelet does with a socket it found; the stream is open inside."""
+    async with endpoint.dial(door) as channel:
+        registrar = pluginregistration_pb2_grpc.RegistrationStub(channel)
+        info = await registrar.GetInfo(pluginregistration_pb2.InfoRequest())
+        async with grpc.aio.insecure_channel(f"unix:{info.endpoint}") as back:
+            stub = deviceplugin_pb2_grpc.DevicePluginStub(back)
+            await stub.GetDevicePluginOptions(pb.Empty())
+            stream = stub.ListAndWatch(pb.Empty())
+            await stream.read()
+            await registrar.NotifyRegistrationStatus(pluginregistration_pb2.RegistrationStatus(plugin_registered=True))
+            yield info
+
+
+async def hears(heard, cause, times=1):
+    async with asyncio.timeout(WITHIN):
+        await heard.until(lambda: heard.causes().count(cause) >= times)
+
+
+async def test_the_kubelet_finds_out_who_we_are_and_where(registration, own, door, heard):
+    async with running(registration):
+        await appears(door)
+        async with visit(door) as info:
+            assert (info.type, info.name, list(info.supported_versions)) == ("DevicePlugin", RESOURCE, ["v1beta1"])
+            assert info.endpoint == str(own)
+            assert [event.resource for event in heard.kinds(Registered)] == [RESOURCE]
+    assert not own.exists()
+    assert list(door.parent.iterdir()) == []
+
+
+async def test_the_second_socket_is_shown_only_once_the_first_one_answers(registration, own, door, plugin, heard):
+    plugin.broken = True
+    async with running(registration):
+        await hears(heard, Cause.NOT_SERVING, 4)
+        assert own.is_socket()
+        assert not door.exists()
+        plugin.broken = False
+        await appears(door)
+
+
+async def test_a_refusal_is_told(registration, door, heard):
+    with capture_logs() as logs:
+        async with running(registration):
+            await appears(door)
+            async with endpoint.dial(door) as channel:
+                status = pluginregistration_pb2.RegistrationStatus(plugin_registered=False, error="no such version")
+                await pluginregistration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(status)
+            await hears(heard, Cause.REFUSED)
+    assert [line["error"] for line in logs if line["log_level"] == "warning"] == ["the kubelet says: no such version"]
+
+
+async def test_the_second_socket_is_made_anew_without_disturbing_the_first(registration, own, door):
+    async with running(registration):
+        for _ in range(5):
+            before = await appears(door)
+            mine = sockets.identity(own)
+            door.unlink()
+            await appears(door, before)
+            async with visit(door):
+                assert sockets.identity(own) == mine
+
+
+async def test_the_first_socket_is_made_anew_and_shown_anew(registration, own, door):
+    async with running(registration):
+        for _ in range(5):
+            before, shown = await appears(own), await appears(door)
+            own.unlink()
+            await appears(own, before)
+            await appears(door, shown)
+            async with visit(door):
+                pass
+
+
+async def test_what_nobody_listens_to_is_shown_again_and_what_somebody_listens_to_is_not(
+    registration, door, heard, monkeypatch
+):
+    monkeypatch.setattr(registry, "UNHEARD", 0.05)
+    async with running(registration):
+        ours = await appears(door)
+        async with visit(door):
+            with Inotify() as inotify:
+                inotify.add_watch(door.parent, Mask.MOVED_TO)
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(inotify.get(), 0.3)
+        await hears(heard, Cause.STREAM_ENDED)
+        with Inotify() as inotify:
+            inotify.add_watch(door.parent, Mask.MOVED_TO)
+            async for event in inotify:
+                if event.name is not None and event.name.name == NAME:
+                    break
+        await appears(door)
+        assert sockets.same(sockets.identity(door), ours)  # the same socket, not a new one
+
+
+async def test_each_loss_of_the_kubelet_is_told(registration, door, heard):
+    with capture_logs() as logs:
+        async with running(registration):
+            await appears(door)
+            for count in range(1, 4):
+                async with visit(door):
+                    pass
+                await hears(heard, Cause.STREAM_ENDED, count)
+    told = [line["event"] for line in logs]
+    assert told == ["registered", "not registered"] * 3
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.002, 0.05])
+async def test_the_end_waits_for_nothing_at_any_moment(registration, own, door, moment):
+    async with running(registration):
+        await asyncio.sleep(moment)
+    assert not own.exists()
+    assert not door.exists()
+
+
+async def test_a_missing_registry_directory_is_said_plainly(registration, home):
+    (home / "registry").rmdir()
+    with pytest.raises(FatalError, match=f"there is no directory {home}/registry; mount or make it"):
+        await registration.run()

@@ -1,0 +1,175 @@
+"""The files of our sockets: whose they are, and what is said when they cannot be."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from plugin.registration import sockets
+from scrubber.ground.errors import FatalError
+from tests.patience import WITHIN
+
+
+def bound(path, *, listen=False, backlog=8):
+    raw = socket.socket(socket.AF_UNIX)
+    raw.bind(os.fspath(path))
+    if listen:
+        raw.listen(backlog)
+    return raw
+
+
+def test_a_second_instance_is_refused_until_the_first_is_gone(short_tmp):
+    with sockets.sole_instance(short_tmp):
+        with pytest.raises(FatalError, match="cannot start: another autoclave plugin runs in"):
+            sockets.sole_instance(short_tmp).__enter__()
+        with pytest.raises(FatalError, match="another"), sockets.sole_instance(short_tmp):
+            pass
+    with sockets.sole_instance(short_tmp):
+        pass
+
+
+def test_an_instance_in_another_process_is_noticed_and_its_death_too(short_tmp):
+    hold = (
+        "import pathlib, sys; from plugin.registration import sockets\n"
+        "with sockets.sole_instance(pathlib.Path(sys.argv[1])):\n"
+        "    print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(short_tmp)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(FatalError, match="another autoclave plugin"), sockets.sole_instance(short_tmp):
+            pass
+        other.kill()
+        other.wait(WITHIN)
+        with sockets.sole_instance(short_tmp):
+            pass
+
+
+def test_our_directory_is_closed_to_others(short_tmp):
+    with sockets.sole_instance(short_tmp):
+        assert stat.S_IMODE((short_tmp / "autoclave").stat().st_mode) & 0o027 == 0
+
+
+def test_what_goes_wrong_inside_is_not_taken_for_a_second_instance(short_tmp):
+    with pytest.raises(BlockingIOError), sockets.sole_instance(short_tmp):
+        raise BlockingIOError
+
+
+def test_a_missing_kubelet_directory_is_said_with_a_remedy(short_tmp):
+    missing = short_tmp / "device-plugins"
+    with pytest.raises(FatalError, match="it does not exist; start the kubelet first"), sockets.sole_instance(missing):
+        pass
+
+
+@pytest.mark.parametrize("spoil", ["file", "open to all", "link"])
+def test_a_directory_that_is_not_ours_alone_is_refused(short_tmp, spoil):
+    own = short_tmp / "autoclave"
+    if spoil == "file":
+        own.write_text("")
+    elif spoil == "link":
+        (short_tmp / "elsewhere").mkdir()
+        own.symlink_to(short_tmp / "elsewhere")
+    else:
+        own.mkdir()
+        own.chmod(0o777)
+    with pytest.raises(FatalError, match=f"cannot use directory {own}: "), sockets.sole_instance(short_tmp):
+        pass
+
+
+def test_a_resource_is_served_one_level_below_the_kubelets_directory():
+    assert sockets.endpoint("nvidia.com/mig-1g.10gb.me") == "autoclave/nvidia.com_mig-1g.10gb.me.sock"
+
+
+def test_the_hidden_name_is_ignored_by_the_kubelet_and_no_longer_than_the_real_one(short_tmp):
+    path = short_tmp / "nvidia.com_mig-1g.10gb.sock"
+    assert sockets.hidden(path).name.startswith(".")
+    assert len(os.fspath(sockets.hidden(path))) == len(os.fspath(path))
+
+
+def test_a_path_that_the_kernel_cannot_take_is_said_before_it_fails(short_tmp):
+    longest = short_tmp / ("x" * (107 - len(os.fspath(short_tmp)) - 1))
+    sockets.claim(longest)
+    with pytest.raises(FatalError, match="longer than 107 bytes"):
+        sockets.claim(longest.with_name(longest.name + "x"))
+
+
+def test_a_missing_directory_is_named(short_tmp):
+    with pytest.raises(FatalError, match=f"there is no directory {short_tmp}/gone"):
+        sockets.claim(short_tmp / "gone" / "x.sock")
+
+
+@pytest.mark.parametrize("make", ["file", "directory", "dangling link"])
+def test_what_is_not_a_socket_is_left_alone(short_tmp, make):
+    path = short_tmp / "x.sock"
+    {"file": path.touch, "directory": path.mkdir, "dangling link": lambda: path.symlink_to("nowhere")}[make]()
+    with pytest.raises(FatalError, match="something else lies there; remove it"):
+        sockets.claim(path)
+    assert os.path.lexists(path)
+
+
+def test_a_socket_that_answers_is_left_alone_and_a_dead_one_is_no_obstacle(short_tmp):
+    path = short_tmp / "x.sock"
+    with bound(path, listen=True), pytest.raises(FatalError, match="somebody else answers there"):
+        sockets.claim(path)
+    sockets.claim(path)
+
+
+def test_a_socket_too_busy_to_connect_counts_as_alive_for_a_claim_but_not_as_an_answer(short_tmp):
+    path = short_tmp / "x.sock"
+    with bound(path, listen=True, backlog=0), socket.socket(socket.AF_UNIX) as waiting:
+        waiting.connect(os.fspath(path))
+        assert isinstance(sockets.knock(path), BlockingIOError)
+        with pytest.raises(FatalError, match="somebody else answers there"):
+            sockets.claim(path)
+
+
+def test_a_knock_tells_absent_from_deaf_from_alive(short_tmp):
+    path = short_tmp / "x.sock"
+    assert isinstance(sockets.knock(path), FileNotFoundError)
+    raw = bound(path)
+    assert isinstance(sockets.knock(path), ConnectionRefusedError)
+    raw.listen()
+    assert sockets.knock(path) is None
+    raw.close()
+    assert isinstance(sockets.knock(path), ConnectionRefusedError)
+
+
+def test_only_a_socket_has_an_identity(short_tmp):
+    (short_tmp / "file").touch()
+    assert sockets.identity(short_tmp / "file") is None
+    assert sockets.identity(short_tmp / "absent") is None
+    assert sockets.identity(short_tmp / "file" / "below") is None
+
+
+def test_a_published_socket_is_for_its_owner_alone_and_goes_with_its_withdrawal(short_tmp):
+    path = short_tmp / "x.sock"
+    with bound(sockets.hidden(path), listen=True):
+        ours = sockets.publish(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        path.chmod(0o660)  # a relabelling changes ctime, not whose it is
+        assert sockets.same(sockets.identity(path), ours)
+        sockets.withdraw(path, ours)
+        assert list(short_tmp.iterdir()) == []
+        sockets.withdraw(path, ours)
+
+
+def test_anothers_socket_is_not_withdrawn(short_tmp):
+    path = short_tmp / "x.sock"
+    with bound(sockets.hidden(path)):
+        ours = sockets.publish(path)
+        path.unlink()
+        with bound(path):
+            sockets.withdraw(path, ours)
+            assert path.is_socket()
+
+
+def test_an_announcement_leaves_the_same_socket_in_its_place(short_tmp):
+    path = short_tmp / "x.sock"
+    with bound(sockets.hidden(path)):
+        ours = sockets.publish(path)
+        sockets.announce(path)
+        assert sockets.same(sockets.identity(path), ours)

@@ -1,0 +1,296 @@
+"""While a device is reset the service keeps off the driver: nothing else suffers from that."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from scrubber.core import events as ev
+from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
+from scrubber.devices.base import DeviceError
+from scrubber.ground.errors import NotReady, Refused
+from scrubber.jobs.engine import ON_MEMORY
+from scrubber.jobs.slots import USES_DRIVER
+from scrubber.service.service import MEND_AGAIN
+from scrubber.steps.base import Report
+from tests.service import hand
+from tests.service.asking import rows
+from tests.service.hand import Hand
+from tests.service.node import Node
+
+
+async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world):
+    device = world.uuids[0]
+
+    def stuck() -> None:
+        raise DeviceError("an earlier question has not been answered")
+
+    world.node.let_go = stuck
+    world.node.reboot()  # what nothing is known of takes the slow path
+    results: list[StepResult] = []
+    async with asyncio.timeout(60):
+        while not results:
+            await asyncio.sleep(0.1)
+            results = [it.result for it in rows(world, ev.StepFinished, device) if it.result.outcome is Outcome.ABORTED]
+    assert (results[0].step, results[0].blame) == (Step.RESET, Blame.SERVICE)
+    assert world.state(device) is not State.QUARANTINED
+
+
+async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
+    first, second = world.uuids
+    async with world.life.sight.away():
+        await asyncio.sleep(30)
+        assert {world.state(first), world.state(second)} == {State.CLEAN}
+        await world.acquire("pod", second)
+    assert world.state(second) is State.GRANTED
+
+
+async def test_meanwhile_a_device_that_reports_an_error_goes_out_to_nobody(world):
+    first, second = world.uuids
+    async with world.life.sight.away(first):
+        world.node.report(second, (79,))
+        await asyncio.sleep(5)
+        assert world.state(second) is State.QUARANTINED
+        with pytest.raises(Refused):
+            await world.acquire("pod", second)
+        world.node.report(first, (62,))  # in the middle of a reset such things are said
+        await asyncio.sleep(5)
+        assert world.state(first) is State.CLEAN
+
+
+async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(world):
+    """Nothing is heard of any device any more: none of them may be called well."""
+    device = world.uuids[0]
+    world.node.take_up = lambda: None
+    async with world.life.sight.away():
+        pass
+    await world.reach(device, State.QUARANTINED)
+    with pytest.raises(Refused):
+        await world.acquire("pod", device)
+
+
+async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
+    """Its worker was killed, its tool was not: whatever is begun now would be hit by the end of that reset."""
+    device = world.uuids[0]
+    world.node.at_it.add(device)
+    with pytest.raises(NotReady):
+        await world.acquire("pod", device)
+    running = await world.service.scrub(world.uuids[1], None)
+    await running.finished.wait()
+    await asyncio.sleep(30)
+    assert world.state(device) is not State.GRANTED
+    world.node.at_it.clear()
+    await world.clean(device)
+
+
+async def test_our_own_reset_is_no_such_thing(world):
+    device = world.uuids[0]
+    async with world.life.sight.away(device):
+        world.node.at_it.add(device)
+        assert (await world.life.sight.full(world.record(device))).holders == ()
+    assert (await world.life.sight.full(world.record(device))).holders is None
+    world.node.at_it.clear()
+
+
+async def test_where_a_reset_bears_no_worker_on_the_driver_nothing_of_ours_is_on_it_meanwhile(world, monkeypatch):
+    """Neither a step of another device that asks for settings or health, nor a worker that has memory in hand."""
+    monkeypatch.setattr(Node, "one_driver", True)
+    on_driver: list[Step] = []
+    beside: set[tuple[Step, ...]] = set()
+    perform = Hand.perform
+
+    async def counted(worker, step, order, progress) -> Report:
+        on_driver.append(step)
+        beside.add(tuple(on_driver))
+        try:
+            return await perform(worker, step, order, progress)
+        finally:
+            on_driver.remove(step)
+
+    monkeypatch.setattr(Hand, "perform", counted)
+    jobs = [await world.service.scrub(device, Path.SLOW) for device in world.uuids]
+    await asyncio.gather(*(job.finished.wait() for job in jobs))
+    assert [job.receipt is not None for job in jobs] == [True, True]
+    resets = {step for steps in beside if Step.RESET in steps for step in steps}
+    assert resets.isdisjoint(USES_DRIVER | ON_MEMORY)
+    assert any(len(steps) == 2 and ON_MEMORY.issuperset(steps) for steps in beside), (
+        "two memories are worked on at once"
+    )
+
+
+async def test_a_reset_waits_until_a_worker_that_has_had_memory_in_hand_is_gone(world, monkeypatch):
+    """It keeps its device open between two steps."""
+    monkeypatch.setattr(Node, "one_driver", True)
+    monkeypatch.setitem(hand.TAKES, Step.VERIFY, 5.0)
+    one, other = world.uuids
+    first = await world.service.scrub(one, Path.FAST)
+    await asyncio.sleep(1)
+    second = await world.service.scrub(other, Path.SLOW)
+    await asyncio.gather(first.finished.wait(), second.finished.wait())
+    ended = {
+        (it.device, it.event.result.step): place
+        for place, it in enumerate(world.truth.entries)
+        if isinstance(it.event, ev.StepFinished)
+    }
+    assert ended[one, Step.VERIFY] < ended[other, Step.RESET]
+
+
+@pytest.fixture
+def blinding(monkeypatch):
+    """Resets during which nobody can tell who is on the device, nor on any other of its domain; each takes seconds."""
+    perform = Hand.perform
+    begun = asyncio.Event()
+
+    async def blindly(worker, step, order, progress) -> Report:
+        if step is not Step.RESET:
+            return await perform(worker, step, order, progress)
+        domain = worker.gpu.info.reset_domain
+        gpus = [it for it in worker.node.gpus.values() if it is worker.gpu or domain in (it.info.reset_domain, "")]
+        for gpu in gpus:
+            gpu.blind = True
+        begun.set()
+        try:
+            await worker.spend(3.0)
+        finally:
+            for gpu in gpus:
+                gpu.blind = False
+        return await perform(worker, step, order, progress)
+
+    monkeypatch.setattr(Hand, "perform", blindly)
+    return begun
+
+
+@pytest.mark.usefixtures("blinding")
+async def test_a_reset_that_takes_the_files_away_by_which_users_are_seen_is_carried_through(build):
+    """Slices come back only at its end: cut off there, all of them would be lost."""
+    world = build(gpus=3)
+    await world.start()
+    await world.clean()
+    running = await world.service.scrub(world.uuids[-1], Path.SLOW)  # it has a sibling
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+async def test_but_whoever_is_seen_on_the_device_meanwhile_ends_it(world, blinding):
+    device = world.uuids[0]
+    running = await world.service.scrub(device, Path.SLOW)
+    await blinding.wait()
+    world.node.gpus[device].blind = False
+    world.intrude(device, container=True)
+    await running.finished.wait()
+    results = [it.result for it in rows(world, ev.StepFinished, device) if it.job == running.id]
+    assert (results[-1].step, results[-1].outcome, results[-1].blame) == (Step.RESET, Outcome.ABORTED, Blame.TENANT)
+
+
+async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_left_behind(world, monkeypatch):
+    monkeypatch.setattr(Node, "one_driver", True)
+    begun: list[Step] = []
+    perform = Hand.perform
+
+    async def noted(worker, step, order, progress) -> Report:
+        begun.append(step)
+        return await perform(worker, step, order, progress)
+
+    monkeypatch.setattr(Hand, "perform", noted)
+    first, second = world.uuids
+    async with world.life.sight.away(first):
+        world.node.at_it.add(first)
+    running = await world.service.scrub(second, Path.FAST)
+    await asyncio.sleep(20)
+    assert set(begun) == {Step.EVICT}
+    world.node.at_it.clear()
+    await running.finished.wait()
+    assert running.receipt is not None
+
+
+async def test_what_is_owed_again_after_a_success_is_brought_back_at_once(world):
+    for _ in range(2):
+        world.node.owes = {"GPU-not-offered"}
+        await asyncio.sleep(MEND_AGAIN / 4)
+        assert world.node.owes == set()
+
+
+async def test_what_a_reset_owes_is_brought_back_by_a_worker_without_a_job(world):
+    world.node.owes = {"GPU-not-offered"}
+    await asyncio.sleep(10)
+    assert world.node.owes == set()
+    assert world.node.menders == ["GPU-not-offered"]
+
+
+async def test_not_while_a_tool_is_at_it_or_a_reset_of_another_device(world, monkeypatch):
+    monkeypatch.setattr(Node, "one_driver", True)
+    device = "GPU-not-offered"
+    world.node.at_it.add(device)
+    world.node.owes = {device}
+    await asyncio.sleep(10)
+    assert world.node.menders == []
+    async with world.service.jobs.turns.driver.alone():
+        world.node.at_it.clear()
+        await asyncio.sleep(10)
+        assert world.node.menders == []
+    await asyncio.sleep(10)
+    assert world.node.menders == [device]
+
+
+async def test_what_cannot_be_brought_back_is_told_and_tried_again_now_and_then(world):
+    world.node.owes_for_ever = True
+    world.node.owes = {"GPU-not-offered"}
+    with capture_logs() as logs:
+        await asyncio.sleep(150)
+    assert len(world.node.menders) == 3
+    assert [entry["error"] for entry in logs if "cannot bring back" in entry["event"]] == ["it is refused"] * 3
+
+
+async def test_a_service_that_stops_brings_nothing_back(world):
+    world.node.owes = {"GPU-not-offered"}
+    await world.service.bring_back()
+    await asyncio.sleep(0.1)
+    await world.service.stop()
+    assert world.node.menders == ["GPU-not-offered"]
+    assert world.node.owes
+    await asyncio.sleep(150)
+    assert len(world.node.menders) == 1
+
+
+async def test_who_came_while_a_reset_waited_for_the_driver_is_seen_before_it_begins(world, monkeypatch):
+    monkeypatch.setattr(Node, "one_driver", True)
+    device = world.uuids[0]
+    async with world.service.jobs.turns.driver.with_others():
+        running = await world.service.scrub(device, Path.SLOW)
+        await asyncio.sleep(3)  # it has nobody to end, and waits
+        assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
+        world.intrude(device, container=True)
+        await asyncio.sleep(0.3)
+    await running.finished.wait()
+    results = [it.result for it in rows(world, ev.StepFinished, device) if it.job == running.id]
+    assert (results[-1].step, results[-1].outcome) == (Step.RESET, Outcome.ABORTED)
+    assert results[-1].seconds == 0
+
+
+async def test_what_cannot_be_cleared_is_refused_and_nothing_is_begun(world, monkeypatch):
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    monkeypatch.setattr(Node, "lacks", lambda *_: "CuPy is not installed")
+    before = len(rows(world, ev.ScrubStarted, device))
+    with pytest.raises(NotReady, match="cannot clear its memory: CuPy is not installed"):
+        await world.acquire("next", device)
+    with pytest.raises(NotReady, match=f"cannot scrub {device}: cannot clear its memory: CuPy is not installed"):
+        await world.service.scrub(device, Path.SLOW)
+    await asyncio.sleep(30)
+    assert len(rows(world, ev.ScrubStarted, device)) == before
+    assert world.state(device) is State.DIRTY
+    await world.service.quarantine(device, "test", "ann")
+    with pytest.raises(NotReady, match=f"cannot reinstate {device}: cannot clear its memory: CuPy is not installed"):
+        await world.service.reinstate(device, "test", "ann")
+    assert not rows(world, ev.ProbationStarted, device)
+
+
+async def test_what_one_device_lacks_keeps_no_other_from_being_scrubbed(world, monkeypatch):
+    first, second = world.uuids
+    monkeypatch.setattr(Node, "lacks", lambda _node, device: "too old" if device.uuid == first else None)
+    with pytest.raises(NotReady, match="cannot clear its memory: too old"):
+        await world.service.scrub(first, None)
+    await (await world.service.scrub(second, None)).finished.wait()
+    assert world.state(second) is State.CLEAN

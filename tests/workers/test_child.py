@@ -1,0 +1,172 @@
+"""How a child ends, who is told so and when; and whose fault that is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from scrubber.core.model import Blame, Outcome
+from scrubber.node import proc
+from scrubber.workers import child as children_
+from scrubber.workers import worker as workers
+from scrubber.workers.child import BrokenError, Child, Ending
+from scrubber.workers.nursery import LostError
+from scrubber.workers.worker import Worker
+from tests.workers.zygotes import (
+    ASLEEP,
+    ECHO,
+    LAST,
+    LONG,
+    MakeNursery,
+    children,
+    ending,
+    exists,
+    on_first,
+    stalled_clear,
+    zygote_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("life", "status"),
+    [
+        ("pass", 0),
+        ("os._exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -15),
+        ("1 / 0", 1),
+        ("sys.exit(0)", 1),  # only a life that was lived to its end is a good one
+        ("os.close(2); 1 / 0", 1),
+    ],
+)
+async def test_it_is_told_how_a_child_ended(make: MakeNursery, life: str, status: int) -> None:
+    assert await ending(await make(life).spawn()) == Ending(status, orphaned=False)
+
+
+async def test_the_traceback_of_a_child_arrives(make: MakeNursery) -> None:
+    child = await make("1 / 0").spawn()
+    await ending(child)
+    assert child.complaint == "ZeroDivisionError: division by zero"
+
+
+async def test_a_child_is_killed_at_once(make: MakeNursery) -> None:
+    child = await make(ASLEEP).spawn()
+    child.kill()
+    assert await ending(child) == Ending(-9, orphaned=False)
+    assert not exists(child.pid)
+
+
+async def test_a_child_is_killed_while_its_zygote_is_stopped_and_nobody_tells_how_it_ended(
+    make: MakeNursery, monkeypatch
+) -> None:
+    monkeypatch.setattr(children_, "_TOLD_WITHIN", 0.1)
+    nursery = make(ASLEEP)
+    zygote = await zygote_of(nursery)
+    child = await nursery.spawn()
+    os.kill(zygote, signal.SIGSTOP)
+    child.kill()
+    assert await ending(child) == Ending(None, orphaned=False)
+    assert proc.status(f"/proc/{child.pid}").state == "Z"
+    os.kill(zygote, signal.SIGCONT)
+
+
+async def test_a_status_that_nobody_tells_is_no_success(bank, make: MakeNursery, monkeypatch) -> None:
+    monkeypatch.setattr(children_, "_TOLD_WITHIN", 0.1)
+    nursery = make()
+    worker = await Worker.spawn(on_first(bank), nursery)
+    [zygote] = children()
+    os.kill(zygote, signal.SIGSTOP)
+    result = await worker.finish(LAST)
+    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
+    os.kill(zygote, signal.SIGCONT)
+
+
+async def test_a_worker_that_is_gone_is_not_taken_for_one_that_does_not_leave(
+    bank, make: MakeNursery, monkeypatch
+) -> None:
+    """Its zygote has a time of its own to tell how it ended."""
+    monkeypatch.setattr(children_, "_TOLD_WITHIN", 0.3)
+    monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.0)
+    worker = await Worker.spawn(on_first(bank), make())
+    [zygote] = children()
+    os.kill(zygote, signal.SIGSTOP)
+    os.kill(worker.pid, signal.SIGTERM)
+    while worker._child._running:  # noqa: ASYNC110 -- nobody is told but the child itself
+        await asyncio.sleep(0.001)
+    result = await worker.finish(LAST)
+    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
+    os.kill(zygote, signal.SIGCONT)
+
+
+async def test_a_worker_that_the_kernel_has_not_taken_back_yet_is_lost_with_its_zygote_all_the_same(
+    bank, make: MakeNursery, monkeypatch
+) -> None:
+    """All GPUs of a node at once may keep the kernel busy for longer than anybody waits."""
+
+    async def not_yet(_child: Child, _seconds: float) -> Ending | None:
+        return None
+
+    monkeypatch.setattr(Child, "end", not_yet)
+    nursery = make()
+    worker, step = await stalled_clear(bank, nursery)
+    idle = await Worker.spawn(on_first(bank), nursery)
+    [zygote] = children()
+    os.kill(zygote, signal.SIGKILL)
+    results = (await step, await idle.finish(LAST))
+    assert {(result.outcome, result.blame) for result in results} == {(Outcome.DIED, Blame.SERVICE)}
+    assert f"(pid {worker.pid}) cannot be killed: its zygote was lost, and it is not gone yet" in results[0].detail
+
+
+async def test_the_kernel_has_its_time_to_take_back_the_memory_of_one_that_was_killed(
+    bank, make: MakeNursery, monkeypatch
+) -> None:
+    end = Child.end
+
+    async def five_seconds(child: Child, seconds: float) -> Ending | None:
+        return await end(child, LONG) if seconds > 5 else None
+
+    monkeypatch.setattr(Child, "end", five_seconds)
+    worker, step = await stalled_clear(bank, make())
+    os.kill(worker.pid, signal.SIGKILL)
+    result = await step
+    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
+    assert "status -9" in result.detail
+
+
+async def test_a_child_whose_zygote_is_lost_while_it_is_connected_is_had_from_the_next(
+    make: MakeNursery, monkeypatch
+) -> None:
+    """Whichever of its pipes is listened to by then."""
+    connect = Child.connect
+    nursery = make(ECHO)
+    for turns in range(4):
+
+        async def interrupted(child: Child, turns: int = turns) -> None:
+            monkeypatch.setattr(Child, "connect", connect)
+            connecting = asyncio.create_task(child.connect())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            too_late = connecting.done()
+            nursery._zygote._condemn("it says one thing too many")  # type: ignore[union-attr]  # it is there: one was asked for a child
+            await connecting
+            assert too_late
+            raise LostError("it was connected by then")
+
+        await nursery.start()
+        monkeypatch.setattr(Child, "connect", interrupted)
+        child = await nursery.spawn()
+        child.say(b"\n")
+        assert await child.hear() == b"%d \n" % child.pid
+        child.kill()
+        await ending(child)
+
+
+async def test_a_child_that_cannot_be_listened_to_is_none(make: MakeNursery, monkeypatch) -> None:
+    async def refused(_child: Child) -> None:
+        raise OSError(28, "No space left on device")  # as when too much is waited for on this node
+
+    monkeypatch.setattr(Child, "connect", refused)
+    with pytest.raises(BrokenError, match="cannot start a worker: it cannot be listened to: No space left on device"):
+        await make(ECHO).spawn()

@@ -1,0 +1,309 @@
+"""Whoever asks for a child gets one of its own, or an error in time; nothing outlives the service, or the zygote."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path as File
+
+import pytest
+
+from scrubber.core.model import Blame, Outcome, Path, Record, State, Step
+from scrubber.devices.simulated import drills
+from scrubber.node import proc
+from scrubber.steps.base import Order
+from scrubber.workers import nursery as nurseries
+from scrubber.workers.child import BrokenError, Child, Ending
+from scrubber.workers.nursery import LostError, Nursery
+from scrubber.workers.worker import Worker
+from tests.api.conftest import house
+from tests.cli.on_machine import needs_namespace
+from tests.patience import WITHIN
+from tests.workers.zygotes import (
+    ASLEEP,
+    ECHO,
+    LAST,
+    LONG,
+    MakeNursery,
+    children,
+    descriptors,
+    ending,
+    files_at_most,
+    gone_within,
+    left,
+    on_first,
+    open_files,
+    stalled_clear,
+    zygote_of,
+)
+
+__all__ = ["house"]
+
+
+def dead(pid: int) -> bool:
+    """Gone, or left to be collected by whoever adopts the children of a zygote that has died."""
+    try:
+        return proc.status(f"/proc/{pid}").state in proc.DEAD
+    except proc.ENDED:
+        return True
+
+
+async def test_a_zygote_that_is_killed_takes_the_step_with_it_and_is_replaced(bank, make: MakeNursery) -> None:
+    nursery = make()
+    worker, step = await stalled_clear(bank, nursery)
+    [zygote] = children()
+    os.kill(zygote, signal.SIGKILL)
+    result = await step
+    assert (result.outcome, result.blame) == (Outcome.DIED, Blame.SERVICE)
+    assert "its worker ended with the zygote that it was forked from" in result.detail
+    assert dead(worker.pid)
+    drills.heal(bank.root, bank.first)
+    heir = await Worker.spawn(on_first(bank), nursery)
+    result = await heir.do(Step.CLEAR, Path.FAST, Order(), LONG, lambda _done, _total: None)
+    assert result.outcome is Outcome.PASSED
+    assert await heir.finish(LAST) is LAST
+
+
+async def test_a_child_that_does_not_listen_is_gone_with_its_zygote(make: MakeNursery) -> None:
+    """Although nobody of ours is left to kill it: the kernel does."""
+    nursery = make(f"os.write(1, b'here\\n'); {ASLEEP}")
+    zygote = await zygote_of(nursery)
+    child = await nursery.spawn()
+    await child.hear()
+    handle = os.pidfd_open(child.pid)
+    os.kill(zygote, signal.SIGKILL)
+    assert gone_within(handle, 10)  # this holds the loop: the service had no part in it
+    os.close(handle)
+    assert await ending(child) == Ending(None, orphaned=True)
+
+
+async def test_a_stopped_zygote_is_replaced_after_its_deadline(bank, make: MakeNursery, monkeypatch) -> None:
+    nursery = make()
+    worker, step = await stalled_clear(bank, nursery)
+    [zygote] = children()
+    monkeypatch.setattr(nurseries, "_FORKS_WITHIN", 0.2)
+    os.kill(zygote, signal.SIGSTOP)
+    with pytest.raises(BrokenError, match=r"it did not answer within 0\.2 s"):
+        await nursery.spawn()
+    assert (await step).outcome is Outcome.DIED
+    assert dead(worker.pid)
+    monkeypatch.setattr(nurseries, "_FORKS_WITHIN", LONG)
+    (await nursery.spawn()).kill()
+    assert zygote not in children()
+
+
+async def test_those_who_wait_for_a_zygote_that_dies_get_their_children_from_the_next(make: MakeNursery) -> None:
+    nursery = make(ECHO)
+    zygote = await zygote_of(nursery)
+    os.kill(zygote, signal.SIGSTOP)
+    waiting = [asyncio.create_task(nursery.spawn()) for _ in range(5)]
+    while len(nursery._zygote._asked) < 5:  # type: ignore[union-attr]  # noqa: ASYNC110 -- nobody says that it asked
+        await asyncio.sleep(0)
+    os.kill(zygote, signal.SIGKILL)
+    born = await asyncio.gather(*waiting)
+    [heir] = children()
+    assert {child.pid for child in born} == set(children(heir))
+
+
+async def test_a_zygote_that_is_lost_when_it_is_about_to_be_asked_is_not_waited_for(make: MakeNursery) -> None:
+    nursery = make(ECHO)
+    zygote = await zygote_of(nursery)
+    lost = nursery._zygote
+    assert lost is not None
+    os.kill(zygote, signal.SIGKILL)
+    await lost._gone
+    with pytest.raises(LostError, match=r"its zygote is lost: it (hung up|died)"):
+        await asyncio.wait_for(lost.bear(), WITHIN)
+    (await nursery.spawn()).kill()
+
+
+async def test_a_zygote_that_does_not_get_warm_is_given_up(make: MakeNursery, monkeypatch) -> None:
+    monkeypatch.setattr(nurseries, "_WARM_WITHIN", 0.2)
+    with pytest.raises(BrokenError, match=r"it did not answer within 0\.2 s"):
+        await make("pass", prelude=ASLEEP).spawn()
+
+
+async def test_a_zygote_that_cannot_be_loaded_says_why(make: MakeNursery) -> None:
+    with pytest.raises(BrokenError, match=r"its zygote is lost: .*status 1.* No module named 'no_such_module'"):
+        await make("pass", prelude="import no_such_module").spawn()
+
+
+async def test_nobody_waits_for_a_zygote_to_get_warm_that_is_not_needed(make: MakeNursery, monkeypatch) -> None:
+    """Neither at the start nor at the end."""
+    monkeypatch.setattr(nurseries, "_GONE_WITHIN", LONG)
+    began = time.monotonic()
+    nursery = make("pass", prelude=ASLEEP)
+    await nursery.start()
+    await nursery.close()
+    assert time.monotonic() - began < LONG
+
+
+async def test_a_child_that_nobody_waits_for_any_more_is_ended_with_its_pipes(make: MakeNursery, monkeypatch) -> None:
+    nursery = make(ASLEEP)
+    zygote = await zygote_of(nursery)
+    before = descriptors()
+    there: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
+
+    async def connect(child: Child) -> None:
+        there.set_result(child)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Child, "connect", connect)
+    spawning = asyncio.create_task(nursery.spawn())
+    await there
+    spawning.cancel()
+    async with asyncio.timeout(WITHIN):
+        while children(zygote) or left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
+            await asyncio.sleep(0.001)
+
+
+async def test_a_zygote_that_cannot_be_held_is_ended_at_once(make: MakeNursery, monkeypatch) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", refuse)
+        with pytest.raises(BrokenError, match="its zygote does not start: Too many open files"):
+            await make(ASLEEP).spawn()
+    assert left(before) == set()
+    assert children() == []
+
+
+async def test_a_service_starts_without_a_zygote() -> None:
+    nursery = Nursery(warm_cuda=False, program=("no-such-program",))
+    await nursery.start()
+    with pytest.raises(BrokenError, match="its zygote does not start"):
+        await nursery.spawn()
+    await nursery.close()
+
+
+async def test_nothing_is_spawned_after_the_end(make: MakeNursery) -> None:
+    nursery = make(ASLEEP)
+    child = await nursery.spawn()
+    await nursery.close()
+    assert children() == []
+    assert await ending(child) == Ending(None, orphaned=True)
+    with pytest.raises(BrokenError, match="the service is stopping"):
+        await nursery.spawn()
+
+
+async def test_a_zygote_that_does_not_hear_the_farewell_is_killed(make: MakeNursery, monkeypatch) -> None:
+    monkeypatch.setattr(nurseries, "_GONE_WITHIN", 0.2)
+    nursery = make(ASLEEP)
+    os.kill(await zygote_of(nursery), signal.SIGSTOP)
+    await nursery.close()
+    assert children() == []
+
+
+async def test_fifty_at_once_get_a_child_each(make: MakeNursery) -> None:
+    nursery = make(ECHO)
+    born = await asyncio.gather(*(nursery.spawn() for _ in range(50)))
+    for number, child in enumerate(born):
+        child.say(b"%d\n" % number)
+    heard = [await child.hear() for child in born]
+    assert heard == [b"%d %d\n" % (child.pid, number) for number, child in enumerate(born)]
+    assert len({child.pid for child in born}) == 50
+    for child in born:
+        child.hang_up()
+    assert {await ending(child) for child in born} == {Ending(0, orphaned=False)}
+
+
+async def test_a_hundred_children_leave_nothing_open_and_no_zombies(make: MakeNursery) -> None:
+    nursery = make("pass")
+    zygote = await zygote_of(nursery)
+    ours, its = descriptors(), open_files(zygote)
+    for _ in range(100):
+        assert await ending(await nursery.spawn()) == Ending(0, orphaned=False)
+    await asyncio.sleep(0)  # the loop closes pipes one turn after their end
+    assert left(ours) == set()
+    assert open_files(zygote) == its == ["0", "1", "2"]
+    assert children(zygote) == []
+
+
+async def test_a_worker_descends_from_the_service(make: MakeNursery) -> None:
+    child = await make(ASLEEP).spawn()
+    assert proc.status(f"/proc/{child.pid}").parent != os.getpid()
+    assert proc.descends(File("/proc"), child.pid, (os.getpid(),))
+
+
+FIRST = f"""
+import asyncio, os, signal
+from scrubber.workers import child as children_
+from scrubber.workers.nursery import Nursery
+from tests.workers.zygotes import children, living
+
+async def main():
+    children_._TOLD_WITHIN = 0.05
+    nursery = Nursery(warm_cuda=False, program=living({ASLEEP!r}))
+    born = [await nursery.spawn() for _ in range(3)]
+    zygote = nursery._zygote
+    os.kill(zygote._process.pid, signal.SIGSTOP)
+    born[0].kill()
+    await born[0].end(10)  # a zombie of the zygote's by now
+    os.kill(zygote._process.pid, signal.SIGKILL)
+    await asyncio.gather(zygote._gone, *(child.end(10) for child in born))
+    print(os.getpid(), children())
+    await nursery.close()
+
+asyncio.run(main())
+"""
+
+
+@needs_namespace
+def test_the_first_process_of_its_node_collects_what_a_dead_zygote_leaves_to_it() -> None:
+    """As in a container whose first process is the service: nobody else would."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", FIRST]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=File(__file__).parents[2])
+    assert (run.stdout.splitlines()[-1:], run.stderr, run.returncode) == (["1 []"], "", 0)
+
+
+async def test_a_service_with_too_many_open_files_says_so_and_goes_on(make: MakeNursery) -> None:
+    nursery = make(ECHO)
+    zygote = await zygote_of(nursery)
+    lowest = os.dup(0)
+    os.close(lowest)
+    with files_at_most(os.getpid(), lowest), pytest.raises(BrokenError, match="no pipes to it: Too many open files"):
+        await nursery.spawn()
+    assert await zygote_of(nursery) == zygote
+
+
+async def test_a_child_that_could_not_be_held_by_us_is_ended_with_its_zygote(make: MakeNursery) -> None:
+    nursery = make(ECHO)
+    zygote = await zygote_of(nursery)
+    handle = os.pidfd_open(zygote)
+    spawning = asyncio.create_task(nursery.spawn())
+    while not nursery._zygote._asked:  # type: ignore[union-attr]  # noqa: ASYNC110 -- nobody says that it asked
+        await asyncio.sleep(0)
+    with files_at_most(os.getpid(), 3), pytest.raises(BrokenError, match="cannot start a worker"):
+        await asyncio.wait_for(spawning, 5)  # at once, not when its time is up
+    assert gone_within(handle, 10)
+    os.close(handle)
+    (await nursery.spawn()).kill()
+
+
+async def test_a_job_that_gets_no_worker_is_a_setback_and_no_proof(house) -> None:
+    uuid = house.uuids[0]
+    [zygote] = children()
+    nursery = house.built.nursery
+    program, nursery._program = nursery._program, ("no-such-program",)
+    os.kill(zygote, signal.SIGKILL)
+    record = await scrubbed(house, uuid)
+    assert (record.state, record.quarantine) == (State.DIRTY, None)
+    assert "its zygote does not start" in str(record.setback)
+    nursery._program = program
+    assert (await scrubbed(house, uuid)).state is State.CLEAN
+
+
+async def scrubbed(house, uuid: str) -> Record:
+    """The device's record after a scrub that was asked for."""
+    async with house.admin() as admin:
+        async for _ in admin.scrub([uuid], no_wait=True):
+            pass
+    await house.clean(uuid)
+    record: Record = house.built.ledger.records[uuid]
+    return record

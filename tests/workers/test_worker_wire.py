@@ -1,0 +1,73 @@
+"""What one side says is what the other hears."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from pydantic import TypeAdapter
+
+from scrubber.core.model import Blame, Findings, Holder, Mismatch, Outcome, Step, Vitals, Xid
+from scrubber.devices.base import Address
+from scrubber.steps.base import Order, Report
+from scrubber.workers import worker_wire
+from scrubber.workers.worker_wire import Answer, Assignment, Task
+
+FULL = Findings(
+    covered_bytes=1,
+    allocatable_bytes=2,
+    residue_bytes=3,
+    mismatch=Mismatch(4, 5, 6, 7),
+    holders=(Holder(8, 9.5, 'a "command"\n', "pod", "D"), Holder(10, 11.0, "é", None)),
+    terminated=(8,),
+    drift=("a: 1 -> 2",),
+    vitals=Vitals(lost=True, xids=(Xid(1, 79),)),
+)
+
+
+def test_an_assignment_is_heard_as_it_was_said() -> None:
+    assignment = Assignment(
+        Address("simulated", "/somewhere"),
+        ("/a", "/b c"),
+        full_sight=True,
+        service=4711,
+        reach=("/a",),
+        bystanders=("ns:/x",),
+        pod_logs="/host/var/log/pods",
+    )
+    assert worker_wire.assignment(worker_wire.encode(assignment)) == assignment
+
+
+@pytest.mark.parametrize("step", Step)
+def test_a_task_is_heard_as_it_was_said(step: Step) -> None:
+    order = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5, 13.5), grace=3.0)
+    task = Task(step, order)
+    assert worker_wire.task(worker_wire.encode(Task(step, replace(order, tenancy=None)))).order.tenancy is None
+    assert worker_wire.task(worker_wire.encode(task)) == task
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(progress=(1, 2)),
+        Answer(report=Report(Outcome.PASSED)),
+        Answer(report=Report(Outcome.FAILED, "why", Blame.TENANT, FULL)),
+    ],
+)
+def test_an_answer_is_one_line_and_is_heard_as_it_was_said(answer: Answer) -> None:
+    line = worker_wire.encode(answer)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert TypeAdapter(Answer).validate_json(line, strict=True) == answer
+
+
+def test_what_has_no_place_in_a_frame_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot be said"):
+        worker_wire.encode(Answer(report=Report(Outcome.PASSED, detail=b"bytes")))  # type: ignore[arg-type] # on purpose
+
+
+def test_a_task_with_an_unknown_step_is_refused() -> None:
+    said = json.loads(worker_wire.encode(Task(Step.CLEAR, Order())))
+    with pytest.raises(ValueError, match="polish"):
+        worker_wire.task(json.dumps(said | {"step": "polish"}).encode())

@@ -1,0 +1,321 @@
+"""What a zygote forks has nothing of its zygote's; CuPy is loaded there and nowhere else; nobody outlives anybody."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path as File
+
+import pytest
+
+from scrubber.core.model import Outcome, Path, Step
+from scrubber.cuda import warmth
+from scrubber.steps.base import Order
+from scrubber.workers import nursery as nurseries
+from scrubber.workers import zygote_wire
+from scrubber.workers.child import BrokenError
+from scrubber.workers.worker import Worker
+from tests.patience import WITHIN
+from tests.workers.zygotes import (
+    ASLEEP,
+    ECHO,
+    LAST,
+    MakeNursery,
+    children,
+    files_at_most,
+    gone_within,
+    links,
+    living,
+    on_first,
+    open_files,
+    zygote_of,
+)
+
+
+def threads(pid: int) -> int:
+    return len(list(File(f"/proc/{pid}/task").iterdir()))
+
+
+def signals(pid: int) -> dict[str, set[int]]:
+    """What a process blocks, ignores and catches."""
+    lines = (line.split(":\t") for line in File(f"/proc/{pid}/status").read_text().splitlines())
+    masks = {name: int(value, 16) for name, value in lines if name in {"SigBlk", "SigIgn", "SigCgt"}}
+    return {name: {number for number in range(1, 65) if mask >> (number - 1) & 1} for name, mask in masks.items()}
+
+
+async def test_a_child_has_its_pipes_and_nothing_else_open(make: MakeNursery, tmp_path: File) -> None:
+    secret = os.open(tmp_path / "secret", os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(secret, True)
+    nursery = make(ECHO, prelude="os.set_inheritable(os.dup(0), True)")
+    elder, child = await nursery.spawn(), await nursery.spawn()
+    os.close(secret)
+    elder.say(b"\n")
+    child.say(b"\n")
+    await elder.hear()
+    await child.hear()
+    assert open_files(child.pid) == open_files(elder.pid) == ["0", "1", "2"]
+    assert len(links(elder.pid) | links(child.pid)) == 6
+    assert all(link.startswith("pipe:") for link in links(elder.pid) | links(child.pid))
+
+
+async def test_a_file_above_the_highest_number_that_may_be_opened_is_closed_as_well(make: MakeNursery) -> None:
+    """What is open is counted, not what might be: a limit that was lowered leaves files open above it."""
+    high = "os.dup2(0, 900, inheritable=True)\nimport resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))"
+    child = await make(ECHO, prelude=high).spawn()
+    child.say(b"\n")
+    await child.hear()
+    assert open_files(child.pid) == ["0", "1", "2"]
+
+
+async def test_a_child_does_with_signals_what_a_fresh_python_does(make: MakeNursery) -> None:
+    """Whatever the service, or the zygote, does with them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    nursery = make(ECHO, prelude="signal.signal(signal.SIGUSR1, lambda *_: None)")
+    await nursery.start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    signal.signal(signal.SIGHUP, before)
+    child = await nursery.spawn()
+    child.say(b"\n")
+    await child.hear()
+    ignored = {int(signal.SIGPIPE), int(signal.SIGXFSZ)}
+    known = {int(it) for it in signal.valid_signals()}  # two are the C library's own
+    found = {name: numbers & known for name, numbers in signals(child.pid).items()}
+    assert found == {"SigBlk": set(), "SigIgn": ignored, "SigCgt": set()}
+    assert os.getsid(child.pid) == child.pid
+
+
+async def test_ctrl_c_at_the_terminal_of_the_service_does_not_reach_the_zygote(make: MakeNursery) -> None:
+    nursery = make(ASLEEP)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs these tests may ignore it
+    await nursery.start()
+    signal.signal(signal.SIGINT, before)
+    zygote = await zygote_of(nursery)
+    assert os.getsid(zygote) == zygote
+    os.kill(zygote, signal.SIGINT)
+    assert await zygote_of(nursery) == zygote
+
+
+@pytest.mark.parametrize(("most", "why"), [(5, "its pipes did not come through"), (6, "its process cannot be held")])
+async def test_a_zygote_with_too_many_open_files_says_so_and_goes_on(make: MakeNursery, most: int, why: str) -> None:
+    nursery = make(ECHO)
+    zygote = await zygote_of(nursery)
+    with files_at_most(zygote, most), pytest.raises(BrokenError, match=f"cannot start a worker: {why}"):
+        await nursery.spawn()
+    assert children(zygote) == []
+    assert await zygote_of(nursery) == zygote
+    assert open_files(zygote) == ["0", "1", "2"]
+
+
+async def test_a_node_that_makes_no_more_processes_says_so(make: MakeNursery) -> None:
+    refuse = "def fork(): raise BlockingIOError(11, 'no room')\nos.fork = fork"
+    nursery = make(ECHO, prelude=refuse)
+    with pytest.raises(BrokenError, match="cannot start a worker: no process can be made: no room"):
+        await nursery.spawn()
+
+
+@pytest.mark.parametrize("ends", ["alone", "with it"])
+def test_a_zygote_ends_when_the_service_hangs_up_and_ends_its_children(launch_zygote, ends: str) -> None:
+    """Also one whose end the kernel would not see to."""
+    freed = "assert ctypes.CDLL(None).prctl(1, 0) == 0\n" if ends == "alone" else ""
+    zygote, line = launch_zygote(f"{freed}os.write(1, b'here')\n{ASLEEP}")
+    said, answer = os.pipe()
+    zygote_wire.send(line, zygote_wire.FORK, (said, answer, answer))
+    os.close(answer)
+    packet, (child,) = zygote_wire.receive(line, 1)
+    assert isinstance(zygote_wire.decode(packet), zygote_wire.Born)
+    assert not os.get_inheritable(child)
+    assert os.read(said, 9) == b"here"
+    line.close()
+    assert gone_within(child, 10)
+    assert zygote.wait(WITHIN) == 0
+    os.close(child)
+    os.close(said)
+
+
+LATE = """
+mine, ends = os.getpid(), zygote.end_with_parent
+def late():
+    if os.getpid() != mine:
+        os.kill(mine, signal.SIGKILL)
+        while os.getppid() == mine: time.sleep(0.001)
+    ends()
+zygote.end_with_parent = late
+"""
+
+
+def test_a_child_whose_zygote_was_gone_before_it_could_ask_to_end_with_it_does_not_live(launch_zygote) -> None:
+    """The kernel would tell it nothing any more, and nobody else knows of it."""
+    _, line = launch_zygote("os.write(1, b'here')", LATE)
+    said, answer = os.pipe()
+    with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123 -- as a file descriptor
+        zygote_wire.send(line, zygote_wire.FORK, (nothing.fileno(), answer, nothing.fileno()))
+    os.close(answer)
+    assert os.read(said, 9) == b""  # its end
+    os.close(said)
+
+
+@pytest.fixture
+def launch_zygote() -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], socket.socket]]]:
+    """A zygote without a nursery, that is ready, and the line to it."""
+    launched: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+
+    def launch(life: str, before: str = "") -> tuple[subprocess.Popen[bytes], socket.socket]:
+        line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            launched.append((subprocess.Popen(living(life, before), stdin=theirs.fileno()), line))
+        assert zygote_wire.decode(zygote_wire.receive(line, 1)[0]) == zygote_wire.Ready()
+        return launched[-1]
+
+    yield launch
+    for zygote, line in launched:
+        zygote.kill()
+        zygote.wait()
+        line.close()
+
+
+FAKE = """
+import os, sys, threading
+with open(os.environ["SEEN"], "a") as seen:
+    print(os.getpid(), os.environ["OPENBLAS_NUM_THREADS"], os.environ["CUPY_CACHE_DIR"], file=seen)
+__version__ = "98.7"
+"""
+
+
+@pytest.fixture
+def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
+    """Install a package of that name that writes down who loads it."""
+
+    def install(more: str = "") -> File:
+        (tmp_path / "cupy.py").write_text(FAKE + more)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+        monkeypatch.setenv("OPENBLAS_NUM_THREADS", "8")
+        return tmp_path / "seen"
+
+    return install
+
+
+async def test_cupy_is_loaded_once_by_the_zygote_and_by_nobody_else(bank, make: MakeNursery, cupy) -> None:
+    seen = cupy()
+    nursery = make(warm_cuda=True)
+    workers = [await Worker.spawn(on_first(bank), nursery) for _ in range(3)]
+    [zygote] = children()
+    assert seen.read_text() == f"{zygote} 1 /proc\n"
+    assert "cupy" not in sys.modules
+    assert threads(zygote) == 1
+    for worker in workers:
+        assert await worker.finish(LAST) is LAST
+    assert seen.read_text() == f"{zygote} 1 /proc\n"
+
+
+async def test_children_find_cupy_loaded(make: MakeNursery, cupy) -> None:
+    cupy()
+    child = await make("print(sys.modules['cupy'].__version__, flush=True)", warm_cuda=True).spawn()
+    assert await child.hear() == b"98.7\n"
+
+
+async def test_cupy_is_not_loaded_where_nobody_asked(make: MakeNursery, cupy) -> None:
+    seen = cupy()
+    await zygote_of(make())
+    assert not seen.exists()
+
+
+BROKEN = """
+try:
+    raise ImportError("libcudart.so:\\nno such file \\udcff" + "." * 5000)
+except ImportError as error:
+    raise ImportError("read these pages:\\n" * 99) from error
+"""
+
+
+@pytest.mark.parametrize("error", ["ValueError('numpy.dtype size changed')", "AttributeError('no such name')"])
+async def test_a_cupy_that_fails_in_any_other_way_is_told_and_its_zygote_lives(make: MakeNursery, cupy, error) -> None:
+    cupy(f"raise {error}")
+    nursery = make(ECHO, warm_cuda=True)
+    zygote = await zygote_of(nursery)
+    told = error.replace("('", ": ").removesuffix("')")
+    assert nursery.cupy == zygote_wire.Ready(lacks=f"CuPy is installed but cannot be loaded: {told}")
+    assert await zygote_of(nursery) == zygote
+
+
+async def test_a_cupy_that_ends_the_process_is_no_zygotes_to_live_with(make: MakeNursery, cupy) -> None:
+    cupy("raise SystemExit('not with this driver')")
+    with pytest.raises(BrokenError, match="not with this driver"):
+        await make(warm_cuda=True).spawn()
+
+
+async def test_a_cupy_that_cannot_be_loaded_is_told_in_one_line_and_what_needs_none_is_done(
+    bank, make: MakeNursery, cupy
+) -> None:
+    cupy(BROKEN)
+    nursery = make(warm_cuda=True)
+    worker = await Worker.spawn(on_first(bank), nursery)
+    assert nursery.cupy.cupy is None
+    told = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
+    assert nursery.cupy.lacks.startswith(told)
+    assert len(nursery.cupy.lacks) < 400
+    result = await worker.do(Step.CLEAR, Path.FAST, Order(key="ab" * 16), 10, lambda _done, _total: None)
+    assert result.outcome is Outcome.PASSED
+    assert await worker.finish(result) == result
+
+
+async def test_a_nursery_knows_what_the_last_warm_zygote_said(make: MakeNursery, cupy) -> None:
+    cupy()
+    nursery = make(warm_cuda=True)
+    assert nursery.cupy == zygote_wire.Ready()
+    zygote = await zygote_of(nursery)
+    assert nursery.cupy == zygote_wire.Ready("98.7")
+    os.kill(zygote, signal.SIGKILL)
+    cupy("raise ImportError('gone')")
+    await zygote_of(nursery)
+    assert nursery.cupy == zygote_wire.Ready(lacks="CuPy is installed but cannot be loaded: ImportError: gone")
+
+
+async def test_a_library_that_starts_threads_is_not_forked(make: MakeNursery, cupy) -> None:
+    cupy("threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    with pytest.raises(BrokenError, match="a library has started a thread"):
+        await make(warm_cuda=True).spawn()
+
+
+def test_a_node_without_cupy_is_told_so(monkeypatch) -> None:
+    monkeypatch.setattr(warmth, "_CUPY", "no_such_package")
+    with pytest.raises(warmth.UnusableError, match=r"CuPy is not installed: install autoclave\[cuda13\]"):
+        warmth.warm()
+
+
+def test_an_empty_folder_of_its_name_is_no_cupy(monkeypatch, tmp_path: File) -> None:
+    (tmp_path / "no_such_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(warmth, "_CUPY", "no_such_package")
+    assert "not installed" in str(warmth.missing())
+    (tmp_path / "no_such_package" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert warmth.missing() is None
+
+
+def test_a_zygote_takes_no_other_words() -> None:
+    run = subprocess.run(
+        [*nurseries.PROGRAM, "--cold"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (1, "usage: python -m scrubber.workers.zygote [--warm cuda]\n")
+
+
+async def test_how_a_child_ends_is_told_although_whoever_started_the_service_ignores_that(make: MakeNursery) -> None:
+    """Being ignored outlives an exec, and then nobody is told how a child has ended."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    nursery = make(ECHO)
+    await nursery.start()
+    signal.signal(signal.SIGCHLD, before)
+    child = await nursery.spawn()
+    child.say(b"\n")
+    await child.hear()
+    child.hang_up()
+    ending = await child.end(10)
+    assert ending is not None
+    assert (ending.status, ending.orphaned) == (0, False)

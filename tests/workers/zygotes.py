@@ -1,0 +1,145 @@
+"""Zygotes whose children live by a few lines of a test's own, and what is left of processes and open files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import select
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.model import Outcome, Step, StepResult
+from scrubber.core.model import Path as ScrubPath
+from scrubber.devices.base import Care
+from scrubber.devices.simulated import drills
+from scrubber.steps.base import Order
+from scrubber.workers import nursery as nurseries
+from scrubber.workers.child import Child, Ending
+from scrubber.workers.nursery import Nursery
+from scrubber.workers.worker import Worker
+from scrubber.workers.worker_wire import Assignment
+from tests.patience import WITHIN
+
+ASLEEP = "time.sleep(60)"
+ECHO = "for line in sys.stdin: print(os.getpid(), line, end='', flush=True)"
+LONG = 60.0
+LAST = StepResult(Step.HEALTH, ScrubPath.FAST, Outcome.PASSED, 0.0)
+MakeNursery = Callable[..., Nursery]
+
+
+def living(life: str, before: str = "") -> tuple[str, ...]:
+    """A zygote for such children; ``before`` runs in it before it serves."""
+    prelude = "import ctypes, os, signal, socket, sys, threading, time\nfrom scrubber.workers import zygote"
+    code = f"{prelude}\nzygote.worker.main = lambda: exec({life!r}, globals())\n{before}\nzygote.main()"
+    return (sys.executable, "-P", "-c", code)
+
+
+def children(pid: int | None = None) -> list[int]:
+    """The processes that were started by one, or here, and not collected, dead ones included."""
+    parent = os.getpid() if pid is None else pid
+    return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def descriptors() -> set[str]:
+    """What is open here of pipes, sockets and processes."""
+    found: set[str] = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread has just closed it
+            found.add(f"{link.name} {link.readlink()}")
+    return {entry for entry in found if any(kind in entry for kind in ("pipe:", "pidfd", "socket:"))}
+
+
+def left(before: set[str]) -> set[str]:
+    """What was opened since then and still is. What an earlier test had open, threads of gRPC may close meanwhile."""
+    return descriptors() - before
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process, dead or alive."""
+    return Path("/proc", str(pid)).exists()
+
+
+def gone_within(handle: int, seconds: float) -> bool:
+    """Whether a process, by its pidfd, has ended by then."""
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[MakeNursery]:
+    """Nurseries whose children live by a few lines; nothing of them may remain."""
+    before = descriptors()
+    made: list[Nursery] = []
+
+    def nursery(life: str = "", *, prelude: str = "", warm_cuda: bool = False) -> Nursery:
+        program = living(life, prelude) if life else nurseries.PROGRAM
+        made.append(Nursery(warm_cuda=warm_cuda, program=program))
+        return made[-1]
+
+    yield nursery
+    for each in made:
+        await each.close()
+    with suppress(TimeoutError):  # what is left then is told below
+        async with asyncio.timeout(WITHIN):
+            while left(before):  # noqa: ASYNC110 -- the kernel says so to nobody
+                await asyncio.sleep(0.001)
+    assert left(before) == set()
+    assert children() == []
+
+
+@contextmanager
+def files_at_most(pid: int, most: int) -> Iterator[None]:
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+async def zygote_of(nursery: Nursery) -> int:
+    """Its pid, once it is warm."""
+    child = await nursery.spawn()
+    child.kill()
+    await ending(child)
+    await asyncio.sleep(0)  # the loop closes pipes one turn after their end
+    [pid] = children()
+    return pid
+
+
+async def ending(child: Child) -> Ending:
+    how = await child.end(LONG)
+    assert how is not None
+    return how
+
+
+def on_first(bank) -> Assignment:
+    address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
+    return Assignment(address, files, full_sight=False, service=os.getpid())
+
+
+async def stalled_clear(bank, nursery: Nursery) -> tuple[Worker, asyncio.Task[StepResult]]:
+    """A worker in the middle of a clear that does not end."""
+    drills.stall_clears(bank.root, bank.first)
+    worker = await Worker.spawn(on_first(bank), nursery)
+    begun = asyncio.Event()
+    work = worker.do(Step.CLEAR, ScrubPath.FAST, Order(), LONG, lambda _done, _total: begun.set())
+    step = asyncio.create_task(work)
+    await begun.wait()
+    return worker, step
+
+
+def links(pid: int) -> set[str]:
+    """What its open files are."""
+    return {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def open_files(pid: int) -> list[str]:
+    """Their numbers."""
+    return sorted(link.name for link in Path(f"/proc/{pid}/fd").iterdir())
