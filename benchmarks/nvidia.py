@@ -30,7 +30,7 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.node import proc
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from scrubber.service.monitor import PACE, Monitor
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.host import Root
@@ -92,7 +92,7 @@ class Node:
         settings = self.root.path / "settings"
         self.backend = Nvidia(host, self.pods.get, lambda: {pod: pid for pid, pod in self.pods.items()}, settings)
         processes = Processes(PROC, self.pods.get, full_sight=False)
-        self.sight = Sight(self.backend, processes, "boot", self.root.path, 0.0)
+        self.sight = Observer(self.backend, processes, "boot", self.root.path, 0.0)
 
     async def look(self) -> float:
         """Everything about every device; the seconds that it took."""
@@ -107,10 +107,10 @@ class Node:
         incarnation = await self.sight.incarnation()
         found = []
         for info in await self.sight.inventory():
-            record = apply(None, ev.Entry(0, info.uuid, BEGAN, "op", ev.Discovered(info, incarnation)))
+            record = apply(None, ev.LedgerEntry(0, info.uuid, BEGAN, "op", ev.Discovered(info, incarnation)))
             if info.uuid in owners:
-                exposed = ev.Exposed(Owner(owners[info.uuid], BEGAN, seen=True))
-                record = apply(record, ev.Entry(0, info.uuid, BEGAN, "op", exposed))
+                exposed = ev.PutInUse(Owner(owners[info.uuid], BEGAN, seen=True))
+                record = apply(record, ev.LedgerEntry(0, info.uuid, BEGAN, "op", exposed))
             else:
                 record = replace(record, state=State.CLEAN)
             found.append(record)

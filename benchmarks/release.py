@@ -18,10 +18,10 @@ from benchmarks import processes, rig
 from benchmarks.figures import Figure, quantile
 from plugin.testing.journal import Call
 from plugin.testing.pods import Phase, Pod
-from scrubber.api.client import Admin
+from scrubber.api.client import AdminClient
 from scrubber.demo.stage import RESOURCE, Stage
 from scrubber.ledger import database
-from scrubber.ledger.chain import Row
+from scrubber.ledger.chain import ChainRow
 from scrubber.node import clock
 
 MEMORY, POLICY = "64MiB", "default"
@@ -93,7 +93,7 @@ async def one_end(stage: Stage, lives: float) -> End:
     return End(gone, rows["scrub-started"], rows["scrub-passed"], told)
 
 
-async def _told_clean(admin: Admin, uuid: str, seen: int) -> float:
+async def _told_clean(admin: AdminClient, uuid: str, seen: int) -> float:
     """When the service says it: it tells of each row of its ledger as soon as that is written."""
     while True:
         status = await admin.status([uuid], newer_than=seen, wait=WITHIN)
@@ -158,7 +158,7 @@ def _found_clean(stage: Stage, call: Call) -> bool:
     return was_clean(_rows(stage, call.ids[0]), began)
 
 
-def was_clean(rows: Sequence[Row], at: float) -> bool:
+def was_clean(rows: Sequence[ChainRow], at: float) -> bool:
     """Whether the last that was known of a GPU at this uptime was a scrub that had passed."""
     return [row.kind for row in rows if row.uptime <= at][-1:] == ["scrub-passed"]
 
@@ -222,7 +222,7 @@ def _device(stage: Stage, pod: Pod) -> str:
     return stage.kubelet.held(pod)["main"][RESOURCE][0]
 
 
-def _rows(stage: Stage, uuid: str, after: int = 0) -> list[Row]:
+def _rows(stage: Stage, uuid: str, after: int = 0) -> list[ChainRow]:
     """What the ledger holds of a GPU beyond this row, oldest first."""
     with closing(database.connect(stage.ledger, "mode=ro")) as connection:
         return [row for row in database.rows(connection, after + 1) if row.device == uuid]

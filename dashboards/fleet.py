@@ -35,7 +35,7 @@ from dashboards.query import (
     SCRUBS,
     SCRUBS_OF_NODES,
     TIMES_TO_CLEAN,
-    Scope,
+    QueryScope,
     least,
     most,
     together,
@@ -44,8 +44,8 @@ from dashboards.query import (
 from scrubber.core.model import State
 from scrubber.metrics.table import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
-SCOPE = Scope(("cluster",))
-IN_USE = (State.GRANTED.value, State.EXPOSED.value)
+SCOPE = QueryScope(("cluster",))
+IN_USE = (State.GRANTED.value, State.IN_USE.value)
 ON_THE_WAY = (State.UNKNOWN.value, State.DIRTY.value, State.SCRUBBING.value)
 TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}

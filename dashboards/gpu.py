@@ -17,10 +17,10 @@ from dashboards.look import (
 from dashboards.outages import GPU_PAGE, WHERE, kept_out, wrong
 from dashboards.page import Band, Page
 from dashboards.panels import Ask, Column, figure, lines, rows, timeline
-from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, most
+from dashboards.query import DEVICE_ID, LATELY, PLACE, QueryScope, age, most
 from scrubber.metrics import table as service
 
-SCOPE = Scope((*PLACE, "gpu"))
+SCOPE = QueryScope((*PLACE, "gpu"))
 NAME = "GPU {{gpu}} {{uuid}}"  # a GPU that was replaced is still there beside its successor
 UNPROVEN = "It was never proven clean, or no scrub service is scraped"
 RUNS = words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})

@@ -7,12 +7,12 @@ from grafana_foundation_sdk.models import units
 from dashboards.look import HEALTH_COLOURS, QUANTILE_COLOURS, SHOULD_BE_ZERO, apart
 from dashboards.page import Band, Page
 from dashboards.panels import NO_PLUGIN, Ask, Column, figure, heat, lines, rows
-from dashboards.query import CPU, LATELY, PLACE, RESIDENT, Scope, age, least, most, total
+from dashboards.query import CPU, LATELY, PLACE, RESIDENT, QueryScope, age, least, most, total
 from dashboards.scrubs import QUANTILES
 from plugin.metrics import table as plugin
 from scrubber.metrics import table as service
 
-SCOPE = Scope(PLACE)
+SCOPE = QueryScope(PLACE)
 NODE = "{{node}}"
 HOOK_COLOURS = apart("Allocate", "PreStartContainer", "GetPreferredAllocation")
 UNASKED = "The kubelet has asked nothing yet, or no device plugin is scraped"

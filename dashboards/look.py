@@ -21,7 +21,7 @@ STATES = {
     State.SCRUBBING: YELLOW,
     State.CLEAN: GREEN,
     State.GRANTED: SKY,
-    State.EXPOSED: BLUE,
+    State.IN_USE: BLUE,
     State.QUARANTINED: VERMILLION,
 }
 STATE_COLOURS = {state.value: colour for state, colour in STATES.items()}

@@ -24,11 +24,11 @@ from dashboards.look import (
 from dashboards.outages import NOT_KNOWN, TO_GPU, WHERE, kept_out, wrong
 from dashboards.page import Band, Page
 from dashboards.panels import NO_PLUGIN, UNHEARD, Ask, Column, Words, figure, lines, rows, timeline
-from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, least, most, named, total
+from dashboards.query import DEVICE_ID, LATELY, PLACE, QueryScope, age, least, most, named, total
 from plugin.metrics import table as plugin
 from scrubber.metrics import table as service
 
-SCOPE = Scope((*PLACE, "gpu"))
+SCOPE = QueryScope((*PLACE, "gpu"))
 STALLED: Levels = ((0, GOOD), (60, WARN), (300, BAD))
 
 

@@ -8,7 +8,7 @@ from grafana_foundation_sdk.models import units
 from dashboards.look import BAD, GOOD, GREY, NO_ROW, PLAIN, words
 from dashboards.page import link
 from dashboards.panels import Ask, Column, rows, timeline
-from dashboards.query import DEVICE_ID, Scope, age, most, named
+from dashboards.query import DEVICE_ID, QueryScope, age, most, named
 from scrubber.metrics.table import (
     BLOCKED,
     QUARANTINE_NEXT,
@@ -29,7 +29,7 @@ BY_PERSON = words({NO_ROW: ("-", GREY), NEVER: ("a person decides", PLAIN)})
 HOLDS = words({1: ("now", BAD), 0: ("nothing", GOOD)})
 
 
-def kept_out(scope: Scope) -> grafana.Panel:
+def kept_out(scope: QueryScope) -> grafana.Panel:
     """Every quarantined device: why, since when, what was tried, what comes next."""
     because = most(scope.of(QUARANTINED), *DEVICE_ID, "reason")
 
@@ -56,7 +56,7 @@ def kept_out(scope: Scope) -> grafana.Panel:
     )  # fmt: skip
 
 
-def wrong(scope: Scope) -> grafana.Panel:
+def wrong(scope: QueryScope) -> grafana.Panel:
     """What the driver says is wrong with a device, and what is in the way of a scrub."""
     signs = f'label_replace({most(scope.of(SIGN), *DEVICE_ID, "sign")}, "what", "$1", "sign", "(.*)")'
     sick = (

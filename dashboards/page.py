@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models import prometheus
 
 from dashboards.look import BAD
 from dashboards.panels import SOURCE
-from dashboards.query import DEVICE_ID, Scope, most
+from dashboards.query import DEVICE_ID, QueryScope, most
 from scrubber.metrics.table import DEVICE, QUARANTINED
 
 TAG = "autoclave"
@@ -48,7 +48,7 @@ class Page:
     uid: str
     title: str
     about: str
-    scope: Scope
+    scope: QueryScope
     bands: tuple[Band, ...]
     one: tuple[str, ...] = ()  # the variables that have one value, and not several or all
 
@@ -80,7 +80,7 @@ class Page:
         )  # fmt: skip
         before: tuple[str, ...] = ()
         for name in self.scope.variables:
-            values = f"label_values({Scope(before).of(DEVICE)}, {name})"
+            values = f"label_values({QueryScope(before).of(DEVICE)}, {name})"
             several = name not in self.one
             yield grafana.VariableModel(
                 type_val=grafana.VariableType.QUERY, name=name, label=name.upper() if name == "gpu" else name.title(),

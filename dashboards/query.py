@@ -68,7 +68,7 @@ Series = Row | Recorded | Foreign
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class QueryScope:
     """What a page looks at: the variables that stand at its top, and that every question is narrowed by."""
 
     variables: tuple[str, ...]

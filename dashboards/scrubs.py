@@ -17,10 +17,10 @@ from dashboards.look import (
 from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Band, Page
 from dashboards.panels import Ask, Column, figure, heat, lines, rows
-from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, least, most, total
+from dashboards.query import DEVICE_ID, LATELY, PLACE, QueryScope, least, most, total
 from scrubber.metrics import table as service
 
-SCOPE = Scope(PLACE)
+SCOPE = QueryScope(PLACE)
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 UNPROVEN = "No GPU has been proven clean yet, or no scrub service is scraped"
 UNSEEN = "No step has run yet, or no scrub service is scraped"

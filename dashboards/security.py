@@ -8,12 +8,12 @@ from dashboards.look import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO
 from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Band, Page, link
 from dashboards.panels import Ask, Column, figure, lines, rows
-from dashboards.query import DEVICE_ID, LATELY, PLACE, Scope, age, least, most, named
+from dashboards.query import DEVICE_ID, LATELY, PLACE, QueryScope, age, least, most, named
 from scrubber.core.model import State
 from scrubber.ground.metric_table import Row
 from scrubber.metrics import table as service
 
-SCOPE = Scope(PLACE)
+SCOPE = QueryScope(PLACE)
 NODE = {"cluster": "Cluster", "node": "Node"}
 TO_NODE = link("autoclave-node", node="node")
 ON_PLACE, ON_DEVICE = ", ".join(PLACE), ", ".join(DEVICE_ID)

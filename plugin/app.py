@@ -20,18 +20,18 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from plugin import config, response
 from plugin.cluster import starting, threads
-from plugin.cluster.reporter import Reporter
+from plugin.cluster.reporter import ClusterReporter
 from plugin.config import Config, Way
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics.collector import Figures
-from plugin.metrics.counters import Tally
+from plugin.metrics.collector import PluginCollector
+from plugin.metrics.counters import PluginCounters
 from plugin.registration import kubelet, registry, sockets
 from scrubber.api import client
 from scrubber.ground.errors import FatalError
-from scrubber.ground.http_server import Door
+from scrubber.ground.http_server import HttpServer
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="app")
 
@@ -55,7 +55,7 @@ def run(chosen: Config) -> int:
         raise _first(fatal) from None
 
 
-async def _serve(chosen: Config, reporter: Reporter | None) -> int:
+async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
     """Until a signal comes, or a task fails: its error ends the program."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -92,52 +92,54 @@ async def _tell(work: asyncio.Task[None]) -> None:
         raise
 
 
-async def _work(chosen: Config, reporter: Reporter | None) -> None:
+async def _work(chosen: Config, reporter: ClusterReporter | None) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
-    async with client.Scrubber(chosen.scrubber_socket) as scrubber:
+    async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing = Listing(scrubber, chosen.resource_prefix, chosen.mig_strategy)
-        async with _shown(chosen, listing) as tally, asyncio.TaskGroup() as tasks:
+        async with _shown(chosen, listing) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             if reporter is not None:
                 tasks.create_task(reporter.run(listing), name="reports to the cluster")
-            await _register(chosen, listing, Gate(scrubber, listing), tally, tasks)
+            await _register(chosen, listing, Gate(scrubber, listing), counters, tasks)
 
 
 @asynccontextmanager
-async def _shown(chosen: Config, listing: Listing) -> AsyncIterator[Tally]:
+async def _shown(chosen: Config, listing: Listing) -> AsyncIterator[PluginCounters]:
     """Whatever is told to this tally is shown where the flag says, if it says anything."""
     figures = CollectorRegistry()
-    tally = Tally(figures)
+    counters = PluginCounters(figures)
     if not chosen.metrics_address:
-        yield tally
+        yield counters
         return
-    now = Figures(listing, tally, chosen.version)
+    now = PluginCollector(listing, counters, chosen.version)
     figures.register(now)
     ProcessCollector(registry=figures)
-    async with Door(figures, now.obstacles).serve(chosen.metrics_address):
-        yield tally
+    async with HttpServer(figures, now.obstacles).serve(chosen.metrics_address):
+        yield counters
 
 
-async def _register(chosen: Config, listing: Listing, gate: Gate, tally: Tally, tasks: asyncio.TaskGroup) -> None:
+async def _register(
+    chosen: Config, listing: Listing, gate: Gate, counters: PluginCounters, tasks: asyncio.TaskGroup
+) -> None:
     """Each resource that there is, and each that comes to be."""
     known: frozenset[str] = frozenset()
     shared_nodes = partial(_shared_nodes, chosen.driver_root)
     while True:
         for resource in sorted(await listing.more(known)):
-            tally.expect(resource)
-            plugin = DevicePlugin(resource, listing, gate, tally, chosen.style, shared_nodes)
-            staying = _registration(chosen, resource, plugin, tally).run()
+            counters.expect(resource)
+            plugin = DevicePlugin(resource, listing, gate, counters, chosen.style, shared_nodes)
+            staying = _registration(chosen, resource, plugin, counters).run()
             tasks.create_task(staying, name=f"registration of {resource}")
         known = listing.resources()
 
 
-def _registration(chosen: Config, resource: str, plugin: DevicePlugin, tally: Tally) -> _Registered:
+def _registration(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> _Registered:
     def add(server: grpc.aio.Server) -> None:
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
 
     if chosen.registration is Way.REGISTRY:
-        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir, tally.heard)
-    return kubelet.Registration(resource, add, chosen.kubelet_dir, tally.heard)
+        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir, counters.heard)
+    return kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.heard)
 
 
 def _shared_nodes(root: Path) -> list[str]:

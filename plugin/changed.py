@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-class Bell:
+class Changed:
     """Wakes all who wait. Level-triggered: a ring says "look again", never what happened, so none can be missed."""
 
     def __init__(self) -> None:

@@ -62,9 +62,11 @@ class Config:
         return self.run_dir / "scrubber.sock"
 
     @property
-    def cluster(self) -> credentials.Asked:
+    def cluster(self) -> credentials.ReportChoice:
         """What the cluster is to be told."""
-        return credentials.Asked(self.cluster_reports, self.node_name, self.taint_when_all_out, self.service_account)
+        return credentials.ReportChoice(
+            self.cluster_reports, self.node_name, self.taint_when_all_out, self.service_account
+        )
 
     @property
     def style(self) -> response.Style:
@@ -109,7 +111,7 @@ def _check_prefix(prefix: str) -> None:
         raise FatalError(f"cannot use --resource-prefix {prefix!r}: {wrong}; give a domain such as {PREFIX}")
 
 
-def _check_cluster(asked: credentials.Asked) -> None:
+def _check_cluster(asked: credentials.ReportChoice) -> None:
     if asked.reports is Reports.OFF:
         if asked.taint:
             raise FatalError(

@@ -28,7 +28,7 @@ from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.listing import Listing
-from plugin.metrics.counters import Hook, Outcome, Tally
+from plugin.metrics.counters import Hook, HookOutcome, PluginCounters
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Refused
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="device plugin")
@@ -63,7 +63,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         resource: str,
         listing: Listing,
         gate: Gate,
-        tally: Tally,
+        counters: PluginCounters,
         style: response.Style,
         shared_nodes: SharedNodes,
     ) -> None:
@@ -74,7 +74,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         self._resource = resource
         self._listing = listing
         self._gate = gate
-        self._tally = tally
+        self._counters = counters
         self._style = style
         self._shared_nodes = shared_nodes
 
@@ -88,7 +88,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             async for shown in lists:
                 healthy = sum(device.healthy for device in shown)
                 logger.info("list", resource=self._resource, devices=len(shown), healthy=healthy)
-                self._tally.listed(self._resource)
+                self._counters.listed(self._resource)
                 yield wire.ListAndWatchResponse(devices=map(_device, shown))
 
     async def GetPreferredAllocation(
@@ -98,8 +98,8 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         begun = time.monotonic()
         known = self._listing.shown(self._resource)
         wishes = [self._prefer(known, each) for each in request.container_requests]
-        outcome = Outcome.FAULT if None in wishes else Outcome.OK
-        self._tally.answered(Hook.PREFERRED, outcome, _since(begun))
+        outcome = HookOutcome.FAULT if None in wishes else HookOutcome.OK
+        self._counters.answered(Hook.PREFERRED, outcome, _since(begun))
         return wire.PreferredAllocationResponse(
             container_responses=[wire.ContainerPreferredAllocationResponse(deviceIDs=ids or ()) for ids in wishes]
         )
@@ -130,7 +130,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             return preferred.prefer(known, available, must, asked.allocation_size)
         except Exception:  # an error would fail the pod, which can do well without our wish
             logger.exception(
-                "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=Outcome.FAULT.value
+                "no preference", hook=Hook.PREFERRED.value, resource=self._resource, outcome=HookOutcome.FAULT.value
             )
             return None
 
@@ -146,24 +146,24 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         begun, reply = time.monotonic(), _Answer(uuid.uuid4().hex[:OP])
         log = logger.bind(op=reply.op, hook=hook.value, resource=self._resource, devices=list(chain(*groups)))
 
-        def ended(outcome: Outcome, reason: Reason | None = None) -> dict[str, Any]:
+        def ended(outcome: HookOutcome, reason: Reason | None = None) -> dict[str, Any]:
             seconds = _since(begun)
-            self._tally.answered(hook, outcome, seconds, reason=reason, receipt=reply.receipt)
+            self._counters.answered(hook, outcome, seconds, reason=reason, receipt=reply.receipt)
             return {"outcome": outcome.value, "reason": reason.value if reason else "", "seconds": seconds}
 
         try:
             yield reply
         except AutoclaveError as error:
-            log.warning("no", error=error.message, **ended(Outcome.REFUSED, error.reason))
+            log.warning("no", error=error.message, **ended(HookOutcome.REFUSED, error.reason))
             await context.abort(_code(error, no), _for_tenants(error))
         except asyncio.CancelledError:
-            log.warning("the kubelet gave up", **ended(Outcome.CANCELLED))
+            log.warning("the kubelet gave up", **ended(HookOutcome.CANCELLED))
             raise
         except Exception:  # the kubelet gets a no in our words, the log the rest
-            log.exception(FAULT, **ended(Outcome.FAULT, Reason.INTERNAL))
+            log.exception(FAULT, **ended(HookOutcome.FAULT, Reason.INTERNAL))
             await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         else:
-            log.info("yes", **ended(Outcome.OK))
+            log.info("yes", **ended(HookOutcome.OK))
 
 
 def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:

@@ -37,7 +37,7 @@ class Device:
     quarantined: bool = False
 
 
-class Advert(Protocol):
+class OfferedDevice(Protocol):
     """What the scrub service says of a device."""
 
     @property
@@ -85,7 +85,7 @@ class Advert(Protocol):
         """Whether it is kept out; with a reason and without this it is sick and still in use."""
 
 
-def offered(adverts: Iterable[Advert], prefix: str, strategy: MigStrategy) -> Iterator[Device]:
+def offered(adverts: Iterable[OfferedDevice], prefix: str, strategy: MigStrategy) -> Iterator[Device]:
     """The devices that the kubelet is told of, each under its full resource name."""
     for advert in adverts:
         resource = resource_name(advert, prefix, strategy)
@@ -108,7 +108,7 @@ def offered(adverts: Iterable[Advert], prefix: str, strategy: MigStrategy) -> It
         )
 
 
-def resource_name(advert: Advert, prefix: str, strategy: MigStrategy) -> str | None:
+def resource_name(advert: OfferedDevice, prefix: str, strategy: MigStrategy) -> str | None:
     """What pods ask for to get this device; None when it is not offered."""
     kind = advert.resource.rpartition("/")[2]
     if not advert.mig:

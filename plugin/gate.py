@@ -29,7 +29,7 @@ DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,62}")
 class Gate:
     """Asks the scrub service for the devices of the kubelet's requests."""
 
-    def __init__(self, scrubber: client.Scrubber, listing: Listing) -> None:
+    def __init__(self, scrubber: client.ScrubberClient, listing: Listing) -> None:
         """Ask the one, tell the other."""
         self._scrubber = scrubber
         self._listing = listing

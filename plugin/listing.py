@@ -27,7 +27,7 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from plugin import devices
-from plugin.changed import Bell
+from plugin.changed import Changed
 from plugin.devices import GONE, LEFT, Device, MigStrategy
 from scrubber.api import client
 from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Unreachable
@@ -53,7 +53,7 @@ class _Stream:
 class Listing:
     """The lists of all resources."""
 
-    def __init__(self, scrubber: client.Scrubber, prefix: str, strategy: MigStrategy) -> None:
+    def __init__(self, scrubber: client.ScrubberClient, prefix: str, strategy: MigStrategy) -> None:
         """Nothing is known before ``follow`` runs."""
         self._scrubber = scrubber
         self._prefix = prefix
@@ -65,7 +65,7 @@ class Listing:
         self._doubts = 0
         self._timer: asyncio.TimerHandle | None = None
         self._patience: asyncio.Timeout | None = None
-        self._bell = Bell()
+        self._bell = Changed()
         self._first = asyncio.Event()
         self._streams: set[_Stream] = set()
         self._warned = ""
@@ -191,7 +191,7 @@ class Listing:
         finally:
             self._patience = None
 
-    def _take(self, adverts: Iterable[devices.Advert]) -> None:
+    def _take(self, adverts: Iterable[devices.OfferedDevice]) -> None:
         """Keep what is said now, and as unhealthy what was said before."""
         named = {(device.resource, device.uuid): device for device in self._offered(adverts)}
         before = {key: named[key] if key in named else _gone(device) for key, device in self._known.items()}
@@ -201,7 +201,7 @@ class Listing:
             logger.info("devices known", resources=sorted(self.resources()), devices=len(self._known))
         self._changed()
 
-    def _offered(self, adverts: Iterable[devices.Advert]) -> Iterator[Device]:
+    def _offered(self, adverts: Iterable[devices.OfferedDevice]) -> Iterator[Device]:
         """What the service names. What had left before we came need not be shown: it would count as there for ever."""
         for device in devices.offered(adverts, self._prefix, self._strategy):
             if device.reason not in LEFT or (device.resource, device.uuid) in self._known:

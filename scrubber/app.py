@@ -14,9 +14,9 @@ from pathlib import Path
 import scrubber
 from policies import xids
 from policies.model import Policy
-from scrubber.config import Backend as Chosen
+from scrubber.config import BackendChoice as Chosen
 from scrubber.config import ScrubberConfig
-from scrubber.config import Sight as Eyes
+from scrubber.config import SightMode as Eyes
 from scrubber.core import grounds, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.devices.base import Address, Backend, Care, DeviceError
@@ -31,21 +31,21 @@ from scrubber.ground.errors import FatalError
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger import files, opening, store
 from scrubber.ledger.ledger import Ledger, replay
-from scrubber.metrics.board_sampler import Thermometer
-from scrubber.metrics.collector import Figures
-from scrubber.metrics.counters import Tally
+from scrubber.metrics.board_sampler import BoardSampler
+from scrubber.metrics.collector import ServiceCollector
+from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import clock, identity, proc
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 from scrubber.node.pods import Pods
-from scrubber.node.process_ends import Ends
+from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
-from scrubber.policy import Rulebook
+from scrubber.observe.observer import Observer
+from scrubber.policy import ActivePolicy
 from scrubber.service.handover import Tools
 from scrubber.service.monitor import Monitor
-from scrubber.service.report import Identity, Reporter
+from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
 from scrubber.workers.child import BrokenError
 from scrubber.workers.nursery import Nursery
@@ -68,12 +68,12 @@ class App:
     config: ScrubberConfig
     ledger: Ledger
     service: Service
-    reporter: Reporter
+    reporter: StatusReporter
     monitor: Monitor
-    rulebook: Rulebook
+    active_policy: ActivePolicy
     nursery: Nursery
-    figures: Figures
-    thermometer: Thermometer
+    figures: ServiceCollector
+    board_sampler: BoardSampler
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
@@ -166,7 +166,7 @@ class _Hiring:
         return self.backend.lacks(device) or self.nursery.cupy.lacks or None
 
 
-def open_ledger(config: ScrubberConfig, tally: Tally) -> Ledger:
+def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     """The ledger, replayed; a damaged one is set aside, loudly, and every device is unknown."""
     believed: list[store.Loaded] = []
 
@@ -181,12 +181,14 @@ def open_ledger(config: ScrubberConfig, tally: Tally) -> Ledger:
     opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), believe)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    ledger = Ledger(opened, clock.now, loaded=believed[-1], witness=tally)
-    tally.watch(record.device for record in ledger.records.values() if not grounds.has_left(record))
+    ledger = Ledger(opened, clock.now, loaded=believed[-1], witness=counters)
+    counters.watch(record.device for record in ledger.records.values() if not grounds.has_left(record))
     return ledger
 
 
-def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: Ledger, tally: Tally) -> App:
+def build(
+    config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, ledger: Ledger, counters: ServiceCounters
+) -> App:
     """Everything, ready to be started."""
     # A simulated GPU is a file of this user's; for real ones every process of the node must be seen.
     full_sight = not isinstance(backend, Simulated)
@@ -198,18 +200,20 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
         return Bystanders(tuple(map(Bystander.said, bystanders)), PROC, config.pod_logs).knows
 
     def ignored(device: str) -> Callable[[Holder], bool]:
-        return known(rulebook.ruling(ledger.records[device].device).policy.evict.bystanders)
+        return known(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)
 
-    ends = Ends()
-    sight = Sight(backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored, ends=ends)
+    ends = ProcessEnds()
+    observer = Observer(
+        backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored, ends=ends
+    )
     nursery = Nursery(warm_cuda=full_sight)
 
     hiring = _Hiring(backend, nursery, full_sight, str(config.pod_logs), namespace)
-    jobs = Jobs(ledger, sight, hiring.hire, hiring.mend, clock.now, secrets.token_hex, WATCH_EVERY)
+    jobs = Jobs(ledger, observer, hiring.hire, hiring.mend, clock.now, secrets.token_hex, WATCH_EVERY)
     tools = Tools(clock.now, secrets.token_hex, random.SystemRandom().random)
-    service = Service(ledger, sight, jobs, rulebook, tools, hiring.lacks, told=tally.vitals)
+    service = Service(ledger, observer, jobs, active_policy, tools, hiring.lacks, told=counters.vitals)
     simulated_dir = "" if full_sight else str(config.simulated_dir)
-    about = Identity(
+    about = ServiceIdentity(
         scrubber.__version__,
         backend.name,
         simulated_dir,
@@ -219,8 +223,10 @@ def build(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, ledger: 
     )
     # A caller of its own: no hook waits behind a look that is for people.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, NAMES_WITHIN)
-    reporter = Reporter(service, about, lambda: nursery.cupy, tenants)
-    monitor = Monitor(service, sight, backend.pace, ends, tally.failed)
-    thermometer = Thermometer(sight)
-    figures = Figures(service, reporter, tally, lambda: monitor.ended, lambda: thermometer.latest, clock.now().wall)
-    return App(config, ledger, service, reporter, monitor, rulebook, nursery, figures, thermometer)
+    reporter = StatusReporter(service, about, lambda: nursery.cupy, tenants)
+    monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
+    board_sampler = BoardSampler(observer)
+    figures = ServiceCollector(
+        service, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
+    )
+    return App(config, ledger, service, reporter, monitor, active_policy, nursery, figures, board_sampler)

@@ -24,7 +24,7 @@ MOST_DEVICES = 256  # what one request may name
 LEAST_MEMORY, MOST_MEMORY = 4096, 2**40
 
 
-class Backend(Word):
+class BackendChoice(Word):
     """Which hardware the service works on."""
 
     AUTO = "auto"
@@ -32,7 +32,7 @@ class Backend(Word):
     SIMULATED = "simulated"
 
 
-class Sight(Word):
+class SightMode(Word):
     """Who must be seen before nobody is said to be on a device."""
 
     HOST = "host"
@@ -78,7 +78,7 @@ def check_address(value: object) -> str:
 class ScrubberConfig(Model):
     """Everything ``autoclave scrubber`` can be told."""
 
-    backend: Backend = Backend.AUTO
+    backend: BackendChoice = BackendChoice.AUTO
     """Which hardware to work on; auto takes what the node has."""
 
     policy: Annotated[str, Field(min_length=1)] = "default"
@@ -99,7 +99,7 @@ class ScrubberConfig(Model):
     host_root: Absolute = Path("/")
     """Where the host's /dev, /proc/driver, /run, /sys and /var are seen; / unless they are mounted elsewhere."""
 
-    sight: Sight = Sight.HOST
+    sight: SightMode = SightMode.HOST
     """Whose processes are all there are: the machine's, or for a node that is a container itself its namespace's."""
 
     simulated_dir: Absolute = Path(paths.STATE_DIR, "simulated")

@@ -19,9 +19,9 @@ from scrubber.devices.base import Backend
 from scrubber.ground import http_server, log, unix_sockets
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
-from scrubber.metrics.collector import Figures
-from scrubber.metrics.counters import Tally
-from scrubber.policy import Rulebook
+from scrubber.metrics.collector import ServiceCollector
+from scrubber.metrics.counters import ServiceCounters
+from scrubber.policy import ActivePolicy
 
 logger = log.get("daemon")
 
@@ -35,24 +35,24 @@ def run(config: ScrubberConfig) -> int:
     log.configure(config.log_level.value, json=fmt)
     os.umask(0o077)
     try:
-        rulebook = Rulebook(config.policy)
+        active_policy = ActivePolicy(config.policy)
     except PolicyError as error:
         raise FatalError(str(error)) from error
     lock = unix_sockets.prepare(config.run_dir)
     try:
-        return asyncio.run(_serve(config, app.build_backend(config), rulebook))
+        return asyncio.run(_serve(config, app.build_backend(config), active_policy))
     finally:
         os.close(lock)
 
 
-async def _serve(config: ScrubberConfig, backend: Backend, rulebook: Rulebook) -> int:
+async def _serve(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy) -> int:
     """Show how it stands, if that is wanted, from before the first step to after the last."""
     shown = _Shown()
     if not config.metrics_address:
-        return await _live(config, backend, rulebook, shown)
+        return await _live(config, backend, active_policy, shown)
     ProcessCollector(registry=shown.registry)
-    async with http_server.Door(shown.registry, shown.obstacles).serve(config.metrics_address):
-        return await _live(config, backend, rulebook, shown)
+    async with http_server.HttpServer(shown.registry, shown.obstacles).serve(config.metrics_address):
+        return await _live(config, backend, active_policy, shown)
 
 
 class _Shown:
@@ -60,9 +60,9 @@ class _Shown:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.tally = Tally(self.registry)
+        self.counters = ServiceCounters(self.registry)
         self.not_yet = "the service is starting"
-        self._figures: Figures | None = None
+        self._figures: ServiceCollector | None = None
 
     def show(self, built: app.App) -> None:
         """From now on what is true is looked up."""
@@ -74,7 +74,7 @@ class _Shown:
         return self._figures.obstacles() if self._figures is not None else (self.not_yet,)
 
 
-async def _live(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, shown: _Shown) -> int:
+async def _live(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, shown: _Shown) -> int:
     """Recover, open the doors, look after the devices; undo it all in the reverse order."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -85,23 +85,23 @@ async def _live(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, sh
     ledger = await _ledger(config, stop, shown)
     if ledger is None:
         return 0
-    built = app.build(config, backend, rulebook, ledger, shown.tally)
+    built = app.build(config, backend, active_policy, ledger, shown.counters)
     alarm = backend.alarm()  # before the first look, which shall see what was told before us as well
     await built.nursery.start()  # before there are doors: it warms up while we recover
     with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
         await built.service.recover()
     await built.monitor.round()
-    doors = server.Doors(built.service, built.reporter, shown.tally, config.run_dir)
+    doors = server.GrpcServers(built.service, built.reporter, shown.counters, config.run_dir)
     await doors.open()
     shown.show(built)
-    logger.info("serving", run_dir=str(config.run_dir), policy=rulebook.name, devices=len(ledger.records))
+    logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
-        asyncio.create_task(_watch_policy(rulebook, changed), name="policy file"),
-        asyncio.create_task(_follow_policy(rulebook, changed), name="policy"),
+        asyncio.create_task(_watch_policy(active_policy, changed), name="policy file"),
+        asyncio.create_task(_follow_policy(active_policy, changed), name="policy"),
     ]
     if config.metrics_address:
-        tasks.append(asyncio.create_task(built.thermometer.run(), name="readings"))
+        tasks.append(asyncio.create_task(built.board_sampler.run(), name="readings"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
     await _shut_down(built, doors, tasks)
@@ -111,7 +111,7 @@ async def _live(config: ScrubberConfig, backend: Backend, rulebook: Rulebook, sh
     return 0
 
 
-async def _shut_down(built: app.App, doors: server.Doors, tasks: list[asyncio.Task[None]]) -> None:
+async def _shut_down(built: app.App, doors: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
     """Stopping is not failing: jobs are cut off and recorded as such."""
     logger.info("stopping")
     for task in tasks:
@@ -131,7 +131,7 @@ async def _ledger(config: ScrubberConfig, stop: asyncio.Event, shown: _Shown) ->
     try:
         while not stop.is_set():
             try:
-                return app.open_ledger(config, shown.tally)
+                return app.open_ledger(config, shown.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
                 closed = closed or await server.ClosedDoors.open(config.run_dir)
@@ -146,32 +146,34 @@ async def _ledger(config: ScrubberConfig, stop: asyncio.Event, shown: _Shown) ->
             await closed.close()
 
 
-async def _watch_policy(rulebook: Rulebook, changed: asyncio.Event) -> None:
+async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
     """Tell when the policy's file changes. A ConfigMap is changed by moving a link in its directory."""
-    if rulebook.path is None:
+    if active_policy.path is None:
         await asyncio.Event().wait()
         return
     with Inotify() as inotify:
-        inotify.add_watch(rulebook.path.parent, FILE_CHANGES)
+        inotify.add_watch(active_policy.path.parent, FILE_CHANGES)
         changed.set()  # what changed before we watched
         async for _ in inotify:
             changed.set()
 
 
-async def _follow_policy(rulebook: Rulebook, changed: asyncio.Event) -> None:
+async def _follow_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
     """Load it again, one time after the other: of two at once the older one might be the last word."""
     while True:
         await changed.wait()
         changed.clear()
-        await _reload(rulebook)
+        await _reload(active_policy)
 
 
-async def _reload(rulebook: Rulebook) -> None:
+async def _reload(active_policy: ActivePolicy) -> None:
     """Say what came of it, once: an editor touches a file several times when it saves."""
-    before = rulebook.fault
-    if await asyncio.to_thread(rulebook.reload):
-        logger.info("policy loaded", policy=rulebook.name, source=rulebook.source)
-    elif rulebook.fault and rulebook.fault != before:
-        logger.error("policy not loaded, the old one stays in force", source=rulebook.source, faults=rulebook.fault)
-    elif before and not rulebook.fault:
-        logger.info("policy file mended: it says what is in force already", source=rulebook.source)
+    before = active_policy.fault
+    if await asyncio.to_thread(active_policy.reload):
+        logger.info("policy loaded", policy=active_policy.name, source=active_policy.source)
+    elif active_policy.fault and active_policy.fault != before:
+        logger.error(
+            "policy not loaded, the old one stays in force", source=active_policy.source, faults=active_policy.fault
+        )
+    elif before and not active_policy.fault:
+        logger.info("policy file mended: it says what is in force already", source=active_policy.source)

@@ -16,7 +16,7 @@ from scrubber.core.model import DeviceInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class DevicePolicy:
     """The policy for one device, the rule it comes from (``file/rule``), and why this one."""
 
     policy: Policy
@@ -24,7 +24,7 @@ class Ruling:
     why: str
 
 
-class Rulebook:
+class ActivePolicy:
     """One policy file, or one of the shipped policies."""
 
     def __init__(self, source: str) -> None:
@@ -33,7 +33,7 @@ class Rulebook:
         self.fault = ""
         self.path = None if source in load.shipped() else Path(source)  # the file to watch, where there is one
         # One attribute, replaced whole: a ruling is never kept beside a policy that it does not come from.
-        self._book: tuple[PolicySet, dict[str, tuple[DeviceInfo, Ruling]]] = (load.load(source), {})
+        self._book: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]] = (load.load(source), {})
 
     @property
     def name(self) -> str:
@@ -57,18 +57,18 @@ class Rulebook:
         self._book = (fresh, {})
         return changed
 
-    def ruling(self, device: DeviceInfo) -> Ruling:
+    def device_policy(self, device: DeviceInfo) -> DevicePolicy:
         """What applies to this device."""
         policies, known = self._book
         kept = known.get(device.uuid)
         if kept is not None and (kept[0] is device or kept[0] == device):  # to compare takes longer than all the rest
             return kept[1]
-        ruling = _match(policies, device)
-        known[device.uuid] = (device, ruling)
-        return ruling
+        device_policy = _match(policies, device)
+        known[device.uuid] = (device, device_policy)
+        return device_policy
 
 
-def _match(policies: PolicySet, device: DeviceInfo) -> Ruling:
+def _match(policies: PolicySet, device: DeviceInfo) -> DevicePolicy:
     subject = match.Subject(device.uuid, device.index, device.model, device.mig, device.resource)
     found = match.resolve(policies, subject)
-    return Ruling(found.policy, f"{policies.name}/{found.rule}", found.why)
+    return DevicePolicy(found.policy, f"{policies.name}/{found.rule}", found.why)

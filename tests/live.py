@@ -56,7 +56,7 @@ class Service:
     def settled(self, gpu, *states):
         """The device, as soon as it is in one of these states."""
 
-        async def until(admin: client.Admin) -> views.DeviceStatus:
+        async def until(admin: client.AdminClient) -> views.DeviceStatus:
             status = await admin.status([str(gpu)])
             while status.devices[0].state not in states:
                 status = await admin.status([str(gpu)], newer_than=status.service.ledger_rows, wait=10)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from scrubber import config
-from scrubber.config import Backend, LogFormat, LogLevel, ScrubberConfig, Sight
+from scrubber.config import BackendChoice, LogFormat, LogLevel, ScrubberConfig, SightMode
 from scrubber.ground.errors import FatalError
 
 RUN_DIR_LIMIT = config.LONGEST_SOCKET - len("/scrubber.sock")
@@ -29,7 +29,7 @@ def file(tmp_path):
 def test_without_anything_the_defaults_are_in_force():
     resolved = config.resolve(None, {}, {})
     assert resolved.config == ScrubberConfig()
-    assert resolved.config.backend is Backend.AUTO
+    assert resolved.config.backend is BackendChoice.AUTO
     assert resolved.config.socket == Path("/run/autoclave/scrubber.sock")
     assert resolved.config.admin_socket == Path("/run/autoclave/admin.sock")
     assert resolved.config.ledger == Path("/var/lib/autoclave/ledger.db")
@@ -60,7 +60,7 @@ def test_every_value_can_be_given_in_every_place(file):
     }  # fmt: skip
     wanted = ScrubberConfig.model_validate(
         {
-            **given, "backend": Backend.SIMULATED, "sight": Sight.NAMESPACE, "log_level": LogLevel.ERROR,
+            **given, "backend": BackendChoice.SIMULATED, "sight": SightMode.NAMESPACE, "log_level": LogLevel.ERROR,
             "log_format": LogFormat.JSON,
         }
     )  # fmt: skip

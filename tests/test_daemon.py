@@ -40,7 +40,7 @@ def texts(service):
 
 def acquire(service, uuid):
     async def ask() -> object:
-        async with client.Scrubber(service.run_dir / "scrubber.sock") as scrubber:
+        async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
             return await scrubber.acquire([uuid])
 
     return asyncio.run(ask())
@@ -51,7 +51,7 @@ def stalled_scrub(service):
     uuid = service.settled(0, "clean").device
     drills.stall_clears(service.simulated_dir, uuid)
 
-    async def begin(admin: client.Admin) -> None:
+    async def begin(admin: client.AdminClient) -> None:
         async for told in admin.scrub([uuid]):
             if told.step == "clear" and told.done_bytes:  # its worker is born, and writes
                 return
@@ -147,10 +147,10 @@ def test_a_tenant_outlives_a_restart_of_the_service(service):
     acquire(service, uuid)
     pid = tenants.occupy(service.simulated_dir, uuid, b"still mine", f"pod-{uuid}")
     try:
-        service.settled(0, "exposed")
+        service.settled(0, "in_use")
         service.kill()
         service.start()
-        assert device(service).state == "exposed"
+        assert device(service).state == "in_use"
         with pytest.raises(AutoclaveError) as refusal:
             acquire(service, uuid)
         assert refusal.value.reason is Reason.IN_USE
@@ -237,7 +237,7 @@ def test_a_disk_that_takes_no_more_grants_nothing_offers_nothing_and_mends_by_it
     assert (told.state, told.healthy, told.why) == ("clean", False, "the ledger cannot be written")
     resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    async def until_healthy(admin: client.Admin) -> None:
+    async def until_healthy(admin: client.AdminClient) -> None:
         while not (status := await admin.status()).devices[0].healthy:
             await admin.status(newer_than=status.service.ledger_rows, wait=5)
 

@@ -53,12 +53,12 @@ def test_whoever_sees_a_tenant_tells_the_monitor_of_its_end_so_that_it_waits_for
     device = roundless.settled(0, "clean").device
 
     async def tenancy() -> None:
-        async with client.Scrubber(roundless.run_dir / "scrubber.sock") as scrubber:
+        async with client.ScrubberClient(roundless.run_dir / "scrubber.sock") as scrubber:
             await scrubber.acquire([device], announced=True)
             with guest(roundless.simulated_dir, device, POD, b"secret"):
                 await scrubber.start([device], POD)
 
-    async def clean(admin: client.Admin) -> views.DeviceStatus:
+    async def clean(admin: client.AdminClient) -> views.DeviceStatus:
         """Its status once it is clean again, told row by row: it was exposed when this is asked."""
         status = await admin.status()
         async with asyncio.timeout(WITHIN):
@@ -90,7 +90,7 @@ def service(short_tmp: Path) -> Iterator[Service]:
 def scrub(service: Service) -> views.ScrubResult:
     """A scrub that somebody asks for, as it ends."""
 
-    async def ask(admin: client.Admin) -> views.ScrubResult:
+    async def ask(admin: client.AdminClient) -> views.ScrubResult:
         results = [update.result async for update in admin.scrub(["0"])]
         assert results[-1] is not None
         return results[-1]

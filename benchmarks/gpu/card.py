@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scrubber.cuda import device, memory, warmth
-from scrubber.cuda.card import Deed, Found, Program, Span, Step, Unit
+from scrubber.cuda.card import Deed, Found, KernelProgram, Span, Step, Unit
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.device import CupyCard
-from scrubber.cuda.memory import Memory
+from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, Pattern, keyed
-from scrubber.devices.nvidia.address import Place
-from scrubber.devices.nvidia.memory import Holding, OpenCard
+from scrubber.devices.nvidia.address import WorkerTarget
+from scrubber.devices.nvidia.memory import HeldMemory, OpenCard
 from scrubber.devices.nvidia.nvml import Library
 
 
@@ -64,7 +64,7 @@ class MeasuredCard(CupyCard):
         self._launched = False
         return super().sweep(deed, pattern, spans, step)
 
-    def shared_of(self, program: Program) -> int:
+    def shared_of(self, program: KernelProgram) -> int:
         """Bytes of shared memory that the driver calls the kernel's own."""
         return self._kernel(program.value).shared_size_bytes
 
@@ -90,7 +90,7 @@ class MeasuredCard(CupyCard):
         super()._begin(deed, pattern, span, place)
         self._runtime.eventRecord(last, 0)  # again and again: the last one counts
 
-    def _ran(self, program: Program, number: int) -> list[Unit]:
+    def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         self.runs += 1
         return super()._ran(program, number)
 
@@ -136,13 +136,13 @@ def _begun(card: MeasuredCard, where: Where) -> MeasuredCard:
     return card
 
 
-def taken(where: Where) -> tuple[MeasuredCard, Memory]:
+def taken(where: Where) -> tuple[MeasuredCard, GpuMemory]:
     """All of its memory, or as much as is allowed."""
     card = opened(where)
     return card, memory.take(card)
 
 
-class MeasuredHolding(Holding):
+class MeasuredHolding(HeldMemory):
     """Tells the books that a worker keeps, whatever it would conclude from them."""
 
     def books(self) -> Account:
@@ -153,15 +153,17 @@ class MeasuredHolding(Holding):
 def held(where: Where, library: Library) -> MeasuredHolding:
     """The same, with the books that a worker keeps."""
     open_card: OpenCard = lambda _uuid, _address: opened(where)  # noqa: E731 - a port with one method
-    return MeasuredHolding(Place(where.uuid, where.root, where.pci_address, where.minor, None), library, open_card)
+    return MeasuredHolding(
+        WorkerTarget(where.uuid, where.root, where.pci_address, where.minor, None), library, open_card
+    )
 
 
-def part_of(whole: Memory, size: int) -> Memory:
+def part_of(whole: GpuMemory, size: int) -> GpuMemory:
     """So much of it, from its beginning."""
     spans = tuple(
         replace(span, size=min(span.size, size - span.start)) for span in whole.spans if span.start < size
     )  # fmt: skip
-    return Memory(whole.card, spans)
+    return GpuMemory(whole.card, spans)
 
 
 def fresh(label: str) -> Pattern:
@@ -169,7 +171,7 @@ def fresh(label: str) -> Pattern:
     return keyed(secrets.token_bytes(16), label)
 
 
-def zeroed(whole: Memory) -> None:
+def zeroed(whole: GpuMemory) -> None:
     """Leave nothing behind; an error where the memory does not hold even that."""
     whole.write(ZERO, unheard)
     expect_nothing(whole.check(ZERO, unheard), "zeros")

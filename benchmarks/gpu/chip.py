@@ -12,12 +12,12 @@ from benchmarks.gpu.card import MeasuredCard, Where, listening, opened, taken, u
 from benchmarks.gpu.figures import Measured, one
 from benchmarks.gpu.forks import Fork, Life, say
 from scrubber.cuda import onchip, selftest
-from scrubber.cuda.card import Program
+from scrubber.cuda.card import KernelProgram
 from scrubber.cuda.selftest import Clock
 
 KINDS = {
-    "shared memory": (Program.PLANT, Program.LISTEN),
-    "registers": (Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS),
+    "shared memory": (KernelProgram.PLANT, KernelProgram.LISTEN),
+    "registers": (KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS),
 }
 
 
@@ -62,13 +62,13 @@ def _scratched(where: Where, line: Connection) -> None:
     say(line, figures)
 
 
-def _planted(where: Where, plant: Program, canary: int, line: Connection) -> None:
+def _planted(where: Where, plant: KernelProgram, canary: int, line: Connection) -> None:
     listening(where).everywhere(plant, canary)
     say(line, ())
 
 
 def _heard(
-    where: Where, listen: Program, canary: int, plant: Program | None = None, *, scratched: bool = False
+    where: Where, listen: KernelProgram, canary: int, plant: KernelProgram | None = None, *, scratched: bool = False
 ) -> float:  # fmt: skip
     def life(line: Connection) -> None:
         card = listening(where)
@@ -114,7 +114,7 @@ def _digests(card: MeasuredCard, rounds: int) -> list[Measured]:
     for _ in range(rounds):
         number = secrets.randbits(64)
         began = time.perf_counter()
-        units = card.everywhere(Program.EXACT, number)
+        units = card.everywhere(KernelProgram.EXACT, number)
         took.append(1000 * (time.perf_counter() - began))
         most = max(most, len({unit.digest for unit in units}))
     return [

@@ -19,7 +19,7 @@ from benchmarks.gpu.figures import Measured, one
 from scrubber.core import model
 from scrubber.core.model import Outcome, Step, StepResult
 from scrubber.devices.base import Address
-from scrubber.devices.nvidia.address import Place
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.host import NAME
 from scrubber.node import proc
 from scrubber.steps.base import Order
@@ -42,7 +42,7 @@ def measure(where: Where) -> list[Measured]:
 
 def _assignment(where: Where) -> Assignment:
     """As the service gives it, with nothing to be set."""
-    place = Place(
+    place = WorkerTarget(
         where.uuid, where.root, where.pci_address, where.minor, parent=None, pid_namespace=where.pid_namespace
     )  # fmt: skip
     return Assignment(

@@ -13,7 +13,7 @@ from benchmarks.gpu.card import MeasuredCard, Where, expect_nothing, fresh, part
 from benchmarks.gpu.figures import Measured, one
 from benchmarks.nvml_questions import reads_only
 from scrubber.core.model import Mismatch
-from scrubber.cuda.memory import Memory
+from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library
 
@@ -67,7 +67,7 @@ def measure(where: Where) -> list[Measured]:
     return found + [_ratio(name, watch) for name in names if name != BASELINE]
 
 
-def _round(card: MeasuredCard, whole: Memory, watch: Watch) -> None:
+def _round(card: MeasuredCard, whole: GpuMemory, watch: Watch) -> None:
     key, flipped = fresh("a pass"), repeated(_STEADY).flipped()
     watch.swept(card, "write zero", lambda: whole.write(ZERO, unheard))
     watch.swept(card, "check zero", lambda: whole.check(ZERO, unheard))
@@ -99,12 +99,12 @@ def _state(where: Where) -> list[Measured]:
     return found
 
 
-def _set(card: MeasuredCard, whole: Memory) -> None:
+def _set(card: MeasuredCard, whole: GpuMemory) -> None:
     for span in whole.spans:
         card.runtime.memset(span.address, 0, span.size)
 
 
-def _copied(card: MeasuredCard, whole: Memory) -> None:
+def _copied(card: MeasuredCard, whole: GpuMemory) -> None:
     for span in whole.spans:
         half = span.size // 2
         card.runtime.memcpyAsync(span.address + half, span.address, half, _ON_DEVICE, 0)
@@ -133,7 +133,7 @@ def sizes(where: Where) -> list[Measured]:
     return found
 
 
-def _write_and_check(card: MeasuredCard, some: Memory, watch: Watch) -> None:
+def _write_and_check(card: MeasuredCard, some: GpuMemory, watch: Watch) -> None:
     key = fresh("a size")
     began = time.perf_counter()
     watch.swept(card, "write", lambda: some.write(key, unheard))

@@ -17,7 +17,7 @@ from benchmarks.gpu.forks import Fork, say
 from benchmarks.nvml_questions import reads_only
 from scrubber.cuda import clearing, coverage, memory
 from scrubber.cuda.coverage import Account
-from scrubber.cuda.patterns import ZERO, Kind, Pattern
+from scrubber.cuda.patterns import ZERO, Pattern, PatternKind
 from scrubber.devices.nvidia.nvml import Library
 
 PASSES = (("zero",), ("random", "zero"))  # as policies name them
@@ -130,7 +130,7 @@ def _left_behind(where: Where, about: str, *, by_force: bool) -> list[Measured]:
 def _canary() -> Pattern:
     """The same everywhere, so that it is known again wherever a page of it comes to lie."""
     first, second = (int.from_bytes(bytes(1 + secrets.randbelow(255) for _ in range(8))) for _ in range(2))
-    return Pattern(Kind.CONSTANT, first, second)
+    return Pattern(PatternKind.CONSTANT, first, second)
 
 
 def _fill(where: Where, canary: Pattern, line: Connection) -> None:

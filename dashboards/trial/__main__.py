@@ -15,7 +15,7 @@ from typing import Any
 
 from dashboards.trial import day
 from dashboards.trial.day import DAY, EVENING, Act
-from dashboards.trial.node import GPUS, LOOPBACK, Node
+from dashboards.trial.node import GPUS, LOOPBACK, TrialNode
 from dashboards.trial.prometheus import Prometheus, installed
 from scrubber.ground.errors import AutoclaveError, FatalError
 
@@ -39,7 +39,7 @@ docs/observability.md says what each page answers, and follows three faults from
 async def observe(port: int, seconds: float) -> None:
     """Until cancelled. An alert's condition must be true for a second here, and not for minutes."""
     async with AsyncExitStack() as ends:
-        node = Node(port)
+        node = TrialNode(port)
         ends.push_async_callback(node.clear_away)
         await node.up()
         tell(f"A node of {GPUS} simulated GPUs; its directory is {node.stage.root}")

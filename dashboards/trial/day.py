@@ -13,14 +13,14 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 
-from dashboards.trial.node import GPUS, UNTIDY, WITHIN, Node
+from dashboards.trial.node import GPUS, UNTIDY, WITHIN, TrialNode
 from plugin.testing.pods import Phase, Pod
-from scrubber.core.model import Ailment
+from scrubber.core.model import AilmentKind
 from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills
 from scrubber.devices.simulated.documents import Resetting
 
-Trouble = Callable[[Node], AbstractAsyncContextManager[None]]
+Trouble = Callable[[TrialNode], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @asynccontextmanager
-async def in_force(node: Node, acts: Sequence[Act], lasts: Lasts, say: Say) -> AsyncIterator[None]:
+async def in_force(node: TrialNode, acts: Sequence[Act], lasts: Lasts, say: Say) -> AsyncIterator[None]:
     """These acts together; afterwards everything is mended."""
     async with AsyncExitStack() as troubles:
         for act in acts:
@@ -48,7 +48,7 @@ async def in_force(node: Node, acts: Sequence[Act], lasts: Lasts, say: Say) -> A
     await node.calm()
 
 
-async def play(node: Node, day: Sequence[Sequence[Act]], lasts: Lasts, say: Say) -> None:
+async def play(node: TrialNode, day: Sequence[Sequence[Act]], lasts: Lasts, say: Say) -> None:
     """All of it, one after the other."""
     for acts in day:
         async with in_force(node, acts, lasts, say):
@@ -59,7 +59,7 @@ async def play(node: Node, day: Sequence[Sequence[Act]], lasts: Lasts, say: Say)
 
 
 @asynccontextmanager
-async def churn(node: Node) -> AsyncIterator[None]:
+async def churn(node: TrialNode) -> AsyncIterator[None]:
     """A pod for each GPU, and their end."""
     pods = [await node.run(f"train-{number}") for number in range(GPUS)]
     yield
@@ -68,7 +68,7 @@ async def churn(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def forced(node: Node) -> AsyncIterator[None]:
+async def forced(node: TrialNode) -> AsyncIterator[None]:
     """A pod on all GPUs is deleted by force: its container runs on, and the next pods meet it."""
     pod = await node.run("forced", GPUS)
     await node.stage.kubelet.force_delete(pod)
@@ -78,7 +78,7 @@ async def forced(node: Node) -> AsyncIterator[None]:
     await node.stage.kubelet.end_orphan(pod)
 
 
-async def _refused(node: Node, name: str) -> None:
+async def _refused(node: TrialNode, name: str) -> None:
     pod = Pod.of(name, {RESOURCE: 1})
     if (await node.stage.kubelet.admit(pod)).phase is not Phase.FAILED:
         raise RuntimeError(f"pod {name} was given a GPU that it must not have")
@@ -86,7 +86,7 @@ async def _refused(node: Node, name: str) -> None:
 
 
 @asynccontextmanager
-async def residue(node: Node) -> AsyncIterator[None]:
+async def residue(node: TrialNode) -> AsyncIterator[None]:
     """A pod ends and its memory was not cleared behind it."""
     pod = await node.run(f"{UNTIDY}-secret")
     [gpu] = node.given(pod)
@@ -96,7 +96,7 @@ async def residue(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def outlived(node: Node) -> AsyncIterator[None]:
+async def outlived(node: TrialNode) -> AsyncIterator[None]:
     """A process of a pod outlives it, deaf to SIGTERM."""
     pod = await node.run("outlived")
     [gpu] = node.given(pod)
@@ -107,7 +107,7 @@ async def outlived(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def intruder(node: Node, gpu: int) -> AsyncIterator[None]:
+async def intruder(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """A container that nobody gave the GPU to uses it."""
     pid = node.stray(gpu, "stranger")
     await node.reach(gpu, lambda device: device.state != "clean")
@@ -116,7 +116,7 @@ async def intruder(node: Node, gpu: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def shell(node: Node, gpu: int) -> AsyncIterator[None]:
+async def shell(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """A process of no container holds the GPU: under the default policy it is waited for."""
     pid = node.stray(gpu)
     await node.reach(gpu, lambda device: device.state != "clean")
@@ -125,7 +125,7 @@ async def shell(node: Node, gpu: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def sick_in_use(node: Node) -> AsyncIterator[None]:
+async def sick_in_use(node: TrialNode) -> AsyncIterator[None]:
     """Memory errors on a GPU that a pod has; its container crashes, and is not let onto the GPU again."""
     pod = await node.run("unlucky")
     [gpu] = node.given(pod)
@@ -138,12 +138,12 @@ async def sick_in_use(node: Node) -> AsyncIterator[None]:
     await node.stage.kubelet.delete(pod)
 
 
-def _health(node: Node, gpu: int) -> str:
+def _health(node: TrialNode, gpu: int) -> str:
     return node.stage.kubelet.devices(RESOURCE)[node.stage.uuids[gpu]]
 
 
 @asynccontextmanager
-async def leaked(node: Node) -> AsyncIterator[None]:
+async def leaked(node: TrialNode) -> AsyncIterator[None]:
     """A pod's driver context leaks memory: no fast path brings that back, so a slow one follows it."""
     pod = await node.run("leaky")
     [gpu] = node.given(pod)
@@ -156,7 +156,7 @@ async def leaked(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def xid(node: Node, gpu: int) -> AsyncIterator[None]:
+async def xid(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """XID 79, and no reset helps while it lasts; then one does, and the GPU comes back by itself."""
     root, uuid = node.stage.simulated, node.stage.uuids[gpu]
     drills.break_reset(root, uuid, Resetting.FAILS)
@@ -167,17 +167,17 @@ async def xid(node: Node, gpu: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def hot(node: Node, gpu: int) -> AsyncIterator[None]:
+async def hot(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """It is slowed down by heat, and computes right."""
     root, uuid = node.stage.simulated, node.stage.uuids[gpu]
     drills.heat(root, uuid, 95)
-    drills.sign(root, uuid, Ailment.HEAT, "hardware thermal slowdown")
+    drills.sign(root, uuid, AilmentKind.HEAT, "hardware thermal slowdown")
     yield
     drills.heal(root, uuid)
 
 
 @asynccontextmanager
-async def hung(node: Node, gpu: int) -> AsyncIterator[None]:
+async def hung(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """Driver calls for it do not return. It is out as soon as nobody has the patience any more: after some seconds."""
     drills.hang(node.stage.simulated, node.stage.uuids[gpu])
     yield
@@ -186,7 +186,7 @@ async def hung(node: Node, gpu: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def drilled(node: Node, gpu: int, drill: Callable[..., None], *about: object) -> AsyncIterator[None]:
+async def drilled(node: TrialNode, gpu: int, drill: Callable[..., None], *about: object) -> AsyncIterator[None]:
     """A drill that takes the GPU out for as long as it is not healed."""
     drill(node.stage.simulated, node.stage.uuids[gpu], *about)
     await node.out(gpu)
@@ -195,7 +195,7 @@ async def drilled(node: Node, gpu: int, drill: Callable[..., None], *about: obje
 
 
 @asynccontextmanager
-async def bad_memory(node: Node, gpu: int) -> AsyncIterator[None]:
+async def bad_memory(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """A cell that holds no bit: the scrub finds it, tries the slow path, and then only a person brings it back."""
     drills.bad_memory(node.stage.simulated, node.stage.uuids[gpu], 4711, 5)
     async with node.stage.admin() as operator:
@@ -209,7 +209,7 @@ async def bad_memory(node: Node, gpu: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def by_hand(node: Node, gpu: int) -> AsyncIterator[None]:
+async def by_hand(node: TrialNode, gpu: int) -> AsyncIterator[None]:
     """A person takes it out, and brings it back without asking for evidence."""
     async with node.stage.admin() as operator:
         await operator.quarantine(str(gpu), "maintenance", "bob")
@@ -223,7 +223,7 @@ async def by_hand(node: Node, gpu: int) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def no_kubelet(node: Node) -> AsyncIterator[None]:
+async def no_kubelet(node: TrialNode) -> AsyncIterator[None]:
     """The kubelet is down, and back."""
     await node.stage.kubelet.kill()
     yield
@@ -232,7 +232,7 @@ async def no_kubelet(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def no_plugin(node: Node) -> AsyncIterator[None]:
+async def no_plugin(node: TrialNode) -> AsyncIterator[None]:
     """The plugin is killed, and back."""
     await node.stage.plugin.end(signal.SIGKILL)
     await node.stage.kubelet.until(lambda: node.stage.kubelet.allocatable.get(RESOURCE) == 0, WITHIN)
@@ -242,7 +242,7 @@ async def no_plugin(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def no_service(node: Node) -> AsyncIterator[None]:
+async def no_service(node: TrialNode) -> AsyncIterator[None]:
     """The scrub service is killed, and back."""
     await node.stage.service.end(signal.SIGKILL)
     yield
@@ -250,7 +250,7 @@ async def no_service(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def damaged_ledger(node: Node) -> AsyncIterator[None]:
+async def damaged_ledger(node: TrialNode) -> AsyncIterator[None]:
     """It is killed again, and its ledger is damaged when it comes back."""
     await node.stage.service.end(signal.SIGKILL)
     node.stage.ledger.write_bytes(b"not a ledger any more")
@@ -261,7 +261,7 @@ async def damaged_ledger(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def full_disk(node: Node) -> AsyncIterator[None]:
+async def full_disk(node: TrialNode) -> AsyncIterator[None]:
     """The ledger cannot be written, as the next pod finds out."""
     node.limit_writes(to_nothing=True)
     await _refused(node, "unwritten")
@@ -270,7 +270,7 @@ async def full_disk(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def wrong_policy(node: Node) -> AsyncIterator[None]:
+async def wrong_policy(node: TrialNode) -> AsyncIterator[None]:
     """The policy's file says something that there is not."""
     node.rule("trusting")
     yield
@@ -278,7 +278,7 @@ async def wrong_policy(node: Node) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def unproven(node: Node) -> AsyncIterator[None]:
+async def unproven(node: TrialNode) -> AsyncIterator[None]:
     """Somebody sets the policy to observe: the second pod gets a GPU that nobody scrubbed."""
     node.rule("observe")
     for name in ("first", "second", "third", "fourth", "fifth"):
@@ -330,7 +330,7 @@ EVENING: tuple[Act, ...] = (
     Act("a memory cell of GPU 1 holds no bit", partial(bad_memory, gpu=1), ("AutoclaveGpuQuarantined",)),
     Act(
         "the driver asks for a reboot because of GPU 2",
-        lambda node: drilled(node, 2, drills.sign, Ailment.REBOOT_REQUIRED, "the driver says so"),
+        lambda node: drilled(node, 2, drills.sign, AilmentKind.REBOOT_REQUIRED, "the driver says so"),
         ("AutoclaveGpuRebootRequired", "AutoclaveFleetDegraded", "AutoclaveNodeDegraded"),
     ),
 )

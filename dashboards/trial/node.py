@@ -15,8 +15,8 @@ from pathlib import Path
 
 from plugin.testing.pods import Phase, Pod
 from scrubber.core import views
-from scrubber.demo.containers import Containers
-from scrubber.demo.stage import RESOURCE, Program, Stage
+from scrubber.demo.containers import ContainerRunner
+from scrubber.demo.stage import RESOURCE, ServiceProgram, Stage
 from scrubber.devices.simulated import tenants
 
 GPUS = 4
@@ -40,7 +40,7 @@ defaults:
 """
 
 
-class Tidy(Containers):
+class Tidy(ContainerRunner):
     """Containers whose memory is cleared behind them, as a driver does: but for the untidy ones."""
 
     def marked(self, pod: Pod, last: int) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class Tidy(Containers):
         return super().marked(pod, last) if pod.name.startswith(UNTIDY) else ()
 
 
-class Piped(Program):
+class Piped(ServiceProgram):
     """A program that says what it says into a pipe: a file that it cannot write is then not its log."""
 
     _log: asyncio.subprocess.Process | None = None
@@ -76,7 +76,7 @@ class Piped(Program):
         return status
 
 
-class Node:
+class TrialNode:
     """Its programs, its pods, and what befalls them. ``service`` and ``plugin`` are where their figures are shown."""
 
     def __init__(self, port: int) -> None:

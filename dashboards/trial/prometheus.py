@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dashboards.trial.node import CLUSTER, NAME, Node
+from dashboards.trial.node import CLUSTER, NAME, TrialNode
 from scrubber.ground.errors import FatalError
 
 PROGRAM = "prometheus"
@@ -45,7 +45,7 @@ class Prometheus:
         self._root = Path(tempfile.mkdtemp(prefix="autoclave-prometheus-"))
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self, node: Node) -> None:
+    async def start(self, node: TrialNode) -> None:
         """Return when it answers, and has heard both programs of the node."""
         self._configure(node)
         with (self._root / "log").open("wb") as log:
@@ -87,7 +87,7 @@ class Prometheus:
         """The alerts that fire now."""
         return {it["metric"]["alertname"] for it in self.ask("query", query='ALERTS{alertstate="firing"}')["result"]}
 
-    def _configure(self, node: Node) -> None:
+    def _configure(self, node: TrialNode) -> None:
         for name in RULES:
             text = (resources.files("dashboards") / name).read_text(encoding="utf-8")
             (self._root / name).write_text(impatient(text, self._every), encoding="utf-8")
@@ -106,7 +106,7 @@ class Prometheus:
             return False
 
 
-def _jobs(node: Node) -> Iterator[dict[str, Any]]:
+def _jobs(node: TrialNode) -> Iterator[dict[str, Any]]:
     labels = {"node": NAME, "cluster": CLUSTER}
     for job, address in zip(JOBS, (node.service, node.plugin), strict=True):
         yield {"job_name": job, "static_configs": [{"targets": [address], "labels": labels}]}

@@ -7,10 +7,10 @@ from enum import Enum
 from typing import Protocol
 
 from plugin.cluster.judging import Condition
-from plugin.cluster.outbox import Letter
+from plugin.cluster.outbox import PendingEvent
 
 
-class Kind(Enum):
+class ObjectKind(Enum):
     """Why a call failed: it decides what comes next."""
 
     AWAY = "away"  # nobody answered, or nobody sensible: tried again soon, with growing pauses
@@ -24,7 +24,7 @@ class Kind(Enum):
 class Failure(Exception):
     """A call that came to nothing, in words for the log."""
 
-    def __init__(self, kind: Kind, message: str, retry_after: float | None = None) -> None:
+    def __init__(self, kind: ObjectKind, message: str, retry_after: float | None = None) -> None:
         """Keep the kind beside the words; ``retry_after`` is what the API server asked for, in seconds."""
         super().__init__(message)
         self.kind = kind
@@ -37,7 +37,7 @@ class Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """The node as the API server has it, as far as we care."""
 
     uid: str
@@ -50,22 +50,22 @@ class Node:
 class Server(Protocol):
     """The API server, for one node. Every call ends within a bound, with an answer or a Failure."""
 
-    async def read(self) -> Node:
+    async def read(self) -> ClusterNode:
         """The node as it is now."""
 
-    async def put_condition(self, condition: Condition) -> Node:
+    async def put_condition(self, condition: Condition) -> ClusterNode:
         """Set our condition, whatever it was."""
 
-    async def put_taint(self, node: Node) -> None:
+    async def put_taint(self, node: ClusterNode) -> None:
         """Add our taint, if nobody changed the node since it was read."""
 
-    async def drop_taint(self, node: Node) -> None:
+    async def drop_taint(self, node: ClusterNode) -> None:
         """Remove our taint, if nobody changed the node since it was read."""
 
-    async def post(self, letter: Letter, uid: str) -> None:
+    async def post(self, letter: PendingEvent, uid: str) -> None:
         """Make an Event."""
 
-    async def bump(self, letter: Letter) -> None:
+    async def bump(self, letter: PendingEvent) -> None:
         """Say of an Event that it happened again."""
 
     async def close(self) -> None:

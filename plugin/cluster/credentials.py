@@ -40,7 +40,7 @@ Credentials = InCluster | File
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReportChoice:
     """What was asked for."""
 
     reports: Reports
@@ -49,7 +49,7 @@ class Asked:
     service_account: Path = SERVICE_ACCOUNT
 
 
-def find(asked: Asked, environment: Mapping[str, str]) -> Credentials | None:
+def find(asked: ReportChoice, environment: Mapping[str, str]) -> Credentials | None:
     """Those to use. A kubeconfig counts only for who asked: one in a person's shell says nothing of this node."""
     service = all(environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
     if service and _may_be_there(asked.service_account / "token"):
@@ -68,7 +68,7 @@ def _may_be_there(token: Path) -> bool:
         return True
 
 
-def lacking(asked: Asked, environment: Mapping[str, str]) -> str:
+def lacking(asked: ReportChoice, environment: Mapping[str, str]) -> str:
     """What to mend before anything can be told; empty: nothing."""
     if not asked.node:
         return "the name of the node is not known: give --node-name, or NODE_NAME from the pod's spec.nodeName"

@@ -29,7 +29,7 @@ class Code(Enum):
     RECOVERED = "DeviceRecovered"
 
 
-class Status(Enum):
+class ConditionStatus(Enum):
     """Of a condition."""
 
     TRUE = "True"
@@ -63,7 +63,7 @@ class Verdict:
 class Outlook:
     """What a condition says, without its times."""
 
-    status: Status
+    status: ConditionStatus
     reason: str
     message: str
 
@@ -78,7 +78,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class NodeEvent:
     """Something that became of a device."""
 
     device: str
@@ -90,15 +90,17 @@ class Happening:
 Verdicts = Mapping[str, Verdict]
 
 SILENT = Outlook(
-    Status.UNKNOWN,
+    ConditionStatus.UNKNOWN,
     "ScrubServiceSilent",
     "the scrub service of this node does not answer: nothing is known of its devices",
 )
-STOPPED = Outlook(Status.UNKNOWN, "PluginStopped", "the device plugin of this node was stopped: nobody looks")
+STOPPED = Outlook(ConditionStatus.UNKNOWN, "PluginStopped", "the device plugin of this node was stopped: nobody looks")
 FAULT = Outlook(
-    Status.UNKNOWN, "PluginFault", "the device plugin of this node failed to judge its devices: its log says more"
+    ConditionStatus.UNKNOWN,
+    "PluginFault",
+    "the device plugin of this node failed to judge its devices: its log says more",
 )
-NONE_OFFERED = Outlook(Status.UNKNOWN, "NoDevices", "no device of this node is offered")
+NONE_OFFERED = Outlook(ConditionStatus.UNKNOWN, "NoDevices", "no device of this node is offered")
 
 _WORDS = {Code.SICK: "sick", Code.QUARANTINED: "quarantined", Code.NOT_READY: "not ready", Code.GONE: "gone"}
 
@@ -144,24 +146,24 @@ def next_look(verdicts: Verdicts, now: float) -> float | None:
     return min((max(0.0, since + NOT_READY_AFTER - now) for since in idle if since is not None), default=None)
 
 
-def happenings(before: Verdicts, after: Verdicts) -> tuple[Happening, ...]:
+def happenings(before: Verdicts, after: Verdicts) -> tuple[NodeEvent, ...]:
     """What became of each device between two looks; at the first look, those that are out."""
     told = (_happening(before.get(uuid), verdict) for uuid, verdict in after.items())
     return tuple(happening for happening in told if happening is not None)
 
 
-def _happening(before: Verdict | None, after: Verdict) -> Happening | None:
+def _happening(before: Verdict | None, after: Verdict) -> NodeEvent | None:
     then = (before.out, before.ailment) if before is not None else (None, "")
     if then == (after.out, after.ailment):
         return None
     if after.out is not None:
         # Of one that is gone the service knows nothing.
         hint = f"; `autoclave explain {after.uuid}` on the node says more" if after.out is not Code.GONE else ""
-        return Happening(after.uuid, after.out, after.ailment, f"{_full(after)} is {_state(after)}{hint}")
+        return NodeEvent(after.uuid, after.out, after.ailment, f"{_full(after)} is {_state(after)}{hint}")
     if before is None or before.out is None:
         return None
     note = f"{_full(after)} is healthy again; it was {_state(before)}"
-    return Happening(after.uuid, Code.RECOVERED, before.ailment, note)
+    return NodeEvent(after.uuid, Code.RECOVERED, before.ailment, note)
 
 
 def outlook(verdicts: Verdicts | None) -> Outlook:
@@ -182,12 +184,12 @@ def _outlook(counted: Sequence[Verdict]) -> Outlook:
     if out:
         reason = "AllDevicesOut" if len(out) == len(counted) else "SomeDevicesOut"
         named = _named([f"{verdict.name} ({_state(verdict)})" for verdict in out])
-        return Outlook(Status.FALSE, reason, f"{len(out)} of {len(counted)} devices are out: {named}")
+        return Outlook(ConditionStatus.FALSE, reason, f"{len(out)} of {len(counted)} devices are out: {named}")
     unproven = [verdict.name for verdict in counted if not verdict.proven]
     if unproven:
         told = f"{len(unproven)} of {len(counted)} devices were not found healthy yet: {_named(unproven)}"
-        return Outlook(Status.UNKNOWN, "DevicesNotReady", told)
-    return Outlook(Status.TRUE, "AllDevicesHealthy", f"no device of {len(counted)} is out")
+        return Outlook(ConditionStatus.UNKNOWN, "DevicesNotReady", told)
+    return Outlook(ConditionStatus.TRUE, "AllDevicesHealthy", f"no device of {len(counted)} is out")
 
 
 def condition(present: Condition | None, outlook: Outlook, since: float, now: float) -> Condition:

@@ -16,18 +16,18 @@ from typing import Protocol
 
 import structlog
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 from plugin.cluster import base, judging, words
-from plugin.cluster.base import Failure, Kind
+from plugin.cluster.base import Failure, ObjectKind
 from plugin.cluster.judging import Condition, Outlook, Verdicts
-from plugin.cluster.outbox import Letter, Outbox
-from plugin.cluster.retry_loop import NEVER, Deed, Pace, Strand
+from plugin.cluster.outbox import Outbox, PendingEvent
+from plugin.cluster.retry_loop import NEVER, Deed, Pace, RetryLoop
 from plugin.devices import Device
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="cluster")
 
 
-class Source(Protocol):
+class DeviceSource(Protocol):
     """Where the devices are known: the plugin's own list."""
 
     async def first(self) -> None:
@@ -40,7 +40,7 @@ class Source(Protocol):
         """Wait until the devices stand otherwise."""
 
 
-class Reporter:
+class ClusterReporter:
     """Tells the API server of one node."""
 
     def __init__(
@@ -52,23 +52,23 @@ class Reporter:
         self._taint = taint
         self._pace = pace
         self._clock = clock
-        self._bell = Bell()
+        self._bell = Changed()
         self._outbox = Outbox(lambda: f"{node[:230].rstrip('-.')}.{secrets.token_hex(8)}")
         self._verdicts: Verdicts = {}
         self._seen: tuple[Device, ...] | None = None
         self._outlook: Outlook | None = None
         self._since = 0.0
-        self._known: base.Node | None = None
+        self._known: base.ClusterNode | None = None
         self._written: Condition | None = None
         self._tainted = False
 
-    async def run(self, source: Source) -> None:
+    async def run(self, source: DeviceSource) -> None:
         """Until cancelled; then a last word, within a bound."""
         bell, pace = self._bell, self._pace
         strands = [
-            Strand("the condition", self._condition_due, self._write_condition, bell, pace),
-            Strand("the taint", self._taint_due, self._write_taint, bell, pace),
-            Strand("Events", self._event_due, self._send_event, bell, pace),
+            RetryLoop("the condition", self._condition_due, self._write_condition, bell, pace),
+            RetryLoop("the taint", self._taint_due, self._write_taint, bell, pace),
+            RetryLoop("Events", self._event_due, self._send_event, bell, pace),
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -88,7 +88,7 @@ class Reporter:
                 logger.exception("a fault inside the reports to the cluster")
             await asyncio.sleep(self._pace.slow)
 
-    async def _follow(self, source: Source) -> None:
+    async def _follow(self, source: DeviceSource) -> None:
         """Judge the devices at every change, and when one has been out of use for long."""
         try:
             self._verdicts = judging.unseen(self._verdicts)  # nobody looked since a fault
@@ -101,7 +101,7 @@ class Reporter:
             self._tell(judging.FAULT)
             raise
 
-    async def _watch(self, source: Source) -> None:
+    async def _watch(self, source: DeviceSource) -> None:
         while True:
             self._look(source.standing())
             with suppress(TimeoutError):
@@ -126,7 +126,7 @@ class Reporter:
         self._outlook = outlook
         self._bell.ring()
 
-    def _put(self, happening: judging.Happening, now: float) -> None:
+    def _put(self, happening: judging.NodeEvent, now: float) -> None:
         dropped = self._outbox.dropped
         self._outbox.put(happening, now)
         if self._outbox.dropped and not dropped:
@@ -150,13 +150,13 @@ class Reporter:
         try:
             node = await self._server.put_condition(wanted)
         except Failure as failure:
-            if failure.kind is Kind.MISSING:
+            if failure.kind is ObjectKind.MISSING:
                 self._known = None  # a node of that name that comes later is another one
             raise
         self._written = wanted
         self._take(node)
 
-    def _take(self, node: base.Node) -> None:
+    def _take(self, node: base.ClusterNode) -> None:
         """What the API server says of the node: who it is, and whether somebody touched our taint."""
         if self._known is None and node.taint is not None and not self._taint:
             hint = f"kubectl taint node {self._node} {words.TAINT}-"
@@ -193,7 +193,7 @@ class Reporter:
         try:
             known = await self._post(letter) or await self._bump(letter)
         except Failure as failure:
-            if failure.kind is not Kind.REFUSED:
+            if failure.kind is not ObjectKind.REFUSED:
                 raise
             logger.warning("an Event is dropped: the API server will not take it", error=failure.message)
             known = True
@@ -205,24 +205,24 @@ class Reporter:
             logger.warning("Events were dropped while the API server was away", dropped=self._outbox.dropped)
             self._outbox.dropped = 0
 
-    async def _post(self, letter: Letter) -> bool:
+    async def _post(self, letter: PendingEvent) -> bool:
         """Whether the API server was told all: not of an Event that it knows, also by an answer that was lost."""
         if letter.told:
             return False
         try:
             await self._server.post(letter, self._known.uid if self._known is not None else "")
         except Failure as failure:
-            if failure.kind is Kind.STALE:
+            if failure.kind is ObjectKind.STALE:
                 return False
             raise
         return True
 
-    async def _bump(self, letter: Letter) -> bool:
+    async def _bump(self, letter: PendingEvent) -> bool:
         """Whether the API server still knew the Event: it keeps them for an hour."""
         try:
             await self._server.bump(letter)
         except Failure as failure:
-            if failure.kind is Kind.MISSING:
+            if failure.kind is ObjectKind.MISSING:
                 return False
             raise
         return True

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from plugin.changed import Bell
-from plugin.cluster.base import Failure, Kind
+from plugin.changed import Changed
+from plugin.cluster.base import Failure, ObjectKind
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="cluster")
 
 NEVER = float("inf")
-_SLOWLY = {Kind.FORBIDDEN, Kind.MISSING, Kind.REFUSED}  # a person has to mend these
+_SLOWLY = {ObjectKind.FORBIDDEN, ObjectKind.MISSING, ObjectKind.REFUSED}  # a person has to mend these
 
 Deed = Callable[[], Awaitable[None]]
 Due = Callable[[], float]
@@ -39,10 +39,10 @@ class Pace:
     farewell: float = 2.0  # for the last words
 
 
-class Strand:
+class RetryLoop:
     """Does one deed, for ever."""
 
-    def __init__(self, about: str, due: Due, deed: Deed, bell: Bell, pace: Pace) -> None:
+    def __init__(self, about: str, due: Due, deed: Deed, bell: Changed, pace: Pace) -> None:
         """``due`` says in how many seconds the deed has to be done; it may change with every ring of the bell."""
         self._about = about
         self._due = due
@@ -99,4 +99,4 @@ class Strand:
 def _failure(state: RetryCallState) -> Failure:
     """The one that is being retried: nothing else is."""
     error = state.outcome.exception() if state.outcome is not None else None
-    return error if isinstance(error, Failure) else Failure(Kind.AWAY, str(error))
+    return error if isinstance(error, Failure) else Failure(ObjectKind.AWAY, str(error))

@@ -8,8 +8,8 @@ import os
 import structlog
 
 from plugin.cluster import base, credentials
-from plugin.cluster.credentials import Asked, Reports
-from plugin.cluster.reporter import Reporter
+from plugin.cluster.credentials import ReportChoice, Reports
+from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import Pace
 from scrubber.ground.errors import FatalError
 
@@ -19,7 +19,7 @@ CALL_WITHIN = 5.0  # seconds for a call as a whole
 _CLIENT = "plugin.cluster.apiserver"
 
 
-def reporter(asked: Asked) -> Reporter | None:
+def reporter(asked: ReportChoice) -> ClusterReporter | None:
     """One that is ready to run; None where nothing is to be told, or nobody is there to tell."""
     if asked.reports is Reports.OFF:
         return None
@@ -33,10 +33,10 @@ def reporter(asked: Asked) -> Reporter | None:
             logger.warning("nothing is reported to the cluster", why=str(error))
         return None
     logger.info("reporting to the cluster", node=asked.node, taint=asked.taint)
-    return Reporter(server, asked.node, taint=asked.taint, pace=Pace())
+    return ClusterReporter(server, asked.node, taint=asked.taint, pace=Pace())
 
 
-def _server(asked: Asked, found: credentials.Credentials | None) -> base.Server:
+def _server(asked: ReportChoice, found: credentials.Credentials | None) -> base.Server:
     lacking = credentials.lacking(asked, os.environ)
     if found is None or lacking:
         raise base.Unusable(lacking)

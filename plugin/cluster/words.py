@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from plugin.cluster.judging import Code, Condition, bounded
-from plugin.cluster.outbox import Letter
+from plugin.cluster.outbox import PendingEvent
 
 CONDITION = "AutoclaveDevicesHealthy"
 COMPONENT = "autoclave"
@@ -50,7 +50,7 @@ def remove_taint(version: str, place: int) -> list[dict[str, Any]]:
     return [_as_read(version), ours, {"op": "remove", "path": path}]
 
 
-def event(letter: Letter, node: str, uid: str) -> dict[str, Any]:
+def event(letter: PendingEvent, node: str, uid: str) -> dict[str, Any]:
     """An Event of the Node."""
     about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid or node}  # without a UID as the kubelet does
     return {
@@ -68,7 +68,7 @@ def event(letter: Letter, node: str, uid: str) -> dict[str, Any]:
     }
 
 
-def again(letter: Letter) -> dict[str, Any]:
+def again(letter: PendingEvent) -> dict[str, Any]:
     """What changes of an Event when the same happens again."""
     return {
         "count": letter.count,

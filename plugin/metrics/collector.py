@@ -9,19 +9,19 @@ from prometheus_client.registry import Collector
 
 from plugin.listing import Listing
 from plugin.metrics import table
-from plugin.metrics.counters import Tally
+from plugin.metrics.counters import PluginCounters
 from scrubber.ground.metric_table import Sample, families
 
 LONGEST = 300  # characters of a reason: what others said stands in it
 
 
-class Figures(Collector):
+class PluginCollector(Collector):
     """The lists, and where they come from and go to."""
 
-    def __init__(self, listing: Listing, tally: Tally, version: str) -> None:
+    def __init__(self, listing: Listing, counters: PluginCounters, version: str) -> None:
         """Ask these two whenever somebody asks."""
         self._listing = listing
-        self._tally = tally
+        self._counters = counters
         self._version = version
 
     def describe(self) -> Iterable[Metric]:
@@ -42,7 +42,7 @@ class Figures(Collector):
         elif not self._listing.resources():
             yield "there is no device to offer"
         for resource in sorted(self._listing.resources()):
-            if why := self._tally.obstacle(resource):
+            if why := self._counters.obstacle(resource):
                 yield f"{resource} is not registered: {why}"
 
     def _of_the_plugin(self) -> Iterator[Sample]:

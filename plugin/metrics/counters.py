@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from plugin.metrics import table
 from plugin.registration.events import Cause, Event, Registered
 from scrubber.ground.errors import Reason
-from scrubber.ground.metric_table import Meters
+from scrubber.ground.metric_table import Instruments
 
 REGISTERED = "registered"
 UNHEARD = "the kubelet has not been heard of yet"
@@ -27,7 +27,7 @@ class Hook(Enum):
     PREFERRED = "GetPreferredAllocation"
 
 
-class Outcome(Enum):
+class HookOutcome(Enum):
     """How a question ended; the log says the same."""
 
     OK = "ok"
@@ -37,45 +37,45 @@ class Outcome(Enum):
 
 
 GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the questions that may be answered with a no
-_NO = {Outcome.REFUSED, Outcome.FAULT}
+_NO = {HookOutcome.REFUSED, HookOutcome.FAULT}
 
 
-class Tally:
+class PluginCounters:
     """Counters and times of the plugin."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Every no that there can be begins at nothing, so that the first one is seen to be one more."""
-        self._meters = Meters(table.TABLE, registry)
+        self._instruments = Instruments(table.TABLE, registry)
         self._obstacles: dict[str, str] = {}
         for hook in GATES:
             for reason in Reason:
-                self._meters.known(table.HOOK_REFUSALS, hook.value, reason.value)
+                self._instruments.known(table.HOOK_REFUSALS, hook.value, reason.value)
 
     def obstacle(self, resource: str) -> str:
         """Why a resource is not registered; nothing where it is."""
         return self._obstacles.get(resource, UNHEARD)
 
     def answered(
-        self, hook: Hook, outcome: Outcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""
+        self, hook: Hook, outcome: HookOutcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""
     ) -> None:
         """The kubelet asked and was answered, or gave up."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
-        self._meters.time(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
+        self._instruments.time(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
         if outcome in _NO and hook in GATES:
-            self._meters.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
+            self._instruments.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
 
     def listed(self, resource: str) -> None:
         """A list was sent."""
-        self._meters.count(table.LISTS, resource)
+        self._instruments.count(table.LISTS, resource)
 
     def expect(self, resource: str) -> None:
         """It is about to be registered."""
-        self._meters.known(table.LISTS, resource)
+        self._instruments.known(table.LISTS, resource)
         for outcome in (REGISTERED, *(cause.value for cause in Cause)):
-            self._meters.known(table.REGISTRATIONS, resource, outcome)
+            self._instruments.known(table.REGISTRATIONS, resource, outcome)
 
     def heard(self, event: Event) -> None:
         """What became of a registration."""
         outcome, why = (REGISTERED, "") if isinstance(event, Registered) else (event.cause.value, event.detail)
         self._obstacles[event.resource] = why
-        self._meters.count(table.REGISTRATIONS, event.resource, outcome)
+        self._instruments.count(table.REGISTRATIONS, event.resource, outcome)

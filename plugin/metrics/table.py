@@ -29,7 +29,10 @@ REGISTRATIONS = Row(
     "Registrations with the kubelet, and tries and losses by their cause.", ("resource", "outcome"),
 )  # fmt: skip
 CONNECTED = Row(
-    "autoclave_kubelet_connected", Kind.GAUGE, "1 while the kubelet listens to the list of a resource.", ("resource",)
+    "autoclave_kubelet_connected",
+    Kind.GAUGE,
+    "1 while the kubelet listens to the list of a resource.",
+    ("resource",),
 )
 LISTED = Row(
     "autoclave_listed_devices", Kind.GAUGE, "Devices of a resource as the kubelet is told of them.",

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 import grpc
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import sockets
 from plugin.registration.events import Cause, NotRegistered
@@ -25,7 +25,7 @@ GRACE = 0.5  # seconds for an Allocate in flight to be answered when we stop; st
 PROOF = 5.0  # seconds within which our own socket has to answer us
 
 
-class Streams(Bell, grpc.aio.ServerInterceptor):
+class Streams(Changed, grpc.aio.ServerInterceptor):
     """Counts the streams that come and go, whatever the servicer does with them, and can end them all."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ async def _pump(
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class PluginServer:
     """A socket that serves."""
 
     path: Path
@@ -119,7 +119,7 @@ class Endpoint:
 
 
 @asynccontextmanager
-async def serve(path: Path, add: Add) -> AsyncIterator[Endpoint]:
+async def serve(path: Path, add: Add) -> AsyncIterator[PluginServer]:
     """Serve on this path as long as the context lasts. The server has stopped when it ends: the path is free again."""
     sockets.claim(path)
     streams = Streams()
@@ -128,7 +128,7 @@ async def serve(path: Path, add: Add) -> AsyncIterator[Endpoint]:
     try:
         _bind(server, sockets.hidden(path))
         await _whole(server.start())
-        endpoint = Endpoint(path, sockets.publish(path), streams)
+        endpoint = PluginServer(path, sockets.publish(path), streams)
         try:
             yield endpoint
         finally:

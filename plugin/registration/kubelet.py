@@ -17,8 +17,8 @@ import structlog
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.registration_state import Standing
-from plugin.registration.watch import Watch
+from plugin.registration.registration_state import RegistrationState
+from plugin.registration.watch import FileWatch
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")
 
@@ -28,7 +28,7 @@ ASK = 10.0  # seconds after Register within which the kubelet opens its stream: 
 SETTLED = 30.0  # seconds a stream has to live for the pauses to begin short again
 
 
-class Registration:
+class KubeletRegistration:
     """One resource, served and registered. The caller holds ``sockets.sole_instance``."""
 
     def __init__(
@@ -40,8 +40,8 @@ class Registration:
         self._endpoint = sockets.endpoint(resource)
         self._path = kubelet_dir / self._endpoint
         self._door = kubelet_dir / "kubelet.sock"
-        self._watch = Watch(kubelet_dir, self._path.parent)
-        self._standing = Standing(resource, self._endpoint, on_event)
+        self._watch = FileWatch(kubelet_dir, self._path.parent)
+        self._standing = RegistrationState(resource, self._endpoint, on_event)
 
     async def run(self) -> None:
         """Until cancelled. A FatalError says what a person has to mend."""
@@ -57,7 +57,7 @@ class Registration:
             for task in tasks:
                 task.cancel()
 
-    async def _follow_kubelets(self, served: endpoint.Endpoint) -> None:
+    async def _follow_kubelets(self, served: endpoint.PluginServer) -> None:
         """Each new ``kubelet.sock`` is a kubelet that has never heard of us."""
         while True:
             kubelet = sockets.identity(self._door)
@@ -67,7 +67,7 @@ class Registration:
             logger.info("waiting for the kubelet", socket=str(self._door))
             await self._watch.until(lambda: sockets.identity(self._door) is not None)
 
-    async def _stay_registered(self, served: endpoint.Endpoint, kubelet: sockets.Identity) -> None:
+    async def _stay_registered(self, served: endpoint.PluginServer, kubelet: sockets.Identity) -> None:
         """Whatever is under way, a pause or a Register that hangs, is cut short when this kubelet's socket changes."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep(served))
@@ -75,13 +75,13 @@ class Registration:
             self._standing.lost(Cause.KUBELET_CHANGED, f"{self._door} is not the one it was")
             keeping.cancel()
 
-    async def _keep(self, served: endpoint.Endpoint) -> None:
+    async def _keep(self, served: endpoint.PluginServer) -> None:
         """Register again and again. Only after a registration that lasted do the pauses begin short again."""
         while True:
             self._standing.fresh()
             await self._standing.retrying()(self._register_once, served)
 
-    async def _register_once(self, served: endpoint.Endpoint) -> None:
+    async def _register_once(self, served: endpoint.PluginServer) -> None:
         """One registration, from Register to the end of its stream."""
         streams = served.streams
         options = await served.prove()

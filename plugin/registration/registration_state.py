@@ -15,7 +15,7 @@ logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="regis
 PAUSES = tenacity.wait_random_exponential(multiplier=0.02, max=30.0)
 
 
-class Standing:
+class RegistrationState:
     """Registered or not, since when wanted. The listener hears everything, the log each cause once until a fresh start.
 
     Without that, a kubelet that refuses us would fill the log with the same line at every try.

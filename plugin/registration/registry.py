@@ -18,8 +18,8 @@ import tenacity
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.events import Cause, NotRegistered
-from plugin.registration.registration_state import Standing
-from plugin.registration.watch import Watch
+from plugin.registration.registration_state import RegistrationState
+from plugin.registration.watch import FileWatch
 
 KIND = "DevicePlugin"
 VERSIONS = ("v1beta1",)
@@ -29,7 +29,7 @@ UNHEARD = 15.0  # seconds without a stream until we show ourselves again; the ku
 class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     """Answers what the kubelet asks on the second socket."""
 
-    def __init__(self, resource: str, path: Path, standing: Standing) -> None:
+    def __init__(self, resource: str, path: Path, standing: RegistrationState) -> None:
         """``path`` is the device plugin's own socket."""
         self._info = pluginregistration_pb2.PluginInfo(
             type=KIND, name=resource, endpoint=str(path.absolute()), supported_versions=VERSIONS
@@ -68,8 +68,8 @@ class RegistryRegistration:
         self._add = add
         self._path = kubelet_dir / sockets.endpoint(resource)
         self._door = registry_dir / f"{self._path.stem}-reg.sock"
-        self._watch = Watch(self._path.parent, registry_dir)
-        self._standing = Standing(resource, str(self._path), on_event)
+        self._watch = FileWatch(self._path.parent, registry_dir)
+        self._standing = RegistrationState(resource, str(self._path), on_event)
         self._registrar = Registrar(resource, self._path, self._standing)
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class RegistryRegistration:
                 await self._show(served)
         self._standing.lost(Cause.SOCKET_GONE, f"the file {self._path} was removed")
 
-    async def _serves(self, served: endpoint.Endpoint) -> bool:
+    async def _serves(self, served: endpoint.PluginServer) -> bool:
         """Wait until our socket answers, or its file is gone."""
         there = tenacity.retry_if_exception(lambda _error: not served.gone())
         retrying = self._standing.retrying()
@@ -95,7 +95,7 @@ class RegistryRegistration:
             return False
         return True
 
-    async def _show(self, served: endpoint.Endpoint) -> None:
+    async def _show(self, served: endpoint.PluginServer) -> None:
         """Serve the second socket, until one of the two files is gone."""
         async with endpoint.serve(self._door, self._add_registrar) as door, asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._watch.run()), group.create_task(self._show_again(served, door))]
@@ -103,7 +103,7 @@ class RegistryRegistration:
             for task in tasks:
                 task.cancel()
 
-    async def _show_again(self, served: endpoint.Endpoint, door: endpoint.Endpoint) -> None:
+    async def _show_again(self, served: endpoint.PluginServer, door: endpoint.PluginServer) -> None:
         """Only while nobody listens: the kubelet lets go of a plugin before it registers it anew."""
         streams = served.streams
         while True:

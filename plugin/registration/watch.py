@@ -9,7 +9,7 @@ from pathlib import Path
 import structlog
 from asyncinotify import Inotify, Mask
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 
 logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")
 
@@ -17,7 +17,7 @@ CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM | Mask.DEL
 SLOW_LOOK = 5.0  # seconds; also how long a directory that was replaced goes unwatched
 
 
-class Watch(Bell):
+class FileWatch(Changed):
     """A bell that the file system rings while ``run`` runs."""
 
     def __init__(self, *directories: Path) -> None:

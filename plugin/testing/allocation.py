@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from plugin.testing.clients import Clients
 from plugin.testing.endpoint import PluginError
-from plugin.testing.holdings import Holding, Holdings
-from plugin.testing.inventory import Inventory
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.holdings import DeviceHolding, Holdings
+from plugin.testing.inventory import ShownDevices
+from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.quirks import Quirks
 
 Reusable = dict[str, set[str]]
@@ -32,7 +32,7 @@ class Allocation:
     def __init__(
         self,
         holdings: Holdings,
-        inventory: Inventory,
+        inventory: ShownDevices,
         clients: Clients,
         save: Callable[[], None],
         active: Callable[[], set[str]],
@@ -57,7 +57,7 @@ class Allocation:
             await self.container(pod, container, reusable)
             mine = self._holdings.of_container(pod.uid, container.name)
             for resource, held in mine.items():
-                if container.kind is Kind.INIT:
+                if container.kind is ContainerKind.INIT:
                     reusable.setdefault(resource, set()).update(held.ids)
                 else:
                     reusable.setdefault(resource, set()).difference_update(held.ids)
@@ -166,7 +166,7 @@ class Allocation:
             for node in self._nodes(resource, device):
                 nodes[node] = (*nodes.get(node, ()), device)
         answer = response.container_responses[0].SerializeToString(deterministic=True)
-        self._holdings.put((pod.uid, container.name, resource), Holding(nodes, answer))
+        self._holdings.put((pod.uid, container.name, resource), DeviceHolding(nodes, answer))
 
     def _nodes(self, resource: str, device: str) -> list[int]:
         """R6: a device that has left the list since it was chosen is a nil pointer."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from plugin.testing.checksum import Entry, checksum
-from plugin.testing.holdings import Holding, Key
+from plugin.testing.checksum import DeviceEntry, checksum
+from plugin.testing.holdings import DeviceHolding, Key
 
 NAME = "kubelet_internal_checkpoint"
 
@@ -20,7 +20,7 @@ class CorruptCheckpoint(Exception):
     """The file cannot be believed."""
 
 
-def write(directory: Path, held: Iterable[tuple[Key, Holding]], registered: Mapping[str, list[str]]) -> None:
+def write(directory: Path, held: Iterable[tuple[Key, DeviceHolding]], registered: Mapping[str, list[str]]) -> None:
     """Replace the file; nobody ever sees half of one."""
     entries = [_entry(key, holding) for key, holding in held] or None
     content = {
@@ -33,7 +33,7 @@ def write(directory: Path, held: Iterable[tuple[Key, Holding]], registered: Mapp
     Path(temporary).replace(directory / NAME)
 
 
-def read(directory: Path) -> tuple[dict[Key, Holding], list[str]]:
+def read(directory: Path) -> tuple[dict[Key, DeviceHolding], list[str]]:
     """Who holds what, and the names of the resources that were registered."""
     try:
         text = (directory / NAME).read_text()
@@ -42,7 +42,7 @@ def read(directory: Path) -> tuple[dict[Key, Holding], list[str]]:
     try:
         content = json.loads(text)
         data = content["Data"]
-        entries: list[Entry] = data["PodDeviceEntries"] or []
+        entries: list[DeviceEntry] = data["PodDeviceEntries"] or []
         held = {(e["PodUID"], e["ContainerName"], e["ResourceName"]): _holding(e) for e in entries}
         expected = checksum(data["PodDeviceEntries"], data["RegisteredDevices"])
         _demand(content["Checksum"], expected)
@@ -56,10 +56,10 @@ def _demand(found: Any, expected: int) -> None:  # noqa: ANN401 - from a file th
         raise CorruptCheckpoint(f"the checkpoint's checksum is {found}, its data's is {expected}")
 
 
-def _entry(key: Key, holding: Holding) -> Entry:
+def _entry(key: Key, holding: DeviceHolding) -> DeviceEntry:
     pod, container, resource = key
     nodes = {str(node): list(holding.by_node[node]) for node in sorted(holding.by_node)}
-    return Entry(
+    return DeviceEntry(
         PodUID=pod,
         ContainerName=container,
         ResourceName=resource,
@@ -68,6 +68,6 @@ def _entry(key: Key, holding: Holding) -> Entry:
     )
 
 
-def _holding(entry: Entry) -> Holding:
+def _holding(entry: DeviceEntry) -> DeviceHolding:
     nodes = {int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()}
-    return Holding(nodes, base64.b64decode(entry["AllocResp"], validate=True))
+    return DeviceHolding(nodes, base64.b64decode(entry["AllocResp"], validate=True))

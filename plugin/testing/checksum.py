@@ -14,7 +14,7 @@ from typing import TypedDict
 OFFSET, PRIME = 0x811C9DC5, 0x01000193
 
 
-class Entry(TypedDict):
+class DeviceEntry(TypedDict):
     """The devices of one container, of one resource, in the file's words."""
 
     PodUID: str
@@ -24,7 +24,7 @@ class Entry(TypedDict):
     AllocResp: str  # base64
 
 
-def checksum(entries: Sequence[Entry] | None, registered: Mapping[str, Sequence[str]]) -> int:
+def checksum(entries: Sequence[DeviceEntry] | None, registered: Mapping[str, Sequence[str]]) -> int:
     """The number the kubelet writes next to this data."""
     printed = (
         f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){_entries(entries)}"
@@ -36,13 +36,13 @@ def checksum(entries: Sequence[Entry] | None, registered: Mapping[str, Sequence[
     return result
 
 
-def _entries(entries: Sequence[Entry] | None) -> str:
+def _entries(entries: Sequence[DeviceEntry] | None) -> str:
     if entries is None:
         return "<nil>"
     return _list([_entry(entry) for entry in entries])
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: DeviceEntry) -> str:
     nodes = _map(entry["DeviceIDs"], sorted(entry["DeviceIDs"], key=int))
     response = [str(byte) for byte in base64.b64decode(entry["AllocResp"])]
     return (

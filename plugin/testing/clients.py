@@ -14,7 +14,7 @@ from pathlib import Path
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing import names
 from plugin.testing.endpoint import Endpoint, PluginError
-from plugin.testing.inventory import Inventory
+from plugin.testing.inventory import ShownDevices
 from plugin.testing.journal import Journal
 from plugin.testing.quirks import Quirks, Timing
 
@@ -27,7 +27,7 @@ class Clients:
     def __init__(
         self,
         known: Iterable[str],
-        inventory: Inventory,
+        inventory: ShownDevices,
         save: Callable[[], None],
         journal: Journal,
         *,

@@ -6,7 +6,7 @@ import sys
 
 from plugin.testing.allocation import KubeletPanic
 from plugin.testing.kubelet import Kubelet, NotRunning, PodEnded
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.pods import Container, ContainerKind, Pod
 
 HELP = """\
 admit POD RESOURCE=COUNT [init:RESOURCE=COUNT] [sidecar:RESOURCE=COUNT]   containers are called c0, c1 ...
@@ -26,7 +26,9 @@ def parse(name: str, requests: list[str]) -> Pod:
         resource, equals, count = rest.partition("=")
         if not equals or not count.isdecimal():
             raise ValueError(f"cannot read {request!r}: write RESOURCE=COUNT, or init:RESOURCE=COUNT")
-        containers.append(Container(f"c{number}", {resource: int(count)}, Kind(kind) if colon else Kind.APP))
+        containers.append(
+            Container(f"c{number}", {resource: int(count)}, ContainerKind(kind) if colon else ContainerKind.APP)
+        )
     return Pod(name, tuple(containers))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class DeviceHolding:
     """The devices of one resource that one container got, and the plugin's answer for them."""
 
     by_node: Mapping[int, tuple[str, ...]]  # NUMA node, or -1, to ids; a device of two nodes stands under both
@@ -25,23 +25,23 @@ Key = tuple[str, str, str]  # pod UID, container, resource
 class Holdings:
     """Lost when the kubelet dies, read again from its checkpoint."""
 
-    def __init__(self, held: Mapping[Key, Holding]) -> None:
+    def __init__(self, held: Mapping[Key, DeviceHolding]) -> None:
         """What the checkpoint says."""
-        self._held: dict[Key, Holding] = dict(held)
+        self._held: dict[Key, DeviceHolding] = dict(held)
 
-    def __iter__(self) -> Iterator[tuple[Key, Holding]]:
+    def __iter__(self) -> Iterator[tuple[Key, DeviceHolding]]:
         """All of them."""
         return iter(self._held.items())
 
-    def put(self, key: Key, holding: Holding) -> None:
+    def put(self, key: Key, holding: DeviceHolding) -> None:
         """An Allocate succeeded."""
         self._held[key] = holding
 
-    def get(self, pod: str, container: str, resource: str) -> Holding | None:
+    def get(self, pod: str, container: str, resource: str) -> DeviceHolding | None:
         """What this container holds of this resource."""
         return self._held.get((pod, container, resource))
 
-    def of_container(self, pod: str, container: str) -> dict[str, Holding]:
+    def of_container(self, pod: str, container: str) -> dict[str, DeviceHolding]:
         """What this container holds, by resource."""
         return {key[2]: held for key, held in self._held.items() if key[:2] == (pod, container)}
 

@@ -10,7 +10,7 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 NO_NODE = -1
 
 
-class Inventory:
+class ShownDevices:
     """What the kubelet believes to exist."""
 
     def __init__(self, resources: Iterable[str]) -> None:

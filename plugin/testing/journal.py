@@ -45,7 +45,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class RegistrationCall:
     """One attempt of a plugin to register; no error means that it is registered."""
 
     resource: str
@@ -60,7 +60,7 @@ class Journal:
         """Nothing has happened."""
         self.calls: list[Call] = []
         self.starts: list[Start] = []
-        self.registrations: list[Registration] = []
+        self.registrations: list[RegistrationCall] = []
         self.warnings: list[str] = []  # what the kubelet only logs
         self.faults: list[BaseException] = []
         self._waiters: set[asyncio.Event] = set()
@@ -82,7 +82,7 @@ class Journal:
         self.starts.append(start)
         self.changed()
 
-    def add_registration(self, registration: Registration) -> None:
+    def add_registration(self, registration: RegistrationCall) -> None:
         """A plugin came, welcome or not."""
         self.registrations.append(registration)
         self.changed()

@@ -20,10 +20,10 @@ from typing import Any, Self, TypeVar
 
 from plugin.kubelet_api import podresources_pb2
 from plugin.testing.allocation import AllocationFailed, KubeletPanic
-from plugin.testing.journal import Call, Journal, Registration, StandInFault, Start
+from plugin.testing.journal import Call, Journal, RegistrationCall, StandInFault, Start
 from plugin.testing.life import Life
 from plugin.testing.logs import Logs
-from plugin.testing.pods import Container, ContainerStatus, Kind, Phase, Pod, PodStatus, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, ContainerStatus, Phase, Pod, PodStatus
 from plugin.testing.quirks import Quirks, Timing
 from plugin.testing.runtime import Nothing, Runtime
 from plugin.testing.starting import Starting
@@ -80,9 +80,9 @@ class Kubelet:
         """Begin to run; after ``stop`` or ``kill`` this is the restart. Pods are re-admitted by ``readmit``."""
         if self._life is not None:
             raise NotRunning("cannot start the kubelet: it runs already")
-        running = self._running(State.RUNNING)
+        running = self._running(ContainerState.RUNNING)
         if not self._quirks.ended_init_is_asked:
-            running |= self._running(State.TERMINATED)
+            running |= self._running(ContainerState.TERMINATED)
         life = Life(self.directory, self._journal, self._active, running, quirks=self._quirks, timing=self._timing)
         await life.begin(self._registry)
         self._life = life
@@ -131,7 +131,7 @@ class Kubelet:
         return self._journal.starts
 
     @property
-    def registrations(self) -> list[Registration]:
+    def registrations(self) -> list[RegistrationCall]:
         """Every attempt to register."""
         return self._journal.registrations
 
@@ -180,7 +180,7 @@ class Kubelet:
         response = podresources_pb2.ListPodResourcesResponse()
         for pod in filter(_is_active, self.pods.values()):
             told = response.pod_resources.add(name=pod.name, namespace=pod.namespace)
-            for container in pod.of_kind(Kind.SIDECAR, Kind.APP):
+            for container in pod.of_kind(ContainerKind.SIDECAR, ContainerKind.APP):
                 shown = told.containers.add(name=container.name)
                 for resource, holding in life.holdings.of_container(pod.uid, container.name).items():
                     for one in holding.ids:
@@ -201,10 +201,10 @@ class Kubelet:
 
     async def sync(self, pod: Pod) -> bool:
         """One round of the pod's worker: start what does not run yet. False when something still waits."""
-        for container in pod.of_kind(Kind.INIT, Kind.SIDECAR):
+        for container in pod.of_kind(ContainerKind.INIT, ContainerKind.SIDECAR):
             if not await self._brought_up(pod, container):
                 return False
-        return all([await self._brought_up(pod, container) for container in pod.of_kind(Kind.APP)])
+        return all([await self._brought_up(pod, container) for container in pod.of_kind(ContainerKind.APP)])
 
     async def keep_trying(self, pod: Pod, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
         """``sync`` until everything runs, as the kubelet does: soon once, then every 10 to 14 s, for ever."""
@@ -227,7 +227,7 @@ class Kubelet:
         """The container has ended by itself. Its devices stay with the pod."""
         container = pod.container(name)
         await self._runtime.stop(pod, container)
-        self._set(pod, container, State.TERMINATED)
+        self._set(pod, container, ContainerState.TERMINATED)
 
     async def finish(self, pod: Pod) -> None:
         """All containers have ended by themselves: the pod has succeeded, its devices are free."""
@@ -332,16 +332,16 @@ class Kubelet:
             self._logs.make(pod)
             starting = Starting(life, self._journal, self._runtime, self._quirks)
             status = await starting.start(pod, container, active=active)
-            if container.kind is Kind.APP and status.state is State.RUNNING:
+            if container.kind is ContainerKind.APP and status.state is ContainerState.RUNNING:
                 pod.status = PodStatus(Phase.RUNNING)
         self._journal.changed()
         return status
 
     async def _brought_up(self, pod: Pod, container: Container) -> bool:
         """Whether the next container may start; an init container must have ended, the others must run."""
-        wanted = State.TERMINATED if container.kind is Kind.INIT else State.RUNNING
+        wanted = ContainerState.TERMINATED if container.kind is ContainerKind.INIT else ContainerState.RUNNING
         state = pod.statuses[container.name].state
-        if state is wanted or (state is State.RUNNING and container.kind is Kind.INIT):
+        if state is wanted or (state is ContainerState.RUNNING and container.kind is ContainerKind.INIT):
             return state is wanted
         return (await self.start_container(pod, container.name)).state is wanted
 
@@ -351,12 +351,12 @@ class Kubelet:
     async def _stop_containers(self, pod: Pod) -> None:
         """The last one started is the first one stopped; the sandbox goes last."""
         for container in reversed(pod.containers):
-            if pod.statuses[container.name].state is State.RUNNING:
+            if pod.statuses[container.name].state is ContainerState.RUNNING:
                 await self._runtime.stop(pod, container)
-                self._set(pod, container, State.TERMINATED)
+                self._set(pod, container, ContainerState.TERMINATED)
         await self._runtime.close_sandbox(pod)
 
-    def _set(self, pod: Pod, container: Container, state: State) -> None:
+    def _set(self, pod: Pod, container: Container, state: ContainerState) -> None:
         pod.statuses[container.name] = replace(pod.statuses[container.name], state=state, reason="", message="")
         self._journal.changed()
 
@@ -365,7 +365,7 @@ class Kubelet:
         active = {pod.uid for pod in self.pods.values() if _is_active(pod)}
         return active if self._quirks.force_delete_frees else active | set(self._orphans)
 
-    def _running(self, state: State) -> set[tuple[str, str]]:
+    def _running(self, state: ContainerState) -> set[tuple[str, str]]:
         """The (pod UID, container) in this state."""
         return {
             (pod.uid, name)

@@ -16,10 +16,10 @@ from plugin.testing import checkpoint
 from plugin.testing.allocation import Allocation
 from plugin.testing.clients import Clients
 from plugin.testing.holdings import Holdings
-from plugin.testing.inventory import Inventory
+from plugin.testing.inventory import ShownDevices
 from plugin.testing.journal import Journal
 from plugin.testing.quirks import Quirks, Timing
-from plugin.testing.registration import Registration
+from plugin.testing.registration import RegistrationService
 from plugin.testing.registry import Registry
 
 SOCKET = "kubelet.sock"
@@ -46,7 +46,7 @@ class Life:
         except checkpoint.CorruptCheckpoint as error:
             journal.warn(str(error))
             held, resources = {}, []
-        self.inventory = Inventory(resources)
+        self.inventory = ShownDevices(resources)
         self.holdings = Holdings(held)
         self.clients = Clients(resources, self.inventory, self.save, journal, quirks=quirks, timing=timing)
         self.allocation = Allocation(
@@ -61,7 +61,7 @@ class Life:
         self.sync_loop = asyncio.Lock()  # one admission at a time on the whole node
         self.deeds: set[asyncio.Task[object]] = set()
         self._server: grpc.aio.Server | None = None
-        self._registration = Registration(directory, self.clients, journal)
+        self._registration = RegistrationService(directory, self.clients, journal)
         self._registry: Registry | None = None
         self._timing = timing
 

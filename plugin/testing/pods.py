@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Self
 
 
-class Kind(Enum):
+class ContainerKind(Enum):
     """How a container takes part in its pod."""
 
     INIT = "init"
@@ -26,7 +26,7 @@ class Phase(Enum):
     FAILED = "Failed"
 
 
-class State(Enum):
+class ContainerState(Enum):
     """The container's state, in the API's words."""
 
     WAITING = "waiting"
@@ -40,14 +40,14 @@ class Container:
 
     name: str
     resources: Mapping[str, int] = field(default_factory=dict)
-    kind: Kind = Kind.APP
+    kind: ContainerKind = ContainerKind.APP
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
     """What the pod's status says of a container."""
 
-    state: State = State.WAITING
+    state: ContainerState = ContainerState.WAITING
     reason: str = ""
     message: str = ""
     starts: int = 0  # how often it was really started
@@ -75,7 +75,7 @@ class Pod:
 
     def __post_init__(self) -> None:
         """Inits and sidecars come before apps, whatever order they were given in, as in a pod's specification."""
-        self.containers = tuple(sorted(self.containers, key=lambda container: container.kind is Kind.APP))
+        self.containers = tuple(sorted(self.containers, key=lambda container: container.kind is ContainerKind.APP))
         self.statuses = {container.name: ContainerStatus() for container in self.containers}
         if len(self.statuses) != len(self.containers):
             raise ValueError(f"cannot make pod {self.name}: two containers of one name")
@@ -107,6 +107,6 @@ class Pod:
                 return container
         raise LookupError(f"pod {self.name} has no container {name}")
 
-    def of_kind(self, *kinds: Kind) -> Iterable[Container]:
+    def of_kind(self, *kinds: ContainerKind) -> Iterable[Container]:
         """Its containers of these kinds, in the order of the specification."""
         return (container for container in self.containers if container.kind in kinds)

@@ -1,4 +1,4 @@
-"""``v1beta1.Registration`` on kubelet.sock: how a plugin makes itself known."""
+"""``v1beta1.RegistrationService`` on kubelet.sock: how a plugin makes itself known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plugin.testing.endpoint import PluginError
 FOR_EVER = 1e9  # seconds; gRPC tells "no deadline" as a time far away
 
 
-class Registration(deviceplugin_pb2_grpc.RegistrationServicer):
+class RegistrationService(deviceplugin_pb2_grpc.RegistrationServicer):
     """Answers only after it has dialled the plugin back."""
 
     def __init__(self, directory: Path, clients: Clients, journal: journal.Journal) -> None:
@@ -58,7 +58,7 @@ class Registration(deviceplugin_pb2_grpc.RegistrationServicer):
                 refusal = str(error)
         if refusal:
             errors.append(refusal)
-        self._journal.add_registration(journal.Registration(resource, endpoint, refusal))
+        self._journal.add_registration(journal.RegistrationCall(resource, endpoint, refusal))
 
 
 def _deadline(left: float | None) -> float | None:

@@ -17,7 +17,7 @@ from asyncinotify import Inotify, Mask
 from plugin.kubelet_api import pluginregistration_pb2, pluginregistration_pb2_grpc
 from plugin.testing.clients import Clients
 from plugin.testing.endpoint import OPTIONS, PluginError
-from plugin.testing.journal import Call, Journal, Registration
+from plugin.testing.journal import Call, Journal, RegistrationCall
 from plugin.testing.quirks import Timing
 
 TYPE = "DevicePlugin"
@@ -93,13 +93,13 @@ class Registry:
                 await asyncio.wait_for(channel.channel_ready(), self._timing.dial)
                 info = await self._get_info(stub)
             except (TimeoutError, PluginError) as error:
-                self._journal.add_registration(Registration("", str(path), f"cannot ask the plugin: {error!r}"))
+                self._journal.add_registration(RegistrationCall("", str(path), f"cannot ask the plugin: {error!r}"))
                 return False
             refusal = await self._connect(info)
             if not refusal:
                 self._resources[path.name] = info.name
                 await asyncio.sleep(0)  # the list is opened first, then the plugin is told
-            self._journal.add_registration(Registration(info.name, info.endpoint, refusal))
+            self._journal.add_registration(RegistrationCall(info.name, info.endpoint, refusal))
             return await self._notify(stub, info.name, refusal) and not refusal
 
     async def _get_info(

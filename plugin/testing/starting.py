@@ -12,10 +12,10 @@ from dataclasses import replace
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.allocation import AllocationFailed
 from plugin.testing.endpoint import PluginError
-from plugin.testing.holdings import Holding
+from plugin.testing.holdings import DeviceHolding
 from plugin.testing.journal import Journal, Start
 from plugin.testing.life import Life
-from plugin.testing.pods import Container, ContainerStatus, Kind, Pod, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, ContainerStatus, Pod
 from plugin.testing.quirks import Quirks
 from plugin.testing.runtime import CannotCreate, Runtime
 
@@ -35,17 +35,19 @@ class Starting:
             prestarted = await self._prepare(pod, container, active=active)
             held = self._life.holdings.of_container(pod.uid, container.name)
             devices = {resource: holding.ids for resource, holding in held.items()}
-            self._set(pod, container, ContainerStatus(State.RUNNING, starts=before.starts + 1))
+            self._set(pod, container, ContainerStatus(ContainerState.RUNNING, starts=before.starts + 1))
             await self._runtime.start(pod, container, devices, merge(held.values()))
         except (PluginError, AllocationFailed) as error:
-            waiting = replace(before, state=State.WAITING, reason="CreateContainerConfigError", message=str(error))
+            waiting = replace(
+                before, state=ContainerState.WAITING, reason="CreateContainerConfigError", message=str(error)
+            )
             return self._set(pod, container, waiting)
         except CannotCreate as error:
-            waiting = replace(before, state=State.WAITING, reason="CreateContainerError", message=str(error))
+            waiting = replace(before, state=ContainerState.WAITING, reason="CreateContainerError", message=str(error))
             return self._set(pod, container, waiting)
         self._journal.add_start(Start(pod.uid, container.name, devices, prestarted))
-        if container.kind is Kind.INIT:
-            ended = replace(pod.statuses[container.name], state=State.TERMINATED, reason="Completed")
+        if container.kind is ContainerKind.INIT:
+            ended = replace(pod.statuses[container.name], state=ContainerState.TERMINATED, reason="Completed")
             self._set(pod, container, ended)
         return pod.statuses[container.name]
 
@@ -87,7 +89,7 @@ class Starting:
         return status
 
 
-def merge(holdings: Iterable[Holding]) -> deviceplugin_pb2.ContainerAllocateResponse:
+def merge(holdings: Iterable[DeviceHolding]) -> deviceplugin_pb2.ContainerAllocateResponse:
     """The answers of several resources as one; of two envs or annotations of one name the first one wins."""
     merged = deviceplugin_pb2.ContainerAllocateResponse()
     for holding in holdings:

@@ -33,7 +33,7 @@ _REASONS = {reason.value: reason for reason in Reason}
 SHORT = 10.0  # seconds for questions that are answered from memory
 
 
-class _Door:
+class _Client:
     """A connection to one of the sockets, used as ``async with``."""
 
     def __init__(self, socket: Path) -> None:
@@ -66,7 +66,7 @@ class _Door:
             return await call
 
 
-class Scrubber(_Door):
+class ScrubberClient(_Client):
     """For whoever hands devices out."""
 
     def __init__(self, socket: Path) -> None:
@@ -77,14 +77,14 @@ class Scrubber(_Door):
     async def acquire(
         self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, op: str = "",
         timeout: float = SHORT,
-    ) -> tuple[views.Granted, ...]:  # fmt: skip
+    ) -> tuple[views.GrantedDevice, ...]:  # fmt: skip
         """Grants for all devices, or an error: none. ``op``: by which id the caller's log calls this.
 
         ``fresh``: what somebody has is a no, where otherwise the question itself says that he is gone.
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.carried(op)))
-        return tuple(convert.from_message(views.Granted, grant) for grant in answer.grants)
+        return tuple(convert.from_message(views.GrantedDevice, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start; an error means it must not. No owner: the kubelet's checkpoint knows."""
@@ -96,14 +96,14 @@ class Scrubber(_Door):
         request = scrub_pb2.ReleaseRequest(devices=devices)
         await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.carried(op)))
 
-    async def watch(self) -> AsyncGenerator[views.Adverts, None]:
+    async def watch(self) -> AsyncGenerator[views.AdvertisedDevices, None]:
         """The full list at once and at every change, until the caller stops."""
         with translated(self.socket):
             async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
-                yield convert.from_message(views.Adverts, message)
+                yield convert.from_message(views.AdvertisedDevices, message)
 
 
-class Admin(_Door):
+class AdminClient(_Client):
     """For operators."""
 
     def __init__(self, socket: Path) -> None:

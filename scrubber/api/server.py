@@ -21,8 +21,8 @@ from scrubber.core.model import State
 from scrubber.ground import request_limits, unix_sockets
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.job import Running
-from scrubber.metrics.counters import Tally
-from scrubber.service.report import Reporter
+from scrubber.metrics.counters import ServiceCounters
+from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 
 T = TypeVar("T")
@@ -36,31 +36,31 @@ LONGEST_WAIT = 60.0
 SERVER_OPTIONS = (("grpc.max_receive_message_length", 64 * 1024), ("grpc.so_reuseport", 0))
 
 
-class Scrubber(scrub_pb2_grpc.ScrubberServicer):
+class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
     """For whoever hands devices out."""
 
-    def __init__(self, service: Service, reporter: Reporter, tally: Tally) -> None:
+    def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters) -> None:
         """Ask these two, and have it counted."""
         self._service = service
         self._reporter = reporter
-        self._tally = tally
+        self._counters = counters
 
     async def Acquire(self, request: scrub_pb2.AcquireRequest, context: Context) -> scrub_pb2.AcquireResponse:
         """See the proto."""
-        async with answered(context, "acquire", self._tally.answered) as asked:
+        async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             grants = await self._service.acquire(
                 asked.devices, announced=request.announced, fresh=request.fresh, op=asked.op
             )
             answer = scrub_pb2.AcquireResponse()
             for device, grant in grants.items():
-                granted = views.Granted(device, grant.id if grant else "", grant.receipt or "" if grant else "")
+                granted = views.GrantedDevice(device, grant.id if grant else "", grant.receipt or "" if grant else "")
                 convert.to_message(granted, answer.grants.add())
             return answer
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
         """See the proto."""
-        async with answered(context, "start", self._tally.answered) as asked:
+        async with answered(context, "start", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.owner(request.owner) if request.owner else None
             await self._service.start(asked.devices, owner, op=asked.op)
@@ -68,7 +68,7 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
         """See the proto."""
-        async with answered(context, "release", self._tally.answered) as asked:
+        async with answered(context, "release", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             await self._service.release(asked.devices, op=asked.op)
             return scrub_pb2.ReleaseResponse()
@@ -77,7 +77,7 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See the proto."""
-        last: views.Adverts | None = None
+        last: views.AdvertisedDevices | None = None
         clock, told = asyncio.get_running_loop().time, 0.0
         while True:
             news, now = self._service.ledger.news, self._reporter.adverts()
@@ -90,10 +90,10 @@ class Scrubber(scrub_pb2_grpc.ScrubberServicer):
             await asyncio.sleep(WATCH_SETTLES)
 
 
-class Admin(scrub_pb2_grpc.AdminServicer):
+class AdminServicer(scrub_pb2_grpc.AdminServicer):
     """For operators."""
 
-    def __init__(self, service: Service, reporter: Reporter) -> None:
+    def __init__(self, service: Service, reporter: StatusReporter) -> None:
         """Ask these two."""
         self._service = service
         self._reporter = reporter
@@ -142,7 +142,7 @@ class Admin(scrub_pb2_grpc.AdminServicer):
             reason = request_limits.words(request.reason, "the reason")
             by = request_limits.words(request.by, "the name of who asks") or "an operator"
             asked.quiet = True  # the device has a line of its own
-        use_case = self._service.excuse if request.without_evidence else self._service.reinstate
+        use_case = self._service.reinstate_without_proof if request.without_evidence else self._service.reinstate
         begin = partial(use_case, uuid, reason, by, op=asked.op)
         async for progress in self._job(Asked("reinstate", asked.op, [uuid]), begin, no_wait=False):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
@@ -226,7 +226,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 
 
 @lru_cache(MOST_ADVERTS)
-def _advert(advert: views.Advert) -> scrub_pb2.Advert:
+def _advert(advert: views.AdvertisedDevice) -> scrub_pb2.Advert:
     """Kept: of a list that is told at every change, one device has changed, as a rule."""
     return convert.to_message(advert, scrub_pb2.Advert())
 
@@ -240,14 +240,14 @@ def _path(word: str) -> ScrubPath | None:
         raise InvalidRequest("the path is neither fast nor slow") from None
 
 
-class Doors:
+class GrpcServers:
     """The two servers. Opened once the ledger is recovered, closed before anything else is."""
 
-    def __init__(self, service: Service, reporter: Reporter, tally: Tally, run_dir: Path) -> None:
+    def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters, run_dir: Path) -> None:
         """Nothing is bound yet."""
         self._service = service
         self._reporter = reporter
-        self._tally = tally
+        self._counters = counters
         self._run_dir = run_dir
         self._servers: list[grpc.aio.Server] = []
 
@@ -257,10 +257,10 @@ class Doors:
             server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=512)
             if name == "scrubber":
                 scrub_pb2_grpc.add_ScrubberServicer_to_server(
-                    Scrubber(self._service, self._reporter, self._tally), server
+                    ScrubberServicer(self._service, self._reporter, self._counters), server
                 )
             else:
-                scrub_pb2_grpc.add_AdminServicer_to_server(Admin(self._service, self._reporter), server)
+                scrub_pb2_grpc.add_AdminServicer_to_server(AdminServicer(self._service, self._reporter), server)
             await _add_health(server)
             await _bind(server, self._run_dir / f"{name}.sock")
             self._servers.append(server)

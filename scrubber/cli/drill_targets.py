@@ -12,7 +12,7 @@ from scrubber.ground.errors import InvalidRequest, Reason, Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DrillTarget:
     """A simulated GPU and where it lives."""
 
     root: Path
@@ -20,11 +20,11 @@ class Target:
     index: int
 
 
-def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> Target:
+def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
     """The GPU that this names."""
     if simulated_dir is not None:
         found = _match(gpu, [place.info() for place in layout.places(simulated_dir)], simulated_dir)
-        return Target(simulated_dir, found.uuid, found.index)
+        return DrillTarget(simulated_dir, found.uuid, found.index)
     status = service_call.ask(run_dir, lambda admin: admin.status([gpu]))
     if not status.service.simulated_dir:
         raise Refused(
@@ -33,7 +33,7 @@ def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> Target:
             " start a service with --backend simulated for drills",
         )
     device = status.devices[0]
-    return Target(Path(status.service.simulated_dir), device.device, device.index)
+    return DrillTarget(Path(status.service.simulated_dir), device.device, device.index)
 
 
 def _match(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:

@@ -37,7 +37,7 @@ class Show(Protocol):
         ...
 
 
-def wait(run_dir: Path, work: Callable[[client.Admin], Awaitable[int]]) -> int:
+def wait(run_dir: Path, work: Callable[[client.AdminClient], Awaitable[int]]) -> int:
     """Do the work and stay to its end; who leaves early is told that it goes on."""
     try:
         return service_call.ask(run_dir, work)

@@ -21,13 +21,13 @@ gpus = click.argument("gpus", nargs=-1, required=True, metavar="GPU...", shell_c
 
 
 def hand(
-    run_dir: Path, names: tuple[str, ...], deed: Callable[[client.Scrubber, Devices], Awaitable[T]]
+    run_dir: Path, names: tuple[str, ...], deed: Callable[[client.ScrubberClient, Devices], Awaitable[T]]
 ) -> tuple[Devices, T]:
     """Do it to the GPUs of these names; which they are, and what came of it."""
     devices = job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(names)).devices)
     return devices, asyncio.run(_hand(paths.socket(run_dir), devices, deed))
 
 
-async def _hand(socket: Path, devices: Devices, deed: Callable[[client.Scrubber, Devices], Awaitable[T]]) -> T:
-    async with client.Scrubber(socket) as door:
+async def _hand(socket: Path, devices: Devices, deed: Callable[[client.ScrubberClient, Devices], Awaitable[T]]) -> T:
+    async with client.ScrubberClient(socket) as door:
         return await deed(door, devices)

@@ -16,13 +16,13 @@ from scrubber.ground.errors import Unreachable
 T = TypeVar("T")
 
 
-def ask(run_dir: Path, question: Callable[[client.Admin], Awaitable[T]]) -> T:
+def ask(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
     """The answer; Unreachable says what is missing as exactly as can be told from here."""
     return asyncio.run(_ask(paths.admin_socket(run_dir), question))
 
 
-async def _ask(socket: Path, question: Callable[[client.Admin], Awaitable[T]]) -> T:
-    async with client.Admin(socket) as admin:
+async def _ask(socket: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
+    async with client.AdminClient(socket) as admin:
         try:
             return await question(admin)
         except Unreachable as error:

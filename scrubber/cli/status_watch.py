@@ -23,7 +23,7 @@ RETRY = 0.5
 AWAY = "service not reachable, retrying"
 
 
-async def watch(admin: client.Admin, gpus: Sequence[str], output: str) -> None:
+async def watch(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
     """Show the status until somebody has seen enough."""
     if output in {"table", "wide"} and sys.stdout.isatty():
         await _live(admin, gpus, output)
@@ -31,7 +31,7 @@ async def watch(admin: client.Admin, gpus: Sequence[str], output: str) -> None:
         await _print(admin, gpus, output)
 
 
-async def _live(admin: client.Admin, gpus: Sequence[str], output: str) -> None:
+async def _live(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
     last: views.Status | None = None
     with Live(auto_refresh=False) as live:
         async for answer in _answers(admin, gpus, TICK):
@@ -42,7 +42,7 @@ async def _live(admin: client.Admin, gpus: Sequence[str], output: str) -> None:
             live.update(Group(*seen, *(Text(note, style="bold red") for note in notes)), refresh=True)
 
 
-async def _print(admin: client.Admin, gpus: Sequence[str], output: str) -> None:
+async def _print(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
     shown: tuple[views.DeviceStatus, ...] | None = None
     away = False
     async for answer in _answers(admin, gpus, QUIET):
@@ -59,7 +59,7 @@ async def _print(admin: client.Admin, gpus: Sequence[str], output: str) -> None:
         shown = lasting
 
 
-async def _answers(admin: client.Admin, gpus: Sequence[str], wait: float) -> AsyncIterator[views.Status | None]:
+async def _answers(admin: client.AdminClient, gpus: Sequence[str], wait: float) -> AsyncIterator[views.Status | None]:
     """Each status as soon as there is another one; None when the service is away. It must have been there once."""
     answer: views.Status | None = await admin.status(gpus)
     while True:

@@ -24,7 +24,7 @@ STYLES = {
     "warning": "yellow",
     "broken": "bold red",
     "granted": "cyan",
-    "exposed": "cyan",
+    "in_use": "cyan",
     "scrubbing": "yellow",
     "dirty": "yellow",
     "unknown": "yellow",

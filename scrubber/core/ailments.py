@@ -7,11 +7,17 @@ from collections.abc import Iterable, Iterator
 from policies import xids
 from policies.model import Policy
 from scrubber.core import remedy
-from scrubber.core.model import Ailment, Baseline, Sickness, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Baseline, Vitals, Xid
 
 WORST = (
-    Ailment.SRAM, Ailment.REBOOT_REQUIRED, Ailment.LINKS, Ailment.SWITCH, Ailment.FABRIC, Ailment.PCIE, Ailment.HEAT,
-)  # fmt: skip
+    AilmentKind.SRAM,
+    AilmentKind.REBOOT_REQUIRED,
+    AilmentKind.LINKS,
+    AilmentKind.SWITCH,
+    AilmentKind.FABRIC,
+    AilmentKind.PCIE,
+    AilmentKind.HEAT,
+)
 
 
 def news(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
@@ -19,55 +25,55 @@ def news(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
     return tuple(xid for xid in vitals.xids if xid.number > baseline.last_xid)
 
 
-def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Sickness | None:
+def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Ailment | None:
     """What is newly wrong with a device, worst first."""
     return worst(_found(vitals, baseline, policy))
 
 
-def worst(found: Iterable[Sickness]) -> Sickness | None:
+def worst(found: Iterable[Ailment]) -> Ailment | None:
     """The one that asks for most, and of several the first: what asks for less is met by that as well."""
     return max(found, key=remedy.rank, default=None)
 
 
-def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Sickness]:
+def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailment]:
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
     worst_xid = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
-    reported = [Sickness(Ailment.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
+    reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
     if vitals.lost or vitals.unresponsive:  # then it says nothing itself
         yield silent(vitals)
         yield from reported
         return
     if vitals.remap_failed:
-        yield Sickness(Ailment.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
+        yield Ailment(AilmentKind.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
     if vitals.ecc_uncorrectable > counted:
         new = vitals.ecc_uncorrectable - counted
-        yield Sickness(Ailment.ECC, f"{new} new uncorrectable memory error(s)")
+        yield Ailment(AilmentKind.ECC, f"{new} new uncorrectable memory error(s)")
     yield from reported
     if vitals.reset_required:
-        yield Sickness(Ailment.RESET_REQUIRED, "the driver asks for a reset")
+        yield Ailment(AilmentKind.RESET_REQUIRED, "the driver asks for a reset")
     if vitals.remap_pending:
-        yield Sickness(Ailment.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
+        yield Ailment(AilmentKind.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
     yield from _told(vitals, policy)
 
 
-def silent(vitals: Vitals) -> Sickness:
+def silent(vitals: Vitals) -> Ailment:
     """Why it says nothing itself."""
     if vitals.relaid:
-        return Sickness(Ailment.RELAID, "its GPU is laid out (MIG) so that there is nothing of this name")
+        return Ailment(AilmentKind.RELAID, "its GPU is laid out (MIG) so that there is nothing of this name")
     if vitals.lost:
-        return Sickness(Ailment.LOST, "the device has fallen off its bus")
+        return Ailment(AilmentKind.LOST, "the device has fallen off its bus")
     told = f": {vitals.why}" if vitals.why else ""
-    return Sickness(Ailment.UNRESPONSIVE, f"the driver does not answer for this device{told}")
+    return Ailment(AilmentKind.UNRESPONSIVE, f"the driver does not answer for this device{told}")
 
 
-def _told(vitals: Vitals, policy: Policy) -> Iterator[Sickness]:
+def _told(vitals: Vitals, policy: Policy) -> Iterator[Ailment]:
     """The signs that the policy takes seriously, worst first."""
     if not vitals.signs:  # nearly always, and asked of each device all day
         return
-    serious = {Ailment(symptom.value) for symptom in policy.quarantine.signs}
-    for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.ailment)):
-        if sign.ailment in serious:
-            yield Sickness(sign.ailment, sign.detail)
+    serious = {AilmentKind(symptom.value) for symptom in policy.quarantine.signs}
+    for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.kind)):
+        if sign.kind in serious:
+            yield Ailment(sign.kind, sign.detail)
 
 
 def known(vitals: Vitals | None, before: Baseline) -> Baseline:

@@ -30,7 +30,7 @@ class Defer:
 class Admit:
     """Yes, a container may start; this is recorded first, for all devices that it starts on at once."""
 
-    event: ev.Exposed
+    event: ev.PutInUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class CancelJob:
     """A job is under way that nobody needs now: end it, then ask again."""
 
 
@@ -114,15 +114,15 @@ class AskOperator:
 
 
 @dataclass(frozen=True, slots=True)
-class Advert:
+class Offer:
     """What ListAndWatch says of a device, and why."""
 
     healthy: bool
     why: str
 
 
-AcquireAnswer = HandOut | Defer | Scrub | Join | Cut | Wait | Refuse | Note
-StartAnswer = Proceed | Admit | HandOut | Scrub | Join | Cut | Refuse | Note
+AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | Note
+StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Refuse | Note
 ReleaseAnswer = Proceed | Refuse | Note
 ProbationAnswer = Probe | NotYet | AskOperator
-TendAnswer = Note | Scrub | Probe | Cut | Blocked | Proceed
+TendAnswer = Note | Scrub | Probe | CancelJob | Blocked | Proceed

@@ -28,7 +28,7 @@ def acquire(
     stale = grounds.distrust(record, facts)
     if stale is not None:
         return answers.Note(stale)
-    if fresh and record.state in (State.GRANTED, State.EXPOSED):
+    if fresh and record.state in (State.GRANTED, State.IN_USE):
         why = f"it is {record.state.value}; once its job has ended, `autoclave release` it"
         return answers.Refuse(Reason.IN_USE, f"cannot hand out {record.device.uuid}: {why}")
     answer = _acquire(record, facts, policy, now)
@@ -50,7 +50,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
             return answers.HandOut(unproven=f"not scrubbed: would have taken the {path.value} path ({trigger.value})")
-        case answers.HandOut() | answers.Defer() | answers.Join() | answers.Cut() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.Note():
             return answer
 
 
@@ -61,12 +61,12 @@ def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
             return answers.Defer(answer)
         case answers.Wait() | answers.Join():
             return answers.Defer()
-        case answers.HandOut() | answers.Defer() | answers.Cut() | answers.Refuse() | answers.Note():
+        case answers.HandOut() | answers.Defer() | answers.CancelJob() | answers.Refuse() | answers.Note():
             return answer
 
 
 def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.AcquireAnswer:
-    if record.sickness is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
+    if record.ailment is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
         return answers.Refuse(Reason.SICK, f"cannot hand out {record.device.uuid}: it is unhealthy")
     match record.state:
         case State.QUARANTINED:
@@ -79,7 +79,7 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
             return _from_clean(record, facts, policy, now)
         case State.GRANTED if reusable(record, facts, policy, now):
             return answers.HandOut()
-        case State.GRANTED | State.EXPOSED:
+        case State.GRANTED | State.IN_USE:
             return _from_tenancy(record, facts, now)
         case State.DIRTY | State.UNKNOWN:
             return from_dirty(record, facts, policy, Trigger.ACQUIRE)
@@ -87,7 +87,7 @@ def _acquire(record: Record, facts: Facts, policy: Policy, now: Moment) -> answe
 
 def release(record: Record, facts: Facts, now: Moment) -> answers.ReleaseAnswer:
     """Has the last user really gone, and is nobody about to come? The caller's word is not enough."""
-    if record.state not in (State.GRANTED, State.EXPOSED):
+    if record.state not in (State.GRANTED, State.IN_USE):
         return answers.Proceed()
     used = in_use(record, facts, now)
     if used is not None:
@@ -174,12 +174,12 @@ def unproven(record: Record) -> answers.Wait:
     )
 
 
-def under_way(record: Record) -> answers.Join | answers.Cut | answers.Wait:
+def under_way(record: Record) -> answers.Join | answers.CancelJob | answers.Wait:
     """A job is on it: to be waited for, or to be ended where nobody needs it now. No reset can be called off."""
     job = record.job
     if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
         return answers.Join()
-    return answers.Cut() if grounds.yields(record) else being_reset(record)
+    return answers.CancelJob() if grounds.yields(record) else being_reset(record)
 
 
 def being_reset(record: Record) -> answers.Wait:

@@ -48,8 +48,8 @@ def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.
     """A quarantine as it is shown. ``path`` is what is tried next, if anything is."""
     due = quarantine.next_probe
     return views.QuarantineStatus(
-        reason=quarantine.sickness.ailment.value,
-        detail=quarantine.sickness.detail,
+        reason=quarantine.ailment.kind.value,
+        detail=quarantine.ailment.detail,
         since=quarantine.since.wall,
         by=quarantine.by,
         probes=quarantine.probes,
@@ -61,7 +61,7 @@ def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.
 
 
 def device_status(
-    record: Record, advert: answers.Advert, rule: str, policy: Policy, now: Moment, progress: tuple[int, int]
+    record: Record, advert: answers.Offer, rule: str, policy: Policy, now: Moment, progress: tuple[int, int]
 ) -> views.DeviceStatus:
     """A device as it is shown, under the policy of this rule."""
     device, out = record.device, record.quarantine
@@ -126,12 +126,12 @@ def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
 def advice(record: Record, blocked: str = "") -> tuple[str, ...]:
     """What a person should do now; empty when nothing needs one. ``blocked`` says what keeps it from being scrubbed."""
     if record.quarantine is not None:
-        asked = remedy.of(record.quarantine.sickness)
+        asked = remedy.of(record.quarantine.ailment)
         if record.quarantine.next_probe is None and asked.course is not remedy.Course.PERSON:
             return ("it waits for a person: `autoclave reinstate` tries it again",)
         return (asked.advice,)
-    if record.sickness is not None:
-        return (f"drain it: {remedy.of(record.sickness).advice}",)
+    if record.ailment is not None:
+        return (f"drain it: {remedy.of(record.ailment).advice}",)
     if blocked or record.setback is not None:
         return ("mend what is in its way, as told above; the scrub is tried again by itself",)
     return ()

@@ -21,11 +21,11 @@ def tell(event: ev.Event) -> str:
             return f"handed out (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
             return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
-        case ev.Exposed(Owner(container=container, crowded=True)):
+        case ev.PutInUse(Owner(container=container, crowded=True)):
             return f"in use by {container}, and by somebody else's container as well: unauthorised use"
-        case ev.Exposed(Owner(container=str(container), visitor=True)):
+        case ev.PutInUse(Owner(container=str(container), unannounced=True)):
             return f"in use by {container}, which was met on it"
-        case ev.Exposed(owner):
+        case ev.PutInUse(owner):
             return f"in use by {owner.container or 'a process of no known container'}"
         case ev.Released(why):
             return f"released: {why}"
@@ -47,19 +47,19 @@ def tell(event: ev.Event) -> str:
             return f"not clean: {why}"
         case ev.ScrubInterrupted(_, why):
             return f"scrub cut off, nothing was proven: {why}"
-        case ev.Heard(codes, grave=grave):
+        case ev.ErrorsNoted(codes, grave=grave):
             before = "; that was before it was first seen, and it owes the slow path for it" if grave else ""
             return f"the driver reported {_xids(codes)}{before}"
         case ev.Reinstated(by):
             return f"brought back WITHOUT EVIDENCE by {by}; it is scrubbed like after a tenant"
-        case ev.Sickened(sickness):
-            return f"sick while in use ({sickness.ailment.value}): {sickness.detail}; left alone until it is released"
+        case ev.AilmentFound(ailment):
+            return f"sick while in use ({ailment.kind.value}): {ailment.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):
             return _quarantine(quarantine)
 
 
 def _announced(grant: Grant) -> str:
-    if grant.kept:
+    if grant.until_release:
         return ", until it is given back"
     return "" if grant.announced else ", its start will not be announced"
 
@@ -131,9 +131,9 @@ def _receipt(receipt: Receipt) -> str:
 
 
 def _quarantine(quarantine: Quarantine) -> str:
-    sickness = quarantine.sickness
+    ailment = quarantine.ailment
     kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
-    again = quarantine.last_try not in ("", sickness.detail)
+    again = quarantine.last_try not in ("", ailment.detail)
     tried = f"tried again, and cut off: {quarantine.last_try}; " if again else ""
-    heard = f"; the driver reported {_xids(quarantine.heard)}" if quarantine.heard else ""
-    return f"{tried}quarantined by {quarantine.by} ({sickness.ailment.value}): {sickness.detail}{heard}; {kept}"
+    heard = f"; the driver reported {_xids(quarantine.errors)}" if quarantine.errors else ""
+    return f"{tried}quarantined by {quarantine.by} ({ailment.kind.value}): {ailment.detail}{heard}; {kept}"

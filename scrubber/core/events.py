@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scrubber.core.model import (
+    Ailment,
     DeviceInfo,
     Grant,
     Holder,
@@ -19,7 +20,6 @@ from scrubber.core.model import (
     Path,
     Quarantine,
     Receipt,
-    Sickness,
     Step,
     StepResult,
 )
@@ -64,7 +64,7 @@ class GrantedUnproven:
 
 
 @dataclass(frozen=True, slots=True)
-class Exposed:
+class PutInUse:
     """Something runs on it."""
 
     owner: Owner
@@ -151,10 +151,10 @@ class ScrubInterrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sickened:
+class AilmentFound:
     """Found sick while in use: reported, left alone until it is released."""
 
-    sickness: Sickness
+    ailment: Ailment
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ErrorsNoted:
     """Errors were reported that do not make it sick now: an application's own, or it is out already, or it is new."""
 
     codes: tuple[tuple[int, int], ...]  # each code, and how often
@@ -186,7 +186,7 @@ Event = (
     | Distrusted
     | Granted
     | GrantedUnproven
-    | Exposed
+    | PutInUse
     | Released
     | Soiled
     | ScrubStarted
@@ -197,15 +197,15 @@ Event = (
     | ScrubPassed
     | ScrubFailed
     | ScrubInterrupted
-    | Sickened
+    | AilmentFound
     | Quarantined
-    | Heard
+    | ErrorsNoted
     | Reinstated
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One event in its place: which device, when, in which operation."""
 
     seq: int

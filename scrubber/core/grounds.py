@@ -10,7 +10,7 @@ from policies.model import Eviction, Mode, Policy, Route
 from scrubber.core import events as ev
 from scrubber.core import leftover, names
 from scrubber.core.model import (
-    Ailment,
+    AilmentKind,
     Facts,
     Holder,
     Moment,
@@ -29,10 +29,10 @@ from scrubber.ground import process_names
 
 STARTS_WITHIN = 10.0  # seconds from a permitted start until its container can be seen; creating one takes a few
 OWN_PAUSE = 0.25  # of the time between two tests: by so much the pauses of two devices may differ
-LEFT = frozenset({Ailment.REPLACED, Ailment.RELAID})  # as somebody wanted it, so that nobody waits for it
-GONE = LEFT | {Ailment.LOST}  # nobody is on what is not there
+LEFT = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # as somebody wanted it, so that nobody waits for it
+GONE = LEFT | {AilmentKind.LOST}  # nobody is on what is not there
 # Says nothing of the device: to come back from it is no flapping.
-BLAMELESS = frozenset({Ailment.STUCK_PROCESS, Ailment.RELAID})
+BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 CUT_FIRST = 60.0  # seconds until a probation that was cut off, by a crash or a reboot, is tried again ...
 CUT_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
 
@@ -57,7 +57,9 @@ def about_to_start(owner: Owner | None, now: Moment) -> bool:
 
 def quick(record: Record, policy: Policy) -> bool:
     """Whether its fast path usually ends within the time that whoever hands it out may wait; unless seen, it does."""
-    return not record.took or sorted(record.took)[len(record.took) // 2] <= policy.budgets.allocate
+    return (
+        not record.fast_seconds or sorted(record.fast_seconds)[len(record.fast_seconds) // 2] <= policy.budgets.allocate
+    )
 
 
 def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
@@ -66,7 +68,7 @@ def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
     if domain is None:
         return []
     others = (it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid)
-    return [it for it in others if it.quarantine is None or it.quarantine.sickness.ailment not in GONE]
+    return [it for it in others if it.quarantine is None or it.quarantine.ailment.kind not in GONE]
 
 
 def successor(record: Record, records: Iterable[Record]) -> str | None:
@@ -84,15 +86,15 @@ def has_left(record: Record) -> bool:
     A GPU that waits for a person does so in another layout as well: that is no repair.
     """
     out = record.quarantine
-    if out is None or out.sickness.ailment not in LEFT:
+    if out is None or out.ailment.kind not in LEFT:
         return False
     waits = out.next_probe is None and record.device.parent is None
-    return out.sickness.ailment is Ailment.REPLACED or not waits
+    return out.ailment.kind is AilmentKind.REPLACED or not waits
 
 
 def met_anew(record: Record) -> bool:
     """Nobody has looked at what became of it: it is as if it had never been seen."""
-    relaid = record.quarantine is not None and record.quarantine.sickness.ailment is Ailment.RELAID
+    relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
     return relaid or record.state is State.UNKNOWN
 
 
@@ -132,7 +134,7 @@ def burn_in_due(record: Record, records: Collection[Record], policy: Policy, now
     if spare(record, records) < rules.keep_free or path_for(record, policy) is Path.SLOW:
         return False  # or each tenant comes after a test as it is
     # What a clock told that was put back since tells nothing.
-    known = [wall for wall in (record.tested, record.test_begun) if wall is not None and wall <= now.wall]
+    known = [wall for wall in (record.tested, record.burn_in_begun) if wall is not None and wall <= now.wall]
     last = max(known, default=record.since.wall)
     own = int(hashlib.sha256(record.device.uuid.encode()).hexdigest()[:4], 16) / 2**16
     return not 0 <= now.wall - last < rules.every * (1 + OWN_PAUSE * own)
@@ -146,14 +148,14 @@ def yields(record: Record) -> bool:
     return job.trigger is Trigger.BURN_IN
 
 
-def sighting(record: Record, facts: Facts) -> ev.Exposed | None:
+def sighting(record: Record, facts: Facts) -> ev.PutInUse | None:
     """The owner is seen to run for the first time: from now on its absence means that it has gone."""
     if record.owner is None or record.owner.seen or facts.owner_alive is not True:
         return None
-    return ev.Exposed(replace(record.owner, seen=True))
+    return ev.PutInUse(replace(record.owner, seen=True))
 
 
-def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
+def visit(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
     """Somebody is on a device on which nobody was let start, or a user has got a name: whoever starts next is not it.
 
     To be recorded as soon as it is seen: a visitor that has left by the next look would be forgotten.
@@ -161,18 +163,18 @@ def visit(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
     owner, user = record.owner, user_of(facts.holders or ())
     if not facts.holders or (owner is not None and (owner.container is not None or user is None)):
         return None
-    return ev.Exposed(Owner(user, now, seen=user is not None, visitor=True))
+    return ev.PutInUse(Owner(user, now, seen=user is not None, unannounced=True))
 
 
 def passed_by(record: Record, facts: Facts) -> bool:
     """Who was met on it, such as a monitor, has let go of it, and cannot be who it was granted to.
 
     In that life of the kubelet nobody comes to an announced grant without asking for a start; and nobody had it when it
-    was granted, for it was proven clean. A ``visitor`` of another grant, or of none, may be a tenant of whom nobody
+    was granted, for it was proven clean. A ``unannounced`` of another grant, or of none, may be a tenant of whom nobody
     here has heard: he keeps it while he lives. So does who is in no pod, of whom the kubelet knows nothing.
     """
-    grant, owner, given = record.grant, record.owner, facts.allotted
-    if grant is None or owner is None or owner.container is None or not owner.visitor or facts.holders != ():
+    grant, owner, given = record.grant, record.owner, facts.assigned_pods
+    if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():
         return False
     proven = grant.announced and grant.receipt is not None and grant.epoch == facts.epoch
     return proven and names.is_pod(owner.container) and given is not None and owner.container not in given
@@ -182,7 +184,7 @@ def doubtful(owner: Owner | None, facts: Facts) -> bool:
     """Only the kubelet's checkpoint could show that nobody will come, or that who is there has no business there."""
     if owner is None or owner.container is None:
         return False
-    return owner.visitor or not owner.seen or hanging(facts)
+    return owner.unannounced or not owner.seen or hanging(facts)
 
 
 def hanging(facts: Facts) -> bool:
@@ -190,28 +192,28 @@ def hanging(facts: Facts) -> bool:
     return bool(facts.holders) and all(holder.state == "D" for holder in facts.holders or ())
 
 
-def rightful(record: Record, facts: Facts, now: Moment) -> ev.Exposed | None:
+def rightful(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
     """Somebody who was met on it is who the kubelet has given it to: its owner from now on, also while off it.
 
     To be recorded as soon as it is known: the kubelet forgets a pod that was deleted by force and still runs.
     """
-    owner, given = record.owner, facts.allotted or frozenset()
-    if owner is None or not owner.visitor or owner.container is None:
+    owner, given = record.owner, facts.assigned_pods or frozenset()
+    if owner is None or not owner.unannounced or owner.container is None:
         return None
     if owner.container in given:
-        return ev.Exposed(replace(owner, visitor=False))
+        return ev.PutInUse(replace(owner, unannounced=False))
     here = sorted(holder.container for holder in facts.holders or () if holder.container in given)
-    return ev.Exposed(Owner(here[0], now, seen=True, crowded=True)) if here else None
+    return ev.PutInUse(Owner(here[0], now, seen=True, crowded=True)) if here else None
 
 
-def crowd(record: Record, facts: Facts) -> ev.Exposed | None:
+def crowd(record: Record, facts: Facts) -> ev.PutInUse | None:
     """Somebody else's container is on the owner's device: what it leaves there must not outlive it unseen."""
     owner = record.owner
     if owner is None or owner.container is None or owner.crowded:
         return None
     if all(holder.container in (owner.container, None) for holder in facts.holders or ()):
         return None
-    return ev.Exposed(replace(owner, crowded=True))
+    return ev.PutInUse(replace(owner, crowded=True))
 
 
 def leak(facts: Facts) -> int:
@@ -266,7 +268,7 @@ def proof_stands(receipt: Receipt | None, facts: Facts, policy: Policy, now: Mom
     if receipt.patterns != policy.clear.passes.patterns:  # it was written by a version that did not say
         return False
     # A proof says that nobody has used the device since. While the service was away, nobody watched.
-    if receipt.finished.uptime < facts.watched_since and not policy.proof.survives_restart:
+    if receipt.finished.uptime < facts.observed_since and not policy.proof.survives_restart:
         return False
     return now.uptime - receipt.finished.uptime <= policy.proof.max_age
 
@@ -284,7 +286,7 @@ def user_of(holders: tuple[Holder, ...]) -> str | None:
 def path_for(record: Record, policy: Policy) -> Path:
     """Which path the device's next scrub takes."""
     route = policy.paths.first_look if met_anew(record) else policy.paths.new_tenant
-    return Path.SLOW if route is Route.SLOW or record.owed is Path.SLOW else Path.FAST
+    return Path.SLOW if route is Route.SLOW or record.due_path is Path.SLOW else Path.FAST
 
 
 def holder_names(holders: tuple[Holder, ...]) -> str:

@@ -16,7 +16,7 @@ Span = tuple[float, float]  # uptime: from the grant, to the end that was record
 
 def let_start(record: Record) -> bool:
     """Whether somebody was let start on it who has it still. An unannounced grant is all that some ever say."""
-    if record.owner is not None and not record.owner.visitor:
+    if record.owner is not None and not record.owner.unannounced:
         return True
     return record.grant is not None and not record.grant.announced
 

@@ -20,7 +20,7 @@ class State(Enum):
     SCRUBBING = "scrubbing"
     CLEAN = "clean"
     GRANTED = "granted"
-    EXPOSED = "exposed"
+    IN_USE = "in_use"
     QUARANTINED = "quarantined"
 
 
@@ -78,7 +78,7 @@ class Blame(Enum):
     SERVICE = "service"  # we were told to stop, or cannot do what is wanted, or did less: try again later
 
 
-class Ailment(Enum):
+class AilmentKind(Enum):
     """Why a device is quarantined."""
 
     LOST = "lost"
@@ -173,7 +173,7 @@ class Xid:
 class Sign:
     """Something that is wrong with a device for as long as it is told."""
 
-    ailment: Ailment
+    kind: AilmentKind
     detail: str
 
 
@@ -204,10 +204,10 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Sickness:
+class Ailment:
     """A diagnosis. Sticky ones wait for a person."""
 
-    ailment: Ailment
+    kind: AilmentKind
     detail: str
     sticky: bool = False
     xid: int | None = None  # the code that was reported
@@ -305,7 +305,7 @@ class Grant:
     epoch: str  # which kubelet life it was given in
     announced: bool  # the caller will say Start before anything runs on the device
     receipt: str | None  # None only under policy ``observe``
-    kept: bool = False  # until it is given back: only who has it knows when he has it no more
+    until_release: bool = False  # until it is given back: only who has it knows when he has it no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class Owner:
     since: Moment
     seen: bool = False  # whether anything of it was ever seen to run
     crowded: bool = False  # whether somebody else's container was ever seen on the device as well
-    visitor: bool = False  # met on the device, and neither let start on it nor known to have been given it
+    unannounced: bool = False  # met on the device, and neither let start on it nor known to have been given it
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,14 +335,14 @@ class Job:
 class Quarantine:
     """Why a device is kept out, and what must happen before it may come back."""
 
-    sickness: Sickness
+    ailment: Ailment
     since: Moment
     by: str  # "autoclave", or who asked and in which words
     baseline: Baseline = field(default_factory=Baseline)  # what is known of its health by now: probation looks for more
     probes: int = 0  # how often probation was tried
     next_probe: float | None = None  # uptime seconds; None waits for an operator
     last_try: str = ""  # what became of it
-    heard: tuple[tuple[int, int], ...] = ()  # the errors that were judged with it, by code and count
+    errors: tuple[tuple[int, int], ...] = ()  # the errors that were judged with it, by code and count
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,14 +373,14 @@ class Record:
     tenancy_ended: float | None = None  # uptime; when it was released by the last tenant that was let start
     job: Job | None = None
     quarantine: Quarantine | None = None
-    sickness: Sickness | None = None  # sick while in use: quarantined as soon as it is released
+    ailment: Ailment | None = None  # sick while in use: quarantined as soon as it is released
     setback: Setback | None = None
-    owed: Path | None = None  # the path a scrub took that did not end clean: the next one takes no lesser
+    due_path: Path | None = None  # the path a scrub took that did not end clean: the next one takes no lesser
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
-    heard: float | None = None  # uptime; when errors that make nobody sick were last written down
-    took: tuple[float, ...] = ()  # seconds of its last fast paths that ended clean
+    errors_noted: float | None = None  # uptime; when errors that make nobody sick were last written down
+    fast_seconds: tuple[float, ...] = ()  # seconds of its last fast paths that ended clean
     tested: float | None = None  # wall; when the slow path was last passed, or the first proof was given
-    test_begun: float | None = None  # wall; when it was last tested for want of a user, whatever became of that
+    burn_in_begun: float | None = None  # wall; when it was last tested for want of a user, whatever became of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,21 +388,21 @@ class Facts:
     """What was seen just now, fresh for this one decision.
 
     ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when nobody owns it or
-    it could not be told, and ``claimant_alive`` says the same of who is about to start. ``siblings_busy`` is about its
-    reset domain; ``watched_since`` is the uptime from which on the service would have noticed a user, ``hung_since``
-    that from which on all who are on it were found to hang in the kernel, each time.
+    it could not be told, and ``starting_pod_alive`` says the same of the pod that asks to start. ``siblings_busy`` is
+    about its reset domain. ``observed_since`` is the uptime from which on the service would have noticed a holder,
+    ``hung_since`` the uptime from which on every holder was found to hang in the kernel at each observation.
     """
 
     incarnation: Incarnation
     epoch: str
     holders: tuple[Holder, ...] | None
-    watched_since: float = 0.0
+    observed_since: float = 0.0
     owner_alive: bool | None = None
-    claimant_alive: bool | None = None
+    starting_pod_alive: bool | None = None
     siblings_busy: bool | None = None
     vitals: Vitals | None = None
     domain_resetting: bool = False  # a reset of a sibling is under way, which takes this device down as well
     successor: str | None = None  # another device that is in its place now
     wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free
-    allotted: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known
+    assigned_pods: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known
     hung_since: float | None = None

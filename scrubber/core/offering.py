@@ -7,25 +7,25 @@ from scrubber.core import answers, grounds
 from scrubber.core.model import Moment, Path, Record, State, Trigger
 
 
-def advertise(record: Record, policy: Policy, now: Moment) -> answers.Advert:
+def advertise(record: Record, policy: Policy, now: Moment) -> answers.Offer:
     """Whether the kubelet may be told that this device is healthy."""
     if record.quarantine is not None:
-        return answers.Advert(healthy=False, why=f"quarantined: {record.quarantine.sickness.detail}")
-    if record.sickness is not None:
-        return answers.Advert(healthy=False, why=f"sick: {record.sickness.detail}")
+        return answers.Offer(healthy=False, why=f"quarantined: {record.quarantine.ailment.detail}")
+    if record.ailment is not None:
+        return answers.Offer(healthy=False, why=f"sick: {record.ailment.detail}")
     if policy.mode is Mode.OBSERVE:
-        return answers.Advert(healthy=True, why="policy observe refuses nothing")
+        return answers.Offer(healthy=True, why="policy observe refuses nothing")
     match record.state:
-        case State.CLEAN | State.GRANTED | State.EXPOSED:
-            return answers.Advert(healthy=True, why=record.state.value)
+        case State.CLEAN | State.GRANTED | State.IN_USE:
+            return answers.Offer(healthy=True, why=record.state.value)
         case State.SCRUBBING if grounds.yields(record):
-            return answers.Advert(healthy=True, why="being tested; whoever asks for it gets it")
+            return answers.Offer(healthy=True, why="being tested; whoever asks for it gets it")
         case State.SCRUBBING if _soon_done(record, policy, now):
-            return answers.Advert(healthy=True, why="being scrubbed, clean within the allocate budget")
+            return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
         case State.DIRTY if _just_released(record, policy, now):
-            return answers.Advert(healthy=True, why="released, about to be scrubbed")
+            return answers.Offer(healthy=True, why="released, about to be scrubbed")
         case State.UNKNOWN | State.DIRTY | State.SCRUBBING | State.QUARANTINED:
-            return answers.Advert(healthy=False, why=record.state.value)
+            return answers.Offer(healthy=False, why=record.state.value)
 
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from policies.xids import Action, asked
-from scrubber.core.model import Ailment, Path, Sickness, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Path, Vitals
 
 
 class Course(Enum):
@@ -38,36 +38,46 @@ _BACK = "it is tried again by itself"
 _RMA = "replace it (RMA); then `autoclave reinstate`"
 _RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, reboot the node"
 
-REMEDIES: dict[Ailment, Remedy] = {
-    Ailment.LOST: Remedy(Course.RESET, f"reboot the node; check power and seating; {_BACK} once it is seen"),
-    Ailment.UNRESPONSIVE: Remedy(Course.RESET, f"look for a hung driver in the kernel log; {_BACK} once it answers"),
-    Ailment.XID: Remedy(Course.RESET, _RESET),
-    Ailment.ECC: Remedy(Course.RESET, f"{_RESET}; if the errors return, replace it (RMA)"),
-    Ailment.SRAM: Remedy(Course.PERSON, _RMA),
-    Ailment.REMAP_PENDING: Remedy(Course.RESET, _RESET),
-    Ailment.REMAP_FAILED: Remedy(Course.PERSON, _RMA),
-    Ailment.RESET_REQUIRED: Remedy(Course.RESET, _RESET),
-    Ailment.REBOOT_REQUIRED: Remedy(Course.WAIT, f"reboot the node; {_BACK} after that"),
-    Ailment.MEMORY_FAULT: Remedy(Course.PERSON, f"its memory does not hold what is written: {_RMA}"),
-    Ailment.COMPUTE_FAULT: Remedy(Course.PERSON, f"it computes wrongly: {_RMA}"),
-    Ailment.RESET_FAILED: Remedy(Course.RESET, f"nothing yet: {_BACK}; if that keeps failing, reboot the node"),
-    Ailment.SCRUB_FAILED: Remedy(Course.RESET, f"look which step failed, with `autoclave explain`; {_BACK}"),
-    Ailment.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
-    Ailment.FABRIC: Remedy(Course.WAIT, f"look after the fabric manager and the switches; {_BACK} once they are well"),
-    Ailment.SWITCH: Remedy(Course.RESET, f"look after the NVSwitch in the kernel log; {_BACK}, with a reset"),
-    Ailment.PCIE: Remedy(
+REMEDIES: dict[AilmentKind, Remedy] = {
+    AilmentKind.LOST: Remedy(Course.RESET, f"reboot the node; check power and seating; {_BACK} once it is seen"),
+    AilmentKind.UNRESPONSIVE: Remedy(
+        Course.RESET, f"look for a hung driver in the kernel log; {_BACK} once it answers"
+    ),
+    AilmentKind.XID: Remedy(Course.RESET, _RESET),
+    AilmentKind.ECC: Remedy(Course.RESET, f"{_RESET}; if the errors return, replace it (RMA)"),
+    AilmentKind.SRAM: Remedy(Course.PERSON, _RMA),
+    AilmentKind.REMAP_PENDING: Remedy(Course.RESET, _RESET),
+    AilmentKind.REMAP_FAILED: Remedy(Course.PERSON, _RMA),
+    AilmentKind.RESET_REQUIRED: Remedy(Course.RESET, _RESET),
+    AilmentKind.REBOOT_REQUIRED: Remedy(Course.WAIT, f"reboot the node; {_BACK} after that"),
+    AilmentKind.MEMORY_FAULT: Remedy(Course.PERSON, f"its memory does not hold what is written: {_RMA}"),
+    AilmentKind.COMPUTE_FAULT: Remedy(Course.PERSON, f"it computes wrongly: {_RMA}"),
+    AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"nothing yet: {_BACK}; if that keeps failing, reboot the node"),
+    AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"look which step failed, with `autoclave explain`; {_BACK}"),
+    AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
+    AilmentKind.FABRIC: Remedy(
+        Course.WAIT, f"look after the fabric manager and the switches; {_BACK} once they are well"
+    ),
+    AilmentKind.SWITCH: Remedy(Course.RESET, f"look after the NVSwitch in the kernel log; {_BACK}, with a reset"),
+    AilmentKind.PCIE: Remedy(
         Course.WAIT, f"check its seating and the slot; {_BACK} once the link is as before", doubtful=False
     ),
-    Ailment.HEAT: Remedy(Course.WAIT, f"look after cooling and power; {_BACK} once it has cooled down", doubtful=False),
-    Ailment.REPLACED: Remedy(Course.RESET, f"nothing: another GPU sits in its place; {_BACK} should it be put back"),
-    Ailment.RELAID: Remedy(Course.WAIT, f"nothing: its GPU has another layout; {_BACK} should it have this one again"),
-    Ailment.STUCK_PROCESS: Remedy(
+    AilmentKind.HEAT: Remedy(
+        Course.WAIT, f"look after cooling and power; {_BACK} once it has cooled down", doubtful=False
+    ),
+    AilmentKind.REPLACED: Remedy(
+        Course.RESET, f"nothing: another GPU sits in its place; {_BACK} should it be put back"
+    ),
+    AilmentKind.RELAID: Remedy(
+        Course.WAIT, f"nothing: its GPU has another layout; {_BACK} should it have this one again"
+    ),
+    AilmentKind.STUCK_PROCESS: Remedy(
         Course.WAIT,
         "a process that cannot be ended holds it: look at its kernel stack (/proc/PID/stack), reboot the node if it"
         f" stays; {_BACK} once nobody is on it",
     ),
-    Ailment.FLAPPING: Remedy(Course.PERSON, f"it does not stay well: {_RMA}"),
-    Ailment.OPERATOR: Remedy(Course.PERSON, "bring it back with `autoclave reinstate` when you are done with it"),
+    AilmentKind.FLAPPING: Remedy(Course.PERSON, f"it does not stay well: {_RMA}"),
+    AilmentKind.OPERATOR: Remedy(Course.PERSON, "bring it back with `autoclave reinstate` when you are done with it"),
 }
 
 
@@ -79,30 +89,30 @@ _ASKED = {
 }
 
 
-def of(sickness: Sickness) -> Remedy:
+def of(ailment: Ailment) -> Remedy:
     """What this sickness asks for; a person, once it was said that one must decide."""
-    remedy = REMEDIES[sickness.ailment]
-    if sickness.ailment is Ailment.XID and sickness.xid is not None:
-        remedy = _ASKED.get(asked(sickness.xid), remedy)
-    return replace(remedy, course=Course.PERSON) if sickness.sticky else remedy
+    remedy = REMEDIES[ailment.kind]
+    if ailment.kind is AilmentKind.XID and ailment.xid is not None:
+        remedy = _ASKED.get(asked(ailment.xid), remedy)
+    return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
 
 
-def rank(sickness: Sickness) -> int:
+def rank(ailment: Ailment) -> int:
     """How much it asks for; where that is the same, doubt counts more."""
-    remedy = of(sickness)
+    remedy = of(ailment)
     return 2 * list(Course).index(remedy.course) + remedy.doubtful
 
 
-def persists(sickness: Sickness, vitals: Vitals | None) -> bool:
+def persists(ailment: Ailment, vitals: Vitals | None) -> bool:
     """Whether it is told still, so that there is no use in trying; what nobody can tell is not told."""
     if vitals is None:
         return False
-    match sickness.ailment:
-        case Ailment.LOST | Ailment.REPLACED | Ailment.RELAID:
+    match ailment.kind:
+        case AilmentKind.LOST | AilmentKind.REPLACED | AilmentKind.RELAID:
             return vitals.lost
-        case Ailment.UNRESPONSIVE:
+        case AilmentKind.UNRESPONSIVE:
             return vitals.unresponsive
-        case _ if sickness.ailment is Ailment.SWITCH or of(sickness).course is Course.WAIT:
-            return any(sign.ailment is sickness.ailment for sign in vitals.signs)
+        case _ if ailment.kind is AilmentKind.SWITCH or of(ailment).course is Course.WAIT:
+            return any(sign.kind is ailment.kind for sign in vitals.signs)
         case _:
             return False

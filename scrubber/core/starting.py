@@ -15,7 +15,7 @@ from dataclasses import replace
 from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import answers, decide, grounds, remedy
 from scrubber.core import events as ev
-from scrubber.core.model import Facts, Moment, Owner, Record, Sickness, State, Trigger
+from scrubber.core.model import Ailment, Facts, Moment, Owner, Record, State, Trigger
 from scrubber.ground.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
@@ -23,7 +23,7 @@ CROWDED = "somebody else's container was on it"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
 
-def claimant(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
+def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
     """The one pod that all of these devices are written down for. None, or more than one, is a no."""
     for device, pods in owners.items():
         if not pods:
@@ -41,7 +41,7 @@ def claimant(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
 def start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment) -> answers.StartAnswer:
     """May a container of this owner start on it?"""
     answer = _start(record, facts, policy, owner, now)
-    in_tenancy = record.state in (State.GRANTED, State.EXPOSED)
+    in_tenancy = record.state in (State.GRANTED, State.IN_USE)
     unproven = isinstance(answer, answers.Refuse) and not facts.domain_resetting  # nobody is sent into a reset
     if policy.mode is Mode.OBSERVE and in_tenancy and unproven:
         return _once_more(record, facts, now) if _owned_by(record, owner) else _admit(facts, owner, now)
@@ -62,9 +62,9 @@ def _start(record: Record, facts: Facts, policy: Policy, owner: str, now: Moment
             return _as_start(decide.acquire(record, facts, policy, now))
         case State.GRANTED:
             return _start_granted(record, facts, policy, owner, now)
-        case State.EXPOSED if _owned_by(record, owner):
+        case State.IN_USE if _owned_by(record, owner):
             return _start_again(record, facts, policy, owner, now)
-        case State.EXPOSED:
+        case State.IN_USE:
             return _start_exposed(record, facts, owner, now)
 
 
@@ -79,7 +79,7 @@ def _start_granted(record: Record, facts: Facts, policy: Policy, owner: str, now
         return _as_start(decide.busy(record))  # it was handed to somebody who never says that he starts
     if facts.domain_resetting:
         return answers.Refuse(Reason.NOT_READY, f"cannot start on {record.device.uuid}: it is being reset")
-    if record.sickness is not None:
+    if record.ailment is not None:
         return _sick(record)
     if facts.holders is None:
         return _as_start(decide.unproven(record))
@@ -103,7 +103,7 @@ def _start_again(record: Record, facts: Facts, policy: Policy, owner: str, now: 
         return answers.Note(crowd)
     if any(holder.container not in (owner, None) for holder in facts.holders):
         return _as_start(decide.busy(record))
-    if record.sickness is not None and _bars(record.sickness, policy):
+    if record.ailment is not None and _bars(record.ailment, policy):
         return _sick(record)
     crowded = record.owner is not None and record.owner.crowded
     if policy.model is Starts.PER_POD and not crowded:
@@ -125,9 +125,9 @@ def _once_more(record: Record, facts: Facts, now: Moment) -> answers.Proceed | a
     owner = record.owner
     if owner is None:
         return answers.Proceed()
-    if facts.owner_alive is not True and facts.claimant_alive is not True:
-        return answers.Admit(ev.Exposed(replace(owner, since=now, seen=False, visitor=False)))
-    return answers.Admit(ev.Exposed(replace(owner, visitor=False))) if owner.visitor else answers.Proceed()
+    if facts.owner_alive is not True and facts.starting_pod_alive is not True:
+        return answers.Admit(ev.PutInUse(replace(owner, since=now, seen=False, unannounced=False)))
+    return answers.Admit(ev.PutInUse(replace(owner, unannounced=False))) if owner.unannounced else answers.Proceed()
 
 
 def _start_exposed(record: Record, facts: Facts, owner: str, now: Moment) -> answers.StartAnswer:
@@ -154,12 +154,12 @@ def _owned_by(record: Record, owner: str) -> bool:
 
 def _admit(facts: Facts, owner: str, now: Moment) -> answers.Admit:
     """Seen at once where the pod is there before its containers are: then its absence later means that it has gone."""
-    return answers.Admit(ev.Exposed(Owner(owner, now, seen=facts.claimant_alive is True)))
+    return answers.Admit(ev.PutInUse(Owner(owner, now, seen=facts.starting_pod_alive is True)))
 
 
-def _bars(sickness: Sickness, policy: Policy) -> bool:
+def _bars(ailment: Ailment, policy: Policy) -> bool:
     """The kubelet starts a crashed container again on whatever device it had: only a start that is refused stops it."""
-    return policy.restart_on_sick is OnSick.REFUSE and remedy.of(sickness).doubtful
+    return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
 
 
 def _sick(record: Record) -> answers.Refuse:

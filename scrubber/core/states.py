@@ -6,7 +6,7 @@ Rule 2: GRANTED is entered by ``Granted`` from CLEAN only. The one written excep
         its own, so that the ledger shows every use of it.
 Rule 3: CLEAN is entered by ``ScrubPassed`` from SCRUBBING only, with the receipt of that very job.
 Rule 4: a device that was quarantined when its job began leaves SCRUBBING clean or back into quarantine, nothing else.
-Rule 5: a device in use is never quarantined under its user: ``Sickened`` remembers it until the release.
+Rule 5: a device in use is never quarantined under its user: ``AilmentFound`` remembers it until the release.
 
 The ledger replays through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
@@ -25,14 +25,14 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.Described: State.UNKNOWN,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
-        ev.Heard: State.UNKNOWN,
-        ev.Exposed: State.EXPOSED,  # found in use: a restart of ours, or a ledger that was lost
+        ev.ErrorsNoted: State.UNKNOWN,
+        ev.PutInUse: State.IN_USE,  # found in use: a restart of ours, or a ledger that was lost
         ev.GrantedUnproven: State.GRANTED,
         ev.Quarantined: State.QUARANTINED,
     },
     State.DIRTY: {
         ev.Described: State.DIRTY,
-        ev.Heard: State.DIRTY,
+        ev.ErrorsNoted: State.DIRTY,
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
         ev.GrantedUnproven: State.GRANTED,
@@ -50,7 +50,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.CLEAN: {
         ev.Described: State.CLEAN,
-        ev.Heard: State.CLEAN,
+        ev.ErrorsNoted: State.CLEAN,
         ev.Distrusted: State.UNKNOWN,
         ev.Soiled: State.DIRTY,
         ev.ScrubStarted: State.SCRUBBING,
@@ -60,26 +60,26 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
     },
     State.GRANTED: {
         ev.Described: State.GRANTED,
-        ev.Heard: State.GRANTED,
+        ev.ErrorsNoted: State.GRANTED,
         ev.Distrusted: State.UNKNOWN,
         ev.Granted: State.GRANTED,  # an init and an app container share it in one admission
         ev.GrantedUnproven: State.GRANTED,
-        ev.Exposed: State.EXPOSED,
+        ev.PutInUse: State.IN_USE,
         ev.Released: State.DIRTY,
-        ev.Sickened: State.GRANTED,
+        ev.AilmentFound: State.GRANTED,
     },
-    State.EXPOSED: {
-        ev.Described: State.EXPOSED,
-        ev.Heard: State.EXPOSED,
+    State.IN_USE: {
+        ev.Described: State.IN_USE,
+        ev.ErrorsNoted: State.IN_USE,
         ev.Distrusted: State.UNKNOWN,
         ev.GrantedUnproven: State.GRANTED,
-        ev.Exposed: State.EXPOSED,
+        ev.PutInUse: State.IN_USE,
         ev.Released: State.DIRTY,
-        ev.Sickened: State.EXPOSED,
+        ev.AilmentFound: State.IN_USE,
     },
     State.QUARANTINED: {
         ev.Described: State.QUARANTINED,
-        ev.Heard: State.QUARANTINED,
+        ev.ErrorsNoted: State.QUARANTINED,
         ev.Distrusted: State.QUARANTINED,
         ev.ProbationStarted: State.SCRUBBING,
         ev.Quarantined: State.QUARANTINED,
@@ -95,7 +95,7 @@ class IllegalEventError(Exception):
 REMEMBERED = 5  # times that a scrub took: what it usually takes
 
 
-def apply(record: Record | None, entry: ev.Entry) -> Record:
+def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
     """The record after one more event, or an error and no change."""
     event = entry.event
     if isinstance(event, ev.Discovered):
@@ -125,10 +125,10 @@ def guard(record: Record, event: ev.Event) -> None:
         case ev.Described(device):
             _demand(device.uuid == record.device.uuid, "it describes another device")
         case ev.ScrubStarted():
-            _demand(record.sickness is None, "the device is sick")
+            _demand(record.ailment is None, "the device is sick")
         case ev.Granted(grant):
             _demand(record.receipt is not None and grant.receipt == record.receipt.id, "there is no such receipt")
-            _demand(record.sickness is None, "the device is sick")
+            _demand(record.ailment is None, "the device is sick")
         case _:
             return
     if isinstance(event, ev.ScrubPassed):
@@ -160,7 +160,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(
                 record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt
             )  # fmt: skip
-        case ev.Exposed():
+        case ev.PutInUse():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
             return replace(record, owner=event.owner, tenancy_began=began, receipt=None)
         case ev.Released():
@@ -178,26 +178,26 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             job = _job(record)
             return replace(record, job=replace(job, step=None, results=(*job.results, event.result)))
         case ev.Escalated():
-            return replace(record, job=replace(_job(record), path=event.path), owed=event.path)
+            return replace(record, job=replace(_job(record), path=event.path), due_path=event.path)
         case ev.ScrubPassed():
             return _pass(record, event, at)
         case ev.ScrubFailed():
             return replace(record, job=None, setback=grounds.setback(record, event.why, at))
         case ev.ScrubInterrupted():
             return replace(record, job=None)
-        case ev.Heard():
-            owed = Path.SLOW if event.grave else record.owed
+        case ev.ErrorsNoted():
+            owed = Path.SLOW if event.grave else record.due_path
             return replace(
-                record, baseline=replace(record.baseline, last_xid=event.last), heard=at.uptime, owed=owed
+                record, baseline=replace(record.baseline, last_xid=event.last), errors_noted=at.uptime, due_path=owed
             )  # fmt: skip
         case ev.Reinstated():
-            return replace(record, quarantine=None, setback=None, owed=None, returns=())
-        case ev.Sickened():
-            return replace(record, sickness=event.sickness)
+            return replace(record, quarantine=None, setback=None, due_path=None, returns=())
+        case ev.AilmentFound():
+            return replace(record, ailment=event.ailment)
         case ev.Quarantined():
             quarantine = event.quarantine
             return replace(
-                record, job=None, receipt=None, sickness=None, quarantine=quarantine, baseline=quarantine.baseline
+                record, job=None, receipt=None, ailment=None, quarantine=quarantine, baseline=quarantine.baseline
             )
 
 
@@ -214,9 +214,9 @@ def _job(record: Record) -> Job:
 
 def _begin(record: Record, job: Job) -> Record:
     """The job owns the device. A slow path that was begun is owed until one is done, but for one that nobody needs."""
-    owed = record.owed if job.trigger is Trigger.BURN_IN or record.owed is Path.SLOW else job.path
-    begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.test_begun
-    return replace(record, job=job, receipt=None, grant=None, owner=None, owed=owed, test_begun=begun)
+    owed = record.due_path if job.trigger is Trigger.BURN_IN or record.due_path is Path.SLOW else job.path
+    begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.burn_in_begun
+    return replace(record, job=job, receipt=None, grant=None, owner=None, due_path=owed, burn_in_begun=begun)
 
 
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
@@ -237,19 +237,19 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         tenancy_ended=None,
         quarantine=quarantine,
         setback=None,  # whoever was in the way is gone, and its time was told by another boot's clock
-        heard=None,
+        errors_noted=None,
         baseline=baseline,
-        owed=Path.SLOW if quarantine is not None else record.owed,  # what is to be done at a first look is due
+        due_path=Path.SLOW if quarantine is not None else record.due_path,  # what is to be done at a first look is due
     )
 
 
 def _to_blame(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.sickness.ailment not in grounds.BLAMELESS
+    return record.quarantine is not None and record.quarantine.ailment.kind not in grounds.BLAMELESS
 
 
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     """Clean: the proof starts to stand, and everything it ends is over."""
-    returns, took = record.returns, record.took
+    returns, took = record.returns, record.fast_seconds
     if event.receipt.path is Path.FAST:
         took = (*took[1 - REMEMBERED :], at.uptime - _job(record).started.uptime)
     if record.quarantine is not None:
@@ -266,9 +266,9 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
         tenancy_ended=None,
         quarantine=None,
         setback=None,
-        owed=record.owed if record.owed is Path.SLOW and event.receipt.path is not Path.SLOW else None,
+        due_path=record.due_path if record.due_path is Path.SLOW and event.receipt.path is not Path.SLOW else None,
         returns=returns,
-        took=took,
+        fast_seconds=took,
         tested=at.wall if event.receipt.path is Path.SLOW or record.tested is None else record.tested,
     )
 

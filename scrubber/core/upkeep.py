@@ -15,6 +15,7 @@ from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, known, news, silent, worst
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     Baseline,
     Facts,
     Moment,
@@ -22,7 +23,6 @@ from scrubber.core.model import (
     Path,
     Quarantine,
     Record,
-    Sickness,
     State,
     Trigger,
     Vitals,
@@ -60,7 +60,7 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.ProbationA
 
 def trial(record: Record, policy: Policy) -> Path:
     """What a device in quarantine has to pass: what its reason asks for, and no less than if it were well."""
-    asked = remedy.of(record.quarantine.sickness).course.path if record.quarantine else Path.SLOW
+    asked = remedy.of(record.quarantine.ailment).course.path if record.quarantine else Path.SLOW
     return Path.SLOW if Path.SLOW in (asked, grounds.path_for(record, policy)) else Path.FAST
 
 
@@ -70,8 +70,8 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     if stale is not None:
         return answers.Note(stale)
     if record.state is State.UNKNOWN and (container := grounds.user_of(facts.holders or ())) is not None:
-        return answers.Note(ev.Exposed(Owner(container, now, seen=True, visitor=True)))
-    if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.EXPOSED):
+        return answers.Note(ev.PutInUse(Owner(container, now, seen=True, unannounced=True)))
+    if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.IN_USE):
         # Nobody lays out anew what is in use: whoever has it misses it.
         facts = replace(facts, vitals=replace(facts.vitals, relaid=False))
     sick = _sickness(record, facts, policy)
@@ -84,10 +84,10 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         case State.SCRUBBING:
             # A device that is tested is offered meanwhile.
             ill = grounds.yields(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
-            return answers.Cut() if ill else answers.Proceed()
+            return answers.CancelJob() if ill else answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
-        case State.GRANTED | State.EXPOSED:
+        case State.GRANTED | State.IN_USE:
             return _tend_tenancy(record, facts, policy, now)
         case State.CLEAN if (soiled := grounds.soiled(facts)) is not None:
             return answers.Note(soiled)
@@ -97,53 +97,51 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
 
 
 def confine(
-    record: Record, sickness: Sickness, by: str, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
+    record: Record, ailment: Ailment, by: str, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
 ) -> ev.Quarantined:
     """The quarantine of a sick device: when it may be tried again, or never without a person."""
     rules = policy.quarantine.probation
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
     # What is out already comes back no more often for being lost; and it must be known as lost, or it is told for ever.
-    lost = record.quarantine is not None and sickness.ailment in grounds.GONE
-    alone = remedy.of(sickness).course is remedy.Course.PERSON  # says why already, and more than that it flaps
-    excused = lost or sickness.ailment in grounds.BLAMELESS
+    lost = record.quarantine is not None and ailment.kind in grounds.GONE
+    alone = remedy.of(ailment).course is remedy.Course.PERSON  # says why already, and more than that it flaps
+    excused = lost or ailment.kind in grounds.BLAMELESS
     if len(recent) >= rules.flap_limit and not alone and not excused:
-        detail = f"{sickness.detail}; {FLAPPING.format(count=len(recent))}"
-        sickness = Sickness(Ailment.FLAPPING, detail, sticky=True)
+        detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
+        ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
     before, probes = record.quarantine, _probes(record)
-    told = sickness
-    if before is not None and _stands(before, sickness):
-        sickness = before.sickness
+    told = ailment
+    if before is not None and _stands(before, ailment):
+        ailment = before.ailment
     pause = grounds.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
     # What waits for a person goes on waiting: a failed reinstatement must not start probation by itself.
-    alone = remedy.of(sickness).course is remedy.Course.PERSON
+    alone = remedy.of(ailment).course is remedy.Course.PERSON
     sticky = alone or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = told.detail if before is not None and record.job is not None else ""
-    since = now if sickness.ailment in grounds.LEFT else _since(record, now)
-    out = Quarantine(sickness, since, by, record.baseline, probes, due, last_try)
-    if told.ailment is Ailment.OPERATOR:  # a person's word is no judgement of what the device has told
+    since = now if ailment.kind in grounds.LEFT else _since(record, now)
+    out = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
+    if told.kind is AilmentKind.OPERATOR:  # a person's word is no judgement of what the device has told
         return ev.Quarantined(out)
-    judged = heard(record.baseline, vitals)
+    judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
-    return ev.Quarantined(replace(out, baseline=known(vitals, record.baseline), heard=codes))
+    return ev.Quarantined(replace(out, baseline=known(vitals, record.baseline), errors=codes))
 
 
-def taken_out(record: Record, words: str) -> Sickness:
+def taken_out(record: Record, words: str) -> Ailment:
     """A person takes out a device that is in use; what needs a person more than that stays the reason."""
-    known_of = record.sickness
+    known_of = record.ailment
     if known_of is not None and remedy.of(known_of).course is remedy.Course.PERSON:
         return replace(known_of, detail=f"{known_of.detail}; {words}")
-    return Sickness(Ailment.OPERATOR, words, sticky=True)
+    return Ailment(AilmentKind.OPERATOR, words, sticky=True)
 
 
-def _stands(before: Quarantine, sickness: Sickness) -> bool:
+def _stands(before: Quarantine, ailment: Ailment) -> bool:
     """Whether the reason that a person has to decide about is still the one to be told."""
     person = remedy.Course.PERSON
-    if sickness.ailment is Ailment.OPERATOR:
-        return remedy.of(before.sickness).course is person
-    return (
-        before.next_probe is None and remedy.of(sickness).course is not person and sickness.ailment not in grounds.GONE
-    )
+    if ailment.kind is AilmentKind.OPERATOR:
+        return remedy.of(before.ailment).course is person
+    return before.next_probe is None and remedy.of(ailment).course is not person and ailment.kind not in grounds.GONE
 
 
 def _since(record: Record, now: Moment) -> Moment:
@@ -154,55 +152,55 @@ def _probes(record: Record) -> int:
     return record.quarantine.probes if record.quarantine else 0
 
 
-def _sickness(record: Record, facts: Facts, policy: Policy) -> Sickness | None:
+def _sickness(record: Record, facts: Facts, policy: Policy) -> Ailment | None:
     """A diagnosis that was not acted upon yet. A job in progress judges for itself."""
     if record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
-    if record.sickness is not None and record.state in (State.GRANTED, State.EXPOSED):
-        return _worse(record.sickness, facts, record, policy)
+    if record.ailment is not None and record.state in (State.GRANTED, State.IN_USE):
+        return _worse(record.ailment, facts, record, policy)
     now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
     # What came while it was in use and sick is no news after the quarantine: it must not be forgotten over the first.
-    return worst(it for it in (record.sickness, now) if it is not None)
+    return worst(it for it in (record.ailment, now) if it is not None)
 
 
-def _worse(known_of: Sickness, facts: Facts, record: Record, policy: Policy) -> Sickness | None:
+def _worse(known_of: Ailment, facts: Facts, record: Record, policy: Policy) -> Ailment | None:
     """What came while it was in use and sick, and asks for more: it decides whether a container may start again."""
     found = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
     return found if found is not None and remedy.rank(found) > remedy.rank(known_of) else None
 
 
-def _heard(record: Record, vitals: Vitals | None, now: Moment) -> ev.Heard | None:
+def _heard(record: Record, vitals: Vitals | None, now: Moment) -> ev.ErrorsNoted | None:
     """Errors that make nobody sick. Not at every look: who has the device can cause as many as he likes."""
-    lately = record.heard is not None and now.uptime - record.heard < HEARD_EVERY
-    if lately or record.sickness is not None or record.state in (State.SCRUBBING, State.QUARANTINED):
+    lately = record.errors_noted is not None and now.uptime - record.errors_noted < HEARD_EVERY
+    if lately or record.ailment is not None or record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
-    return heard(record.baseline, vitals)
+    return errors_to_note(record.baseline, vitals)
 
 
-def heard(baseline: Baseline, vitals: Vitals | None) -> ev.Heard | None:
+def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted | None:
     """What was reported and is not on record yet."""
     new = news(vitals, baseline) if vitals is not None else ()
     if not new:
         return None
     counts = Counter(xid.code for xid in new)
-    return ev.Heard(tuple(sorted(counts.items())), max(xid.number for xid in new))
+    return ev.ErrorsNoted(tuple(sorted(counts.items())), max(xid.number for xid in new))
 
 
-def history(vitals: Vitals | None, policy: Policy) -> ev.Heard | None:
+def history(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
     """What was reported of a device before anybody here had seen it: no verdict on it, and a reason to look closely."""
-    told = heard(Baseline(), vitals)
+    told = errors_to_note(Baseline(), vitals)
     if told is None or vitals is None:
         return None
     return replace(told, grave=xids.verdict(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
 
 
 def _isolate(
-    record: Record, sickness: Sickness, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
+    record: Record, ailment: Ailment, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
 ) -> answers.Note:
-    if record.state in (State.GRANTED, State.EXPOSED):
-        return answers.Note(ev.Sickened(sickness))
-    by = "an operator" if sickness.ailment is Ailment.OPERATOR else "autoclave"
-    return answers.Note(confine(record, sickness, by, vitals, policy, now, chance))
+    if record.state in (State.GRANTED, State.IN_USE):
+        return answers.Note(ev.AilmentFound(ailment))
+    by = "an operator" if ailment.kind is AilmentKind.OPERATOR else "autoclave"
+    return answers.Note(confine(record, ailment, by, vitals, policy, now, chance))
 
 
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
@@ -214,10 +212,12 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if _outstayed(record, facts):
         return _tend_hung(record, facts, policy, now)
     owner, user = record.owner, grounds.user_of(facts.holders)
-    kept = record.grant is not None and record.grant.kept  # whoever has it gives it back, whatever comes and goes on it
-    if owner is None and not kept and (record.sickness is not None or facts.wanted) and _abandoned(record, policy, now):
+    kept = (
+        record.grant is not None and record.grant.until_release
+    )  # whoever has it gives it back, whatever comes and goes on it
+    if owner is None and not kept and (record.ailment is not None or facts.wanted) and _abandoned(record, policy, now):
         # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
-        why = "it fell sick" if record.sickness is not None else "it was asked for in vain"
+        why = "it fell sick" if record.ailment is not None else "it was asked for in vain"
         return answers.Note(ev.Released(f"{why} before anybody started on it"))
     rightful = grounds.rightful(record, facts, now)
     if rightful is not None:
@@ -231,19 +231,21 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if owner is None or user is not None or kept:
         return answers.Proceed()
     # Given to another pod, it waits for that one's start: after a restart of the kubelet that may come without a word.
-    if grounds.passed_by(record, facts) and not facts.allotted:
+    if grounds.passed_by(record, facts) and not facts.assigned_pods:
         return answers.Note(ev.Released("who was met on it before its first start has let go of it"))
     # An owner that was never seen has not gone: its container may be about to start. Whoever asks for the device next
     # has a better reason to say so than we.
     held = _held_for_another(record, facts)
     if facts.owner_alive is False and owner.seen and not held:
         return answers.Note(ev.Released("its owner is gone"))
-    taken = facts.allotted is not None and owner.container is not None and owner.container not in facts.allotted
+    taken = (
+        facts.assigned_pods is not None and owner.container is not None and owner.container not in facts.assigned_pods
+    )
     if taken and not held and _deserted(owner, facts, now):
         return answers.Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
-    if (record.sickness is not None or facts.wanted) and _deserted(owner, facts, now):
+    if (record.ailment is not None or facts.wanted) and _deserted(owner, facts, now):
         # Neither is offered, so that nobody would ever ask for it and show that the last user is gone.
-        why = "it is sick" if record.sickness is not None else "it was asked for"
+        why = "it is sick" if record.ailment is not None else "it was asked for"
         return answers.Note(ev.Released(f"{why} and nobody is on it"))
     return answers.Proceed()
 
@@ -254,11 +256,11 @@ def _held_for_another(record: Record, facts: Facts) -> bool:
     The kubelet knows whose it is, if its word can be read. A visitor of an unannounced grant is who it was granted to.
     """
     grant, owner = record.grant, record.owner
-    if owner is None or not owner.visitor:
+    if owner is None or not owner.unannounced:
         return False
     if grant is None or not grant.announced:
-        return bool(facts.allotted)
-    return facts.allotted != frozenset()
+        return bool(facts.assigned_pods)
+    return facts.assigned_pods != frozenset()
 
 
 def _outstayed(record: Record, facts: Facts) -> bool:
@@ -266,16 +268,16 @@ def _outstayed(record: Record, facts: Facts) -> bool:
     owner = record.owner
     if owner is None or not grounds.hanging(facts):
         return False
-    return facts.wanted or (facts.allotted is not None and owner.container not in facts.allotted)
+    return facts.wanted or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
 
 
 def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     """Nothing can be done about whoever hangs in the kernel, and he is not to be disturbed: he is told of."""
     told = f"whoever had it hangs in the kernel (state D): {grounds.holder_names(facts.holders or ())}"
     waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
-    if waited and record.sickness is None:
-        return answers.Note(ev.Sickened(Sickness(Ailment.STUCK_PROCESS, told)))
-    return answers.Proceed() if record.sickness is not None else answers.Blocked(told)
+    if waited and record.ailment is None:
+        return answers.Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, told)))
+    return answers.Proceed() if record.ailment is not None else answers.Blocked(told)
 
 
 def _tend_quarantined(
@@ -291,57 +293,57 @@ def _tend_quarantined(
     due = probation(record, policy, now)
     seen = facts.vitals  # None while another one is reset: then nobody can tell
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
-    ill = record.quarantine is not None and _lasts(record.quarantine.sickness, facts)
+    ill = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
     if not isinstance(due, answers.Probe) or absent or ill or not grounds.clearable(record, facts, policy):
         return answers.Proceed()
-    before = heard(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
+    before = errors_to_note(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
     return due if before is None else answers.Note(before)
 
 
-def _lasts(sickness: Sickness, facts: Facts) -> bool:
+def _lasts(ailment: Ailment, facts: Facts) -> bool:
     """Whether a trial could only fail: it is told still, or who cannot be ended is still there."""
-    if sickness.ailment is Ailment.STUCK_PROCESS:
+    if ailment.kind is AilmentKind.STUCK_PROCESS:
         return facts.holders != ()
-    return remedy.persists(sickness, facts.vitals)
+    return remedy.persists(ailment, facts.vitals)
 
 
-def _gone(record: Record, facts: Facts) -> Sickness | None:
+def _gone(record: Record, facts: Facts) -> Ailment | None:
     """That it is not there any more, which its neighbours have to know: nobody is on it, so they may be reset.
 
     Slices are away for a moment while others are made.
     """
     if facts.vitals is None or not facts.vitals.lost or record.quarantine is None:
         return None
-    reason = record.quarantine.sickness.ailment
+    reason = record.quarantine.ailment.kind
     if facts.vitals.relaid:
         return _relaid(record.quarantine, facts)
     if record.device.parent is not None:
         return None
     if facts.successor is not None:
-        told = Sickness(Ailment.REPLACED, f"{facts.successor} sits in its place")
-        return told if reason is not Ailment.REPLACED else None
-    told = Sickness(
-        Ailment.LOST, f"the device has fallen off its bus; it was out before: {record.quarantine.sickness.detail}"
+        told = Ailment(AilmentKind.REPLACED, f"{facts.successor} sits in its place")
+        return told if reason is not AilmentKind.REPLACED else None
+    told = Ailment(
+        AilmentKind.LOST, f"the device has fallen off its bus; it was out before: {record.quarantine.ailment.detail}"
     )
-    return told if reason not in grounds.GONE or reason is Ailment.RELAID else None
+    return told if reason not in grounds.GONE or reason is AilmentKind.RELAID else None
 
 
-def _relaid(out: Quarantine, facts: Facts) -> Sickness | None:
+def _relaid(out: Quarantine, facts: Facts) -> Ailment | None:
     """That its GPU has another layout now: it is not lost, whatever it was taken for. A reset brings slices back."""
-    if facts.vitals is None or facts.domain_resetting or out.sickness.ailment is Ailment.RELAID:
+    if facts.vitals is None or facts.domain_resetting or out.ailment.kind is AilmentKind.RELAID:
         return None
     told = silent(facts.vitals)
     if out.next_probe is not None:
         return told
-    return replace(told, detail=f"{told.detail}; it was out before: {out.sickness.detail}")
+    return replace(told, detail=f"{told.detail}; it was out before: {out.ailment.detail}")
 
 
-def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Sickness | None:
+def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
     """What was reported of a device in quarantine, and asks for more than what it is out for: a reset, a person."""
     if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
         return None  # slices are away for a moment while others are made, and nobody is there to be worse
     found = diagnose(vitals, record.baseline, policy)
-    out_for = record.quarantine.sickness
+    out_for = record.quarantine.ailment
     return found if found is not None and remedy.rank(found) > remedy.rank(out_for) else None
 
 
@@ -367,7 +369,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
 def _idle_trigger(record: Record) -> Trigger:
     if record.state is State.UNKNOWN:
         return Trigger.FIRST_LOOK
-    if record.setback is not None or record.owed is not None:
+    if record.setback is not None or record.due_path is not None:
         return Trigger.RETRY
     return Trigger.RELEASE if record.tenancy_began is not None else Trigger.FOREIGN_USE
 

@@ -23,6 +23,7 @@ from scrubber.core.ailments import diagnose, known, worst
 from scrubber.core.measurements import OURS
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     Baseline,
     Blame,
     Findings,
@@ -32,7 +33,6 @@ from scrubber.core.model import (
     Path,
     Receipt,
     Record,
-    Sickness,
     Step,
     StepResult,
     Uncovered,
@@ -73,12 +73,12 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No proof, and why. ``sickness`` is what a quarantine would say."""
+    """No proof, and why. ``ailment`` is what a quarantine would say."""
 
     step: Step
     blame: Blame
     detail: str
-    sickness: Sickness
+    ailment: Ailment
 
 
 Verdict = Passed | Failed
@@ -105,7 +105,7 @@ class StayConfined:
 class Confine:
     """The device is sick: quarantine it."""
 
-    sickness: Sickness
+    ailment: Ailment
 
 
 Consequence = Escalate | LeaveDirty | StayConfined | Confine
@@ -135,22 +135,22 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
 
 def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
     """What a worker's word is worth when the service itself has seen something: the worker hears no error log."""
-    sickness = diagnose(vitals, baseline, policy) if vitals is not None else None
+    ailment = diagnose(vitals, baseline, policy) if vitals is not None else None
     if isinstance(judged, Failed):
-        if sickness is None or judged.blame is not Blame.DEVICE:
+        if ailment is None or judged.blame is not Blame.DEVICE:
             return judged
-        return replace(judged, sickness=worst((judged.sickness, sickness)) or sickness)
-    if sickness is not None:
-        return failed(Step.HEALTH, Blame.DEVICE, sickness.detail, sickness)
+        return replace(judged, ailment=worst((judged.ailment, ailment)) or ailment)
+    if ailment is not None:
+        return failed(Step.HEALTH, Blame.DEVICE, ailment.detail, ailment)
     if vitals is None or vitals.partial:
         return failed(Step.HEALTH, Blame.SERVICE, "its health could not be read at the end")
     return judged
 
 
-def proven_fault(job: Job) -> Sickness | None:
+def proven_fault(job: Job) -> Ailment | None:
     """What the steps that ended have proven of the hardware, whatever became of the job."""
     failure = _faulty_hardware(job.results)
-    return failure.sickness if failure is not None else None
+    return failure.ailment if failure is not None else None
 
 
 def consequence(
@@ -160,15 +160,15 @@ def consequence(
 
     ``given_up``: who cannot be ended was waited for long enough.
     """
-    heard = failure.sickness.ailment is Ailment.XID  # which no path takes back: it is judged, and tried after that
+    heard = failure.ailment.kind is AilmentKind.XID  # which no path takes back: it is judged, and tried after that
     if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not heard:
         return Escalate(Path.SLOW)
     if failure.blame is Blame.DEVICE:
-        return Confine(failure.sickness)
+        return Confine(failure.ailment)
     if confined:
         return StayConfined()
-    stuck = failure.sickness.ailment is Ailment.STUCK_PROCESS
-    return Confine(failure.sickness) if stuck and given_up else LeaveDirty()
+    stuck = failure.ailment.kind is AilmentKind.STUCK_PROCESS
+    return Confine(failure.ailment) if stuck and given_up else LeaveDirty()
 
 
 def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, str], now: Moment) -> Receipt:
@@ -214,31 +214,31 @@ def _word(value: Enum) -> str:
     return str(value.value)
 
 
-def failed(step: Step, blame: Blame, detail: str, sickness: Sickness | None = None) -> Failed:
+def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None) -> Failed:
     """A failure; without a diagnosis of its own it is that the scrub failed."""
-    return Failed(step, blame, detail, sickness or Sickness(Ailment.SCRUB_FAILED, detail))
+    return Failed(step, blame, detail, ailment or Ailment(AilmentKind.SCRUB_FAILED, detail))
 
 
 def _from_result(result: StepResult) -> Failed:
     """A step that did not pass, in the words of a quarantine."""
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
-    ailment = _faulty(result.findings)
-    if ailment is not None:
-        return failed(result.step, Blame.DEVICE, detail, Sickness(ailment, detail))
+    kind = _faulty(result.findings)
+    if kind is not None:
+        return failed(result.step, Blame.DEVICE, detail, Ailment(kind, detail))
     if result.findings.vitals is not None and result.findings.vitals.lost:
-        return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.LOST, detail))
+        return failed(result.step, Blame.DEVICE, detail, Ailment(AilmentKind.LOST, detail))
     if result.step is Step.RESET and result.blame is Blame.DEVICE:
-        return failed(result.step, Blame.DEVICE, detail, Sickness(Ailment.RESET_FAILED, detail))
+        return failed(result.step, Blame.DEVICE, detail, Ailment(AilmentKind.RESET_FAILED, detail))
     if result.blame is Blame.TENANT and result.findings.stuck:
-        return failed(result.step, result.blame, detail, Sickness(Ailment.STUCK_PROCESS, detail))
+        return failed(result.step, result.blame, detail, Ailment(AilmentKind.STUCK_PROCESS, detail))
     return failed(result.step, result.blame, detail)
 
 
-def _faulty(findings: Findings) -> Ailment | None:
+def _faulty(findings: Findings) -> AilmentKind | None:
     """What these findings say of the hardware, whatever the step made of them."""
     if findings.mismatch is not None or findings.units_faulty:
-        return Ailment.MEMORY_FAULT
-    return Ailment.COMPUTE_FAULT if findings.deviating else None
+        return AilmentKind.MEMORY_FAULT
+    return AilmentKind.COMPUTE_FAULT if findings.deviating else None
 
 
 def _faulty_hardware(results: tuple[StepResult, ...]) -> Failed | None:
@@ -350,8 +350,8 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
         return failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
     if vitals.leaked_bytes:
         return failed(Step.HEALTH, Blame.DEVICE, f"{vitals.leaked_bytes} bytes are held by no visible process")
-    sickness = diagnose(vitals, baseline, policy)
-    return failed(Step.HEALTH, Blame.DEVICE, sickness.detail, sickness) if sickness else None
+    ailment = diagnose(vitals, baseline, policy)
+    return failed(Step.HEALTH, Blame.DEVICE, ailment.detail, ailment) if ailment else None
 
 
 def _figures(job: Job, done: Done, baseline: Baseline) -> Passed:

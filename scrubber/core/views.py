@@ -137,7 +137,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class GrantedDevice:
     """A yes for one device. ``receipt`` is empty only under policy ``observe``."""
 
     device: str
@@ -146,7 +146,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Advert:
+class AdvertisedDevice:
     """What the kubelet may be told of a device."""
 
     device: str
@@ -163,10 +163,10 @@ class Advert:
 
 
 @dataclass(frozen=True, slots=True)
-class Adverts:
+class AdvertisedDevices:
     """All devices, and how long this may be believed once the service has fallen silent."""
 
-    devices: tuple[Advert, ...]
+    devices: tuple[AdvertisedDevice, ...]
     silence_seconds: float
 
 

@@ -22,7 +22,7 @@ class CudaError(Exception):
     """CUDA refused or failed: the message is for operators."""
 
 
-class BusyError(CudaError):
+class CardBusyError(CudaError):
     """It may not be used just now, for something on the node is in the way: no fault of the device."""
 
 
@@ -35,7 +35,7 @@ class Deed(Enum):
     INVERT_DOWN = "invert-down"  # ... or downwards
 
 
-class Program(Enum):
+class KernelProgram(Enum):
     """What runs on every multiprocessor; each takes one number."""
 
     SCRATCH = "scratch"  # overwrite shared memory, read it back, leave zeros
@@ -98,6 +98,6 @@ class Card(Protocol):
         """Do it to all spans in their order; what was found in each, once all of it is done."""
         ...
 
-    def everywhere(self, program: Program, number: int) -> tuple[Unit, ...]:
+    def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Run it until every multiprocessor had its turn, or does not get one: those that had."""
         ...

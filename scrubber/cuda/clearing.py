@@ -9,7 +9,7 @@ from scrubber.core.measurements import joined
 from scrubber.core.model import Mismatch
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Found, Progress
-from scrubber.cuda.memory import Memory, counted, mismatch
+from scrubber.cuda.memory import GpuMemory, counted, mismatch
 
 PLACES = 8  # of what the last user left, at most
 
@@ -32,7 +32,7 @@ class Verified:
     covered: int
 
 
-def clear(memory: Memory, key: bytes, names: Sequence[str], progress: Progress) -> Cleared:
+def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress) -> Cleared:
     """The census, then every pattern in its order."""
     wanted = [patterns.named(name, key) for name in names]
     step = counted(progress, memory.size * (1 + 2 * len(wanted)))
@@ -47,7 +47,7 @@ def clear(memory: Memory, key: bytes, names: Sequence[str], progress: Progress) 
     return Cleared(sum(found.count for found in residue), places, wrong, covered)
 
 
-def verify(memory: Memory, progress: Progress) -> Verified:
+def verify(memory: GpuMemory, progress: Progress) -> Verified:
     """Read all of it: every byte must be zero."""
     found = memory.compare(patterns.ZERO, counted(progress, memory.size))
     return Verified(mismatch(found, patterns.ZERO), _covered(found))

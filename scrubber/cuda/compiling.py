@@ -31,7 +31,7 @@ class CompilingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CompileTarget:
     """One file to be made, and how the compiler names its architecture."""
 
     name: str
@@ -40,8 +40,8 @@ class Target:
 
 
 TARGETS = (
-    *(Target(binary(*version), f"sm_{version[0]}{version[1]}", "CUBIN") for version in ARCHITECTURES),
-    Target(PORTABLE, f"compute_{OLDEST[0]}{OLDEST[1]}", "PTX"),
+    *(CompileTarget(binary(*version), f"sm_{version[0]}{version[1]}", "CUBIN") for version in ARCHITECTURES),
+    CompileTarget(PORTABLE, f"compute_{OLDEST[0]}{OLDEST[1]}", "PTX"),
 )
 
 
@@ -85,7 +85,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _image(nvrtc: ctypes.CDLL, target: Target, sources: Mapping[str, str]) -> bytes:
+def _image(nvrtc: ctypes.CDLL, target: CompileTarget, sources: Mapping[str, str]) -> bytes:
     program = ctypes.c_void_p()
     texts, names = (ctypes.c_char_p * 1)(sources[HEADER].encode()), (ctypes.c_char_p * 1)(HEADER.encode())
     source = sources[SOURCE].encode()

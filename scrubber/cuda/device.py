@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Protocol
 
 from scrubber.cuda import warmth
-from scrubber.cuda.card import NOWHERE, BusyError, CudaError, Deed, Found, Program, Span, Step, Unit
+from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Deed, Found, KernelProgram, Span, Step, Unit
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
 
@@ -53,8 +53,10 @@ _MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes o
 _KERNELS = {Deed.WRITE: "write", Deed.CHECK: "check", Deed.INVERT: "invert", Deed.INVERT_DOWN: "invert"}
 _WORD, _TWICE = 4, 2  # bytes; what was keyed, and the zeros after it
 _KEPT = 240  # registers of a thread that are overwritten
-_IN_A_SCRUB = (Program.SCRATCH, Program.REGISTERS, Program.EXACT)
-_IN_REGISTERS = {it.value for it in (Program.REGISTERS, Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS)}
+_IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
+_IN_REGISTERS = {
+    it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
+}
 
 
 class _Kernel(Protocol):
@@ -75,7 +77,7 @@ def opened(uuid: str, pci_address: str) -> CupyCard:
     try:
         cupy = warmth.load()
     except warmth.UnusableError as error:
-        raise BusyError(f"cannot open {uuid}: {error}") from error
+        raise CardBusyError(f"cannot open {uuid}: {error}") from error
     card = CupyCard(cupy, uuid)
     card.begin(pci_address)
     return card
@@ -89,7 +91,9 @@ def only(uuid: str) -> None:
 class CupyCard:
     """One GPU or one slice of it."""
 
-    loaded: Sequence[Program] = _IN_A_SCRUB  # when it is opened; others at their first launch, if there is memory then
+    loaded: Sequence[KernelProgram] = (
+        _IN_A_SCRUB  # when it is opened; others at their first launch, if there is memory then
+    )
 
     def __init__(self, cupy: ModuleType, uuid: str) -> None:
         """Nothing is asked yet."""
@@ -128,7 +132,7 @@ class CupyCard:
             parts = (spans[at : at + _MOST_SPANS] for at in range(0, len(spans), _MOST_SPANS))
             return tuple(it for part in parts for it in self._swept(deed, pattern, part, step))
 
-    def everywhere(self, program: Program, number: int) -> tuple[Unit, ...]:
+    def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Blocks that fill a multiprocessor each, until all had one."""
         seen: dict[int, Unit] = {}
         with self._told(f"run {program.value} on"):
@@ -178,15 +182,15 @@ class CupyCard:
             words.append(long(place))
         self._kernel(_KERNELS[deed])((self.units * BLOCKS[deed],), (THREADS,), tuple(words))
 
-    def _ran(self, program: Program, number: int) -> list[Unit]:
+    def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         long, short = self._cupy.uint64, self._cupy.uint32
         kernel = self._kernel(program.value)
         # All that a block can have, so that no two fit on a multiprocessor. The scratch keeps nothing of it for itself:
         # what some driver may call its own is what the system keeps beside it.
-        shared = self._shared - (0 if program is Program.SCRATCH else kernel.shared_size_bytes)
+        shared = self._shared - (0 if program is KernelProgram.SCRATCH else kernel.shared_size_bytes)
         kernel.max_dynamic_shared_size_bytes = shared
         first = long(number) if program in _IN_A_SCRUB else short(number)
-        words = (first, short(ROUNDS)) if program is Program.EXACT else (first,)
+        words = (first, short(ROUNDS)) if program is KernelProgram.EXACT else (first,)
         self._put(self._units, bytes(_UNIT.size * _MOST_UNITS))
         kernel((self.units,), (THREADS,), (*words, long(self._units)), shared_mem=shared)
         raw = self._got(self._units, _UNIT.size * _MOST_UNITS)
@@ -201,11 +205,11 @@ class CupyCard:
                 raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
         return [Unit(place, wrong, digest) for place, visits, wrong, digest, _ in told if visits]
 
-    def _due(self, program: Program) -> int | None:
+    def _due(self, program: KernelProgram) -> int | None:
         """Words that a block must have read back: of all that a device has for one, whatever was asked for."""
-        if program is Program.SCRATCH:
+        if program is KernelProgram.SCRATCH:
             return _TWICE * self._shared // _WORD
-        return _TWICE * _KEPT * THREADS if program is Program.REGISTERS else None
+        return _TWICE * _KEPT * THREADS if program is KernelProgram.REGISTERS else None
 
     def _kernel(self, name: str) -> _Kernel:
         """The driver loads one when it is named, which takes memory: none is that nobody runs."""
@@ -213,7 +217,7 @@ class CupyCard:
             kernel = self._named(name)
             if name in _IN_REGISTERS and kernel.local_size_bytes:  # nobody knows before, where the driver compiles it
                 compiled = f"as its driver has compiled it, {name} would keep in memory what is to be in registers"
-                raise BusyError(f"cannot use {self.name}: {compiled}")
+                raise CardBusyError(f"cannot use {self.name}: {compiled}")
             self._kernels[name] = kernel
         return self._kernels[name]
 
@@ -231,7 +235,7 @@ class CupyCard:
         try:
             return image_for((major, minor))
         except ValueError as error:
-            raise BusyError(f"cannot open {self.name}: {error}") from error
+            raise CardBusyError(f"cannot open {self.name}: {error}") from error
 
     @contextmanager
     def _told(self, deed: str) -> Iterator[None]:
@@ -242,7 +246,7 @@ class CupyCard:
             raise self._error(deed, error, error.status) from error
 
     def _error(self, deed: str, error: Exception, status: int) -> CudaError:
-        kind = BusyError if status in NOT_NOW else CudaError
+        kind = CardBusyError if status in NOT_NOW else CudaError
         return kind(f"cannot {deed} {self.name}: CUDA says {error}")
 
 

@@ -18,7 +18,7 @@ RUNGS = (2**33, 2**30, 2**28, 2**25, 2**21)  # bytes; the last one is the page o
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class GpuMemory:
     """What was allocated, as one."""
 
     card: Card
@@ -56,7 +56,7 @@ class Memory:
         return found
 
 
-def take(card: Card) -> Memory:
+def take(card: Card) -> GpuMemory:
     """All that can be had, in ever smaller pieces."""
     spans: list[Span] = []
     start = 0
@@ -64,7 +64,7 @@ def take(card: Card) -> Memory:
         while (address := card.allocate(size)) is not None:
             spans.append(Span(address, size, start))
             start += size
-    return Memory(card, tuple(spans))
+    return GpuMemory(card, tuple(spans))
 
 
 def mismatch(found: Iterable[Found], pattern: Pattern) -> Mismatch | None:

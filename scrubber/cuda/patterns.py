@@ -15,7 +15,7 @@ VECTOR = 16  # bytes
 _WORD = 2**64 - 1
 
 
-class Kind(IntEnum):
+class PatternKind(IntEnum):
     """How the words of a vector follow from its number; the kernels know them by these numbers."""
 
     CONSTANT = 0
@@ -27,13 +27,13 @@ class Kind(IntEnum):
 class Pattern:
     """What the whole of a memory is to hold."""
 
-    kind: Kind
+    kind: PatternKind
     first: int = 0
     second: int = 0
 
     def flipped(self) -> Pattern:
         """The same with every bit the other way round."""
-        if self.kind is Kind.KEYED:
+        if self.kind is PatternKind.KEYED:
             raise ValueError("cannot flip a keyed pattern: its bits do not follow from those of its words")
         return Pattern(self.kind, self.first ^ _WORD, self.second ^ _WORD)
 
@@ -45,11 +45,11 @@ class Pattern:
 
     def _words(self, number: int) -> tuple[int, int]:
         match self.kind:
-            case Kind.CONSTANT:
+            case PatternKind.CONSTANT:
                 return self.first, self.second
-            case Kind.ADDRESS:
+            case PatternKind.ADDRESS:
                 return number ^ self.first, number ^ _WORD ^ self.second
-            case Kind.KEYED:
+            case PatternKind.KEYED:
                 mixed = self.first + (number + 1) * 0x9E3779B97F4A7C15 & _WORD
                 mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
                 mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
@@ -58,13 +58,13 @@ class Pattern:
                 return mixed, other ^ other >> 32
 
 
-ZERO = Pattern(Kind.CONSTANT)
+ZERO = Pattern(PatternKind.CONSTANT)
 
 
 def repeated(byte: int) -> Pattern:
     """The same byte everywhere."""
     word = int.from_bytes(bytes([byte]) * 8)
-    return Pattern(Kind.CONSTANT, word, word)
+    return Pattern(PatternKind.CONSTANT, word, word)
 
 
 def keyed(key: bytes, label: str) -> Pattern:
@@ -72,7 +72,7 @@ def keyed(key: bytes, label: str) -> Pattern:
     if not key:
         raise ValueError(f"cannot make the pattern {label!r}: its key is missing")
     words = hashlib.sha256(label.encode() + b"\0" + key).digest()
-    return Pattern(Kind.KEYED, int.from_bytes(words[:8]), int.from_bytes(words[8:16]))
+    return Pattern(PatternKind.KEYED, int.from_bytes(words[:8]), int.from_bytes(words[8:16]))
 
 
 def named(name: str, key: bytes) -> Pattern:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from scrubber.core.measurements import Tested, joined
 from scrubber.core.model import Mismatch
 from scrubber.cuda import patterns
-from scrubber.cuda.card import Card, CudaError, Program, Progress, Step, Unit
-from scrubber.cuda.memory import Memory, counted
-from scrubber.cuda.patterns import Kind, Pattern
+from scrubber.cuda.card import Card, CudaError, KernelProgram, Progress, Step, Unit
+from scrubber.cuda.memory import GpuMemory, counted
+from scrubber.cuda.patterns import Pattern, PatternKind
 
 INVERTED = (0x00, 0x55, 0x33, 0x0F)  # bytes whose bits are turned round, and back
 ROUNDS = 3  # of random patterns
@@ -41,11 +41,11 @@ class _Test:
 
     name: str
     passes: int
-    run: Callable[[Memory, Step], Mismatch | None]
+    run: Callable[[GpuMemory, Step], Mismatch | None]
     pause: float = 0.0
 
 
-def run(memory: Memory, key: bytes, seconds: float, progress: Progress, clock: Clock) -> Tested:
+def run(memory: GpuMemory, key: bytes, seconds: float, progress: Progress, clock: Clock) -> Tested:
     """All tests that there is time for. What is found ends it early: it is enough."""
     number = patterns.keyed(key, ARITHMETIC).first
     before = _computed(memory.card, number)
@@ -72,14 +72,14 @@ def deviating(runs: tuple[Unit, ...]) -> tuple[int, ...]:
 
 def _computed(card: Card, number: int) -> tuple[Unit, ...]:
     """What every multiprocessor makes of it. No computation ends in 0: that is the answer of one that was not done."""
-    units = card.everywhere(Program.EXACT, number)
+    units = card.everywhere(KernelProgram.EXACT, number)
     if idle := [unit.number for unit in units if unit.digest == 0]:
         raise CudaError(f"cannot test {card.name}: multiprocessors {idle} came to their turn and computed nothing")
     return units
 
 
 def _on_memory(
-    memory: Memory, tests: tuple[_Test, ...], step: Step, now: Callable[[], float], ends: float
+    memory: GpuMemory, tests: tuple[_Test, ...], step: Step, now: Callable[[], float], ends: float
 ) -> tuple[tuple[str, ...], Mismatch | None]:
     """Which came to their end, until the first finding."""
     ended: list[str] = []
@@ -98,10 +98,10 @@ def _on_memory(
 
 
 def _tests(key: bytes, rest: float, pause: Callable[[float], None]) -> tuple[_Test, ...]:
-    def address(memory: Memory, step: Step) -> Mismatch | None:
-        return _held(memory, Pattern(Kind.ADDRESS), step)
+    def address(memory: GpuMemory, step: Step) -> Mismatch | None:
+        return _held(memory, Pattern(PatternKind.ADDRESS), step)
 
-    def inversions(memory: Memory, step: Step) -> Mismatch | None:
+    def inversions(memory: GpuMemory, step: Step) -> Mismatch | None:
         wrong: Mismatch | None = None
         for pattern in map(patterns.repeated, INVERTED):
             memory.write(pattern, step)
@@ -110,13 +110,13 @@ def _tests(key: bytes, rest: float, pause: Callable[[float], None]) -> tuple[_Te
             wrong = joined(wrong, memory.check(pattern, step))
         return wrong
 
-    def random(memory: Memory, step: Step) -> Mismatch | None:
+    def random(memory: GpuMemory, step: Step) -> Mismatch | None:
         wrong: Mismatch | None = None
         for number in range(ROUNDS):
             wrong = joined(wrong, _held(memory, patterns.keyed(key, f"test {number}"), step))
         return wrong
 
-    def retention(memory: Memory, step: Step) -> Mismatch | None:
+    def retention(memory: GpuMemory, step: Step) -> Mismatch | None:
         pattern = patterns.keyed(key, "retention")
         wrong = _held(memory, pattern, step)  # and what was written last has left the caches
         pause(rest)
@@ -130,6 +130,6 @@ def _tests(key: bytes, rest: float, pause: Callable[[float], None]) -> tuple[_Te
     )
 
 
-def _held(memory: Memory, pattern: Pattern, step: Step) -> Mismatch | None:
+def _held(memory: GpuMemory, pattern: Pattern, step: Step) -> Mismatch | None:
     memory.write(pattern, step)
     return memory.check(pattern, step)

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.runtime import Devices
 from scrubber.devices.simulated import containers, layout
 
@@ -30,7 +30,7 @@ echo
 """
 
 
-class Containers:
+class ContainerRunner:
     """Runs the containers of a node."""
 
     def __init__(self, simulated: Path) -> None:
@@ -60,7 +60,7 @@ class Containers:
             words = (str(memory), mark(pod.uid), container.kind.value, blocks)
             process = await _started(pod.uid, CONTAINER, *words)
             running.append(process)
-            if container.kind is Kind.INIT:
+            if container.kind is ContainerKind.INIT:
                 await process.wait()
 
     def marked(self, pod: Pod, last: int) -> tuple[int, ...]:

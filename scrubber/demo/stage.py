@@ -20,7 +20,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from plugin.testing.kubelet import Kubelet
 from scrubber.api import client
 from scrubber.core import views
-from scrubber.demo.containers import Containers
+from scrubber.demo.containers import ContainerRunner
 from scrubber.ground import paths
 from scrubber.ground.errors import FatalError, Unreachable
 
@@ -30,7 +30,7 @@ STOPS_WITHIN = 10.0
 
 
 @dataclass
-class Program:
+class ServiceProgram:
     """One of our programs as a process of its own, and the file that holds what it says."""
 
     arguments: tuple[str, ...]
@@ -87,7 +87,7 @@ class Stage:
     policy: str = "default"
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autoclave-")))
     uuids: tuple[str, ...] = ()
-    runs: type[Containers] = Containers
+    runs: type[ContainerRunner] = ContainerRunner
     flags: tuple[str, ...] = ()  # more of them, for the plugin
 
     def __post_init__(self) -> None:
@@ -98,8 +98,8 @@ class Stage:
         memory = ("--backend", "simulated", "--simulated-memory", self.memory)
         rules = ("--policy", self.policy, "--state-dir", str(self.root / "state"))
         names = ("--pod-logs-dir", str(self.pod_logs))
-        self.service = Program(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
-        self.plugin = Program(("plugin", *places, *self.flags), self.root / "plugin.log")
+        self.service = ServiceProgram(("scrubber", *places, *gpus, *memory, *rules, *names), self.root / "service.log")
+        self.plugin = ServiceProgram(("plugin", *places, *self.flags), self.root / "plugin.log")
         self.containers = self.runs(self.simulated)
         self.kubelet = Kubelet(self.kubelet_dir, self.containers, logs=self.pod_logs)
 
@@ -127,13 +127,13 @@ class Stage:
         """The file that is a GPU's memory."""
         return self.simulated / f"gpu{gpu}" / "memory"
 
-    def admin(self) -> client.Admin:
+    def admin(self) -> client.AdminClient:
         """A connection for an operator."""
-        return client.Admin(paths.admin_socket(self.root / "run"))
+        return client.AdminClient(paths.admin_socket(self.root / "run"))
 
-    def scrubber(self) -> client.Scrubber:
+    def scrubber(self) -> client.ScrubberClient:
         """A connection for whoever hands devices out."""
-        return client.Scrubber(self.root / "run" / "scrubber.sock")
+        return client.ScrubberClient(self.root / "run" / "scrubber.sock")
 
     async def start(self) -> views.Status:
         """Start the service and wait for its first answer."""

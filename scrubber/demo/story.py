@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import click
 
-from plugin.testing.pods import Phase, Pod, State
+from plugin.testing.pods import ContainerState, Phase, Pod
 from scrubber.core import views
 from scrubber.demo import containers
 from scrubber.demo.stage import RESOURCE, Stage, halfway
@@ -228,7 +228,7 @@ async def _killed(play: Play) -> None:
     found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
     play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets it and finds nothing of C's")
     alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_of("b")) > 0
-    play.check(others[TENANT].state == "exposed" and alive, "pod B's memory was not touched by all this")
+    play.check(others[TENANT].state == "in_use" and alive, "pod B's memory was not touched by all this")
     play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined: a restart brings nothing back")
 
 
@@ -242,7 +242,7 @@ async def _restarts(play: Play) -> None:
     play.check(True, "the plugin registers with the new kubelet", f"after {(time.monotonic() - began) * 1000:.0f} ms")
     started = await stage.kubelet.restart_container(play.pods["b"], "main")
     alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
-    play.check(started.state is State.RUNNING and alive, "pod B's container restarts: nothing is wiped")
+    play.check(started.state is ContainerState.RUNNING and alive, "pod B's container restarts: nothing is wiped")
     await stage.plugin.end(signal.SIGKILL)
     await stage.kubelet.until(lambda: stage.kubelet.allocatable[RESOURCE] == 0)  # or the dead one would count
     await stage.plugin.start()

@@ -43,7 +43,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class DeviceNode:
     """What a device's hands may ask of the node that they are on: looking at processes is not theirs."""
 
     users: Users  # who has open what a reset of the device would hit

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scrubber.devices.base import Address, DeviceError, Gpu, Node
+from scrubber.devices.base import Address, DeviceError, DeviceNode, Gpu
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.host import NAME
 from scrubber.devices.simulated import containers, layout
 from scrubber.devices.simulated.gpu import SimulatedGpu
 
-OPENERS: dict[str, Callable[[str, Node], Gpu]] = {
+OPENERS: dict[str, Callable[[str, DeviceNode], Gpu]] = {
     layout.NAME: lambda place, _node: SimulatedGpu(Path(place)),
     NAME: lambda place, node: NvidiaGpu(place, node.users, daemon_runs=node.runs),
 }
@@ -20,7 +20,7 @@ CONTAINERS: dict[str, Callable[[int], str | None]] = {
 }
 
 
-def open_gpu(address: Address, node: Node) -> Gpu:
+def open_gpu(address: Address, node: DeviceNode) -> Gpu:
     """The device under a worker child's hands."""
     if address.backend not in OPENERS:
         raise DeviceError(f"cannot open {address.place}: no backend is called {address.backend!r}")

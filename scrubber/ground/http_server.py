@@ -97,7 +97,7 @@ class _Reply:
         return "\r\n".join((*lines, "", "")).encode()
 
 
-class Door:
+class HttpServer:
     """What is behind an address."""
 
     def __init__(self, registry: CollectorRegistry, obstacles: Obstacles, clock: Clock = time.monotonic) -> None:

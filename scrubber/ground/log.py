@@ -36,7 +36,7 @@ def configure(level: str = "info", *, json: bool | None = None) -> None:
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
-            Repeats(),
+            RepeatFilter(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             nameless,
@@ -84,7 +84,7 @@ class _Written:
     left_out: int = 0
 
 
-class Repeats:
+class RepeatFilter:
     """Writes the same line a few times, then counts it; the next one that is written says how many were left out.
 
     Lines are the same that differ only in what belongs to the moment. Two that say different things are never mixed up.

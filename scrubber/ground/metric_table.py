@@ -67,7 +67,7 @@ def families(samples: Iterable[Sample]) -> list[Metric]:
     return list(made.values())
 
 
-class Meters:
+class Instruments:
     """Counters and histograms of a table, each made once. What is in another table, or looked up, is not theirs."""
 
     def __init__(self, table: Iterable[Row], registry: CollectorRegistry) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 
-class Shared:
+class RWLock:
     """What many may use at once, unless somebody needs it alone.
 
     Who waits to be alone is before all who come later, but for those who are brief: they pass him for a while, or one

@@ -27,7 +27,7 @@ ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})
 READING = frozenset({Step.VERIFY, Step.HEALTH})  # nothing on the device is changed by them
 
 
-class Hand(Protocol):
+class WorkerHandle(Protocol):
     """A worker child, as the engine needs it."""
 
     @property
@@ -48,7 +48,7 @@ class Hand(Protocol):
         ...
 
 
-Coming = asyncio.Task[Hand]  # a worker that is being made while whoever needs it still looks
+Coming = asyncio.Task[WorkerHandle]  # a worker that is being made while whoever needs it still looks
 
 
 @dataclass(frozen=True, slots=True)

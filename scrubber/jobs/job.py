@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scrubber.core.model import Path, Receipt, State, Step, Trigger
 from scrubber.ground import log
-from scrubber.policy import Ruling
+from scrubber.policy import DevicePolicy
 
 logger = log.get("jobs")
 
@@ -20,7 +20,7 @@ class Running:
     id: str
     device: str
     op: str  # the operation that began it
-    ruling: Ruling
+    device_policy: DevicePolicy
     path: Path
     trigger: Trigger
     done: int = 0

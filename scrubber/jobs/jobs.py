@@ -22,19 +22,19 @@ from scrubber.ground import aio
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.jobs import engine
 from scrubber.jobs.job import Running
-from scrubber.jobs.slots import Turns
+from scrubber.jobs.slots import Slots
 from scrubber.ledger.ledger import Ledger
-from scrubber.observe.observer import Sight
-from scrubber.policy import Ruling
+from scrubber.observe.observer import Observer
+from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
 from scrubber.workers.child import BrokenError
 
 MENDS_WITHIN = 60.0  # seconds
-Spawn = Callable[[str, Policy], Awaitable[engine.Hand]]  # for a device, as its policy wants it handled
-Mend = Callable[[Address], Awaitable[engine.Hand]]  # to bring back what a reset owes
+Spawn = Callable[[str, Policy], Awaitable[engine.WorkerHandle]]  # for a device, as its policy wants it handled
+Mend = Callable[[Address], Awaitable[engine.WorkerHandle]]  # to bring back what a reset owes
 
 
-class Locks:
+class DeviceLocks:
     """One a device: held from a look at it to the record of what was decided, never while waiting."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Jobs:
     def __init__(
         self,
         ledger: Ledger,
-        sight: Sight,
+        observer: Observer,
         spawn: Spawn,
         mend: Mend,
         now: Callable[[], Moment],
@@ -64,10 +64,10 @@ class Jobs:
         watch_every: float,
     ) -> None:
         """``token`` gives fresh hex of so many bytes: job ids and keys."""
-        self.locks = Locks()
-        self.turns = Turns(sight)
+        self.locks = DeviceLocks()
+        self.slots = Slots(observer)
         self._ledger = ledger
-        self._sight = sight
+        self._observer = observer
         self._spawn = spawn
         self._mend = mend
         self._now = now
@@ -81,13 +81,19 @@ class Jobs:
         return self._running.get(device)
 
     async def begin(
-        self, device: str, path: ScrubPath, trigger: Trigger, ruling: Ruling, op: str, by: str = "autoclave"
+        self,
+        device: str,
+        path: ScrubPath,
+        trigger: Trigger,
+        device_policy: DevicePolicy,
+        op: str,
+        by: str = "autoclave",
     ) -> Running:
         """Record the job, then start it. The caller holds the device's lock and has decided."""
-        return await aio.through(self._begin(device, path, trigger, ruling, op, by))
+        return await aio.through(self._begin(device, path, trigger, device_policy, op, by))
 
     async def _begin(
-        self, device: str, path: ScrubPath, trigger: Trigger, ruling: Ruling, op: str, by: str
+        self, device: str, path: ScrubPath, trigger: Trigger, device_policy: DevicePolicy, op: str, by: str
     ) -> Running:  # fmt: skip
         job = Job(self._token(6), path, trigger, self._now())
         quarantined = self._ledger.records[device].state is State.QUARANTINED
@@ -95,7 +101,7 @@ class Jobs:
         await self._ledger.append(op, (device, event))
         if self._stopping:  # stopped meanwhile: the next start closes what stands in the ledger now
             raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
-        running = Running(job.id, device, op, ruling, path, trigger)
+        running = Running(job.id, device, op, device_policy, path, trigger)
         self._running[device] = running
         running.task = asyncio.create_task(self._carry(running), name=f"job {job.id}")
         return running
@@ -160,7 +166,7 @@ class Jobs:
             if record is None or record.job is None:
                 return
             running.path = record.job.path
-            async with self.turns.at_device(record, record.job):
+            async with self.slots.at_device(record, record.job):
                 await engine.run(self._task(record, record.job, running, key), self._surroundings(running))
             if await self._concluded(running):
                 return
@@ -170,16 +176,16 @@ class Jobs:
         record = self._record(running)
         if record is None or record.job is None:
             return True
-        policy = running.ruling.policy
+        policy = running.device_policy.policy
         judged = verdict.judge(record.job, record.baseline, policy)
         if isinstance(judged, verdict.Passed):
             vitals, met = await self._last_vitals(running)
         else:
-            vitals, met = await self._sight.vitals(running.device), None
+            vitals, met = await self._observer.vitals(running.device), None
         judged = verdict.confirmed(judged, vitals, record.baseline, policy)
         if isinstance(judged, verdict.Passed):
             judged = await self._still_alone(running, judged, met)
-        event = self._conclusion(record, record.job, judged, vitals, running.ruling)
+        event = self._conclusion(record, record.job, judged, vitals, running.device_policy)
         await self._ledger.append(running.op, (running.device, event))
         running.why = judged.detail if isinstance(judged, verdict.Failed) else ""
         running.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
@@ -192,28 +198,28 @@ class Jobs:
         """
         async with (
             engine.looking_out(Step.HEALTH, self._surroundings(running)) as met,
-            self.turns.at_driver(Step.HEALTH),
+            self.slots.at_driver(Step.HEALTH),
         ):
-            vitals = await self._sight.vitals(running.device)
+            vitals = await self._observer.vitals(running.device)
             if vitals is None or vitals.partial:
-                await asyncio.sleep(self._sight.patience)
-                vitals = await self._sight.vitals(running.device)
+                await asyncio.sleep(self._observer.patience)
+                vitals = await self._observer.vitals(running.device)
             return vitals, met()
 
     def _conclusion(
-        self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, ruling: Ruling
+        self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None, device_policy: DevicePolicy
     ) -> ev.Event:
         if isinstance(judged, verdict.Passed):
-            name = (ruling.rule, ruling.policy.proof_digest)
+            name = (device_policy.rule, device_policy.policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, self._now()))
-        escalate, confined = ruling.policy.paths.escalate, record.quarantine is not None
-        given_up = grounds.given_up(record, ruling.policy, self._now())
+        escalate, confined = device_policy.policy.paths.escalate, record.quarantine is not None
+        given_up = grounds.given_up(record, device_policy.policy, self._now())
         match verdict.consequence(judged, job.path, escalate=escalate, confined=confined, given_up=given_up):
             case verdict.Escalate(path):
                 return ev.Escalated(job.id, judged.detail, path)
-            case verdict.Confine(sickness):
+            case verdict.Confine(ailment):
                 chance = int(self._token(2), 16) / 2**16
-                return upkeep.confine(record, sickness, "autoclave", vitals, ruling.policy, self._now(), chance)
+                return upkeep.confine(record, ailment, "autoclave", vitals, device_policy.policy, self._now(), chance)
             case verdict.StayConfined():
                 return upkeep.interruption(record, judged.detail, self._now())
             case verdict.LeaveDirty():
@@ -223,11 +229,11 @@ class Jobs:
         self, running: Running, judged: verdict.Verdict, met: answers.Fenced | None
     ) -> verdict.Verdict:
         """The last look, after the last step and before anybody may call it clean."""
-        facts = await self._sight.full(self._ledger.records[running.device])
+        facts = await self._observer.full(self._ledger.records[running.device])
         fenced = met or self._fence(running, Step.HEALTH, facts)
         if fenced is not None:
             return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
-        if running.cleared is not None and facts.watched_since > running.cleared:
+        if running.cleared is not None and facts.observed_since > running.cleared:
             return verdict.failed(
                 Step.HEALTH, Blame.SERVICE, "nobody could look at it for a while after it was cleared"
             )
@@ -266,7 +272,7 @@ class Jobs:
         return decide.fence(self._ledger.records[running.device], running.id, step, facts)
 
     def _task(self, record: Record, job: Job, running: Running, key: str) -> engine.Task:
-        policy = running.ruling.policy
+        policy = running.device_policy.policy
         steps = verdict.PLANS[job.path]
         deadlines = {step: getattr(policy.timeouts, step.value) for step in steps}
         order = Order(
@@ -286,7 +292,7 @@ class Jobs:
 
         async def look() -> Facts:
             record = self._ledger.records[device]
-            facts = await self._sight.full(record, self._siblings(record))
+            facts = await self._observer.full(record, self._siblings(record))
             return replace(facts, domain_resetting=grounds.resetting(record, self._ledger.records.values()))
 
         async def note(event: ev.Event) -> None:
@@ -301,41 +307,41 @@ class Jobs:
                 await self._ledger.append(running.op, (device, event))
 
         return engine.Surroundings(
-            worker=lambda steps: self._worker(device, running.ruling.policy, steps),
+            worker=lambda steps: self._worker(device, running.device_policy.policy, steps),
             look=look,
             fence=lambda step, facts: self._fence(running, step, facts),
             note=note,
             progress=running.report,
             watch_every=self._watch_every,
-            turn=self.turns.at_driver,
+            turn=self.slots.at_driver,
             apart=lambda step: self._apart(device, step),
         )
 
     def _apart(self, device: str, step: Step) -> AbstractAsyncContextManager[None] | None:
         """A reset bears no look of ours at what it resets."""
-        return self._sight.away(*self._domain(device)) if step is Step.RESET else None
+        return self._observer.away(*self._domain(device)) if step is Step.RESET else None
 
     def _domain(self, device: str) -> list[str]:
         return [device, *(it.device.uuid for it in self._siblings(self._ledger.records[device]))]
 
     def _siblings(self, record: Record) -> list[Record]:
         """Those in its reset domain, as they are now. A job that waits for its turn has not touched its device yet."""
-        ruling = self._running[record.device.uuid].ruling
-        if record.device.parent is not None and ruling.policy.reset.slices is Slices.RECREATE:
+        device_policy = self._running[record.device.uuid].device_policy
+        if record.device.parent is not None and device_policy.policy.reset.slices is Slices.RECREATE:
             return []  # it is made anew, alone
         return [
-            replace(other, state=State.DIRTY) if self.turns.waits(other.device.uuid) else other
+            replace(other, state=State.DIRTY) if self.slots.waits(other.device.uuid) else other
             for other in grounds.siblings(record, self._ledger.records.values())
         ]
 
     @asynccontextmanager
     async def _worker(self, device: str, policy: Policy, steps: tuple[Step, ...]) -> AsyncIterator[engine.Coming]:
         """A worker for this device, known to our eyes so that it is not taken for an intruder."""
-        async with self.turns.at_memory(steps), self._ours(lambda: self._spawn(device, policy)) as coming:
+        async with self.slots.at_memory(steps), self._ours(lambda: self._spawn(device, policy)) as coming:
             yield coming
 
     @asynccontextmanager
-    async def _ours(self, make: Callable[[], Awaitable[engine.Hand]]) -> AsyncIterator[engine.Coming]:
+    async def _ours(self, make: Callable[[], Awaitable[engine.WorkerHandle]]) -> AsyncIterator[engine.Coming]:
         coming = asyncio.create_task(self._owned(make))
         try:
             yield coming
@@ -346,25 +352,27 @@ class Jobs:
             if not coming.cancelled() and coming.exception() is None:
                 await self._put_away(coming.result())
 
-    async def _owned(self, make: Callable[[], Awaitable[engine.Hand]]) -> engine.Hand:
+    async def _owned(self, make: Callable[[], Awaitable[engine.WorkerHandle]]) -> engine.WorkerHandle:
         hand = await make()
-        self._sight.own(hand.pid)
+        self._observer.own(hand.pid)
         return hand
 
-    async def _put_away(self, hand: engine.Hand) -> None:
+    async def _put_away(self, hand: engine.WorkerHandle) -> None:
         try:
             await hand.kill()
         finally:
             # Whatever is left of it now is somebody on the device, and must be seen as such.
-            self._sight.disown(hand.pid)
+            self._observer.disown(hand.pid)
 
     async def bring_back(self, device: str) -> StepResult | None:
         """Have a worker give a device what a reset still owes it; None where nothing is owed any more.
 
         It takes no job: the device may be one that is not offered, for its slices are what is owed.
         """
-        async with self.turns.at_driver(Step.SETTINGS):
-            address = (await self._sight.owed()).get(device)  # again: whoever had the driver may have brought it back
+        async with self.slots.at_driver(Step.SETTINGS):
+            address = (await self._observer.owed()).get(
+                device
+            )  # again: whoever had the driver may have brought it back
             if address is None:
                 return None
             async with self._ours(lambda: self._mend(address)) as coming:

@@ -7,23 +7,23 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from scrubber.core.model import Job, Path, Record, Step
-from scrubber.ground.rwlock import Shared
+from scrubber.ground.rwlock import RWLock
 from scrubber.jobs import engine
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 
 USES_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})  # for as long as they take
 MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
 PASSED_FOR = 60.0  # seconds for which a reset waits behind scrubs that test nothing: a self-test keeps it as long
 
 
-class Turns:
+class Slots:
     """One a service."""
 
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, observer: Observer) -> None:
         """Nobody is at work."""
-        self._sight = sight
+        self._observer = observer
         self.workers = asyncio.Semaphore(MOST_WORKERS)
-        self.driver = Shared(PASSED_FOR)  # where a reset bears nobody who uses it
+        self.driver = RWLock(PASSED_FOR)  # where a reset bears nobody who uses it
         self._domains: dict[str, asyncio.Lock] = {}
         self._queued: set[str] = set()
 
@@ -55,7 +55,7 @@ class Turns:
 
     def at_driver(self, step: Step) -> AbstractAsyncContextManager[None]:
         """When nobody of ours is in the way of a step there: no reset while it is used for another device."""
-        if not self._sight.backend.one_driver:
+        if not self._observer.backend.one_driver:
             return nullcontext()
         if step is Step.RESET:
             return self._when_back(self.driver.alone())
@@ -63,7 +63,7 @@ class Turns:
 
     def at_memory(self, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """When a worker may take the memory in hand; until it has ended."""
-        if not (self._sight.backend.one_driver and engine.ON_MEMORY.issuperset(steps)):
+        if not (self._observer.backend.one_driver and engine.ON_MEMORY.issuperset(steps)):
             return nullcontext()
         return self._when_back(self.driver.with_others(brief=Step.SELFTEST not in steps))
 
@@ -71,5 +71,5 @@ class Turns:
     async def _when_back(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
         """The driver, when its turn has come and no tool of a reset that was cut off is at it any more."""
         async with turn:
-            await self._sight.back()
+            await self._observer.back()
             yield

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ledger import codec, store
 
@@ -36,7 +36,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChainRow:
     """A row as stored. ``prev`` is the hash of the row before, ``hash`` covers every other column."""
 
     seq: int
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class MissingTail:
     """Where compaction cut: the last row folded away, and the records as of then."""
 
     head: store.Head
@@ -69,37 +69,37 @@ def note(kind: str, at: Moment, body: object) -> Content:
     return Content("", at, "", kind, codec.canonical(body))
 
 
-def compaction(at: Moment, cut: Cut) -> Content:
+def compaction(at: Moment, cut: MissingTail) -> Content:
     """The note that vouches for a snapshot."""
     return note(COMPACTED, at, _vouched(cut))
 
 
-def seal(head: store.Head, contents: Iterable[Content]) -> tuple[Row, ...]:
+def seal(head: store.Head, contents: Iterable[Content]) -> tuple[ChainRow, ...]:
     """The rows that follow ``head``."""
     rows = []
     for it in contents:
         # Adding 0.0 makes an int a float and -0.0 a 0.0, as SQLite will: the hash must cover what is read back.
         wall, uptime = it.at.wall + 0.0, it.at.uptime + 0.0
-        bare = Row(head.seq + 1, it.device, wall, uptime, it.op, it.kind, it.body, head.hash, "")
+        bare = ChainRow(head.seq + 1, it.device, wall, uptime, it.op, it.kind, it.body, head.hash, "")
         head = store.Head(bare.seq, digest(bare))
-        rows.append(Row(bare.seq, it.device, wall, uptime, it.op, it.kind, it.body, bare.prev, head.hash))
+        rows.append(ChainRow(bare.seq, it.device, wall, uptime, it.op, it.kind, it.body, bare.prev, head.hash))
     return tuple(rows)
 
 
-def fold(cut: Cut | None, rows: Sequence[Row], how: store.Fold) -> Cut:
+def fold(cut: MissingTail | None, rows: Sequence[ChainRow], how: store.Fold) -> MissingTail:
     """The cut after these rows: the old snapshot and what they say, folded into one."""
     before = codec.decode_records(cut.records) if cut else ()
     after = how(before, entries(check_links(cut.head if cut else START, rows)))
-    return Cut(store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after))
+    return MissingTail(store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after))
 
 
-def digest(row: Row) -> str:
+def digest(row: ChainRow) -> str:
     """What the hash of a row must be."""
     text = codec.canonical([row.prev, row.seq, row.device, row.wall, row.uptime, row.op, row.kind, row.body])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def check(cut: Cut | None, rows: Iterable[Row], noted: store.Head | None) -> Iterator[Row]:
+def check(cut: MissingTail | None, rows: Iterable[ChainRow], noted: store.Head | None) -> Iterator[ChainRow]:
     """Each row as soon as it has held; CorruptLedgerError names the first that does not.
 
     ``noted`` is the head that was remembered outside the chain: the chain must reach it.
@@ -117,7 +117,7 @@ def check(cut: Cut | None, rows: Iterable[Row], noted: store.Head | None) -> Ite
     _check_tail(head, noted)
 
 
-def check_links(head: store.Head, rows: Iterable[Row]) -> Iterator[Row]:
+def check_links(head: store.Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
     """Each row as soon as it has held by itself and follows the one before, the first one ``head``."""
     for row in rows:
         _check_row(head, row)
@@ -125,7 +125,7 @@ def check_links(head: store.Head, rows: Iterable[Row]) -> Iterator[Row]:
         yield row
 
 
-def entry(row: Row) -> Entry | None:
+def entry(row: ChainRow) -> LedgerEntry | None:
     """The event that a row holds, None for a note; CorruptLedgerError names the row."""
     if row.kind in NOTES:
         return None
@@ -133,15 +133,15 @@ def entry(row: Row) -> Entry | None:
         event = codec.decode(row.kind, row.body)
     except store.CorruptLedgerError as error:
         raise store.CorruptLedgerError(f"row {row.seq}: {error.message}", row.seq) from error
-    return Entry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
+    return LedgerEntry(row.seq, row.device, Moment(row.wall, row.uptime), row.op, event)
 
 
-def entries(rows: Iterable[Row]) -> tuple[Entry, ...]:
+def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
     """The events among rows, in order."""
     return tuple(found for row in rows if (found := entry(row)) is not None)
 
 
-def _check_row(head: store.Head, row: Row) -> None:
+def _check_row(head: store.Head, row: ChainRow) -> None:
     if row.seq != head.seq + 1:
         raise store.CorruptLedgerError(f"row {row.seq} stands where row {head.seq + 1} should", head.seq + 1)
     if row.hash != digest(row):
@@ -165,7 +165,7 @@ def _check_tail(head: store.Head, noted: store.Head | None) -> None:
         )
 
 
-def _check_cut(cut: Cut | None, vouched: Row | None) -> None:
+def _check_cut(cut: MissingTail | None, vouched: ChainRow | None) -> None:
     if cut is None and vouched is None:
         return
     if cut is None or vouched is None or vouched.body != codec.canonical(_vouched(cut)):
@@ -173,7 +173,7 @@ def _check_cut(cut: Cut | None, vouched: Row | None) -> None:
         raise store.CorruptLedgerError(f"the snapshot is not the one that row {seq or 'none'} vouches for", seq)
 
 
-def _vouched(cut: Cut) -> dict[str, object]:
+def _vouched(cut: MissingTail) -> dict[str, object]:
     return {
         "cut": cut.head.seq,
         "hash": cut.head.hash,

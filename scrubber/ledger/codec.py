@@ -17,7 +17,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from scrubber.core import events
 from scrubber.core.events import Event
 from scrubber.core.model import Record
-from scrubber.ledger import store
+from scrubber.ledger import old_names, store
 
 CLASSES: Mapping[str, type[Event]] = MappingProxyType(
     {
@@ -26,7 +26,7 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "distrusted": events.Distrusted,
         "granted": events.Granted,
         "granted-unproven": events.GrantedUnproven,
-        "exposed": events.Exposed,
+        "in-use": events.PutInUse,
         "released": events.Released,
         "soiled": events.Soiled,
         "scrub-started": events.ScrubStarted,
@@ -37,9 +37,9 @@ CLASSES: Mapping[str, type[Event]] = MappingProxyType(
         "scrub-passed": events.ScrubPassed,
         "scrub-failed": events.ScrubFailed,
         "scrub-interrupted": events.ScrubInterrupted,
-        "sickened": events.Sickened,
+        "ailment-found": events.AilmentFound,
         "quarantined": events.Quarantined,
-        "heard": events.Heard,
+        "errors-noted": events.ErrorsNoted,
         "reinstated": events.Reinstated,
     }
 )
@@ -62,7 +62,7 @@ def encode(event: Event) -> tuple[str, str]:
 
 def decode(kind: str, body: str) -> Event:
     """The event, or CorruptLedgerError: nothing is guessed, converted or left out."""
-    if (event := CLASSES.get(kind)) is None:
+    if (event := CLASSES.get(old_names.KINDS.get(kind, kind))) is None:
         raise store.CorruptLedgerError(f"cannot read an event: its kind {kind!r} is not known")
     decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
     if len(decoded) != 1:
@@ -91,6 +91,9 @@ def _read(cls: type, text: str, what: str) -> tuple[Any, ...]:
     try:
         return _adapter(cls).validate_json(text)
     except ValidationError as error:
+        renamed = old_names.rename(text)
+        if renamed != text:
+            return _read(cls, renamed, what)
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise store.CorruptLedgerError(f"cannot read {what}: {first['msg']} ({cls.__name__} {place})") from error

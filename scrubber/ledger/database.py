@@ -74,7 +74,7 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
     connection.execute("COMMIT")
 
 
-def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**63 - 1) -> Iterator[chain.Row]:
+def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**63 - 1) -> Iterator[chain.ChainRow]:
     """Rows in order; by default every one, also where a damaged number has moved it."""
     for columns in connection.execute(_SELECT, (first, last)):
         yield _row(columns)
@@ -82,13 +82,13 @@ def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**6
 
 def newest(
     connection: sqlite3.Connection, device: str | None, since: float | None, limit: int
-) -> tuple[chain.Row, ...]:
+) -> tuple[chain.ChainRow, ...]:
     """The newest rows that hold events, newest last."""
     found = connection.execute(_NEWEST, (device, since, limit)).fetchall()
     return tuple(_row(columns) for columns in reversed(found))
 
 
-def insert(connection: sqlite3.Connection, new: Iterable[chain.Row]) -> None:
+def insert(connection: sqlite3.Connection, new: Iterable[chain.ChainRow]) -> None:
     """Rows at the end."""
     connection.executemany(_INSERT, map(_values, new))
 
@@ -99,18 +99,18 @@ def head(connection: sqlite3.Connection) -> store.Head:
     return store.Head(found[0], _text(found[1], found[0])) if found else chain.START
 
 
-def cut(connection: sqlite3.Connection) -> chain.Cut | None:
+def cut(connection: sqlite3.Connection) -> chain.MissingTail | None:
     """Where compaction cut, if ever."""
     match connection.execute("SELECT seq, hash, records FROM snapshot").fetchone():
         case None:
             return None
         case (int(seq), bytes(digest), bytes(records)):
-            return chain.Cut(store.Head(seq, _text(digest, None)), _text(records, None))
+            return chain.MissingTail(store.Head(seq, _text(digest, None)), _text(records, None))
         case _:
             raise store.CorruptLedgerError("cannot read the snapshot: a column is not of its type")
 
 
-def fold(connection: sqlite3.Connection, new: chain.Cut) -> None:
+def fold(connection: sqlite3.Connection, new: chain.MissingTail) -> None:
     """The snapshot replaces the rows up to its cut."""
     connection.execute("DELETE FROM entries WHERE seq <= ?", (new.head.seq,))
     connection.execute(
@@ -136,7 +136,7 @@ def check_format(connection: sqlite3.Connection) -> None:
         raise store.CorruptLedgerError(f"cannot read the ledger: its format is damaged ({verdict.decode()})")
 
 
-def _row(columns: tuple[object, ...]) -> chain.Row:
+def _row(columns: tuple[object, ...]) -> chain.ChainRow:
     match columns:
         case (
             int(seq),
@@ -150,7 +150,7 @@ def _row(columns: tuple[object, ...]) -> chain.Row:
             bytes(digest),
         ) if math.isfinite(wall) and math.isfinite(uptime):
             texts = [_text(it, seq) for it in (op, kind, body, prev, digest)]
-            return chain.Row(seq, _text(device, seq), wall, uptime, *texts)
+            return chain.ChainRow(seq, _text(device, seq), wall, uptime, *texts)
         case (int(seq), *_):
             raise store.CorruptLedgerError(f"row {seq} was changed: a column is not of its type", seq)
         case _:

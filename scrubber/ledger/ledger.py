@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 from scrubber.core import event_text, states
 from scrubber.core import events as ev
-from scrubber.core.events import Entry, Event
+from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground import aio, log
 from scrubber.ground.errors import LedgerUnavailable
@@ -31,12 +31,12 @@ NOTABLE = (
     ev.Distrusted,
     ev.GrantedUnproven,
     ev.Escalated,
-    ev.Sickened,
+    ev.AilmentFound,
     ev.Quarantined,
     ev.Reinstated,
 )  # what somebody who reads the log wants to know; the end of a job is told with its job, the rest at level debug
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and whoever asks for a device waits with it
-SIGHTINGS = (ev.Soiled, ev.Exposed)  # a proof that they end would stand if a full disk made us forget them
+SIGHTINGS = (ev.Soiled, ev.PutInUse)  # a proof that they end would stand if a full disk made us forget them
 KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
 
@@ -44,7 +44,7 @@ FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for 
 class Witness(Protocol):
     """Whoever wants to know what has become true, and how long that took. It must not wait."""
 
-    def row(self, entry: Entry, before: Record | None) -> None:
+    def row(self, entry: LedgerEntry, before: Record | None) -> None:
         """This has become true of a device that stood so before."""
         ...
 
@@ -53,7 +53,7 @@ class Witness(Protocol):
         ...
 
 
-def replay(records: Sequence[Record], entries: Sequence[Entry]) -> tuple[Record, ...]:
+def replay(records: Sequence[Record], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
     """The records after these entries."""
     result = {record.device.uuid: record for record in records}
     for entry in entries:
@@ -183,10 +183,10 @@ class Ledger:
         for device, event in events:
             before = changed.get(device, self._records.get(device))
             found.append(before)
-            changed[device] = states.apply(before, Entry(0, device, at, op, event))
+            changed[device] = states.apply(before, LedgerEntry(0, device, at, op, event))
         return changed, found
 
-    def _tell(self, entries: Sequence[Entry], before: Sequence[Record | None], seconds: float) -> None:
+    def _tell(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
         if self._witness is None:
             return
         try:
@@ -234,7 +234,7 @@ class Ledger:
         except TimeoutError:
             return False
 
-    async def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+    async def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest entries, of one device or of all, newest last."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit))
@@ -249,8 +249,8 @@ class Ledger:
 
 def _taints(event: Event) -> bool:
     """Whether somebody else than the owner was seen."""
-    return not isinstance(event, ev.Exposed) or event.owner.visitor or event.owner.crowded
+    return not isinstance(event, ev.PutInUse) or event.owner.unannounced or event.owner.crowded
 
 
 def _notable(event: Event) -> bool:
-    return isinstance(event, NOTABLE) or (isinstance(event, ev.Exposed) and event.owner.crowded)
+    return isinstance(event, NOTABLE) or (isinstance(event, ev.PutInUse) and event.owner.crowded)

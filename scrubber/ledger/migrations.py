@@ -31,6 +31,7 @@ SCRIPTS = (
         records TEXT NOT NULL
     ) STRICT;
     """,
+    "",  # version 2 renames events and fields; codec reads rows of version 1 with old_names
 )
 
 

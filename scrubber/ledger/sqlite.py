@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, codec, database, faults, files, headfile, migrations, store
@@ -42,18 +42,18 @@ class SqliteStore:
             self._acknowledge(loaded.head)
             return loaded
 
-    def append(self, drafts: Sequence[store.Draft]) -> tuple[Entry, ...]:
+    def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
         """All of them on the disk, in one transaction."""
         contents = [chain.content(draft) for draft in drafts]
         with self._writing() as (connection, head):
             rows = chain.seal(head, contents)
             database.insert(connection, rows)
         return tuple(
-            Entry(row.seq, draft.device, draft.at, draft.op, draft.event)
+            LedgerEntry(row.seq, draft.device, draft.at, draft.op, draft.event)
             for row, draft in zip(rows, drafts, strict=True)
         )
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last, over a connection of its own: any thread may ask."""
         with (
             faults.told("read the ledger", self._where.database),

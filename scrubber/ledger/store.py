@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scrubber.core.events import Entry, Event
+from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground.errors import LedgerUnavailable
 
-Fold = Callable[[tuple[Record, ...], Sequence[Entry]], tuple[Record, ...]]
+Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
 """What devices are after some more of their history: (records so far, what came next) -> records."""
 
 
@@ -50,7 +50,7 @@ class Loaded:
     """Everything that is known: the records as of the last compaction, and what happened since."""
 
     snapshot: tuple[Record, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     head: Head
 
 
@@ -66,7 +66,7 @@ class Store(Protocol):
         """Everything appended and not taken back, verified; raises CorruptLedgerError rather than guess."""
         ...
 
-    def append(self, drafts: Sequence[Draft]) -> tuple[Entry, ...]:
+    def append(self, drafts: Sequence[Draft]) -> tuple[LedgerEntry, ...]:
         """All of them are durable, in this order, under growing numbers.
 
         When it raises, none of them counts: what reached the file all the same is taken back before the next write or
@@ -75,7 +75,7 @@ class Store(Protocol):
         """
         ...
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest ``limit`` entries since a wall time, of one device or of all, newest last.
 
         What was compacted is not in it.

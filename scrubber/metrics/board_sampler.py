@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Mapping
 
 from scrubber.devices.base import Readings
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 
 EVERY = 15.0  # seconds: figures are seldom fetched more often
 
 
-class Thermometer:
+class BoardSampler:
     """Looks for as long as it runs. Nothing is judged by what it reads."""
 
-    def __init__(self, sight: Sight, every: float = EVERY) -> None:
+    def __init__(self, observer: Observer, every: float = EVERY) -> None:
         """Nothing was read yet."""
-        self._sight = sight
+        self._observer = observer
         self._every = every
         self.latest: Mapping[str, Readings] = {}  # by UUID, of the last look alone: what it could not read is not there
 
@@ -24,7 +24,7 @@ class Thermometer:
         """Read, again and again; what was read is forgotten with the end."""
         try:
             while True:
-                self.latest = await self._sight.readings()
+                self.latest = await self._observer.readings()
                 await asyncio.sleep(self._every)
         finally:
             self.latest = {}

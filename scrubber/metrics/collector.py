@@ -15,21 +15,21 @@ from scrubber.core.model import Moment, Quarantine, Record, Vitals
 from scrubber.devices.base import Readings
 from scrubber.ground.metric_table import Sample, families
 from scrubber.metrics import table
-from scrubber.metrics.counters import Tally
-from scrubber.service.report import Reporter
+from scrubber.metrics.counters import ServiceCounters
+from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 
 SILENT = 30.0  # seconds without a round after which nobody is looking after the devices
 
 
-class Figures(Collector):
+class ServiceCollector(Collector):
     """The service and its devices."""
 
     def __init__(
         self,
         service: Service,
-        reporter: Reporter,
-        tally: Tally,
+        reporter: StatusReporter,
+        counters: ServiceCounters,
         round_ended: Callable[[], Moment | None],
         readings: Callable[[], Mapping[str, Readings]],
         verified: float,
@@ -37,7 +37,7 @@ class Figures(Collector):
         """``verified`` is the wall time at which the ledger was read and found whole."""
         self._service = service
         self._reporter = reporter
-        self._tally = tally
+        self._counters = counters
         self._round_ended = round_ended
         self._readings = readings
         self._verified = verified
@@ -65,10 +65,10 @@ class Figures(Collector):
 
     def _of_the_service(self) -> Iterator[Sample]:
         about, ended = self._reporter.about(), self._round_ended()
-        rulebook = self._service.rulebook
+        active_policy = self._service.active_policy
         yield table.BUILD, (about.version, about.backend), 1.0
         yield table.READY, (), float(not self.obstacles())
-        yield table.POLICY, (rulebook.name, rulebook.digest), 1.0
+        yield table.POLICY, (active_policy.name, active_policy.digest), 1.0
         yield table.POLICY_FAULT, (), float(bool(about.policy_fault))
         yield table.CONCESSIONS, (), float(len(about.concessions))
         yield table.LEDGER_ROWS, (), float(about.ledger_rows)
@@ -104,13 +104,13 @@ class Figures(Collector):
         yield table.STATE_SINCE, (), record.since.wall
         if uuid in self._service.blocked:
             yield table.BLOCKED, (), 1.0
-        if record.sickness is not None:
-            yield table.SICK, (record.sickness.ailment.value,), 1.0
+        if record.ailment is not None:
+            yield table.SICK, (record.ailment.kind.value,), 1.0
         if record.quarantine is not None:
             yield from _quarantine(record.quarantine, now)
         if record.job is not None and record.job.step is not None:
             yield table.SCRUB_STEP, (record.job.step.value,), 1.0
-        receipt = record.receipt or self._tally.proven.get(uuid)
+        receipt = record.receipt or self._counters.proven.get(uuid)
         if receipt is not None:
             yield table.LAST_SCRUB, (), receipt.finished.wall
             if receipt.allocatable_bytes:
@@ -130,7 +130,7 @@ class Figures(Collector):
 
 
 def _quarantine(out: Quarantine, now: Moment) -> Iterator[Sample]:
-    yield table.QUARANTINED, (out.sickness.ailment.value,), 1.0
+    yield table.QUARANTINED, (out.ailment.kind.value,), 1.0
     yield table.QUARANTINE_SINCE, (), out.since.wall
     yield table.QUARANTINE_PROBES, (), float(out.probes)
     if out.next_probe is not None:
@@ -142,5 +142,5 @@ def _health(vitals: Vitals | None) -> Iterator[Sample]:
     if vitals is None or vitals.lost or vitals.unresponsive:
         return
     yield table.LEAKED, (), float(vitals.leaked_bytes)
-    for ailment in {sign.ailment for sign in vitals.signs}:
-        yield table.SIGN, (ailment.value,), 1.0
+    for kind in {sign.kind for sign in vitals.signs}:
+        yield table.SIGN, (kind.value,), 1.0

@@ -26,7 +26,10 @@ BUILD = Row(
 )  # fmt: skip
 READY = Row("autoclave_ready", Kind.GAUGE, "1 while the service can hand devices out; /readyz says what is in the way.")
 POLICY = Row(
-    "autoclave_policy_info", Kind.INFO, "The policy in force, and a digest of all that it says.", ("policy", "digest")
+    "autoclave_policy_info",
+    Kind.INFO,
+    "The policy in force, and a digest of all that it says.",
+    ("policy", "digest"),
 )
 POLICY_FAULT = Row(
     "autoclave_policy_fault", Kind.GAUGE, "1 while the policy's file is wrong: the one before it stays in force."
@@ -66,7 +69,10 @@ REQUESTS = Row(
     ("request", "outcome"), SECONDS, ANSWERS,
 )  # fmt: skip
 REQUEST_REFUSALS = Row(
-    "autoclave_request_refusals_total", Kind.COUNTER, "Requests that were answered with a no.", ("request", "reason")
+    "autoclave_request_refusals_total",
+    Kind.COUNTER,
+    "Requests that were answered with a no.",
+    ("request", "reason"),
 )
 
 # -- each device
@@ -122,7 +128,11 @@ SCRUB_STEP = Row(
     "autoclave_scrub_step", Kind.GAUGE, "1 for the step that runs on a device. Absent otherwise.", (*ONE, "step")
 )
 LEAKED = Row(
-    "autoclave_leaked_memory_bytes", Kind.GAUGE, "Memory of a device in use that no process answers for.", ONE, "bytes"
+    "autoclave_leaked_memory_bytes",
+    Kind.GAUGE,
+    "Memory of a device in use that no process answers for.",
+    ONE,
+    "bytes",
 )
 TEMPERATURE = Row("autoclave_device_temperature_celsius", Kind.GAUGE, "Temperature of a whole GPU.", ONE, "celsius")
 SLOWDOWN = Row(
@@ -178,7 +188,10 @@ RETURNS = Row(
 )  # fmt: skip
 XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver has reported, by code.", (*ONE, "xid"))
 UNAUTHORISED = Row(
-    "autoclave_unauthorised_use_total", Kind.COUNTER, "Times that somebody used a clean device without asking.", ONE
+    "autoclave_unauthorised_use_total",
+    Kind.COUNTER,
+    "Times that somebody used a clean device without asking.",
+    ONE,
 )
 GRANTS = Row(
     "autoclave_grants_total", Kind.COUNTER, "Devices that were handed out: on a proof, or as policy observe lets them.",

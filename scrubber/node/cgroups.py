@@ -40,7 +40,7 @@ _SHOWN = 12  # of an id, as its runtime shows it
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CgroupPlace:
     """Where a process is."""
 
     pod: str | None = None
@@ -64,22 +64,22 @@ def paths(text: str) -> Iterator[str]:
 
 
 @lru_cache(4096)
-def place(text: str) -> Place:
+def place(text: str) -> CgroupPlace:
     """Where a process is whose /proc/PID/cgroup says this. On cgroup v1 there is a line for every hierarchy."""
     found = [_place(path) for path in paths(text)]
     in_pods = [it for it in found if it.pod is not None]
     in_containers = [it for it in in_pods or found if it.container is not None]
-    return next(iter((*in_containers, *in_pods)), Place())
+    return next(iter((*in_containers, *in_pods)), CgroupPlace())
 
 
-def _place(path: str) -> Place:
+def _place(path: str) -> CgroupPlace:
     outermost = _containers(path)[:1]
     pod = _POD.search(path)
     if pod is None or not _kubelets(path[: pod.start()]):
-        return Place(container=next(iter(outermost), None))
+        return CgroupPlace(container=next(iter(outermost), None))
     uid = next(uid for uid in pod.groups() if uid is not None)
     innermost = _containers(path[pod.end() :])[-1:]  # an engine in a container has containers of its own
-    return Place(uid.replace("_", "-"), next(iter(innermost), None))
+    return CgroupPlace(uid.replace("_", "-"), next(iter(innermost), None))
 
 
 def _kubelets(above: str) -> bool:

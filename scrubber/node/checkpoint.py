@@ -28,7 +28,7 @@ class CheckpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """A container, and a device that it was given."""
 
     device: str  # for a part of a shared one, the whole
@@ -44,7 +44,7 @@ def owners(directory: Path) -> dict[str, frozenset[str]]:
     return found
 
 
-def entries(directory: Path) -> tuple[Entry, ...]:
+def entries(directory: Path) -> tuple[CheckpointEntry, ...]:
     """Everything that is written down, each once; raises CheckpointError."""
     file = directory / NAME
     try:
@@ -61,7 +61,7 @@ def entries(directory: Path) -> tuple[Entry, ...]:
 
 
 @lru_cache(1)  # asked for device after device, round after round; by what it says, so that no change is missed
-def parse(text: bytes) -> tuple[Entry, ...]:
+def parse(text: bytes) -> tuple[CheckpointEntry, ...]:
     """What a checkpoint says; raises CheckpointError."""
     try:
         return tuple(dict.fromkeys(_entries(json.loads(text))))
@@ -69,7 +69,7 @@ def parse(text: bytes) -> tuple[Entry, ...]:
         raise CheckpointError(f"it is not laid out as a checkpoint ({error!r})") from error
 
 
-def _entries(document: Mapping[str, Any]) -> Iterator[Entry]:
+def _entries(document: Mapping[str, Any]) -> Iterator[CheckpointEntry]:
     """One for every device of every container. ``null`` is how Go writes an empty list or map."""
     for entry in document["Data"]["PodDeviceEntries"] or ():
         pod, container = entry["PodUID"], entry.get("ContainerName", "")
@@ -80,7 +80,7 @@ def _entries(document: Mapping[str, Any]) -> Iterator[Entry]:
         for device in _devices(entry["DeviceIDs"]):
             if not isinstance(device, str):
                 raise TypeError("a device id that is no text")
-            yield Entry(_REPLICA.sub("", device), pod, container)
+            yield CheckpointEntry(_REPLICA.sub("", device), pod, container)
 
 
 def _devices(ids: object) -> Iterator[object]:

@@ -11,7 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from scrubber.core.diagnosis.base import CdiSpec, Fault, Toolkit, ToolkitConfig
+from scrubber.core.diagnosis.base import CdiSpec, CheckFault, Toolkit, ToolkitConfig
 from scrubber.node import safe_read
 
 # Its packages' place, and that of the GPU operator.
@@ -39,15 +39,15 @@ def toolkit(root: Path) -> Toolkit:
 
 def _config(file: Path) -> ToolkitConfig | None:
     said = safe_read.text(file)
-    if isinstance(said, Fault):
+    if isinstance(said, CheckFault):
         return None if said.absent else ToolkitConfig(str(file), fault=said)
     try:
         document = tomllib.loads(said)
     except (ValueError, RecursionError) as error:
-        return ToolkitConfig(str(file), fault=Fault(f"it is no TOML: {error}"))
+        return ToolkitConfig(str(file), fault=CheckFault(f"it is no TOML: {error}"))
     environment, mounts = document.get(_ENVIRONMENT, True), document.get(_MOUNTS, False)  # the toolkit's defaults
     if not isinstance(environment, bool) or not isinstance(mounts, bool):
-        return ToolkitConfig(str(file), fault=Fault("a switch in it is neither true nor false"))
+        return ToolkitConfig(str(file), fault=CheckFault("a switch in it is neither true nor false"))
     return ToolkitConfig(str(file), environment, mounts)
 
 
@@ -65,7 +65,7 @@ def _directories(root: Path) -> Iterator[Path]:
 
 def _specs(directory: Path) -> Iterator[CdiSpec]:
     found = safe_read.names(directory)
-    if isinstance(found, Fault):
+    if isinstance(found, CheckFault):
         if not found.absent:
             yield CdiSpec(str(directory), fault=found)
         return
@@ -77,16 +77,16 @@ def _specs(directory: Path) -> Iterator[CdiSpec]:
 
 def _spec(file: Path, read: Callable[[str], Any]) -> CdiSpec:
     said = safe_read.text(file)
-    if isinstance(said, Fault):
+    if isinstance(said, CheckFault):
         return CdiSpec(str(file), fault=said)
     try:
         document = read(said)
         names = [device["name"] for device in document.get("devices") or ()]
         kind = document["kind"]
     except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return CdiSpec(str(file), fault=Fault(f"it is no CDI specification ({type(error).__name__})"))
+        return CdiSpec(str(file), fault=CheckFault(f"it is no CDI specification ({type(error).__name__})"))
     if not all(isinstance(each, str) for each in (kind, *names)):
-        return CdiSpec(str(file), fault=Fault("it is no CDI specification (a name that is no text)"))
+        return CdiSpec(str(file), fault=CheckFault("it is no CDI specification (a name that is no text)"))
     return CdiSpec(str(file), kind, frozenset(names))
 
 

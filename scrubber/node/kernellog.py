@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from scrubber.core.diagnosis.base import Fault
+from scrubber.core.diagnosis.base import CheckFault
 from scrubber.ground import log
 from scrubber.node import safe_read
 
@@ -42,7 +42,7 @@ class KernelLog:
     def open(self) -> str:
         """Why it cannot be read; nothing where it can, and then ``fileno`` is readable when there is more to say."""
         opened = _opened(self._path)
-        if isinstance(opened, Fault):
+        if isinstance(opened, CheckFault):
             return f"{self._path}: {opened.text}"
         self._descriptor = opened
         return ""
@@ -87,16 +87,16 @@ def of_the_kernel(line: bytes) -> tuple[int, str] | None:
     return int(found[2]), found[3].decode(errors="replace")
 
 
-def unreadable(path: Path) -> Fault | None:
+def unreadable(path: Path) -> CheckFault | None:
     """Why the log cannot be read from here."""
     opened = _opened(path)
-    if isinstance(opened, Fault):
+    if isinstance(opened, CheckFault):
         return opened
     os.close(opened)
     return None
 
 
-def _opened(path: Path) -> int | Fault:
+def _opened(path: Path) -> int | CheckFault:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -104,4 +104,4 @@ def _opened(path: Path) -> int | Fault:
     if stat.S_ISCHR(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode):
         return descriptor
     os.close(descriptor)
-    return Fault("it is no log of a kernel")
+    return CheckFault("it is no log of a kernel")

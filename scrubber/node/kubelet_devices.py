@@ -7,19 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scrubber.core.diagnosis.base import Fault
+from scrubber.core.diagnosis.base import CheckFault
 from scrubber.node import checkpoint, safe_read
 
 
-def devices(directory: Path) -> dict[str, frozenset[str]] | Fault:
+def devices(directory: Path) -> dict[str, frozenset[str]] | CheckFault:
     """The healthy devices of each resource. The kubelet writes the file anew with each list that a plugin sends."""
     said = safe_read.text(directory / checkpoint.NAME)
-    if isinstance(said, Fault):
+    if isinstance(said, CheckFault):
         return said
     try:
         return _resources(json.loads(said)["Data"]["RegisteredDevices"] or {})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Fault(f"it is not laid out as a checkpoint ({error!r})")
+        return CheckFault(f"it is not laid out as a checkpoint ({error!r})")
 
 
 def _resources(document: Mapping[str, Any]) -> dict[str, frozenset[str]]:

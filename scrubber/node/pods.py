@@ -29,7 +29,7 @@ _DIRECTORY = re.compile(rf"({_WORD})_({_WORD}(?:[.]{_WORD})*)_(.+)", re.DOTALL) 
 class Tenants:
     """Whom the kubelet has written devices down for, and what pods are called."""
 
-    entries: tuple[checkpoint.Entry, ...] = ()
+    entries: tuple[checkpoint.CheckpointEntry, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # NAMESPACE/NAME by UID
 
     def of(self, device: str) -> dict[str, frozenset[str]]:

@@ -23,7 +23,7 @@ class BlindError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ProcessStatus:
     """How a task stands."""
 
     state: str  # S sleeps, R runs, D is stuck in the kernel, Z has ended
@@ -32,11 +32,11 @@ class Status:
     parent: int  # its pid
 
 
-def status(task: str) -> Status:
+def status(task: str) -> ProcessStatus:
     """Of a process, or of one of its threads, by its directory."""
     fields = _fields(task)
     started, parent = int(fields[_STARTED]) / _TICKS, int(fields[_PARENT])
-    return Status(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
+    return ProcessStatus(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
 
 
 def of_kernel(process: str) -> bool:

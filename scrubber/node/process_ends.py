@@ -11,7 +11,7 @@ from scrubber.ground import log
 logger = log.get("ends")
 
 
-class Ends:
+class ProcessEnds:
     """One process for each name, by a pidfd. Level-triggered: a name says "look again", never what happened."""
 
     def __init__(self) -> None:

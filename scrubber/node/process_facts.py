@@ -8,7 +8,7 @@ import socket
 import struct
 from pathlib import Path
 
-from scrubber.core.diagnosis.base import Fault, Process
+from scrubber.core.diagnosis.base import CheckFault, Process
 from scrubber.node import safe_read
 from scrubber.node.proc import INITIAL_PID_NAMESPACE
 
@@ -17,13 +17,13 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
 
 
-def mps(proc: Path) -> tuple[str, ...] | Fault:
+def mps(proc: Path) -> tuple[str, ...] | CheckFault:
     """The processes of the multi-process service, by the program that they run: a name could be anybody's."""
     entries = safe_read.names(proc)
-    if isinstance(entries, Fault):
+    if isinstance(entries, CheckFault):
         return entries
     found: list[str] = []
-    hidden: Fault | None = None
+    hidden: CheckFault | None = None
     for pid in filter(str.isdecimal, entries):
         try:
             program = os.readlink(proc / pid / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - text is what it is
@@ -37,7 +37,7 @@ def mps(proc: Path) -> tuple[str, ...] | Fault:
     return hidden if hidden is not None and not found else tuple(found)
 
 
-def sees_all(proc: Path, pid: str = "self") -> bool | Fault:
+def sees_all(proc: Path, pid: str = "self") -> bool | CheckFault:
     """Whether a process is in the node's own PID namespace, in which every process has a number."""
     try:
         return (proc / pid / "ns/pid").stat().st_ino == INITIAL_PID_NAMESPACE
@@ -45,26 +45,26 @@ def sees_all(proc: Path, pid: str = "self") -> bool | Fault:
         return safe_read.fault(error)
 
 
-def server(path: Path, proc: Path) -> Process | Fault:
+def server(path: Path, proc: Path) -> Process | CheckFault:
     """The process that serves a socket, by what the kernel knows of it: it is not asked anything."""
     pid = _listener(path)
-    if isinstance(pid, Fault):
+    if isinstance(pid, CheckFault):
         return pid
     if pid == 0:
-        return Fault("its process is hidden from this PID namespace")
+        return CheckFault("its process is hidden from this PID namespace")
     seen = sees_all(proc, str(pid))
     status = safe_read.text(proc / str(pid) / "status")
-    if isinstance(seen, Fault):
+    if isinstance(seen, CheckFault):
         return seen
-    if isinstance(status, Fault):
+    if isinstance(status, CheckFault):
         return status
     capabilities = _CAPABILITIES.search(status)
     if capabilities is None:
-        return Fault(f"{proc / str(pid) / 'status'} tells no capabilities")
+        return CheckFault(f"{proc / str(pid) / 'status'} tells no capabilities")
     return Process(seen, int(capabilities[1], 16))
 
 
-def _listener(path: Path) -> int | Fault:
+def _listener(path: Path) -> int | CheckFault:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)
         try:

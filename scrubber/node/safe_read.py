@@ -6,20 +6,20 @@ import os
 import stat
 from pathlib import Path
 
-from scrubber.core.diagnosis.base import Fault
+from scrubber.core.diagnosis.base import CheckFault
 
 LARGEST = 16 * 2**20  # bytes: whatever is looked at here is some kilobytes
 
 
-def text(file: Path) -> str | Fault:
+def text(file: Path) -> str | CheckFault:
     """What a file says."""
     try:
         content = _content(file)
     except OSError as error:
         return fault(error)
     if content is None:
-        return Fault("it is no file")
-    return Fault("it is too large to be true") if len(content) > LARGEST else content.decode(errors="replace")
+        return CheckFault("it is no file")
+    return CheckFault("it is too large to be true") if len(content) > LARGEST else content.decode(errors="replace")
 
 
 def _content(file: Path) -> bytes | None:
@@ -34,7 +34,7 @@ def _content(file: Path) -> bytes | None:
         os.close(descriptor)
 
 
-def names(directory: Path) -> list[str] | Fault:
+def names(directory: Path) -> list[str] | CheckFault:
     """What is in a directory, in order. Not by ``glob``: that says of one that may not be read that it is empty."""
     try:
         return sorted(os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
@@ -42,7 +42,7 @@ def names(directory: Path) -> list[str] | Fault:
         return fault(error)
 
 
-def there(path: Path) -> bool | Fault:
+def there(path: Path) -> bool | CheckFault:
     """Whether something is at a path; a link that leads nowhere from here is something."""
     try:
         path.lstat()
@@ -53,7 +53,7 @@ def there(path: Path) -> bool | Fault:
     return True
 
 
-def fault(error: OSError) -> Fault:
+def fault(error: OSError) -> CheckFault:
     """An error as it is told."""
     said = (error.strerror or str(error)).lower()
-    return Fault(said, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))
+    return CheckFault(said, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))

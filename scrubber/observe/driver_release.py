@@ -12,14 +12,14 @@ from scrubber.devices.base import Backend, DeviceError
 from scrubber.devices.calls import Caller
 from scrubber.ground import log
 
-logger = log.get("sight")
+logger = log.get("observer")
 
 REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
 TOOL_ENDS_WITHIN = 60.0  # seconds for which a tool that has outlived its worker keeps us off the driver
 LOOK_AGAIN = 0.25  # seconds between two looks whether it still runs
 
 
-class Away:
+class DriverRelease:
     """Our absences from one driver."""
 
     def __init__(self, backend: Backend, caller: Caller, patience: float) -> None:
@@ -28,7 +28,7 @@ class Away:
         self._backend = backend
         self._caller = caller
         self._patience = patience
-        self._absences: set[_Absence] = set()
+        self._absences: set[_Release] = set()
         self._returns: set[asyncio.Task[None]] = set()
 
     def now(self) -> bool:
@@ -39,7 +39,7 @@ class Away:
     async def during(self, *uuids: str) -> AsyncIterator[None]:
         """While these are reset; DeviceError when an earlier question does not come back."""
         await self.back()
-        absence = _Absence(self._backend)
+        absence = _Release(self._backend)
         self._absences.add(absence)
         try:
             await self._caller.ask(f"let go {absence.number}", absence.begin, 2 * self._patience)
@@ -57,7 +57,7 @@ class Away:
         if self._returns:
             await asyncio.wait(self._returns.copy())
 
-    async def _return(self, absence: _Absence, uuids: Collection[str]) -> None:
+    async def _return(self, absence: _Release, uuids: Collection[str]) -> None:
         try:
             await self._tool_ends(absence, uuids)
             await self._caller.ask(f"take up {absence.number}", absence.end, REOPENS_WITHIN)
@@ -66,7 +66,7 @@ class Away:
         finally:
             self._absences.discard(absence)
 
-    async def _tool_ends(self, absence: _Absence, uuids: Collection[str]) -> None:
+    async def _tool_ends(self, absence: _Release, uuids: Collection[str]) -> None:
         """A worker that was killed leaves its tool at work, which bears us no more than the worker did."""
         key = f"tool {absence.number}"
         try:
@@ -78,7 +78,7 @@ class Away:
             logger.error("cannot tell the end of a reset; the driver is asked again", devices=uuids, error=why)  # noqa: TRY400 - expected
 
 
-class _Absence:
+class _Release:
     """One time away from the driver. Whoever asked for it may have left before it began: then it ends at once."""
 
     _numbers = itertools.count()

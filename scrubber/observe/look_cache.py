@@ -11,10 +11,10 @@ from scrubber.core.model import Facts, Holder, Moment, Record, State
 SHARE = 1 / 300  # of a core: what full looks may cost that nothing calls for
 LINGERS = 10.0  # seconds for which a stranger who lives counts as a user: one who let go may be waited for
 UNWATCHED = 30.0  # seconds without a look after which a device counts as unwatched: several rounds
-TENANTED = frozenset({State.GRANTED, State.EXPOSED})
+TENANTED = frozenset({State.GRANTED, State.IN_USE})
 
 
-class Vigil:
+class ObservedSince:
     """Since when each device has been looked at, again and again: who came meanwhile was met, unless he was quick."""
 
     def __init__(self, began: float, now: Callable[[], Moment]) -> None:
@@ -31,11 +31,11 @@ class Vigil:
             if now - self._last.get(device, now) > UNWATCHED:
                 self._since[device] = now
             self._last[device] = now
-        return replace(facts, watched_since=self._since.get(device, self._began))
+        return replace(facts, observed_since=self._since.get(device, self._began))
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class CachedLook:
     """A full look at a device, and how long it may stand."""
 
     at: float
@@ -45,12 +45,12 @@ class Visit:
     witnesses: tuple[Holder, ...]  # while one of them runs, what was seen may stand
 
 
-class Visits:
+class LookCache:
     """One for each device; a look that could not tell is none."""
 
     def __init__(self) -> None:
         """Nothing was looked at yet."""
-        self._last: dict[str, Visit] = {}
+        self._last: dict[str, CachedLook] = {}
 
     def remember(
         self, record: Record, facts: Facts, listed: frozenset[int], witnesses: tuple[Holder, ...], took: float
@@ -61,7 +61,9 @@ class Visits:
             return
         now = asyncio.get_running_loop().time()
         until = now + max(1.0, took / SHARE)
-        self._last[record.device.uuid] = Visit(now, until, replace(facts, claimant_alive=None), listed, witnesses)
+        self._last[record.device.uuid] = CachedLook(
+            now, until, replace(facts, starting_pod_alive=None), listed, witnesses
+        )
 
     def forget(self, record: Record) -> None:
         """The next look is to be a full one."""
@@ -72,7 +74,7 @@ class Visits:
         visit = self._standing(record)
         return visit is not None and visit.facts.holders == ()
 
-    def witnessed(self, record: Record) -> tuple[Visit, Holder] | None:
+    def witnessed(self, record: Record) -> tuple[CachedLook, Holder] | None:
         """The last full look and who bears witness to it as long as he runs; None where it cannot stand.
 
         Of a device with an owner he is the owner's, on the device or not; of one without, somebody may be waiting for
@@ -84,12 +86,12 @@ class Visits:
         owner = record.owner.container if record.owner else None
         if owner is not None and visit.facts.owner_alive is not True:
             return None
-        if record.owner is not None and record.owner.visitor and not visit.facts.holders:
+        if record.owner is not None and record.owner.unannounced and not visit.facts.holders:
             return None  # that he let go may be why it is taken from him
         met = (visit.facts.holders or ()) if owner is None else visit.witnesses
         witness = next((it for it in met if owner in (None, it.container)), None)
         return None if witness is None else (visit, witness)
 
-    def _standing(self, record: Record) -> Visit | None:
+    def _standing(self, record: Record) -> CachedLook | None:
         visit = self._last.get(record.device.uuid)
         return None if visit is None or asyncio.get_running_loop().time() > visit.until else visit

@@ -22,12 +22,12 @@ from scrubber.ground import log
 from scrubber.node import checkpoint, clock
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
-from scrubber.node.process_ends import Ends
+from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, nobody
-from scrubber.observe.driver_release import Away
-from scrubber.observe.look_cache import TENANTED, Vigil, Visits
+from scrubber.observe.driver_release import DriverRelease
+from scrubber.observe.look_cache import TENANTED, LookCache, ObservedSince
 
-logger = log.get("sight")
+logger = log.get("observer")
 
 Holders = dict[str, tuple[Holder, ...] | None]
 T = TypeVar("T")
@@ -35,7 +35,7 @@ Ignored = Callable[[str], Callable[[Holder], bool]]
 BUSY_STATES = TENANTED | {State.SCRUBBING}
 
 
-class Sight:
+class Observer:
     """The eyes of the service. ``patience`` is how long a driver may take to answer."""
 
     def __init__(  # noqa: PLR0913 - the eyes are put together from many parts
@@ -44,17 +44,17 @@ class Sight:
         processes: Processes,
         boot_id: str,
         kubelet_dir: Path,
-        watched_since: float,
+        observed_since: float,
         ignored: Ignored = lambda _uuid: nobody,
         *,
         patience: float = 2.0,
         caller: Caller | None = None,
-        ends: Ends | None = None,
+        ends: ProcessEnds | None = None,
         now: Callable[[], Moment] = clock.now,
     ) -> None:
         """Nothing is looked at yet.
 
-        ``watched_since``: the uptime at which this service began. ``ignored`` tells for each device who may have it
+        ``observed_since``: the uptime at which this service began. ``ignored`` tells for each device who may have it
         open and is no user. ``ends`` is told at every full look whose end is worth the next one.
         """
         self._ignored = ignored
@@ -63,17 +63,17 @@ class Sight:
         self._processes = processes
         self._boot_id = boot_id
         self._kubelet_dir = kubelet_dir
-        self._vigil = Vigil(watched_since, now)
+        self._vigil = ObservedSince(observed_since, now)
         self._late: dict[str, float] = {}  # since when it does not answer
         self._caller = caller or Caller()
         self._ours: set[int] = set()
         self._holding = Round(self._walk)
         self._living = Round(self._count)
         self._driver = Round(self._instance)
-        self._visits = Visits()
+        self._visits = LookCache()
         self._ends = ends
         self._members: Mapping[str, int] = {}  # of each container that lives, one process
-        self._away = Away(backend, self._caller, patience)
+        self._away = DriverRelease(backend, self._caller, patience)
         self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
         self._took = 0.0  # seconds that it took
 
@@ -108,7 +108,7 @@ class Sight:
             vitals = None if self._no_news(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
         enough = not self.backend.lists_users or (not last and self._visits.met_nobody(record))
-        if in_use is False and record.state is not State.EXPOSED and enough:
+        if in_use is False and record.state is not State.IN_USE and enough:
             return self._vigil.kept(uuid, Facts(incarnation, self.epoch(), ()))
         if in_use is None:  # perhaps for memory that is held by nobody who could be seen
             vitals = await self.vitals(uuid, record.device.parent)
@@ -163,7 +163,7 @@ class Sight:
         """What a thread is to ask about one of them; None where the answer could only be that it takes more."""
         uuid, parent = record.device.uuid, record.device.parent
         unchanged = self._unchanged(record) if self.backend.lists_users else None
-        free = record.state is not State.EXPOSED and (not self.backend.lists_users or self._visits.met_nobody(record))
+        free = record.state is not State.IN_USE and (not self.backend.lists_users or self._visits.met_nobody(record))
         left = grounds.has_left(record)  # nobody is on it, and nobody waits for it: it needs no look by itself
         if unchanged is None and not (free or left):
             return None
@@ -183,36 +183,41 @@ class Sight:
 
         return ask
 
-    async def full(self, record: Record, siblings: Sequence[Record] = (), claimant: str | None = None) -> Facts:
+    async def full(self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None) -> Facts:
         """Facts that a deed may rest on: everybody who has the device, or one of its siblings, open.
 
-        ``claimant`` is who is about to start on it.
+        ``starting_pod`` is who is about to start on it.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
             incarnation = await self._driver.ask()
             holders = await self._holding.ask(*uuids)
             alive = await self._alive(record.owner.container if record.owner else None)
-            claimant_alive = await self._alive(claimant)
+            starting_pod_alive = await self._alive(starting_pod)
         except (DeviceError, BlindError):
             self._visits.forget(record)
             return self._vigil.kept(record.device.uuid, Facts(record.incarnation, self.epoch(), None))
         busy = _siblings_busy(siblings, holders)
         holding = holders[record.device.uuid]
         seen = Facts(
-            incarnation, self.epoch(), holding, owner_alive=alive, claimant_alive=claimant_alive, siblings_busy=busy
-        )  # fmt: skip
+            incarnation,
+            self.epoch(),
+            holding,
+            owner_alive=alive,
+            starting_pod_alive=starting_pod_alive,
+            siblings_busy=busy,
+        )
         facts = self._vigil.kept(record.device.uuid, seen)
         self._remember(record, facts)
         if self._ends is not None:
-            self._follow(self._ends, record, facts, claimant)
+            self._follow(self._ends, record, facts, starting_pod)
         return facts
 
-    def _follow(self, ends: Ends, record: Record, facts: Facts, claimant: str | None) -> None:
+    def _follow(self, ends: ProcessEnds, record: Record, facts: Facts, starting_pod: str | None) -> None:
         """One whose end is worth a look: of the owner's container while that lives, else of those who are on it."""
         device, owner = record.device.uuid, record.owner.container if record.owner else None
-        lives = facts.owner_alive if owner is not None else facts.claimant_alive
-        container = owner or claimant
+        lives = facts.owner_alive if owner is not None else facts.starting_pod_alive
+        container = owner or starting_pod
         member = self._members.get(container) if lives and container is not None else None
         if member is not None:
             ends.follow(device, member, lambda: self._is_in(member, container))

@@ -25,8 +25,8 @@ from scrubber.jobs.job import Running
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
-from scrubber.observe.observer import Sight
-from scrubber.policy import Rulebook
+from scrubber.observe.observer import Observer
+from scrubber.policy import ActivePolicy
 
 logger = log.get("hooks")
 
@@ -50,18 +50,18 @@ class Tools:
     chance: Callable[[], float]  # in [0, 1)
 
 
-class Hooks:
+class Handover:
     """Who may have a device."""
 
     def __init__(
-        self, ledger: Ledger, sight: Sight, jobs: Jobs, rulebook: Rulebook, tools: Tools, lacks: Lacks
+        self, ledger: Ledger, observer: Observer, jobs: Jobs, active_policy: ActivePolicy, tools: Tools, lacks: Lacks
     ) -> None:  # fmt: skip
         """Nothing is done yet: ``recover`` comes first."""
         self.ledger = ledger
         self.jobs = jobs
-        self.rulebook = rulebook
+        self.active_policy = active_policy
         self.now = tools.now
-        self._sight = sight
+        self._observer = observer
         self._tools = tools
         self._lacks = lacks
         self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
@@ -114,16 +114,16 @@ class Hooks:
         op = self._op(op)
         budget = self.now().uptime + min(self._policy(d).budgets.start for d in devices)
         joined: set[str] = set()
-        claimant = owner
+        starting_pod = owner
         while True:
             async with self._locked(devices, budget):
                 holder = owner or await self._claimant(devices, op)
-                if claimant not in (None, holder):
+                if starting_pod not in (None, holder):
                     raise NotReady(
                         Reason.OWNER_UNKNOWN, "cannot start: the devices were given to another pod meanwhile"
                     )
-                claimant = holder
-                replies = await self._ask_all(devices, partial(self._ask_start, op, claimant), budget)
+                starting_pod = holder
+                replies = await self._ask_all(devices, partial(self._ask_start, op, starting_pod), budget)
                 raise_refusals(replies, joined)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._admit(replies, op)
@@ -138,7 +138,7 @@ class Hooks:
         since, until = self._withheld.get(record.device.uuid, (None, 0.0))
         if since != record.since:
             return False
-        return record.state is State.EXPOSED or self.now().uptime < until
+        return record.state is State.IN_USE or self.now().uptime < until
 
     async def _ask_all(
         self, devices: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, A]], budget: float
@@ -158,12 +158,12 @@ class Hooks:
         """Ask until the answer is more than a note of something that has happened."""
         for _ in range(ROUNDS):
             record = self._known(device)
-            seen = await self._allotted(record, await self._sight.quick(record, last=not announced))
+            seen = await self._allotted(record, await self._observer.quick(record, last=not announced))
             facts = self._with_domain(record, seen)
             policy = self._policy(record.device.uuid)
             answer = decide.acquire(record, facts, policy, self.now(), announced=announced, fresh=fresh)
             match answer:
-                case answers.Cut():
+                case answers.CancelJob():
                     if not await self.jobs.call_off(device):
                         return decide.being_reset(record)
                 case answers.Note(event):
@@ -175,11 +175,11 @@ class Hooks:
     async def _ask_start(self, op: str, owner: str, device: str) -> answers.StartAnswer:
         for _ in range(ROUNDS):
             record = self._known(device)
-            seen = await self._allotted(record, await self._sight.full(record, claimant=owner))
+            seen = await self._allotted(record, await self._observer.full(record, starting_pod=owner))
             facts = self._with_domain(record, seen)
             answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
             match answer:
-                case answers.Cut():
+                case answers.CancelJob():
                     if not await self.jobs.call_off(device):
                         return starting.refused(decide.being_reset(record))
                 case answers.Note(event):
@@ -197,25 +197,25 @@ class Hooks:
             return seen
         device = record.device.uuid
         try:
-            return replace(seen, allotted=(await self._sight.owners([device]))[device])
+            return replace(seen, assigned_pods=(await self._observer.owners([device]))[device])
         except (CheckpointError, DeviceError):
             return seen
 
     async def _claimant(self, devices: Sequence[str], op: str) -> str:
         """Whose the devices are, by the kubelet's checkpoint."""
         try:
-            owners = await self._sight.owners(devices)
+            owners = await self._observer.owners(devices)
         except (CheckpointError, DeviceError) as error:
             logger.error("cannot tell who is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
             why = "cannot start: the kubelet's checkpoint cannot be read, so nobody knows whose the devices are"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
-        claimant = starting.claimant(owners)
-        if isinstance(claimant, str):
-            return claimant
-        if claimant.reason is Reason.OWNER_AMBIGUOUS:
+        starting_pod = starting.starting_pod(owners)
+        if isinstance(starting_pod, str):
+            return starting_pod
+        if starting_pod.reason is Reason.OWNER_AMBIGUOUS:
             told = {it: sorted(who) for it, who in owners.items()}
             logger.error("the kubelet gave a device away twice", op=op, owners=told)
-        raise NotReady(claimant.reason, claimant.message)
+        raise NotReady(starting_pod.reason, starting_pod.message)
 
     async def _admit(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
         """All of them exposed in one transaction, before anything can start."""
@@ -234,7 +234,7 @@ class Hooks:
         self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool, kept: bool = False
     ) -> dict[str, Grant]:
         """All grants in one transaction: durable before anybody hears of them."""
-        epoch, now = self._sight.epoch(), self.now()
+        epoch, now = self._observer.epoch(), self.now()
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
         for device, answer in replies.items():
             receipt = self._known(device).receipt
@@ -253,8 +253,8 @@ class Hooks:
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
                 self._demand_means(device, "hand out")
-                ruling = self.rulebook.ruling(self._known(device).device)
-                running.append(await self.jobs.begin(device, answer.path, answer.trigger, ruling, op))
+                device_policy = self.active_policy.device_policy(self._known(device).device)
+                running.append(await self.jobs.begin(device, answer.path, answer.trigger, device_policy, op))
             elif isinstance(answer, answers.Join):
                 job = self.jobs.of(device)
                 if job is None:  # its job died with the ledger; the monitor is about to close it
@@ -294,7 +294,7 @@ class Hooks:
         return record
 
     def _policy(self, device: str) -> Policy:
-        return self.rulebook.ruling(self._known(device).device).policy
+        return self.active_policy.device_policy(self._known(device).device).policy
 
     def _op(self, given: str = "") -> str:
         """By which id what is done now is called: the caller's, where it has one."""

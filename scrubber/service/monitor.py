@@ -14,8 +14,8 @@ from scrubber.core.model import Facts, Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.ground import log
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
-from scrubber.node.process_ends import Ends
-from scrubber.observe.observer import Sight
+from scrubber.node.process_ends import ProcessEnds
+from scrubber.observe.observer import Observer
 from scrubber.service.service import Service
 
 logger = log.get("monitor")
@@ -34,9 +34,9 @@ class Monitor:
     def __init__(
         self,
         service: Service,
-        sight: Sight,
+        observer: Observer,
         interval: float = 1.0,
-        ends: Ends | None = None,
+        ends: ProcessEnds | None = None,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         """``interval`` is the pause between two rounds; ``ends`` names devices that somebody has just left.
@@ -45,7 +45,7 @@ class Monitor:
         """
         self._failed = failed
         self._service = service
-        self._sight = sight
+        self._observer = observer
         self._interval = interval
         self._ends = ends
         self._few = asyncio.Semaphore(AT_ONCE)
@@ -85,11 +85,11 @@ class Monitor:
         if not await _readable(alarm, max(self._interval, breath)):
             return BREATH
         await asyncio.sleep(rested - loop.time())
-        self._sight.backend.hush()  # before we look: what comes later rings again
+        self._observer.backend.hush()  # before we look: what comes later rings again
         self._wake()
         return min(2 * breath, LONGEST_BREATH)
 
-    async def _departures(self, ends: Ends) -> None:
+    async def _departures(self, ends: ProcessEnds) -> None:
         """Look after a device as soon as somebody has left it, whatever becomes of the looks at others."""
         async with asyncio.TaskGroup() as looks:
             while True:
@@ -124,7 +124,7 @@ class Monitor:
         if any(attempts):
             self._meets = 0.0
         due = self._due()
-        seen = await self._sight.glance(due)
+        seen = await self._observer.glance(due)
         restless = [record.device.uuid for record in due if not self._at_rest(record, seen.get(record.device.uuid))]
         results = await self._tend_all(restless, pace)
         failures = [failure for failure in (*attempts, *results) if failure is not None]
@@ -181,8 +181,8 @@ class Monitor:
             self._note_rest(device, await self._service.tend(device))
 
     async def _meet(self) -> None:
-        incarnation = await self._sight.incarnation()
-        for device in await self._sight.inventory():
+        incarnation = await self._observer.incarnation()
+        for device in await self._observer.inventory():
             await self._service.meet(device, incarnation)
 
     def _complain(self, error: BaseException) -> None:

@@ -9,7 +9,7 @@ from policies import concessions
 from policies.model import Policy
 from scrubber.core import answers, device_status, event_text, grounds, offering, views
 from scrubber.core import events as ev
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import InvalidRequest, Reason
@@ -23,7 +23,7 @@ EXPLAINED = 200  # the newest rows: enough for several lives of a device
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ServiceIdentity:
     """What the service says of itself."""
 
     version: str
@@ -39,13 +39,13 @@ async def nobody() -> Tenants:
     return Tenants()
 
 
-class Reporter:
+class StatusReporter:
     """Answers questions about devices by index, UUID or unique prefix."""
 
     def __init__(
         self,
         service: Service,
-        identity: Identity,
+        identity: ServiceIdentity,
         cupy: Callable[[], Ready] = Ready,
         tenants: Callable[[], Awaitable[Tenants]] = nobody,
     ) -> None:
@@ -92,19 +92,19 @@ class Reporter:
         record = self._service.ledger.records[uuid]
         running = self._service.jobs.of(uuid)
         progress = (running.done, running.total) if running else (0, 0)
-        ruling = self._service.rulebook.ruling(record.device)
+        device_policy = self._service.active_policy.device_policy(record.device)
         now = self._service.now()
-        advert = self._with_signs(record, self._advert(record, ruling.policy, now))
-        status = device_status.device_status(record, advert, ruling.rule, ruling.policy, now, progress)
+        advert = self._with_signs(record, self._advert(record, device_policy.policy, now))
+        status = device_status.device_status(record, advert, device_policy.rule, device_policy.policy, now, progress)
         blocked = self._service.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
-    def adverts(self) -> views.Adverts:
+    def adverts(self) -> views.AdvertisedDevices:
         """What the kubelet may be told of every device."""
         now = self._service.now()
         ruled = [(record, self._policy(record)) for _, record in sorted(self._service.ledger.records.items())]
         devices = tuple(
-            views.Advert(
+            views.AdvertisedDevice(
                 device=record.device.uuid,
                 healthy=self._advert(record, policy, now).healthy,
                 clean=record.state is State.CLEAN,
@@ -119,10 +119,10 @@ class Reporter:
             )
             for record, policy in ruled
         )
-        return views.Adverts(devices, min((policy.budgets.silence for _, policy in ruled), default=0.0))
+        return views.AdvertisedDevices(devices, min((policy.budgets.silence for _, policy in ruled), default=0.0))
 
     def _policy(self, record: Record) -> Policy:
-        return self._service.rulebook.ruling(record.device).policy
+        return self._service.active_policy.device_policy(record.device).policy
 
     async def history(self, gpu: str, since: float, limit: int) -> tuple[views.HistoryEntry, ...]:
         """Rows of the ledger, newest last."""
@@ -138,7 +138,7 @@ class Reporter:
         uuid = self.find(gpu)
         record = self._service.ledger.records[uuid]
         entries = _chapter(await self._service.ledger.history(uuid, None, EXPLAINED), record.state)
-        why = self._service.rulebook.ruling(record.device).why
+        why = self._service.active_policy.device_policy(record.device).why
         advice = device_status.advice(record, self._service.blocked.get(uuid, ""))
         [device] = await self._with_pods([uuid])
         return views.Explanation(device, tuple(map(self._entry, entries)), advice, why)
@@ -158,52 +158,58 @@ class Reporter:
             for record, device in zip(records, devices, strict=True)
         ]
 
-    def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Advert:
+    def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
         advert = offering.advertise(record, policy, now)
         # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
-        if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.EXPOSED):
-            return answers.Advert(healthy=False, why="the ledger cannot be written")
+        if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.IN_USE):
+            return answers.Offer(healthy=False, why="the ledger cannot be written")
         if advert.healthy and self._service.withheld(record):
-            return answers.Advert(healthy=False, why="it was asked for and could not be handed out")
+            return answers.Offer(healthy=False, why="it was asked for and could not be handed out")
         blocked = self._service.blocked.get(record.device.uuid)
         if advert.healthy and blocked and record.state is State.CLEAN:
-            return answers.Advert(healthy=False, why=blocked)
+            return answers.Offer(healthy=False, why=blocked)
         return advert
 
-    def _with_signs(self, record: Record, advert: answers.Advert) -> answers.Advert:
+    def _with_signs(self, record: Record, advert: answers.Offer) -> answers.Offer:
         """What is told of it is shown also where it keeps nobody out."""
-        vitals, ailment = self._service.vitals.get(record.device.uuid), _ailment(record)
+        vitals, kind = self._service.vitals.get(record.device.uuid), _ailment(record)
         signs = vitals.signs if vitals is not None else ()
-        also = (f"{sign.ailment.value}: {sign.detail}" for sign in signs if sign.ailment.value != ailment)
+        also = (f"{sign.kind.value}: {sign.detail}" for sign in signs if sign.kind.value != kind)
         return replace(advert, why="; ".join((advert.why, *also)))
 
     def about(self) -> views.ServiceStatus:
         """The service itself."""
-        ledger, rulebook, identity = self._service.ledger, self._service.rulebook, self._identity
+        ledger, active_policy, identity = self._service.ledger, self._service.active_policy, self._identity
         return views.ServiceStatus(
             version=identity.version,
             backend=identity.backend,
-            policy=rulebook.name,
+            policy=active_policy.name,
             simulated_dir=identity.simulated_dir,
             state_dir=identity.state_dir,
             ledger_rows=ledger.seq,
             ledger_head=ledger.head.hash,
             ledger_fault=ledger.fault or "",
-            policy_fault=rulebook.fault,
+            policy_fault=active_policy.fault,
             started=identity.started,
             set_aside=identity.set_aside,
             concessions=self._concessions(),
             cupy=self._cupy().cupy or "",
             lacks=self._cupy().lacks,
-            policy_source=rulebook.source if rulebook.path is None else str(rulebook.path.absolute()),
+            policy_source=active_policy.source if active_policy.path is None else str(active_policy.path.absolute()),
         )
 
     def _concessions(self) -> tuple[str, ...]:
         """Of every rule that a device falls under, each sentence once."""
-        rulings = [self._service.rulebook.ruling(record.device) for record in self._service.ledger.records.values()]
-        return tuple(dict.fromkeys(sentence for ruling in rulings for sentence in concessions.of(ruling.policy)))
+        device_policies = [
+            self._service.active_policy.device_policy(record.device) for record in self._service.ledger.records.values()
+        ]
+        return tuple(
+            dict.fromkeys(
+                sentence for device_policy in device_policies for sentence in concessions.of(device_policy.policy)
+            )
+        )
 
-    def _entry(self, entry: Entry) -> views.HistoryEntry:
+    def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
         kind, body = codec.encode(entry.event)
         record = self._service.ledger.records.get(entry.device)
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
@@ -213,17 +219,17 @@ class Reporter:
 
 def _ailment(record: Record) -> str:
     """The word for why it is kept out, or ought to be once it is free; empty for a sound device."""
-    sickness = record.quarantine.sickness if record.quarantine is not None else record.sickness
-    return sickness.ailment.value if sickness is not None else ""
+    ailment = record.quarantine.ailment if record.quarantine is not None else record.ailment
+    return ailment.kind.value if ailment is not None else ""
 
 
 def _gone(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.sickness.ailment in grounds.GONE
+    return record.quarantine is not None and record.quarantine.ailment.kind in grounds.GONE
 
 
-def _chapter(entries: tuple[Entry, ...], state: State) -> tuple[Entry, ...]:
+def _chapter(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:
     """From the grant that began this life of the device; while it is handed out, from the one before, for the proof."""
     begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
     starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
-    wanted = 2 if state in (State.GRANTED, State.EXPOSED) else 1
+    wanted = 2 if state in (State.GRANTED, State.IN_USE) else 1
     return entries[starts[-min(wanted, len(starts))] :] if starts else entries

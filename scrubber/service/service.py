@@ -14,13 +14,13 @@ from scrubber.core import answers, decide, grounds, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     DeviceInfo,
     Facts,
     Incarnation,
     Outcome,
     Path,
     Record,
-    Sickness,
     State,
     Trigger,
     Vitals,
@@ -30,9 +30,9 @@ from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.job import Running
 from scrubber.jobs.jobs import Jobs
 from scrubber.ledger.ledger import Ledger
-from scrubber.observe.observer import Sight
-from scrubber.policy import Rulebook, Ruling
-from scrubber.service.handover import ROUNDS, Hooks, Lacks, Tools, raise_refusals
+from scrubber.observe.observer import Observer
+from scrubber.policy import ActivePolicy, DevicePolicy
+from scrubber.service.handover import ROUNDS, Handover, Lacks, Tools, raise_refusals
 
 logger = log.get("service")
 
@@ -44,22 +44,22 @@ def _unheard(_record: Record, _vitals: Vitals) -> None:
     """Where nobody wants to know."""
 
 
-class Service(Hooks):
+class Service(Handover):
     """Who may have a device, and what is done about it."""
 
     def __init__(
         self,
         ledger: Ledger,
-        sight: Sight,
+        observer: Observer,
         jobs: Jobs,
-        rulebook: Rulebook,
+        active_policy: ActivePolicy,
         tools: Tools,
         lacks: Lacks,
         *,
         told: Callable[[Record, Vitals], None] = _unheard,
     ) -> None:
         """Nothing is done yet: ``recover`` comes first. ``told`` hears what devices say of themselves."""
-        super().__init__(ledger, sight, jobs, rulebook, tools, lacks)
+        super().__init__(ledger, observer, jobs, active_policy, tools, lacks)
         self._told = told
         self._mending: dict[str, asyncio.Task[None]] = {}
         self._mend_again: dict[str, float] = {}  # uptime
@@ -94,26 +94,26 @@ class Service(Hooks):
                 raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: it is quarantined; use reinstate")
             self._demand_means(device, "scrub")
             record = await self._settled(device, op)
-            if record.state in (State.GRANTED, State.EXPOSED):
+            if record.state in (State.GRANTED, State.IN_USE):
                 raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is {record.state.value}; release it first")
             await self._demand_free(record)
-            ruling = self.rulebook.ruling(record.device)
-            if record.sickness is not None:
+            device_policy = self.active_policy.device_policy(record.device)
+            if record.ailment is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
-            due = grounds.path_for(record, ruling.policy)
+            due = grounds.path_for(record, device_policy.policy)
             wanted = due if path is None or due is Path.SLOW else path  # nobody is asked for less than is due
-            return await self.jobs.begin(device, wanted, Trigger.REQUEST, ruling, self._op(op))
+            return await self.jobs.begin(device, wanted, Trigger.REQUEST, device_policy, self._op(op))
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
         """Take a device out by hand. In use: reported sick now, taken out when it is released."""
         async with self.jobs.locks.of([device]):
             record = self._known(device)
-            sickness = Sickness(Ailment.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.Sickened(upkeep.taken_out(record, f"{reason} (asked by {by})"))
-            if record.state not in (State.GRANTED, State.EXPOSED):
-                vitals = await self._sight.vitals(device)
+            ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
+            event: ev.Event = ev.AilmentFound(upkeep.taken_out(record, f"{reason} (asked by {by})"))
+            if record.state not in (State.GRANTED, State.IN_USE):
+                vitals = await self._observer.vitals(device)
                 policy = self._policy(record.device.uuid)
-                event = upkeep.confine(record, sickness, by, vitals, policy, self.now(), self._tools.chance())
+                event = upkeep.confine(record, ailment, by, vitals, policy, self.now(), self._tools.chance())
             await self.ledger.append(self._op(op), (device, event))
             await self.jobs.cut(device)
 
@@ -133,12 +133,12 @@ class Service(Hooks):
             self._demand_means(device, "reinstate")
             await self._demand_free(await self._settled(device, op))
             await self._hear(device, op)
-            ruling = self.rulebook.ruling(record.device)
+            device_policy = self.active_policy.device_policy(record.device)
             return await self.jobs.begin(
-                device, Path.SLOW, Trigger.REINSTATE, ruling, self._op(op), _words(by, reason)
+                device, Path.SLOW, Trigger.REINSTATE, device_policy, self._op(op), _words(by, reason)
             )  # fmt: skip
 
-    async def excuse(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
+    async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
         """End a quarantine without evidence, as a person wants it. Its memory is proven like after any tenant."""
         async with self.jobs.locks.of([device]):
             op = self._op(op)
@@ -149,11 +149,11 @@ class Service(Hooks):
             await self._without_job(device)
             record = await self._settled(device, op)
             await self._demand_free(record)
-            ruling = self.rulebook.ruling(record.device)
+            device_policy = self.active_policy.device_policy(record.device)
             await self._hear(device, op)
             await self.ledger.append(self._op(op), (device, ev.Reinstated(_words(by, reason))))
-            path = grounds.path_for(self._known(device), ruling.policy)
-            return await self.jobs.begin(device, path, Trigger.REINSTATE, ruling, op)
+            path = grounds.path_for(self._known(device), device_policy.policy)
+            return await self.jobs.begin(device, path, Trigger.REINSTATE, device_policy, op)
 
     # -- for the monitor
 
@@ -177,8 +177,8 @@ class Service(Hooks):
             return  # a job whose end could not be recorded is closed first, by tend
         async with self.jobs.locks.of([device.uuid]):
             if record is None:
-                policy = self.rulebook.ruling(device).policy
-                before = upkeep.history(await self._sight.vitals(device.uuid), policy)
+                policy = self.active_policy.device_policy(device).policy
+                before = upkeep.history(await self._observer.vitals(device.uuid), policy)
                 met: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
                 await self.ledger.append(self._op(), *((device.uuid, event) for event in met))
                 return
@@ -197,7 +197,7 @@ class Service(Hooks):
 
     async def bring_back(self) -> None:
         """Begin to give back what resets that were cut off still owe: a device that is gone gets no job that would."""
-        for device in await self._sight.owed():
+        for device in await self._observer.owed():
             waits = self.now().uptime < self._mend_again.get(device, 0.0)
             if not (self._stopping or waits or device in self._mending):
                 self._mending[device] = asyncio.create_task(self._bring_back(device))
@@ -223,12 +223,12 @@ class Service(Hooks):
         if vitals.partial:
             return
         before, self.vitals[device] = self.vitals.get(device, Vitals()), vitals
-        known, told = ({sign.ailment for sign in each.signs} for each in (before, vitals))
+        known, told = ({sign.kind for sign in each.signs} for each in (before, vitals))
         for sign in vitals.signs:
-            if sign.ailment not in known:
-                logger.warning("something is wrong", device=device, sign=sign.ailment.value, detail=sign.detail)
-        for ailment in known - told:
-            logger.info("it is not told any more", device=device, sign=ailment.value)
+            if sign.kind not in known:
+                logger.warning("something is wrong", device=device, sign=sign.kind.value, detail=sign.detail)
+        for kind in known - told:
+            logger.info("it is not told any more", device=device, sign=kind.value)
 
     def at_rest(self, record: Record, seen: Facts) -> bool:
         """Whether what was seen calls for nothing, so that ``tend`` need not look as well. Does nothing itself."""
@@ -239,9 +239,9 @@ class Service(Hooks):
             return False
         if vitals is None or vitals != self.vitals.get(device) or device in self.blocked:
             return False
-        ruling = self.rulebook.ruling(record.device)
-        answer = upkeep.tend(record, self._in_company(record, seen), ruling.policy, self.now(), chance=0.0)
-        return isinstance(answer, answers.Proceed) and not self._test_due(record, ruling)
+        device_policy = self.active_policy.device_policy(record.device)
+        answer = upkeep.tend(record, self._in_company(record, seen), device_policy.policy, self.now(), chance=0.0)
+        return isinstance(answer, answers.Proceed) and not self._test_due(record, device_policy)
 
     async def tend(self, device: str, op: str = "") -> Record | None:
         """Compare what is seen with what is recorded, and do the next sensible thing about it.
@@ -250,7 +250,7 @@ class Service(Hooks):
         """
         if self._stopping:
             return None
-        vitals = await self._sight.vitals(device, self._known(device).device.parent)
+        vitals = await self._observer.vitals(device, self._known(device).device.parent)
         if vitals is not None:
             self._notice(device, vitals)
         async with self.jobs.locks.of([device]):
@@ -259,16 +259,16 @@ class Service(Hooks):
                 return None
             for _ in range(ROUNDS):
                 record = self._known(device)
-                seen = await self._allotted(record, await self._sight.quick(record))
+                seen = await self._allotted(record, await self._observer.quick(record))
                 seen = replace(seen, vitals=vitals, hung_since=self._hung_since(device, seen))
-                ruling = self.rulebook.ruling(record.device)
+                device_policy = self.active_policy.device_policy(record.device)
                 facts = self._in_company(record, seen)
-                answer = upkeep.tend(record, facts, ruling.policy, self.now(), self._tools.chance())
+                answer = upkeep.tend(record, facts, device_policy.policy, self.now(), self._tools.chance())
                 self.blocked.pop(device, None)
                 match answer:
                     case answers.Note(event):
                         await self.ledger.append(op, (device, event))
-                    case answers.Cut():
+                    case answers.CancelJob():
                         if not await self.jobs.call_off(device):
                             return None
                     case answers.Blocked(why):
@@ -278,13 +278,13 @@ class Service(Hooks):
                         self.blocked[device] = f"cannot clear its memory: {lacks}"
                         return None
                     case answers.Scrub(path, trigger):
-                        await self.jobs.begin(device, path, trigger, ruling, op)
+                        await self.jobs.begin(device, path, trigger, device_policy, op)
                         return None
                     case answers.Probe(path):
-                        await self.jobs.begin(device, path, Trigger.PROBATION, ruling, op)
+                        await self.jobs.begin(device, path, Trigger.PROBATION, device_policy, op)
                         return None
                     case answers.Proceed():
-                        return None if await self._burn_in(record, ruling, op) else record
+                        return None if await self._burn_in(record, device_policy, op) else record
             logger.error("cannot settle a device", op=op, device=device, state=self._known(device).state.value)
             return None
 
@@ -307,20 +307,20 @@ class Service(Hooks):
             return seen  # of most, in every round
         return replace(seen, wanted=wanted, successor=successor, domain_resetting=resetting)
 
-    async def _burn_in(self, record: Record, ruling: Ruling, op: str) -> bool:
+    async def _burn_in(self, record: Record, device_policy: DevicePolicy, op: str) -> bool:
         """Test a device that nobody needs now; whether that was begun."""
-        if not ruling.policy.periodic.every:
+        if not device_policy.policy.periodic.every:
             return False
         async with self._tests:  # from the look at the others to the record of what was begun
-            due = self._test_due(record, ruling)
+            due = self._test_due(record, device_policy)
             if due:
-                await self.jobs.begin(record.device.uuid, Path.SLOW, Trigger.BURN_IN, ruling, op)
+                await self.jobs.begin(record.device.uuid, Path.SLOW, Trigger.BURN_IN, device_policy, op)
             return due
 
-    def _test_due(self, record: Record, ruling: Ruling) -> bool:
-        if not ruling.policy.periodic.every or self._lacks(record.device) is not None:
+    def _test_due(self, record: Record, device_policy: DevicePolicy) -> bool:
+        if not device_policy.policy.periodic.every or self._lacks(record.device) is not None:
             return False
-        return grounds.burn_in_due(record, self.ledger.records.values(), ruling.policy, self.now())
+        return grounds.burn_in_due(record, self.ledger.records.values(), device_policy.policy, self.now())
 
     async def stop(self) -> None:
         """No more deeds; running jobs are cut off and recorded as such."""
@@ -333,7 +333,7 @@ class Service(Hooks):
 
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
-        facts = await self._allotted(record, await self._sight.full(record))
+        facts = await self._allotted(record, await self._observer.full(record))
         return decide.release(record, facts, self.now())
 
     async def _without_job(self, device: str) -> Record:
@@ -345,14 +345,14 @@ class Service(Hooks):
     async def _settled(self, device: str, op: str) -> Record:
         """The record after what is stale about it was recorded."""
         record = self._known(device)
-        stale = grounds.distrust(record, await self._sight.quick(record))
+        stale = grounds.distrust(record, await self._observer.quick(record))
         if stale is not None:
             await self.ledger.append(self._op(op), (device, stale))
         return self._known(device)
 
     async def _demand_free(self, record: Record) -> None:
         """Say no before a job starts when it could only fail at its first fence."""
-        facts = await self._sight.full(record)
+        facts = await self._observer.full(record)
         policy = self._policy(record.device.uuid)
         if facts.holders is None:
             raise NotReady(
@@ -365,7 +365,7 @@ class Service(Hooks):
 
     async def _hear(self, device: str, op: str) -> None:
         """What was reported before a person's word is no answer to it."""
-        before = upkeep.heard(self._known(device).baseline, await self._sight.vitals(device))
+        before = upkeep.errors_to_note(self._known(device).baseline, await self._observer.vitals(device))
         if before is not None:
             await self.ledger.append(self._op(op), (device, before))
 
@@ -388,5 +388,5 @@ def _substance(device: DeviceInfo, record: Record) -> tuple[object, ...]:
 
     With whom it is reset may change while somebody has it, when others of its board are laid out anew: it stays his.
     """
-    domain = None if record.state in (State.GRANTED, State.EXPOSED) else device.reset_domain
+    domain = None if record.state in (State.GRANTED, State.IN_USE) else device.reset_domain
     return device.memory_bytes, device.mig, device.model, domain

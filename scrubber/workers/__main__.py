@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from scrubber.core.model import Holder
 from scrubber.devices import roster as devices
-from scrubber.devices.base import Node
+from scrubber.devices.base import DeviceNode
 from scrubber.node.bystanders import Bystander, Bystanders
 from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
@@ -37,22 +37,22 @@ def main() -> None:
     assignment = worker_wire.assignment(lines.readline())
     proc = Path("/proc")
     container_of = devices.container_of(assignment.address) or Containers(proc, assignment.pid_namespace).of
-    sight = Processes(
+    observer = Processes(
         proc, container_of, full_sight=assignment.full_sight, namespace=assignment.pid_namespace
     )  # fmt: skip
     known = Bystanders(tuple(map(Bystander.said, assignment.bystanders)), proc, Path(assignment.pod_logs))
 
     def holders() -> tuple[Holder, ...] | None:
-        return sight.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]
+        return observer.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]
 
     def hit_by_a_reset() -> tuple[Holder, ...] | None:
         """Everybody: bystanders, and the service, which has let go of it if all is well."""
-        return sight.holders({"device": assignment.reach})["device"]
+        return observer.holders({"device": assignment.reach})["device"]
 
     def ours(pid: int) -> bool:
-        return sight.descends(pid, (mother,))
+        return observer.descends(pid, (mother,))
 
-    node = Node(hit_by_a_reset, lambda name: known.runs(name, container_of))
+    node = DeviceNode(hit_by_a_reset, lambda name: known.runs(name, container_of))
     bench = Bench(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()

@@ -176,11 +176,11 @@ class _Zygote:
         match zygote_wire.decode(packet), files:
             case zygote_wire.Ready() as said, ():
                 self._welcome(said)
-            case zygote_wire.Born(pid), (handle,):
+            case zygote_wire.Forked(pid), (handle,):
                 asked, pipes = self._asked.popleft()
                 self._children[pid] = Child(pid, handle, pipes)
                 asked.set_result(self._children[pid])
-            case zygote_wire.Stillborn(why), ():
+            case zygote_wire.ForkFailed(why), ():
                 asked, pipes = self._asked.popleft()
                 pipes.close()
                 asked.set_exception(BrokenError(f"cannot start a worker: {why}"))

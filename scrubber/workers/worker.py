@@ -57,7 +57,7 @@ class Worker:
         report: Report | None = None
         try:
             async with asyncio.timeout(deadline):
-                report = await self._converse(worker_wire.Task(step, order), on_progress)
+                report = await self._converse(worker_wire.StepRequest(step, order), on_progress)
         except TimeoutError:
             text = f"{step.value} was not done within {deadline:g} s"
             report = Report(Outcome.TIMED_OUT, f"{text}; {self._told(await self._put_down())}", _blame(step))
@@ -91,7 +91,7 @@ class Worker:
         self._child.kill()
         await self._child.leave(_ENDS_WITHIN)
 
-    async def _converse(self, task: worker_wire.Task, on_progress: OnProgress) -> Report:
+    async def _converse(self, task: worker_wire.StepRequest, on_progress: OnProgress) -> Report:
         self._child.say(worker_wire.encode(task))
         while True:
             match _answer(await self._child.hear()):

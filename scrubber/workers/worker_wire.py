@@ -29,7 +29,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class StepRequest:
     """Every further line to a child: one step."""
 
     step: Step
@@ -44,7 +44,7 @@ class Answer:
     report: Report | None = None
 
 
-def encode(frame: Assignment | Task | Answer) -> bytes:
+def encode(frame: Assignment | StepRequest | Answer) -> bytes:
     """A frame as a line."""
     return json.dumps(asdict(frame), default=_word).encode() + b"\n"
 
@@ -56,12 +56,12 @@ def assignment(line: bytes) -> Assignment:
     return Assignment(**said | lists | {"address": Address(**said["address"])})
 
 
-def task(line: bytes) -> Task:
+def task(line: bytes) -> StepRequest:
     """Any later line that a child reads."""
     said = json.loads(line)
     order, tenancy = said["order"], said["order"]["tenancy"]
     tuples = {"patterns": tuple(order["patterns"]), "tenancy": None if tenancy is None else tuple(tenancy)}
-    return Task(Step(said["step"]), Order(**order | tuples))
+    return StepRequest(Step(said["step"]), Order(**order | tuples))
 
 
 def _word(value: object) -> object:

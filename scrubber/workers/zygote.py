@@ -71,12 +71,12 @@ class Zygote:
 
     def _fork(self, files: Sequence[int]) -> tuple[zygote_wire.Said, Sequence[int]]:
         if len(files) != _STANDARD:
-            return zygote_wire.Stillborn("its pipes did not come through: too many files are open"), ()
+            return zygote_wire.ForkFailed("its pipes did not come through: too many files are open"), ()
         mother = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            return zygote_wire.Stillborn(f"no process can be made: {error.strerror}"), ()
+            return zygote_wire.ForkFailed(f"no process can be made: {error.strerror}"), ()
         if pid == 0:
             self._line.detach()  # its number is about to be the child's stdin
             _be(files, mother, self._live)
@@ -88,10 +88,10 @@ class Zygote:
         except OSError as error:
             os.kill(pid, signal.SIGKILL)  # ours until it is collected, so the number is still its own
             os.waitpid(pid, 0)
-            return zygote_wire.Stillborn(f"its process cannot be held: {error.strerror}"), ()
+            return zygote_wire.ForkFailed(f"its process cannot be held: {error.strerror}"), ()
         self._children[handle] = pid
         self._poll.register(handle, select.POLLIN)
-        return zygote_wire.Born(pid), (handle,)
+        return zygote_wire.Forked(pid), (handle,)
 
     def _collect(self, handle: int) -> None:
         pid = self._children.pop(handle)

@@ -25,14 +25,14 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class Forked:
     """A child runs. Its pidfd comes along."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stillborn:
+class ForkFailed:
     """There is no child."""
 
     why: str
@@ -46,9 +46,9 @@ class Ended:
     status: int  # negative: the signal that ended it
 
 
-Said = Ready | Born | Stillborn | Ended
+Said = Ready | Forked | ForkFailed | Ended
 
-_KINDS: dict[str, type[Said]] = {kind.__name__: kind for kind in (Ready, Born, Stillborn, Ended)}
+_KINDS: dict[str, type[Said]] = {kind.__name__: kind for kind in (Ready, Forked, ForkFailed, Ended)}
 
 
 def encode(said: Said) -> bytes:

@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from scrubber import app
 from scrubber.api import client, server
-from scrubber.config import Backend, ScrubberConfig
+from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.ground import unix_sockets
-from scrubber.metrics.counters import Tally
-from scrubber.policy import Rulebook
+from scrubber.metrics.counters import ServiceCounters
+from scrubber.policy import ActivePolicy
 
 
 class House:
@@ -19,7 +19,7 @@ class House:
     def __init__(self, root: Path) -> None:
         self.config = ScrubberConfig.model_validate(
             {
-                "backend": Backend.SIMULATED,
+                "backend": BackendChoice.SIMULATED,
                 "state_dir": root / "state",
                 "run_dir": root / "run",
                 "kubelet_dir": root,
@@ -30,9 +30,11 @@ class House:
         )
         unix_sockets.prepare(self.config.run_dir)
         backend = app.build_backend(self.config)
-        tally = Tally(CollectorRegistry())
-        self.built = app.build(self.config, backend, Rulebook("fast"), app.open_ledger(self.config, tally), tally)
-        self.doors = server.Doors(self.built.service, self.built.reporter, tally, self.config.run_dir)
+        counters = ServiceCounters(CollectorRegistry())
+        self.built = app.build(
+            self.config, backend, ActivePolicy("fast"), app.open_ledger(self.config, counters), counters
+        )
+        self.doors = server.GrpcServers(self.built.service, self.built.reporter, counters, self.config.run_dir)
 
     async def open(self):
         await self.built.monitor.round()
@@ -52,10 +54,10 @@ class House:
         await self.built.ledger.close()
 
     def scrubber(self):
-        return client.Scrubber(self.config.socket)
+        return client.ScrubberClient(self.config.socket)
 
     def admin(self):
-        return client.Admin(self.config.admin_socket)
+        return client.AdminClient(self.config.admin_socket)
 
 
 @pytest.fixture

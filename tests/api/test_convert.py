@@ -20,8 +20,8 @@ st.register_type_strategy(float, REAL)
 
 MESSAGES: dict[type, type[Message]] = {
     views.Status: scrub_pb2.StatusResponse,
-    views.Granted: scrub_pb2.Granted,
-    views.Advert: scrub_pb2.Advert,
+    views.GrantedDevice: scrub_pb2.Granted,
+    views.AdvertisedDevice: scrub_pb2.Advert,
     views.ScrubProgress: scrub_pb2.ScrubProgress,
     views.HistoryEntry: scrub_pb2.HistoryEntry,
     views.Explanation: scrub_pb2.ExplainResponse,

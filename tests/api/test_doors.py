@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Moment, Quarantine, Sickness, State
+from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
@@ -83,7 +83,7 @@ async def test_an_oversized_message_is_refused_before_it_is_read(house):
 
 
 async def test_nobody_there_is_said_so(short_tmp):
-    async with client.Admin(short_tmp / "none.sock") as admin:
+    async with client.AdminClient(short_tmp / "none.sock") as admin:
         with pytest.raises(Unreachable, match="cannot reach the scrub service"):
             await admin.status()
 
@@ -126,7 +126,7 @@ async def test_a_refused_scrub_is_that_devices_result_and_the_others_go_on(house
 async def test_who_asks_for_all_is_not_told_of_what_was_replaced_long_ago(house):
     gone, good = house.uuids
     drills.lose(house.config.simulated_dir, gone)
-    out = Quarantine(Sickness(Ailment.REPLACED, "x"), Moment(0.0, 0.0), "autoclave", next_probe=1e9)
+    out = Quarantine(Ailment(AilmentKind.REPLACED, "x"), Moment(0.0, 0.0), "autoclave", next_probe=1e9)
     await house.built.ledger.append("op", (gone, ev.Quarantined(out)))
     await house.built.service.tend(gone)
     async with house.admin() as admin:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.metrics.counters import Tally
+from scrubber.metrics.counters import ServiceCounters
 
 CODE = grpc.StatusCode
 CASES = [
@@ -33,7 +33,7 @@ async def door(short_tmp):
 
     service = SimpleNamespace(acquire=acquire, no=None, socket=short_tmp / "s.sock")
     listening = grpc.aio.server()
-    asked = server.Scrubber(cast("Any", service), cast("Any", None), Tally(CollectorRegistry()))
+    asked = server.ScrubberServicer(cast("Any", service), cast("Any", None), ServiceCounters(CollectorRegistry()))
     scrub_pb2_grpc.add_ScrubberServicer_to_server(asked, listening)
     listening.add_insecure_port(f"unix:{service.socket}")
     await listening.start()
@@ -44,7 +44,7 @@ async def door(short_tmp):
 @pytest.mark.parametrize(("said", "kind", "code"), CASES, ids=[said.reason.value for said, _, _ in CASES])
 async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
     door.no = said
-    async with client.Scrubber(door.socket) as service:
+    async with client.ScrubberClient(door.socket) as service:
         with pytest.raises(AutoclaveError) as heard:
             await service.acquire(["GPU-1"])
     assert type(heard.value) is kind
@@ -58,23 +58,23 @@ async def test_an_error_arrives_as_what_it_is(door, said, kind, code):
 async def test_a_reason_that_only_a_newer_service_knows_is_still_a_no(door, monkeypatch):
     door.no = Refused(Reason.SICK, "cannot hand out GPU-1: the moon is full")
     monkeypatch.delitem(client._REASONS, Reason.SICK.value)
-    async with client.Scrubber(door.socket) as service:
+    async with client.ScrubberClient(door.socket) as service:
         with pytest.raises(Refused) as heard:
             await service.acquire(["GPU-1"])
     assert (heard.value.reason, heard.value.message) == (Reason.INTERNAL, door.no.message)
 
 
 async def test_a_call_that_the_service_cuts_off_because_it_ends_is_told_as_its_end_and_as_no_fault(short_tmp):
-    class Ending(server.Scrubber):
+    class Ending(server.ScrubberServicer):
         async def Acquire(self, _request: Any, context: Any) -> Any:  # noqa: N802, ANN401 - gRPC's own at its end
             await context.abort(CODE.CANCELLED, "CANCELLED")
 
     ending = grpc.aio.server()
-    asked = Ending(cast("Any", None), cast("Any", None), Tally(CollectorRegistry()))
+    asked = Ending(cast("Any", None), cast("Any", None), ServiceCounters(CollectorRegistry()))
     scrub_pb2_grpc.add_ScrubberServicer_to_server(asked, ending)
     ending.add_insecure_port(f"unix:{short_tmp}/s.sock")
     await ending.start()
-    async with client.Scrubber(short_tmp / "s.sock") as service:
+    async with client.ScrubberClient(short_tmp / "s.sock") as service:
         with pytest.raises(NotReady) as heard:
             await service.acquire(["GPU-1"])
     assert heard.value.reason is Reason.SHUTTING_DOWN
@@ -83,7 +83,7 @@ async def test_a_call_that_the_service_cuts_off_because_it_ends_is_told_as_its_e
 
 async def test_a_fault_of_ours_is_told_as_one_and_keeps_its_text_to_itself(door):
     door.no = ValueError("pid 4711 of precious")
-    async with client.Scrubber(door.socket) as service:
+    async with client.ScrubberClient(door.socket) as service:
         with pytest.raises(Refused) as heard:
             await service.acquire(["GPU-1"])
     assert heard.value.reason is Reason.INTERNAL

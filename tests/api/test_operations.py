@@ -26,7 +26,7 @@ from plugin.metrics import counters
 from plugin.response import Strategy, Style
 from scrubber.core import events as ev
 from scrubber.core import grounds
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.ground import log, operation_id
 from scrubber.ground.errors import AutoclaveError, Reason, Refused
 from tests.api.conftest import House
@@ -44,7 +44,9 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
         async with asyncio.timeout(WITHIN):
             await listing.first()
         style = Style(strategies=(Strategy.ENVVAR,))
-        plugin = DevicePlugin(GPU, listing, Gate(scrubber, listing), counters.Tally(CollectorRegistry()), style, list)
+        plugin = DevicePlugin(
+            GPU, listing, Gate(scrubber, listing), counters.PluginCounters(CollectorRegistry()), style, list
+        )
         server = grpc.aio.server()
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
         server.add_insecure_port(f"unix:{house.config.run_dir}/plugin.sock")
@@ -61,7 +63,7 @@ async def allocate(kubelet: deviceplugin_pb2_grpc.DevicePluginAsyncStub, *uuids:
     await kubelet.Allocate(request, timeout=WITHIN)
 
 
-async def since(house: House, row: int) -> list[Entry]:
+async def since(house: House, row: int) -> list[LedgerEntry]:
     """What was recorded after this row."""
     return [entry for entry in await house.built.ledger.history(None, None, 1000) if entry.seq > row]
 
@@ -218,7 +220,7 @@ async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
         raise structlog.DropEvent
 
     uuid = house.uuids[0]
-    structlog.configure(processors=[structlog.processors.add_log_level, log.Repeats(lambda: now[0]), keep])
+    structlog.configure(processors=[structlog.processors.add_log_level, log.RepeatFilter(lambda: now[0]), keep])
     try:
         async with house.scrubber() as scrubber, house.admin() as admin:
             await admin.quarantine(uuid, "it smells", "ann")

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import processes, release, rig
 from plugin.testing.pods import Pod
 from scrubber.demo.stage import Stage
-from scrubber.ledger.chain import Row
+from scrubber.ledger.chain import ChainRow
 from scrubber.node import clock
 from tests.patience import WITHIN
 
@@ -55,7 +55,7 @@ async def test_every_pod_of_a_churn_is_counted(stage) -> None:
 )  # fmt: skip
 def test_a_device_was_clean_when_the_last_row_before_is_a_proof(at: float, clean: bool) -> None:  # noqa: FBT001 - a case
     kinds = ("scrub-started", "scrub-passed", "granted", "scrub-passed")
-    rows = [Row(number, "GPU-0", 0.0, float(number), "", kind, "", "", "") for number, kind in enumerate(kinds, 1)]
+    rows = [ChainRow(number, "GPU-0", 0.0, float(number), "", kind, "", "", "") for number, kind in enumerate(kinds, 1)]
     assert release.was_clean(rows, at) is clean
 
 

@@ -67,7 +67,7 @@ class OnCuda(OnMachine):
     def clearing(self, number: int) -> None:
         """Wait until its memory is being overwritten."""
 
-        async def until(admin: client.Admin) -> None:
+        async def until(admin: client.AdminClient) -> None:
             status = await admin.status([str(number)])
             while (job := status.devices[0].job) is None or job.step != "clear":
                 status = await admin.status([str(number)], newer_than=status.service.ledger_rows, wait=10)

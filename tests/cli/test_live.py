@@ -124,11 +124,11 @@ def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
     (grant,) = json.loads(told(autoclave("acquire", gpu, "-o", "json")))["items"]
     assert grant["receipt"] == service.settled(gpu, "granted").receipt.id
     pid = tenants.zombie(service.simulated_dir, grant["device"])  # a job's program: in no container
-    service.settled(gpu, "exposed")
+    service.settled(gpu, "in_use")
     refused = autoclave("acquire", gpu)
     assert refused.exit_code == 1
     assert f"{grant['device']}: it is exposed; once its job has ended, `autoclave release` it" in refused.stderr
-    assert service.settled(gpu, "exposed").job is None
+    assert service.settled(gpu, "in_use").job is None
     tenants.kill(pid)
     assert told(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) was given back\n"
     assert service.settled(gpu, "clean").receipt.id != grant["receipt"]

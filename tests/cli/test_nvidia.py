@@ -91,7 +91,7 @@ CANNOT = "no memory of a real GPU can be cleared"
 BROKEN = "CuPy is installed but cannot be loaded: ImportError: libcudart.so.99: no such file"
 
 
-async def idle(admin: client.Admin) -> None:
+async def idle(admin: client.AdminClient) -> None:
     """What was begun before the zygote has told is over."""
     status = await admin.status(["0"])
     while status.devices[0].job is not None:

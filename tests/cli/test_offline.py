@@ -12,7 +12,7 @@ import pytest
 from policies import load
 from scrubber.cli import service_call
 from scrubber.core import events
-from scrubber.core.model import Ailment, DeviceInfo, Incarnation, Moment, Sign
+from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import creation, documents, layout, lease, tenants
 from scrubber.ledger import opening, store
 
@@ -159,7 +159,7 @@ def drill(autoclave, gpus, *args):
         (
             ["sign", "0", "links"],
             "GPU 0: links is told of it: so the drill says; `autoclave simulate heal 0` ends it\n",
-            {"signs": (Sign(Ailment.LINKS, "so the drill says"),)},
+            {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)},
         ),
         (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": documents.Resetting.FAILS}),
         (["reset-fails", "0", "--how", "slow", "--duration", "2m"], "GPU 0: resets are slow", {"reset_seconds": 120.0}),
@@ -211,7 +211,7 @@ def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
 
 def test_a_drifted_setting_is_left_behind(autoclave, gpus):
     drill(autoclave, gpus, "drift", "1", "--watts", "99")
-    assert documents.read(layout.places(gpus)[1].settings, documents.Settings).power_limit_watts == 99
+    assert documents.read(layout.places(gpus)[1].settings, documents.SimulatedSettings).power_limit_watts == 99
 
 
 def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):

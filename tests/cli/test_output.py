@@ -57,8 +57,8 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"state": "exposed", "owner": "pod-7"}, "used by pod-7"),
-        ({"state": "exposed", "owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "used by ns/train/a, ns/train/b"),
+        ({"state": "in_use", "owner": "pod-7"}, "used by pod-7"),
+        ({"state": "in_use", "owner": "uid-7", "pod": "ns/train/a, ns/train/b"}, "used by ns/train/a, ns/train/b"),
         ({"state": "granted", "why": "granted", "pod": "ns/train/a"}, "granted to ns/train/a"),
         ({"state": "granted", "why": "granted"}, ""),
         ({"state": "dirty", "why": "dirty", "setback": "a process would not go"}, "a process would not go"),
@@ -239,7 +239,7 @@ def test_a_document_carries_the_figures_of_the_proof():
 
 
 def test_an_explanation_names_the_pod_and_its_uid_by_which_the_history_tells_of_it():
-    told = "\n".join(story(replace(CLEAN, state="exposed", owner="uid-7", pod="ns/train/main", receipt=None)))
+    told = "\n".join(story(replace(CLEAN, state="in_use", owner="uid-7", pod="ns/train/main", receipt=None)))
     assert "        used by ns/train/main\n        its UID is uid-7\n" in told
     for device in (replace(CLEAN, owner="uid-7"), replace(CLEAN, state="granted", pod="ns/train/main")):
         assert "its UID" not in "\n".join(story(device))

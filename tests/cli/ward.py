@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plugin.testing import checkpoint
-from plugin.testing.holdings import Holding
+from plugin.testing.holdings import DeviceHolding
 from tests.live import Service
 
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
@@ -42,7 +42,7 @@ class Kubelet:
 
     def hold(self, *held):
         """Pods with a device each."""
-        entries = [((pod, "main", name), Holding({-1: (device,)}, b"")) for pod, name, device in held]
+        entries = [((pod, "main", name), DeviceHolding({-1: (device,)}, b"")) for pod, name, device in held]
         checkpoint.write(self.directory, entries, {"nvidia.com/gpu": []})
 
 

@@ -14,6 +14,7 @@ from scrubber.core import events as ev
 from scrubber.core import states, verdict
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     Baseline,
     DeviceInfo,
     Facts,
@@ -29,7 +30,6 @@ from scrubber.core.model import (
     Quarantine,
     Receipt,
     Record,
-    Sickness,
     Step,
     StepResult,
     Trigger,
@@ -58,8 +58,8 @@ FOREIGN = Holder(44, NOW.uptime - 500, "nv-hostengine", None)  # was there befor
 WELL = Vitals()
 XID_79 = Vitals(xids=(Xid(1, 79),))
 RELAID = Vitals(lost=True, relaid=True)
-LOST = Sickness(Ailment.LOST, "the device has fallen off its bus")
-PULLED = Sickness(Ailment.OPERATOR, "suspect", sticky=True)
+LOST = Ailment(AilmentKind.LOST, "the device has fallen off its bus")
+PULLED = Ailment(AilmentKind.OPERATOR, "suspect", sticky=True)
 
 
 def rows(*table: tuple[object, ...]) -> list[ParameterSet]:
@@ -125,15 +125,15 @@ def proof(record: Record) -> Receipt:
     return record.receipt
 
 
-def quarantine(sickness: Sickness = LOST, next_probe: float | None = NOW.uptime + 60) -> Quarantine:
+def quarantine(ailment: Ailment = LOST, next_probe: float | None = NOW.uptime + 60) -> Quarantine:
     """A quarantine that began now."""
-    return Quarantine(sickness, NOW, "autoclave", Baseline(), 0, next_probe)
+    return Quarantine(ailment, NOW, "autoclave", Baseline(), 0, next_probe)
 
 
 def live(record: Record | None, *events: ev.Event, at: Moment = NOW) -> Record:
     """The record after these events."""
     for event in events:
-        record = states.apply(record, ev.Entry(0, DEVICE.uuid, at, "op", event))
+        record = states.apply(record, ev.LedgerEntry(0, DEVICE.uuid, at, "op", event))
     assert record is not None
     return record
 
@@ -143,19 +143,19 @@ FIRST_LOOK = live(UNKNOWN, ev.ScrubStarted(job(Path.SLOW, Trigger.FIRST_LOOK)))
 CLEAN = live(FIRST_LOOK, passed(FIRST_LOOK))
 GRANTED = live(CLEAN, ev.Granted(grant(CLEAN)))
 UNANNOUNCED = live(CLEAN, ev.Granted(grant(CLEAN, announced=False)))
-KEPT = live(CLEAN, ev.Granted(replace(grant(CLEAN, announced=False), kept=True)))
+KEPT = live(CLEAN, ev.Granted(replace(grant(CLEAN, announced=False), until_release=True)))
 UNPROVEN = live(UNKNOWN, ev.GrantedUnproven(grant(UNKNOWN), "observe"))
-EXPOSED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True)))
-EXPOSED_TO_B = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True)))
-CROWDED = live(GRANTED, ev.Exposed(Owner(A, NOW, seen=True, crowded=True)))
-NAMELESS = live(GRANTED, ev.Exposed(Owner(None, NOW, visitor=True)))
-VISITED = live(GRANTED, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
-VISITED_UNANNOUNCED = live(UNANNOUNCED, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
-VISITED_KEPT = live(KEPT, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
-VISITED_UNPROVEN = live(UNPROVEN, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
-VISITED_BY_NO_POD = live(GRANTED, ev.Exposed(Owner("container:0123456789ab", NOW, seen=True, visitor=True)))
-FOUND_IN_USE = live(UNKNOWN, ev.Exposed(Owner(B, NOW, seen=True, visitor=True)))
-DIRTY = live(EXPOSED, ev.Released("its pod is gone"))
+IN_USE = live(GRANTED, ev.PutInUse(Owner(A, NOW, seen=True)))
+EXPOSED_TO_B = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True)))
+CROWDED = live(GRANTED, ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
+NAMELESS = live(GRANTED, ev.PutInUse(Owner(None, NOW, unannounced=True)))
+VISITED = live(GRANTED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
+VISITED_UNANNOUNCED = live(UNANNOUNCED, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
+VISITED_KEPT = live(KEPT, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
+VISITED_UNPROVEN = live(UNPROVEN, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
+VISITED_BY_NO_POD = live(GRANTED, ev.PutInUse(Owner("container:0123456789ab", NOW, seen=True, unannounced=True)))
+FOUND_IN_USE = live(UNKNOWN, ev.PutInUse(Owner(B, NOW, seen=True, unannounced=True)))
+DIRTY = live(IN_USE, ev.Released("its pod is gone"))
 SOILED = live(CLEAN, ev.Soiled("it was used without a grant", (FOREIGN,)))
 SCRUBBING = live(DIRTY, ev.ScrubStarted(job()))
 SET_BACK = live(SCRUBBING, ev.ScrubFailed("job-1", "a process is on it"))
@@ -163,8 +163,8 @@ QUARANTINED = live(CLEAN, ev.Quarantined(quarantine()))
 STICKY = live(CLEAN, ev.Quarantined(quarantine(PULLED, None)))
 PROBED = live(QUARANTINED, ev.ProbationStarted(job(Path.SLOW, Trigger.PROBATION), "autoclave"))
 REINSTATED = live(STICKY, ev.ProbationStarted(job(Path.SLOW, Trigger.REINSTATE), "ann"))
-SICK_IN_USE = live(EXPOSED, ev.Sickened(LOST))
-SICK_GRANTED = live(GRANTED, ev.Sickened(LOST))
+SICK_IN_USE = live(IN_USE, ev.AilmentFound(LOST))
+SICK_GRANTED = live(GRANTED, ev.AilmentFound(LOST))
 SICK_DIRTY = live(SICK_IN_USE, ev.Released("its pod is gone"))
 LIVES = {name: value for name, value in list(globals().items()) if isinstance(value, Record)}
 
@@ -178,11 +178,11 @@ def facts(  # noqa: PLR0913 - what may be seen
     since: float = 0.0,
     siblings: bool | None = False,
     vitals: Vitals | None = WELL,
-    allotted: Collection[str] | None = None,
+    assigned_pods: Collection[str] | None = None,
 ) -> Facts:
     """What is seen of a device that is well and that nobody uses, but for what is said."""
-    given = None if allotted is None else frozenset(allotted)
-    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals, allotted=given)
+    given = None if assigned_pods is None else frozenset(assigned_pods)
+    return Facts(incarnation, epoch, holders, since, alive, None, siblings, vitals, assigned_pods=given)
 
 
 def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Event]:
@@ -195,7 +195,7 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         ev.Distrusted("the node was rebooted", REBOOTED if record.incarnation == HERE else HERE),
         ev.Granted(grant(record)),
         ev.GrantedUnproven(grant(record, proven=False), "not scrubbed"),
-        ev.Exposed(Owner(B, at)),
+        ev.PutInUse(Owner(B, at)),
         ev.Released("its pod is gone"),
         ev.Soiled("it was used without a grant", (FOREIGN,)),
         ev.ScrubStarted(job(name="job-2")),
@@ -206,9 +206,9 @@ def events_about(record: Record, at: Moment = NOW) -> dict[type[ev.Event], ev.Ev
         passed(running, at),
         ev.ScrubFailed(name, "a process is on it"),
         ev.ScrubInterrupted(name, "the service was stopped"),
-        ev.Sickened(LOST),
+        ev.AilmentFound(LOST),
         ev.Quarantined(quarantine()),
-        ev.Heard(((13, 2),), record.baseline.last_xid + 2),
+        ev.ErrorsNoted(((13, 2),), record.baseline.last_xid + 2),
         ev.Reinstated("ann: it was the cable"),
     )
     return {type(event): event for event in every}
@@ -249,7 +249,7 @@ def sights(holders: st.SearchStrategy[tuple[Holder, ...] | None] | None = None) 
         since=st.sampled_from([0.0, NOW.uptime + 1]),
         siblings=st.sampled_from([None, True, False]),
         vitals=st.sampled_from([None, WELL, XID_79, Vitals(lost=True), RELAID, Vitals(leaked_bytes=7)]),
-        allotted=st.sampled_from([None, (), (A,), (B,), (A, B)]),
+        assigned_pods=st.sampled_from([None, (), (A,), (B,), (A, B)]),
     )
 
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
-from scrubber.core.diagnosis.base import Capability, Fault, Level
+from scrubber.core.diagnosis.base import Capability, CheckFault, Level
 
 NOW = 1_800_000_000.0
-DENIED = Fault("permission denied", denied=True)
-ABSENT = Fault("no such file or directory", absent=True)
+DENIED = CheckFault("permission denied", denied=True)
+ABSENT = CheckFault("no such file or directory", absent=True)
 CONFIG = base.ToolkitConfig("/etc/config.toml", by_environment=False)
 
 RECEIPT = views.ReceiptView(
@@ -44,7 +44,7 @@ POSTURE = base.Posture(
 )
 _PLACE = base.Directory("/d", private=True, ours=True)
 _DOOR = base.Socket("/d/a.sock")
-FACTS = base.Facts(
+FACTS = base.NodeFacts(
     NOW, STATUS, _DOOR, _PLACE, _PLACE, _DOOR, base.Checkpoint(), base.Sockets("/d", (_DOOR,)), POSTURE
 )  # fmt: skip
 

@@ -12,23 +12,25 @@ from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, STRICT, A, B, facts, later, live
 
 LATE = later(grounds.STARTS_WITHIN + 1)
-AWAITED = live(lives.GRANTED, ev.Exposed(Owner(A, NOW)))
+AWAITED = live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
 TAKEN = Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
 def test_a_device_whose_scrubs_do_not_fit_the_allocate_budget_is_not_offered_for_them(record):
     budget = ENFORCE.budgets.allocate
-    assert offering.advertise(replace(record, took=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy, "one may be late"
-    assert not offering.advertise(replace(record, took=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
+    assert offering.advertise(replace(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy, (
+        "one may be late"
+    )
+    assert not offering.advertise(replace(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
 
 
 def test_a_device_that_was_released_to_the_slow_path_is_not_offered_for_it():
-    assert not offering.advertise(replace(lives.DIRTY, owed=Path.SLOW), STRICT, NOW).healthy
+    assert not offering.advertise(replace(lives.DIRTY, due_path=Path.SLOW), STRICT, NOW).healthy
 
 
-def tended(allotted, *, holders=(), alive=False, at=LATE):
-    seen = replace(facts(holders, alive=alive), allotted=allotted)
+def tended(assigned_pods, *, holders=(), alive=False, at=LATE):
+    seen = replace(facts(holders, alive=alive), assigned_pods=assigned_pods)
     return upkeep.tend(AWAITED, seen, ENFORCE, at, 0.0)
 
 
@@ -57,5 +59,5 @@ def test_somebody_on_it_is_no_nobody():
 
 
 def test_the_kubelets_word_says_nothing_of_a_use_without_an_owner():
-    nameless = upkeep.tend(lives.NAMELESS, replace(facts(), allotted=frozenset()), ENFORCE, LATE, 0.0)
+    nameless = upkeep.tend(lives.NAMELESS, replace(facts(), assigned_pods=frozenset()), ENFORCE, LATE, 0.0)
     assert nameless == Proceed()

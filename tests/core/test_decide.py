@@ -53,7 +53,7 @@ DEFER = rows(
     ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),
     ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),
     ("one that is being scrubbed", lives.SCRUBBING, facts(), Defer()),
-    ("one that is still in use", lives.EXPOSED, facts((OF_A,), alive=True), Defer()),
+    ("one that is still in use", lives.IN_USE, facts((OF_A,), alive=True), Defer()),
     ("one that nobody can look at", lives.CLEAN, facts(None), Defer()),
     ("a quarantined one is refused", lives.QUARANTINED, facts(),
      Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
@@ -97,22 +97,22 @@ ACQUIRE = rows(
     ("a grant on a device that somebody unseen holds memory of is not shared", lives.GRANTED,
      facts(vitals=Vitals(leaked_bytes=7)), ENFORCE, GONE),
     ("a grant that a container already uses is that container's, on record", lives.GRANTED, facts((OF_A,)), ENFORCE,
-     Note(ev.Exposed(Owner(A, later(1), seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
     ("a grant that a stray process uses is soiled, on record", lives.GRANTED, facts((LEFTOVER,)), ENFORCE,
-     Note(ev.Exposed(Owner(None, later(1), visitor=True)))),
+     Note(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
     ("W16 no sight of processes: a grant is not shared", lives.GRANTED, facts(None), ENFORCE, NOT_PROVEN),
-    ("W1 double allocation: a live owner is refused", lives.EXPOSED, facts((OF_A,), alive=True), ENFORCE, IN_USE),
-    ("W2 force delete: a live owner without a process is refused", lives.EXPOSED, facts(alive=True), ENFORCE, IN_USE),
-    ("W3 checkpoint lost: a process of a container is not disturbed", lives.EXPOSED, facts((OF_A,), alive=False),
+    ("W1 double allocation: a live owner is refused", lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, IN_USE),
+    ("W2 force delete: a live owner without a process is refused", lives.IN_USE, facts(alive=True), ENFORCE, IN_USE),
+    ("W3 checkpoint lost: a process of a container is not disturbed", lives.IN_USE, facts((OF_A,), alive=False),
      ENFORCE, IN_USE),
-    ("W13 nobody can say whether the owner lives: it is not taken for gone", lives.EXPOSED, facts(alive=None), ENFORCE,
+    ("W13 nobody can say whether the owner lives: it is not taken for gone", lives.IN_USE, facts(alive=None), ENFORCE,
      NOT_PROVEN),
-    ("W16 no sight of processes: a dead owner's device waits", lives.EXPOSED, facts(None, alive=False), ENFORCE,
+    ("W16 no sight of processes: a dead owner's device waits", lives.IN_USE, facts(None, alive=False), ENFORCE,
      NOT_PROVEN),
-    ("W20 another pod still has it open after the owner's end", lives.EXPOSED, facts((OF_B,), alive=False), ENFORCE,
+    ("W20 another pod still has it open after the owner's end", lives.IN_USE, facts((OF_B,), alive=False), ENFORCE,
      IN_USE),
-    ("S5 a tenant that ended a moment ago left its bytes", lives.EXPOSED, facts(alive=False), ENFORCE, GONE),
-    ("orphans of a dead owner do not keep the device", lives.EXPOSED, facts((LEFTOVER,), alive=False), ENFORCE, GONE),
+    ("S5 a tenant that ended a moment ago left its bytes", lives.IN_USE, facts(alive=False), ENFORCE, GONE),
+    ("orphans of a dead owner do not keep the device", lives.IN_USE, facts((LEFTOVER,), alive=False), ENFORCE, GONE),
     ("W15 a user that no kubelet knows is gone with its last process", lives.NAMELESS, facts(), ENFORCE, GONE),
     ("S11 an empty dirty device is scrubbed all the same", lives.DIRTY, facts(), ENFORCE, FAST),
     ("orphans of the last tenant are cleared away", lives.DIRTY, facts((LEFTOVER,)), ENFORCE, FAST),
@@ -134,7 +134,7 @@ ACQUIRE = rows(
 )  # fmt: skip
 OBSERVED = rows(
     ("a clean device is handed out with its proof", lives.CLEAN, facts(), HandOut()),
-    ("a used device is handed out, and it is said why not", lives.EXPOSED, facts((OF_A,), alive=True),
+    ("a used device is handed out, and it is said why not", lives.IN_USE, facts((OF_A,), alive=True),
      HandOut("cannot hand out GPU-1: it is still in use")),
     ("a dirty device is handed out unscrubbed", lives.DIRTY, facts(),
      HandOut("not scrubbed: would have taken the fast path (acquire)")),
@@ -169,7 +169,7 @@ FRESH = {  # by state, with whoever might be on it
     State.SCRUBBING: (lives.SCRUBBING, Join()),
     State.QUARANTINED: (lives.QUARANTINED, Refuse(Reason.QUARANTINED, "cannot hand out GPU-1: it is quarantined")),
     State.GRANTED: (lives.GRANTED, Refuse(Reason.IN_USE, HELD.format("granted"))),
-    State.EXPOSED: (lives.EXPOSED, Refuse(Reason.IN_USE, HELD.format("exposed"))),
+    State.IN_USE: (lives.IN_USE, Refuse(Reason.IN_USE, HELD.format("in_use"))),
 }
 
 
@@ -181,7 +181,7 @@ def test_who_wants_what_nobody_has_is_refused_what_somebody_was_granted(state):
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
-@pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.EXPOSED, lives.NAMELESS])
+@pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_no_policy_and_nothing_that_is_seen_makes_a_yes_of_that(policy, record, seen):
     answer = decide.acquire(record, seen, policy, later(1), announced=True, fresh=True)
@@ -227,14 +227,14 @@ def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
 GIVEN_BACK = Note(ev.Released("it was given back"))
 TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use")
 RELEASE = rows(
-    ("an exposed device whose owner is gone", lives.EXPOSED, facts(alive=False), GIVEN_BACK),
+    ("an exposed device whose owner is gone", lives.IN_USE, facts(alive=False), GIVEN_BACK),
     ("a grant that nobody used", lives.GRANTED, facts(), GIVEN_BACK),
-    ("orphans are no users", lives.EXPOSED, facts((LEFTOVER,), alive=False), GIVEN_BACK),
-    ("W5 the caller's word is not enough: the owner lives", lives.EXPOSED, facts(alive=True), TAKE_BACK),
-    ("W17 a caller who is not the owner: a container is on it", lives.EXPOSED, facts((OF_A,), alive=False), TAKE_BACK),
-    ("nobody can say", lives.EXPOSED, facts(None),
+    ("orphans are no users", lives.IN_USE, facts((LEFTOVER,), alive=False), GIVEN_BACK),
+    ("W5 the caller's word is not enough: the owner lives", lives.IN_USE, facts(alive=True), TAKE_BACK),
+    ("W17 a caller who is not the owner: a container is on it", lives.IN_USE, facts((OF_A,), alive=False), TAKE_BACK),
+    ("nobody can say", lives.IN_USE, facts(None),
      Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that nobody uses it")),
-    ("W13 nobody can say whether the owner lives", lives.EXPOSED, facts(),
+    ("W13 nobody can say whether the owner lives", lives.IN_USE, facts(),
      Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that nobody uses it")),
     ("what is not handed out cannot be given back, and that is no fault", lives.CLEAN, facts((OF_A,)), Proceed()),
     ("given back twice", lives.DIRTY, facts(None), Proceed()),
@@ -309,7 +309,7 @@ TERMINABLE = rows(
     ("a grant that another pod's container was met on", SHELL, lives.VISITED, ENFORCE, False),
     ("a grant whose start is not announced", SHELL, lives.UNANNOUNCED, ENFORCE, True),
     ("the same, given back", SHELL, live(lives.UNANNOUNCED, ev.Released("x"), at=later(1e4)), ENFORCE, True),
-    ("who has it is on it, in vain for his last container", SHELL, lives.EXPOSED, ENFORCE, True),
+    ("who has it is on it, in vain for his last container", SHELL, lives.IN_USE, ENFORCE, True),
     ("an older ledger does not say when it ended", LEFTOVER, replace(lives.DIRTY, tenancy_ended=None), ENFORCE, False),
     ("a leftover, wait", Holder(1, BEGAN, "x", None), lives.DIRTY, STRICT, False),
     ("W19 a process from before the tenancy, wait", Holder(1, BEGAN - 0.01, "x", None), lives.DIRTY, ENFORCE, False),
@@ -328,13 +328,13 @@ def test_terminable(holder, record, policy, may):
 
 def test_the_sentence_for_b_names_nobody_else():
     """B asks for a device that A holds: the answer must not say who A is."""
-    answer = decide.acquire(lives.EXPOSED, facts((OF_A,), alive=True), ENFORCE, NOW)
+    answer = decide.acquire(lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, NOW)
     assert isinstance(answer, Wait)
     assert B not in answer.message
     assert not {"41", "train-a", A} & set(answer.message.split())
 
 
-UNSEEN_A = replace(lives.EXPOSED, owner=Owner("pod-a", NOW, seen=False))
+UNSEEN_A = replace(lives.IN_USE, owner=Owner("pod-a", NOW, seen=False))
 
 
 def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
@@ -360,7 +360,7 @@ def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():
 
 def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
     """So that the next one need not wait for a container that has come and gone."""
-    seen = Note(ev.Exposed(Owner("pod-a", NOW, seen=True)))
+    seen = Note(ev.PutInUse(Owner("pod-a", NOW, seen=True)))
     assert decide.acquire(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
-from scrubber.core.diagnosis.base import Fault, Level
+from scrubber.core.diagnosis.base import CheckFault, Level
 from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.core.nodes import FACTS, GPU, NOW, RECEIPT, STATUS, of_others
 
@@ -56,7 +56,7 @@ def test_a_gpu_that_could_not_be_scrubbed_is_a_warning_at_once(facts, state):
     assert told == [(Level.WARNING, said)]
 
 
-@pytest.mark.parametrize("state", ["clean", "granted", "exposed"])
+@pytest.mark.parametrize("state", ["clean", "granted", "in_use"])
 def test_a_gpu_that_could_be_offered_and_is_not_is_a_warning(facts, state):
     said = f"GPU 3 (GPU-1) is {state} and not offered to the kubelet: sick: xid 79"
     assert of_device(facts, state=state, healthy=False, why="sick: xid 79") == [(Level.WARNING, said)]
@@ -66,7 +66,7 @@ def test_a_gpu_that_could_be_offered_and_is_not_is_a_warning(facts, state):
 def test_a_gpu_that_was_handed_out_without_a_proof_is_a_warning(facts):
     said = "GPU 3 (GPU-1) was handed out without a proof"
     assert of_device(facts, state="granted", receipt=None) == [(Level.WARNING, said)]
-    assert [level for level, _ in of_device(facts, state="exposed", receipt=None)] == [Level.OK]
+    assert [level for level, _ in of_device(facts, state="in_use", receipt=None)] == [Level.OK]
 
 
 def test_a_proof_of_too_little_memory_is_a_warning(facts):
@@ -90,7 +90,7 @@ def test_a_node_without_a_gpu_is_a_warning(facts):
 @pytest.mark.parametrize("name", ["run_dir", "kubelet_dir", "kubelet", "checkpoint", "plugin"])
 def test_what_may_not_be_seen_is_broken_and_says_who_may_see_it(facts, name):
     found = roster.judge(
-        replace(facts, **{name: replace(getattr(facts, name), fault=Fault("permission denied", denied=True))})
+        replace(facts, **{name: replace(getattr(facts, name), fault=CheckFault("permission denied", denied=True))})
     )
     assert {it.remedy for it in found if it.level is Level.BROKEN} == {base.OTHER_USER}
 

@@ -114,7 +114,10 @@ def test_a_directory_in_which_the_plugin_can_make_nothing_is_a_warning(writable,
     ("rivals", "level"),
     [
         (base.Sockets("/d"), Level.OK),
-        (base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock", base.Fault("", dead=True)),)), Level.OK),  # left behind
+        (
+            base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock", base.CheckFault("", dead=True)),)),
+            Level.OK,
+        ),  # left behind
         (base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock", DENIED),)), Level.BROKEN),
         (base.Sockets("/d", (base.Socket("/d/nvidia-gpu.sock"),)), Level.BROKEN),
         (base.Sockets("/d", fault=DENIED), Level.BROKEN),

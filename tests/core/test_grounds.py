@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import grounds, leftover
-from scrubber.core.model import Ailment, Holder, Job, Owner, Record, Sickness, Step, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Holder, Job, Owner, Record, Step, Vitals
 from tests.core import lives
 from tests.core.lives import NOW, OF_A, OF_B, A, facts, later, live, rows
 
@@ -37,8 +37,8 @@ def test_what_is_not_there_any_more_is_nobodys_sibling():
     info = replace(lives.DEVICE, reset_domain="GPU-p")
     gone = replace(lives.QUARANTINED, device=info)
     assert gone.quarantine is not None
-    assert gone.quarantine.sickness.ailment is Ailment.LOST
-    sick = replace(gone, quarantine=replace(gone.quarantine, sickness=Sickness(Ailment.ECC, "")))
+    assert gone.quarantine.ailment.kind is AilmentKind.LOST
+    sick = replace(gone, quarantine=replace(gone.quarantine, ailment=Ailment(AilmentKind.ECC, "")))
     here = replace(lives.CLEAN, device=replace(info, uuid="GPU-2"))
     assert grounds.siblings(here, [gone, here]) == []
     assert grounds.siblings(here, [sick, here]) == [sick]
@@ -60,7 +60,7 @@ DOUBTFUL = rows(
     ("the same, and it hangs", Owner(A, NOW, seen=True), (HANGS,), True),
     ("one of two hangs", Owner(A, NOW, seen=True), (HANGS, OF_A), False),
     ("it was let start and never seen", Owner(A, NOW), (), True),
-    ("it was merely met", Owner(A, NOW, seen=True, visitor=True), (OF_A,), True),
+    ("it was merely met", Owner(A, NOW, seen=True, unannounced=True), (OF_A,), True),
 )
 
 
@@ -70,15 +70,15 @@ def test_the_kubelets_word_is_asked_for_where_nothing_else_could_tell(owner, hol
 
 
 def test_what_was_pulled_is_not_missed_and_a_gpu_that_waits_for_a_person_is_whatever_its_layout():
-    def out(ailment: Ailment, due: float | None = None, parent: str | None = None) -> Record:
+    def out(kind: AilmentKind, due: float | None = None, parent: str | None = None) -> Record:
         info = replace(lives.DEVICE, parent=parent)
-        return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Sickness(ailment, ""), due))
+        return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), due))
 
-    assert grounds.has_left(out(Ailment.REPLACED))
-    assert grounds.has_left(out(Ailment.RELAID, due=1.0))
-    assert not grounds.has_left(out(Ailment.RELAID))
-    assert grounds.has_left(out(Ailment.RELAID, parent="GPU-p"))
-    assert not grounds.has_left(out(Ailment.LOST, due=1.0))
+    assert grounds.has_left(out(AilmentKind.REPLACED))
+    assert grounds.has_left(out(AilmentKind.RELAID, due=1.0))
+    assert not grounds.has_left(out(AilmentKind.RELAID))
+    assert grounds.has_left(out(AilmentKind.RELAID, parent="GPU-p"))
+    assert not grounds.has_left(out(AilmentKind.LOST, due=1.0))
     assert not grounds.has_left(lives.CLEAN)
 
 

@@ -42,8 +42,8 @@ def test_who_is_left_alone_while_it_is_tested(others: list[Record], spare: int) 
 
 NEAR = rows(
     ("it takes a clean one with it", [named("GPU-2", domain="switch"), named("GPU-3")], 1),
-    ("that one is in use", [named("GPU-2", lives.EXPOSED, "switch"), named("GPU-3")], -1),
-    ("that one is in use elsewhere", [named("GPU-2", lives.EXPOSED, "another"), named("GPU-3")], 1),
+    ("that one is in use", [named("GPU-2", lives.IN_USE, "switch"), named("GPU-3")], -1),
+    ("that one is in use elsewhere", [named("GPU-2", lives.IN_USE, "another"), named("GPU-3")], 1),
 )
 
 
@@ -73,8 +73,8 @@ def test_a_clean_device_is_tested_where_policy_says_so_and_enough_are_left():
 
 
 def test_a_test_that_nobody_needs_is_never_owed_and_any_other_job_is_no_test():
-    assert (TESTED.owed, TESTED.test_begun) == (None, lives.NOW.wall)
-    assert (AFTER_A_TENANT.owed, AFTER_A_TENANT.test_begun) == (Path.FAST, None)
+    assert (TESTED.due_path, TESTED.burn_in_begun) == (None, lives.NOW.wall)
+    assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (Path.FAST, None)
 
 
 def test_the_first_proof_counts_as_a_test_and_after_that_only_the_slow_path_does():

@@ -4,7 +4,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core import offering
-from scrubber.core.answers import Advert
+from scrubber.core.answers import Offer
 from scrubber.core.model import Path
 from tests.core import lives
 from tests.core.lives import ENFORCE, OBSERVE, later, rows
@@ -13,7 +13,7 @@ AT = later(1)
 ADVERT = rows(
     ("clean", lives.CLEAN, ENFORCE, True, "clean"),
     ("a device in use is never unlisted: granted", lives.GRANTED, ENFORCE, True, "granted"),
-    ("a device in use is never unlisted: exposed", lives.EXPOSED, ENFORCE, True, "exposed"),
+    ("a device in use is never unlisted: exposed", lives.IN_USE, ENFORCE, True, "in_use"),
     ("just released", lives.DIRTY, ENFORCE, True, "released, about to be scrubbed"),
     ("cut off right after a release", lives.live(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x")), ENFORCE, True,
      "released, about to be scrubbed"),
@@ -37,7 +37,7 @@ ADVERT = rows(
 
 @pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
 def test_advertise(record, policy, healthy, why):
-    assert offering.advertise(record, policy, AT) == Advert(healthy=healthy, why=why)
+    assert offering.advertise(record, policy, AT) == Offer(healthy=healthy, why=why)
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])

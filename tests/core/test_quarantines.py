@@ -7,26 +7,26 @@ from dataclasses import replace
 from scrubber.core import decide, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Wait
-from scrubber.core.model import Ailment, Blame, Outcome, Path, Quarantine, Record, Sickness, Step, Trigger, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, Path, Quarantine, Record, Step, Trigger, Vitals
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, facts, later, live
 
-ROW = Sickness(Ailment.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
-HOT = Sickness(Ailment.HEAT, "hot")
-PERSONS = Sickness(Ailment.OPERATOR, "it hums (asked by ann)", sticky=True)
+ROW = Ailment(AilmentKind.REMAP_FAILED, "a memory row could not be remapped", sticky=True)
+HOT = Ailment(AilmentKind.HEAT, "hot")
+PERSONS = Ailment(AilmentKind.OPERATOR, "it hums (asked by ann)", sticky=True)
 
 
-def out(record: Record, sickness: Sickness) -> Quarantine:
+def out(record: Record, ailment: Ailment) -> Quarantine:
     """Quarantined for it a minute later."""
-    return upkeep.confine(record, sickness, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
+    return upkeep.confine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
 
 
 def test_who_is_taken_out_by_a_person_is_out_for_a_persons_word_unless_it_needs_a_person_for_more():
     words = "it hums (asked by ann)"
-    assert upkeep.taken_out(lives.EXPOSED, words) == PERSONS
-    assert upkeep.taken_out(replace(lives.EXPOSED, sickness=HOT), words) == PERSONS
-    told = upkeep.taken_out(replace(lives.EXPOSED, sickness=ROW), words)
+    assert upkeep.taken_out(lives.IN_USE, words) == PERSONS
+    assert upkeep.taken_out(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
+    told = upkeep.taken_out(replace(lives.IN_USE, ailment=ROW), words)
     assert told == replace(ROW, detail=f"{ROW.detail}; {words}")
 
 
@@ -39,9 +39,9 @@ def test_what_became_of_a_try_is_said_of_a_try_alone():
 
 def test_what_is_out_and_comes_back_no_more_often_for_being_lost_does_not_flap():
     often = tuple(NOW.wall for _ in range(5))
-    assert out(replace(lives.QUARANTINED, returns=often), lives.LOST).sickness == lives.LOST
-    assert out(replace(lives.QUARANTINED, returns=often), HOT).sickness.ailment is Ailment.FLAPPING
-    assert out(replace(lives.DIRTY, returns=often), lives.LOST).sickness.ailment is Ailment.FLAPPING
+    assert out(replace(lives.QUARANTINED, returns=often), lives.LOST).ailment == lives.LOST
+    assert out(replace(lives.QUARANTINED, returns=often), HOT).ailment.kind is AilmentKind.FLAPPING
+    assert out(replace(lives.DIRTY, returns=often), lives.LOST).ailment.kind is AilmentKind.FLAPPING
 
 
 def test_what_is_not_known_is_tried_the_slow_way():
@@ -53,14 +53,14 @@ def test_a_step_that_found_no_device_any_more_failed_for_the_device_which_is_los
     job = replace(lives.job(), results=(*lives.results()[:-1], replace(lost, blame=Blame.SERVICE)))
     judged = verdict.judge(job, lives.DIRTY.baseline, ENFORCE)
     assert isinstance(judged, verdict.Failed)
-    assert (judged.blame, judged.sickness.ailment) == (Blame.DEVICE, Ailment.LOST)
+    assert (judged.blame, judged.ailment.kind) == (Blame.DEVICE, AilmentKind.LOST)
 
 
 def test_who_cannot_be_ended_is_waited_for_unless_somebody_says_that_it_was_long_enough():
-    stuck = verdict.failed(Step.EVICT, Blame.TENANT, "x", Sickness(Ailment.STUCK_PROCESS, "x"))
+    stuck = verdict.failed(Step.EVICT, Blame.TENANT, "x", Ailment(AilmentKind.STUCK_PROCESS, "x"))
     assert verdict.consequence(stuck, Path.FAST, escalate=True, confined=False) == verdict.LeaveDirty()
     given_up = verdict.consequence(stuck, Path.FAST, escalate=True, confined=False, given_up=True)
-    assert given_up == verdict.Confine(stuck.sickness)
+    assert given_up == verdict.Confine(stuck.ailment)
 
 
 def test_who_asks_for_a_device_in_the_reset_of_a_test_hears_that_it_is_scrubbed():

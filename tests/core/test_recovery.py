@@ -9,8 +9,8 @@ from policies.model import Paths, Route
 from policies.xids import Action, asked
 from scrubber.core import decide, grounds, offering, remedy, starting, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Cut, Note, Probe, Proceed, Refuse, Wait
-from scrubber.core.model import Ailment, Mismatch, Outcome, Path, Sickness, Sign, Step, Trigger, Vitals, Xid
+from scrubber.core.answers import CancelJob, Note, Probe, Proceed, Refuse, Wait
+from scrubber.core.model import Ailment, AilmentKind, Mismatch, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, rows
@@ -19,9 +19,9 @@ LATE = later(10_000)
 COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
 
 
-def out(ailment, **more):
+def out(kind, **more):
     """A device in quarantine for this, as the service takes it out."""
-    taken = upkeep.confine(lives.DIRTY, Sickness(ailment, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+    taken = upkeep.confine(lives.DIRTY, Ailment(kind, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
     return replace(live(lives.DIRTY, taken), **more)
 
 
@@ -29,67 +29,78 @@ def tend(record, vitals=lives.WELL, at=LATE):
     return upkeep.tend(record, facts(vitals=vitals), ENFORCE, at, 0.0)
 
 
-FIRST = {Ailment.RELAID: Probe(Path.SLOW)}  # as of one that was never seen
+FIRST = {AilmentKind.RELAID: Probe(Path.SLOW)}  # as of one that was never seen
 TRIED = {Course.WAIT: Probe(Path.FAST), Course.RESET: Probe(Path.SLOW)}
 
 
-@pytest.mark.parametrize("ailment", Ailment)
-def test_what_is_tried_follows_from_the_reason_and_some_wait_for_a_person(ailment):
-    course = remedy.REMEDIES[ailment].course
-    assert tend(out(ailment)) == FIRST.get(ailment, TRIED.get(course, Proceed()))
-    assert (out(ailment).quarantine.next_probe is None) == (course is Course.PERSON)
+@pytest.mark.parametrize("kind", AilmentKind)
+def test_what_is_tried_follows_from_the_reason_and_some_wait_for_a_person(kind):
+    course = remedy.REMEDIES[kind].course
+    assert tend(out(kind)) == FIRST.get(kind, TRIED.get(course, Proceed()))
+    assert (out(kind).quarantine.next_probe is None) == (course is Course.PERSON)
 
 
 @pytest.mark.parametrize(
-    "ailment", [Ailment.MEMORY_FAULT, Ailment.COMPUTE_FAULT, Ailment.REMAP_FAILED, Ailment.SRAM, Ailment.FLAPPING]
+    "kind",
+    [
+        AilmentKind.MEMORY_FAULT,
+        AilmentKind.COMPUTE_FAULT,
+        AilmentKind.REMAP_FAILED,
+        AilmentKind.SRAM,
+        AilmentKind.FLAPPING,
+    ],
 )
-def test_what_was_proven_bad_is_not_tried_until_it_happens_to_pass(ailment):
-    assert out(ailment).quarantine.next_probe is None
+def test_what_was_proven_bad_is_not_tried_until_it_happens_to_pass(kind):
+    assert out(kind).quarantine.next_probe is None
 
 
 @pytest.mark.parametrize(("owed", "left"), [(None, None), (Path.FAST, None), (Path.SLOW, Path.SLOW)])
 def test_a_fast_path_that_was_passed_pays_no_slow_one(owed, left):
-    passing = replace(lives.SCRUBBING, owed=owed)
-    assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).owed is left
+    passing = replace(lives.SCRUBBING, due_path=owed)
+    assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).due_path is left
 
 
 def test_a_slow_path_that_is_owed_is_not_forgotten_over_a_lesser_trial():
-    assert tend(out(Ailment.HEAT, owed=Path.SLOW)) == Probe(Path.SLOW)
+    assert tend(out(AilmentKind.HEAT, due_path=Path.SLOW)) == Probe(Path.SLOW)
 
 
 STILL = rows(
-    ("it is not there", Ailment.LOST, Vitals(lost=True)),
-    ("it does not answer", Ailment.UNRESPONSIVE, Vitals(unresponsive=True)),
-    ("it is hot", Ailment.HEAT, Vitals(signs=(Sign(Ailment.HEAT, "it is slowed down"),))),
-    ("its slot is too narrow", Ailment.PCIE, Vitals(signs=(Sign(Ailment.PCIE, "x8 of x16"),))),
-    ("its fabric is not ready", Ailment.FABRIC, Vitals(signs=(Sign(Ailment.FABRIC, "not ready"),))),
-    ("the node was not started anew", Ailment.REBOOT_REQUIRED, Vitals(signs=(Sign(Ailment.REBOOT_REQUIRED, "so"),))),
+    ("it is not there", AilmentKind.LOST, Vitals(lost=True)),
+    ("it does not answer", AilmentKind.UNRESPONSIVE, Vitals(unresponsive=True)),
+    ("it is hot", AilmentKind.HEAT, Vitals(signs=(Sign(AilmentKind.HEAT, "it is slowed down"),))),
+    ("its slot is too narrow", AilmentKind.PCIE, Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))),
+    ("its fabric is not ready", AilmentKind.FABRIC, Vitals(signs=(Sign(AilmentKind.FABRIC, "not ready"),))),
+    (
+        "the node was not started anew",
+        AilmentKind.REBOOT_REQUIRED,
+        Vitals(signs=(Sign(AilmentKind.REBOOT_REQUIRED, "so"),)),
+    ),
 )
 
 
-@pytest.mark.parametrize(("ailment", "vitals"), STILL)
-def test_as_long_as_it_is_told_still_nothing_is_tried_and_then_it_is(ailment, vitals):
-    assert tend(out(ailment), vitals) == Proceed()
-    assert isinstance(tend(out(ailment)), Probe)
+@pytest.mark.parametrize(("kind", "vitals"), STILL)
+def test_as_long_as_it_is_told_still_nothing_is_tried_and_then_it_is(kind, vitals):
+    assert tend(out(kind), vitals) == Proceed()
+    assert isinstance(tend(out(kind)), Probe)
 
 
 def test_another_sign_than_the_reason_is_no_reason_to_wait():
-    assert tend(out(Ailment.HEAT), Vitals(signs=(Sign(Ailment.PCIE, "x8 of x16"),))) == Probe(Path.FAST)
+    assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == Probe(Path.FAST)
 
 
 def there(uuid, place="0000:3b:00.0", record=lives.CLEAN, **more):
     return replace(record, device=replace(record.device, uuid=uuid, pci_address=place, **more))
 
 
-LOST_THERE = there("GPU-1", record=out(Ailment.LOST))
+LOST_THERE = there("GPU-1", record=out(AilmentKind.LOST))
 SUCCESSORS = rows(
     ("another GPU in its slot", LOST_THERE, [there("GPU-2")], "GPU-2"),
     ("one in another slot", LOST_THERE, [there("GPU-2", "0000:5e:00.0")], None),
-    ("one that is out itself", LOST_THERE, [there("GPU-2", record=out(Ailment.LOST))], None),
+    ("one that is out itself", LOST_THERE, [there("GPU-2", record=out(AilmentKind.LOST))], None),
     ("a slice of what sits there", LOST_THERE, [there("MIG-2", parent="GPU-2")], None),
-    ("it was out for something else", there("GPU-1", record=out(Ailment.ECC)), [there("GPU-2")], "GPU-2"),
-    ("a lost slice has no slot", there("MIG-1", record=out(Ailment.LOST), parent="GPU-2"), [there("GPU-2")], None),
-    ("nobody knows where it sat", there("GPU-1", None, out(Ailment.LOST)), [there("GPU-2", None)], None),
+    ("it was out for something else", there("GPU-1", record=out(AilmentKind.ECC)), [there("GPU-2")], "GPU-2"),
+    ("a lost slice has no slot", there("MIG-1", record=out(AilmentKind.LOST), parent="GPU-2"), [there("GPU-2")], None),
+    ("nobody knows where it sat", there("GPU-1", None, out(AilmentKind.LOST)), [there("GPU-2", None)], None),
     ("it is well", there("GPU-1"), [there("GPU-2")], None),
 )
 
@@ -104,32 +115,32 @@ def test_a_gpu_that_was_pulled_is_remembered_as_such_and_comes_back_by_evidence_
     assert isinstance(found, Note)
     gone = live(LOST_THERE, found.event)
     assert gone.quarantine is not None
-    assert gone.quarantine.sickness == Sickness(Ailment.REPLACED, "GPU-2 sits in its place")
+    assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 sits in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
     assert tend(gone, at=later(100_000)) == Probe(Path.SLOW)
 
 
 def test_what_became_of_a_trial_is_kept():
-    trial = live(out(Ailment.HEAT), ev.ProbationStarted(lives.job(Path.FAST), "autoclave"))
+    trial = live(out(AilmentKind.HEAT), ev.ProbationStarted(lives.job(Path.FAST), "autoclave"))
     failed = upkeep.confine(
-        trial, Sickness(Ailment.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
+        trial, Ailment(AilmentKind.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
     )
     assert (failed.quarantine.last_try, failed.quarantine.probes) == ("clear failed", 1)
-    assert out(Ailment.HEAT).quarantine.last_try == ""
+    assert out(AilmentKind.HEAT).quarantine.last_try == ""
 
 
-@pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.EXPOSED, lives.GRANTED])
+@pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.IN_USE, lives.GRANTED])
 def test_errors_that_make_nobody_sick_are_written_down_once_by_code_and_count(record):
-    heard = ev.Heard(((13, 2), (43, 1)), 3)
+    heard = ev.ErrorsNoted(((13, 2), (43, 1)), 3)
     assert tend(record, COUNTED, lives.NOW) == Note(heard)
     assert not isinstance(tend(live(record, heard), COUNTED, later(100)), Note)
 
 
 def test_whoever_causes_errors_without_end_fills_no_disk():
-    record = live(lives.CLEAN, ev.Heard(((13, 1),), 1), at=lives.NOW)
+    record = live(lives.CLEAN, ev.ErrorsNoted(((13, 1),), 1), at=lives.NOW)
     soon, late = later(upkeep.HEARD_EVERY - 1), later(upkeep.HEARD_EVERY)
     assert tend(record, COUNTED, soon) == Proceed()
-    assert tend(record, COUNTED, late) == Note(ev.Heard(((13, 1), (43, 1)), 3))
+    assert tend(record, COUNTED, late) == Note(ev.ErrorsNoted(((13, 1), (43, 1)), 3))
 
 
 def test_where_a_verdict_is_due_it_judges_them():
@@ -139,56 +150,56 @@ def test_where_a_verdict_is_due_it_judges_them():
 def test_a_trial_has_to_do_with_what_is_reported_after_its_beginning():
     """Errors come in bursts: what came after the quarantine and before the trial is what the trial is for."""
     burst = Vitals(xids=(Xid(1, 48), Xid(2, 95)))
-    record = out(Ailment.XID)
+    record = out(AilmentKind.XID)
     assert tend(record, burst, lives.NOW) == Proceed()
     heard = tend(record, burst)
-    assert heard == Note(ev.Heard(((48, 1), (95, 1)), 2))
+    assert heard == Note(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
     assert tend(live(record, heard.event), burst) == Probe(Path.SLOW)
 
 
 def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
     support = 123
     assert asked(support) is Action.CONTACT_SUPPORT
-    found = tend(out(Ailment.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
+    found = tend(out(AilmentKind.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
     assert isinstance(found, Note)
-    after = live(out(Ailment.HEAT), found.event).quarantine
+    after = live(out(AilmentKind.HEAT), found.event).quarantine
     assert after is not None
-    assert (after.sickness.ailment, after.next_probe) == (Ailment.XID, None)
+    assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
 
 
-@pytest.mark.parametrize("ailment", [it for it in Ailment if it not in grounds.GONE])
-def test_a_device_that_is_lost_while_it_is_out_is_told_so_whatever_it_was_out_for(ailment):
-    record = out(ailment)
+@pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in grounds.GONE])
+def test_a_device_that_is_lost_while_it_is_out_is_told_so_whatever_it_was_out_for(kind):
+    record = out(kind)
     found = tend(record, Vitals(lost=True))
     assert isinstance(found, Note)
     after = live(record, found.event)
     assert after.quarantine is not None
-    assert after.quarantine.sickness.ailment is Ailment.LOST
-    assert "it was out before: so it is" in after.quarantine.sickness.detail
+    assert after.quarantine.ailment.kind is AilmentKind.LOST
+    assert "it was out before: so it is" in after.quarantine.ailment.detail
     assert (after.quarantine.next_probe is None) == (record.quarantine.next_probe is None), "who waits goes on waiting"
     assert tend(after, Vitals(lost=True)) == Proceed(), "told once"
 
 
 def test_slices_are_away_for_a_moment_while_others_are_made():
-    record = out(Ailment.HEAT)
+    record = out(AilmentKind.HEAT)
     cut = replace(record, device=replace(record.device, parent="GPU-7"))
     assert tend(cut, Vitals(lost=True)) == Proceed()
 
 
-@pytest.mark.parametrize("ailment", [it for it in Ailment if it is not Ailment.REPLACED])
-def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out_for(ailment):
-    record = out(ailment)
+@pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.REPLACED])
+def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out_for(kind):
+    record = out(kind)
     found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
     assert isinstance(found, Note)
     after = live(record, found.event).quarantine
     assert after is not None
-    assert after.sickness.ailment is Ailment.REPLACED
+    assert after.ailment.kind is AilmentKind.REPLACED
     assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
 
 
-@pytest.mark.parametrize("ailment", sorted(grounds.GONE, key=str))
-def test_nobody_is_on_what_is_not_there(ailment):
-    gone = replace(there("GPU-1", record=out(ailment)))
+@pytest.mark.parametrize("kind", sorted(grounds.GONE, key=str))
+def test_nobody_is_on_what_is_not_there(kind):
+    gone = replace(there("GPU-1", record=out(kind)))
     gone = replace(gone, device=replace(gone.device, reset_domain="d"))
     here = there("GPU-2", reset_domain="d")
     assert grounds.siblings(here, [gone, here]) == []
@@ -198,73 +209,80 @@ STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)})
 
 
 def test_a_sick_device_comes_back_by_no_less_than_a_well_one_has_to_pass():
-    assert upkeep.trial(out(Ailment.HEAT), ENFORCE) is Path.FAST
-    assert upkeep.trial(out(Ailment.HEAT), STRICT) is Path.SLOW
-    rebooted = live(out(Ailment.HEAT), ev.Distrusted("x", lives.REBOOTED))
+    assert upkeep.trial(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
+    assert upkeep.trial(out(AilmentKind.HEAT), STRICT) is Path.SLOW
+    rebooted = live(out(AilmentKind.HEAT), ev.Distrusted("x", lives.REBOOTED))
     assert upkeep.trial(rebooted, ENFORCE) is Path.SLOW
 
 
 CUT = [
-    ("memory", lives.result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=Mismatch(0, 0, 1, 1)), Ailment.MEMORY_FAULT),
-    ("arithmetic", lives.result(Step.SELFTEST, outcome=Outcome.FAILED, deviating=(7,)), Ailment.COMPUTE_FAULT),
+    (
+        "memory",
+        lives.result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=Mismatch(0, 0, 1, 1)),
+        AilmentKind.MEMORY_FAULT,
+    ),
+    ("arithmetic", lives.result(Step.SELFTEST, outcome=Outcome.FAILED, deviating=(7,)), AilmentKind.COMPUTE_FAULT),
 ]
 
 
-@pytest.mark.parametrize(("what", "result", "ailment"), CUT, ids=[it[0] for it in CUT])
+@pytest.mark.parametrize(("what", "result", "kind"), CUT, ids=[it[0] for it in CUT])
 @pytest.mark.parametrize("before", [lives.CLEAN, lives.DIRTY])
-def test_what_a_job_has_proven_of_the_hardware_outlives_its_being_cut_off(before, what, result, ailment):
+def test_what_a_job_has_proven_of_the_hardware_outlives_its_being_cut_off(before, what, result, kind):
     del what
     record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
     after = live(record, upkeep.interruption(record, "killed", LATE))
     assert after.quarantine is not None
-    assert (after.quarantine.sickness.ailment, after.quarantine.next_probe) == (ailment, None)
+    assert (after.quarantine.ailment.kind, after.quarantine.next_probe) == (kind, None)
 
 
 def test_a_reason_that_waits_for_a_person_is_not_forgotten_over_a_failed_trial_or_a_persons_word():
-    proven = out(Ailment.MEMORY_FAULT)
+    proven = out(AilmentKind.MEMORY_FAULT)
     trial = live(proven, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.REINSTATE), "ann"))
-    for sickness in (Sickness(Ailment.RESET_FAILED, "refused"), Sickness(Ailment.OPERATOR, "suspect", sticky=True)):
-        after = upkeep.confine(trial, sickness, "ann", None, ENFORCE, LATE, 0.0).quarantine
-        assert (after.sickness, after.last_try) == (proven.quarantine.sickness, sickness.detail)
+    for ailment in (
+        Ailment(AilmentKind.RESET_FAILED, "refused"),
+        Ailment(AilmentKind.OPERATOR, "suspect", sticky=True),
+    ):
+        after = upkeep.confine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
+        assert (after.ailment, after.last_try) == (proven.quarantine.ailment, ailment.detail)
 
 
 def test_of_a_device_that_keeps_coming_back_what_was_proven_stays_the_reason():
     flapping = replace(lives.CLEAN, returns=(lives.NOW.wall,) * 9)
-    for ailment, told in ((Ailment.MEMORY_FAULT, Ailment.MEMORY_FAULT), (Ailment.HEAT, Ailment.FLAPPING)):
-        found = upkeep.confine(flapping, Sickness(ailment, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
-        assert found.quarantine.sickness.ailment is told
+    for kind, told in ((AilmentKind.MEMORY_FAULT, AilmentKind.MEMORY_FAULT), (AilmentKind.HEAT, AilmentKind.FLAPPING)):
+        found = upkeep.confine(flapping, Ailment(kind, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+        assert found.quarantine.ailment.kind is told
         assert found.quarantine.next_probe is None
 
 
 def test_a_quarantine_says_which_errors_were_judged_with_it():
     told = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
-    found = upkeep.confine(lives.CLEAN, Sickness(Ailment.LOST, "x"), "autoclave", told, ENFORCE, lives.NOW, 0.0)
-    assert found.quarantine.heard == ((13, 2), (79, 1))
+    found = upkeep.confine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", told, ENFORCE, lives.NOW, 0.0)
+    assert found.quarantine.errors == ((13, 2), (79, 1))
     again = live(lives.CLEAN, found)
-    assert upkeep.confine(again, Sickness(Ailment.LOST, "x"), "me", told, ENFORCE, LATE, 0.0).quarantine.heard == ()
+    assert upkeep.confine(again, Ailment(AilmentKind.LOST, "x"), "me", told, ENFORCE, LATE, 0.0).quarantine.errors == ()
 
 
 def test_a_persons_word_is_no_judgement_of_what_was_reported():
     told = Vitals(xids=(Xid(9, 79),))
-    word = upkeep.confine(lives.CLEAN, Sickness(Ailment.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0)
+    word = upkeep.confine(lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0)
     assert word.quarantine.baseline == lives.CLEAN.baseline
 
 
 def test_in_use_what_asks_for_more_is_recorded_and_decides_about_a_restart():
-    hot = live(lives.EXPOSED, ev.Sickened(Sickness(Ailment.HEAT, "it is slowed down")))
+    hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
     found = upkeep.tend(hot, seen, ENFORCE, LATE, 0.0)
     assert isinstance(found, Note)
-    assert isinstance(found.event, ev.Sickened)
-    assert found.event.sickness.ailment is Ailment.XID
+    assert isinstance(found.event, ev.AilmentFound)
+    assert found.event.ailment.kind is AilmentKind.XID
     assert upkeep.tend(live(hot, found.event), seen, ENFORCE, LATE, 0.0) == Proceed()
 
 
 @pytest.mark.parametrize("offset", [-1e9, 1e9])
 def test_a_clock_that_was_wrong_makes_no_device_flap(offset):
     record = replace(lives.DIRTY, returns=(LATE.wall + abs(offset),) * 5)
-    taken = upkeep.confine(record, Sickness(Ailment.HEAT, "hot"), "autoclave", None, ENFORCE, LATE, 0.0)
-    assert taken.quarantine.sickness.ailment is Ailment.HEAT
+    taken = upkeep.confine(record, Ailment(AilmentKind.HEAT, "hot"), "autoclave", None, ENFORCE, LATE, 0.0)
+    assert taken.quarantine.ailment.kind is AilmentKind.HEAT
 
 
 def burning(step=None):
@@ -275,8 +293,8 @@ def burning(step=None):
 def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
     for step in (None, Step.EVICT, Step.CLEAR, Step.SELFTEST):
         record = burning(step)
-        assert decide.acquire(record, facts(), ENFORCE, LATE) == Cut()
-        assert starting.start(record, facts(), ENFORCE, "pod-a", LATE) == Cut()
+        assert decide.acquire(record, facts(), ENFORCE, LATE) == CancelJob()
+        assert starting.start(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
         assert offering.advertise(record, ENFORCE, LATE).healthy
     resetting = burning(Step.RESET)
     assert isinstance(decide.acquire(resetting, facts(), ENFORCE, LATE), Wait)
@@ -285,7 +303,7 @@ def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
 
 
 def test_a_device_that_falls_sick_while_it_is_tested_and_offered_is_cut_off_at_once():
-    assert tend(burning(Step.SELFTEST), Vitals(xids=(Xid(9, 79),))) == Cut()
+    assert tend(burning(Step.SELFTEST), Vitals(xids=(Xid(9, 79),))) == CancelJob()
     assert tend(burning(Step.RESET), Vitals(xids=(Xid(9, 79),))) == Proceed(), "judged at its end"
     assert tend(burning(Step.SELFTEST)) == Proceed()
 
@@ -298,22 +316,22 @@ def due(record, at, policy=HOURLY):
 
 
 def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_was_put_back_tells_nothing():
-    tried = replace(lives.CLEAN, tested=lives.NOW.wall, test_begun=lives.NOW.wall)
+    tried = replace(lives.CLEAN, tested=lives.NOW.wall, burn_in_begun=lives.NOW.wall)
     assert not due(tried, later(3599))
     assert due(tried, later(4501))
-    assert not due(replace(tried, test_begun=later(4500).wall), later(4501))
+    assert not due(replace(tried, burn_in_begun=later(4500).wall), later(4501))
     ahead = later(9e9).wall
-    assert due(replace(tried, tested=ahead, test_begun=ahead, since=later(9e9)), later(1))
+    assert due(replace(tried, tested=ahead, burn_in_begun=ahead, since=later(9e9)), later(1))
     assert not due(replace(tried, tested=ahead), later(1)), "or each test would be followed by another"
     assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)}))
     assert (
-        live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).test_begun
+        live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).burn_in_begun
         == LATE.wall
     )
 
 
 def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_proven():
-    record = live(out(Ailment.ECC), ev.Reinstated("ann"))
+    record = live(out(AilmentKind.ECC), ev.Reinstated("ann"))
     record = live(record, ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE)))
     assert not offering.advertise(record, ENFORCE, lives.NOW).healthy
 
@@ -321,5 +339,5 @@ def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_prove
 def test_what_was_reported_before_a_device_was_first_seen_is_no_verdict_and_owes_it_the_slow_path():
     assert upkeep.history(None, ENFORCE) is None
     assert upkeep.history(lives.WELL, ENFORCE) is None
-    assert upkeep.history(COUNTED, ENFORCE) == ev.Heard(((13, 2), (43, 1)), 3)
-    assert upkeep.history(Vitals(xids=(Xid(7, 79),)), ENFORCE) == ev.Heard(((79, 1),), 7, grave=True)
+    assert upkeep.history(COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
+    assert upkeep.history(Vitals(xids=(Xid(7, 79),)), ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)

@@ -9,7 +9,7 @@ from policies.model import Paths, Route
 from scrubber.core import answers, device_status, grounds, offering, remedy, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
-from scrubber.core.model import Ailment, Path, Record, Sickness, State, Trigger, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, Vitals
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, rows
 
@@ -33,9 +33,9 @@ def after(record: Record, vitals: Vitals, at=LATE) -> Record:
     return live(record, found.event, at=at)
 
 
-def reason(record: Record) -> Ailment:
+def reason(record: Record) -> AilmentKind:
     assert record.quarantine is not None
-    return record.quarantine.sickness.ailment
+    return record.quarantine.ailment.kind
 
 
 def gone(record=lives.CLEAN, at=LATE) -> Record:
@@ -65,36 +65,36 @@ def test_a_slice_was_laid_out_anew_only_where_its_gpu_is_there_and_answers(told,
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
     out = after(record if whole else slice_of(record), RELAID)
-    assert (out.state, reason(out)) == (State.QUARANTINED, Ailment.RELAID)
+    assert (out.state, reason(out)) == (State.QUARANTINED, AilmentKind.RELAID)
     assert not offering.advertise(out, ENFORCE, LATE).healthy
     assert tend(out, RELAID, later(900_000)) == Proceed(), "told once, and never tried"
     assert device_status.advice(out)[0].startswith("nothing: ")
 
 
-@pytest.mark.parametrize("record", [lives.GRANTED, lives.EXPOSED, lives.NAMELESS])
+@pytest.mark.parametrize("record", [lives.GRANTED, lives.IN_USE, lives.NAMELESS])
 def test_what_is_in_use_and_gone_is_missed_by_somebody_so_it_is_lost(record):
     sick = after(slice_of(record), RELAID)
-    assert (sick.state, sick.sickness) == (record.state, lives.LOST)
+    assert (sick.state, sick.ailment) == (record.state, lives.LOST)
 
 
 def test_once_nobody_has_it_any_more_it_is_seen_for_what_it_is():
     left = live(slice_of(lives.SICK_IN_USE), ev.Released("its pod is gone"))
     lost = after(left, RELAID)
-    assert reason(lost) is Ailment.LOST, "as it was told before"
-    assert reason(after(lost, RELAID)) is Ailment.RELAID
+    assert reason(lost) is AilmentKind.LOST, "as it was told before"
+    assert reason(after(lost, RELAID)) is AilmentKind.RELAID
 
 
-@pytest.mark.parametrize("ailment", [it for it in Ailment if it is not Ailment.RELAID])
-def test_whatever_it_was_out_for_it_is_not_there_to_have_that(ailment):
-    first = Sickness(ailment, "so it is")
+@pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.RELAID])
+def test_whatever_it_was_out_for_it_is_not_there_to_have_that(kind):
+    first = Ailment(kind, "so it is")
     record = slice_of(live(lives.CLEAN, upkeep.confine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
     out = after(record, RELAID).quarantine
     assert out is not None
-    assert out.sickness.ailment is Ailment.RELAID
+    assert out.ailment.kind is AilmentKind.RELAID
     assert record.quarantine is not None
     waited = record.quarantine.next_probe is None
     assert (out.next_probe is None) == waited, "who waits for a person still does"
-    assert ("it was out before: so it is" in out.sickness.detail) == waited
+    assert ("it was out before: so it is" in out.ailment.detail) == waited
     assert out.since == LATE
 
 
@@ -106,11 +106,11 @@ def test_while_its_gpu_is_reset_a_slice_is_away_for_a_moment():
 
 def test_a_slice_stays_laid_out_anew_when_its_gpu_is_lost_later_and_a_gpu_that_was_cut_is_lost_then():
     assert tend(gone(), LOST, later(20_000)) == Proceed()
-    assert reason(after(after(lives.CLEAN, RELAID), LOST, later(20_000))) is Ailment.LOST
+    assert reason(after(after(lives.CLEAN, RELAID), LOST, later(20_000))) is AilmentKind.LOST
 
 
 def test_as_long_as_it_is_gone_there_is_no_use_in_trying():
-    told = Sickness(Ailment.RELAID, "x")
+    told = Ailment(AilmentKind.RELAID, "x")
     assert remedy.persists(told, RELAID)
     assert not remedy.persists(told, Vitals())
 
@@ -135,7 +135,7 @@ def test_to_come_and_go_with_layouts_is_no_flapping():
     for turn in range(1, 20):
         at = later(turn * 100.0)
         out = after(record, RELAID, at)
-        assert reason(out) is Ailment.RELAID
+        assert reason(out) is AilmentKind.RELAID
         tried = live(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=at)
         record = live(tried, lives.passed(tried, at), at=at)
     assert (record.state, record.returns) == (State.CLEAN, ())
@@ -158,10 +158,10 @@ def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_retur
 
 
 def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_person_is_not():
-    for ailment, past in ((Ailment.REPLACED, True), (Ailment.LOST, False), (Ailment.HEAT, False)):
-        out = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
+    for kind, past in ((AilmentKind.REPLACED, True), (AilmentKind.LOST, False), (AilmentKind.HEAT, False)):
+        out = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
         assert device_status.is_past(out, LOST, LATE) == past
-    waits = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Sickness(Ailment.RELAID, "x"), None)))
+    waits = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Ailment(AilmentKind.RELAID, "x"), None)))
     assert not device_status.is_past(waits, RELAID, LATE)
     assert device_status.is_past(slice_of(waits), RELAID, LATE), "nobody could do anything about it any more"
     assert not device_status.is_past(lives.CLEAN, RELAID, LATE)
@@ -172,5 +172,5 @@ def test_whatever_was_before_what_was_laid_out_anew_is_neither_scrubbed_nor_clea
     found = tend(record, RELAID, at, policy)
     assert not isinstance(found, answers.Probe | answers.Scrub)
     if isinstance(found, Note):
-        then = states.apply(record, ev.Entry(0, lives.DEVICE.uuid, at, "op", found.event))
+        then = states.apply(record, ev.LedgerEntry(0, lives.DEVICE.uuid, at, "op", found.event))
         assert then.state is not State.CLEAN

@@ -12,20 +12,20 @@ from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import remedy, starting
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
-from scrubber.core.model import Ailment, Owner, Path, Sickness, Trigger
+from scrubber.core.model import Ailment, AilmentKind, Owner, Path, Trigger
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 
 BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
-ADMIT = Admit(ev.Exposed(Owner(A, later(1))))
-CROWD = Note(ev.Exposed(Owner(A, lives.NOW, seen=True, crowded=True)))
+ADMIT = Admit(ev.PutInUse(Owner(A, later(1))))
+CROWD = Note(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
 EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
 
 
 def seen_claimant():
-    return replace(facts(), claimant_alive=True)
+    return replace(facts(), starting_pod_alive=True)
 
 
 START = rows(
@@ -34,13 +34,13 @@ START = rows(
     ("a grant on which its own container already runs", lives.GRANTED, facts((OF_A,)), ENFORCE,
      ADMIT),
     ("W17 somebody else's container is on the grant: it may have left by the next look", lives.GRANTED, facts((OF_B,)),
-     ENFORCE, Note(ev.Exposed(Owner(B, later(1), seen=True, visitor=True)))),
+     ENFORCE, Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("one of two is somebody else's", lives.GRANTED, facts((OF_A, OF_B)), ENFORCE,
-     Note(ev.Exposed(Owner(A, later(1), seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(A, later(1), seen=True, unannounced=True)))),
     ("a stray process is on the grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
-     Note(ev.Exposed(Owner(None, later(1), visitor=True)))),
+     Note(ev.PutInUse(Owner(None, later(1), unannounced=True)))),
     ("a sick grant's visitor is on record as well", lives.SICK_GRANTED, facts((OF_B,)), ENFORCE,
-     Note(ev.Exposed(Owner(B, later(1), seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
      Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
     ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
@@ -51,23 +51,23 @@ START = rows(
      facts((OF_A,), since=AWAY), ENFORCE, ADMIT),
     ("a device that fell sick since the grant", lives.SICK_GRANTED, facts(), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
-    ("a restart of the same owner", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
-    ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.EXPOSED, facts((OF_A,), alive=True),
+    ("a restart of the same owner", lives.IN_USE, facts(alive=True), ENFORCE, Proceed()),
+    ("W18 a restart beside a live sidecar of the same owner wipes nothing", lives.IN_USE, facts((OF_A,), alive=True),
      ENFORCE, Proceed()),
-    ("a restart where somebody else has appeared", lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, CROWD),
+    ("a restart where somebody else has appeared", lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, CROWD),
     ("the same, once that is written down", lives.CROWDED, facts((OF_A, OF_B), alive=True), ENFORCE, BUSY),
-    ("a restart while nothing of the pod runs: it is about to come", lives.EXPOSED, facts(alive=False), ENFORCE, ADMIT),
-    ("the same, nobody can say what runs", lives.EXPOSED, facts(), ENFORCE, ADMIT),
-    ("a restart in a pod that is there", lives.EXPOSED, seen_claimant(), ENFORCE, Proceed()),
+    ("a restart while nothing of the pod runs: it is about to come", lives.IN_USE, facts(alive=False), ENFORCE, ADMIT),
+    ("the same, nobody can say what runs", lives.IN_USE, facts(), ENFORCE, ADMIT),
+    ("a restart in a pod that is there", lives.IN_USE, seen_claimant(), ENFORCE, Proceed()),
     ("a restart on a device that fell sick", lives.SICK_IN_USE, facts(alive=True), ENFORCE,
      Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")),
     ("a pod that is there before its containers is seen at once", lives.GRANTED, seen_claimant(), ENFORCE,
-     Admit(ev.Exposed(Owner(A, later(1), seen=True)))),
+     Admit(ev.PutInUse(Owner(A, later(1), seen=True)))),
     ("R11 the kubelet was restarted since the grant, and its container runs", lives.GRANTED,
      facts((OF_A,), epoch="epoch-2"), ENFORCE, ADMIT),
     ("R11 the kubelet was restarted since the grant, and nobody is there", lives.GRANTED, facts(epoch="epoch-2"),
      ENFORCE, ADMIT),
-    ("W16 no sight of processes: nothing restarts", lives.EXPOSED, facts(None, alive=True), ENFORCE,
+    ("W16 no sight of processes: nothing restarts", lives.IN_USE, facts(None, alive=True), ENFORCE,
      Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it")),
     ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
      ADMIT),
@@ -97,8 +97,8 @@ START = rows(
     ("a quarantined device", lives.QUARANTINED, facts(), ENFORCE,
      Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
     ("observe: somebody else's container is on the grant, on record", lives.GRANTED, facts((OF_B,)), OBSERVE,
-     Note(ev.Exposed(Owner(B, later(1), seen=True, visitor=True)))),
-    ("observe: no sight, and its owner restarts", lives.EXPOSED, facts(None, alive=True), OBSERVE, Proceed()),
+     Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
+    ("observe: no sight, and its owner restarts", lives.IN_USE, facts(None, alive=True), OBSERVE, Proceed()),
     ("observe: another owner is alive, and it starts", lives.EXPOSED_TO_B, facts(alive=True), OBSERVE,
      ADMIT),
     ("observe: a grant without proof starts", lives.UNPROVEN, facts(), OBSERVE, ADMIT),
@@ -124,14 +124,14 @@ PER_POD, PER_CONTAINER, CACHED = (
 )
 LEFT = Note(ev.Released(starting.LEFT_BEHIND))
 EACH = Note(ev.Released(starting.EACH_CONTAINER))
-HOT_IN_USE = live(lives.EXPOSED, ev.Sickened(Sickness(Ailment.HEAT, "it is slowed down")))
+HOT_IN_USE = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
 # What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
 MODELS = rows(
     ("the first start of a grant", lives.GRANTED, facts(), (ADMIT, ADMIT, ADMIT)),
-    ("a restart, or an app container after its init container", lives.EXPOSED, HERE, (Proceed(), EACH, Proceed())),
-    ("a restart with processes left behind", lives.EXPOSED, facts((LEFTOVER,), alive=True), (Proceed(), LEFT, LEFT)),
-    ("W18 a restart beside a live container of the pod", lives.EXPOSED, BESIDE, (Proceed(), BUSY, Proceed())),
-    ("W18 the same, with processes left behind", lives.EXPOSED, facts((OF_A, LEFTOVER), alive=True),
+    ("a restart, or an app container after its init container", lives.IN_USE, HERE, (Proceed(), EACH, Proceed())),
+    ("a restart with processes left behind", lives.IN_USE, facts((LEFTOVER,), alive=True), (Proceed(), LEFT, LEFT)),
+    ("W18 a restart beside a live container of the pod", lives.IN_USE, BESIDE, (Proceed(), BUSY, Proceed())),
+    ("W18 the same, with processes left behind", lives.IN_USE, facts((OF_A, LEFTOVER), alive=True),
      (Proceed(), BUSY, BUSY)),
     ("a restart on a device that fell sick", lives.SICK_IN_USE, HERE, (SICK,) * 3),
     ("a restart on a device that is only hot", HOT_IN_USE, HERE, (Proceed(), EACH, Proceed())),
@@ -141,21 +141,21 @@ MODELS = rows(
     ("another pod", lives.EXPOSED_TO_B, facts(alive=False),
      (Note(ev.Released("another owner is about to start and its last user is gone")),) * 3),
     ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
-    ("somebody else's container has appeared", lives.EXPOSED, facts((OF_B,), alive=True), (CROWD,) * 3),
+    ("somebody else's container has appeared", lives.IN_USE, facts((OF_B,), alive=True), (CROWD,) * 3),
     ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
      (Note(ev.Released(starting.CROWDED)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
-    ("nobody can look", lives.EXPOSED, facts(None),
+    ("nobody can look", lives.IN_USE, facts(None),
      (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it"),) * 3),
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("ailment", Ailment)
-def test_a_restart_on_a_sick_device_is_refused_where_its_results_are_in_doubt_unless_policy_allows_it(ailment):
-    record = live(lives.EXPOSED, ev.Sickened(Sickness(ailment, "so it is")))
+@pytest.mark.parametrize("kind", AilmentKind)
+def test_a_restart_on_a_sick_device_is_refused_where_its_results_are_in_doubt_unless_policy_allows_it(kind):
+    record = live(lives.IN_USE, ev.AilmentFound(Ailment(kind, "so it is")))
     allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
     answered = [starting.start(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
-    assert answered == [SICK if remedy.REMEDIES[ailment].doubtful else Proceed(), Proceed()]
+    assert answered == [SICK if remedy.REMEDIES[kind].doubtful else Proceed(), Proceed()]
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)
@@ -166,7 +166,7 @@ def test_the_three_models_differ_where_the_proposal_says_and_nowhere_else(record
 
 def test_processes_that_policy_does_not_let_us_end_hold_up_a_restart():
     policy = CACHED.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
-    assert starting.start(lives.EXPOSED, facts((LEFTOVER,)), policy, A, later(1)) == BUSY
+    assert starting.start(lives.IN_USE, facts((LEFTOVER,)), policy, A, later(1)) == BUSY
 
 
 CLAIMS = rows(
@@ -180,5 +180,5 @@ CLAIMS = rows(
 
 @pytest.mark.parametrize(("owners", "wanted"), CLAIMS)
 def test_whose_devices_these_are(owners, wanted):
-    found = starting.claimant({device: frozenset(pods) for device, pods in owners.items()})
+    found = starting.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
     assert (found.reason if isinstance(found, Refuse) else found) == wanted

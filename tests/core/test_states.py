@@ -16,7 +16,7 @@ from tests.core.lives import LIVES, NOW, events_about, later, live
 EVENTS = set(typing.get_args(ev.Event))
 MOVES = {(state, kind, to) for state, row in TABLE.items() for kind, to in row.items() if to is not state}
 STAYS = {(state, kind) for state, row in TABLE.items() for kind, to in row.items() if to is state}
-IN_USE = {State.GRANTED, State.EXPOSED}
+IN_USE = {State.GRANTED, State.IN_USE}
 JOBLESS = set(State) - {State.SCRUBBING}
 
 
@@ -81,7 +81,7 @@ def test_a_job_that_does_not_pass_leaves_the_device_dirty_or_quarantined():
 def test_dirty_is_where_a_use_or_a_job_ends():
     assert entering(State.DIRTY) == {
         (State.GRANTED, ev.Released),
-        (State.EXPOSED, ev.Released),
+        (State.IN_USE, ev.Released),
         (State.CLEAN, ev.Soiled),
         (State.SCRUBBING, ev.ScrubFailed),
         (State.SCRUBBING, ev.ScrubInterrupted),
@@ -90,7 +90,7 @@ def test_dirty_is_where_a_use_or_a_job_ends():
 
 
 def test_exposed_is_entered_by_a_user_of_a_granted_or_a_forgotten_device():
-    assert entering(State.EXPOSED) == {(State.GRANTED, ev.Exposed), (State.UNKNOWN, ev.Exposed)}
+    assert entering(State.IN_USE) == {(State.GRANTED, ev.PutInUse), (State.UNKNOWN, ev.PutInUse)}
 
 
 def test_distrust_is_possible_wherever_no_job_runs_and_ends_no_quarantine():
@@ -101,7 +101,7 @@ def test_distrust_is_possible_wherever_no_job_runs_and_ends_no_quarantine():
 
 def test_a_device_may_be_described_anew_and_what_is_heard_of_it_written_down_without_moving_it():
     assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
-    assert {state for state, kind in STAYS if kind is ev.Heard} == accepting(ev.Heard) == JOBLESS
+    assert {state for state, kind in STAYS if kind is ev.ErrorsNoted} == accepting(ev.ErrorsNoted) == JOBLESS
 
 
 def test_what_happens_within_a_job_happens_in_scrubbing_only():
@@ -114,17 +114,25 @@ def test_steps_and_escalations_do_not_move_a_device():
 
 
 def test_a_device_in_use_may_fall_sick_and_stays_in_use():
-    assert accepting(ev.Sickened) == IN_USE
-    assert {state for state, kind in STAYS if kind is ev.Sickened} == IN_USE
+    assert accepting(ev.AilmentFound) == IN_USE
+    assert {state for state, kind in STAYS if kind is ev.AilmentFound} == IN_USE
 
 
 def test_a_grant_may_be_given_again_and_a_second_user_may_be_seen():
-    assert {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.EXPOSED, ev.Exposed)} <= STAYS
+    assert {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)} <= STAYS
 
 
 def test_nothing_else_is_answered_by_staying():
-    staying = {ev.Described, ev.Distrusted, ev.StepStarted, ev.StepFinished, ev.Escalated, ev.Sickened, ev.Heard}
-    kept = {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.EXPOSED, ev.Exposed)}
+    staying = {
+        ev.Described,
+        ev.Distrusted,
+        ev.StepStarted,
+        ev.StepFinished,
+        ev.Escalated,
+        ev.AilmentFound,
+        ev.ErrorsNoted,
+    }
+    kept = {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)}
     assert {it for it in STAYS if it[1] not in staying} == kept | {(State.QUARANTINED, ev.Quarantined)}
     assert {state for state, kind in STAYS if kind is ev.Distrusted} == {State.UNKNOWN, State.QUARANTINED}
 
@@ -266,51 +274,51 @@ CHANGES = [
      {"grant": lives.grant(lives.GRANTED, epoch="2"), "tenancy_began": AT.uptime}),
     ("an unproven grant ends the proof", lives.CLEAN, ev.GrantedUnproven(lives.grant(lives.CLEAN, proven=False), "x"),
      {"grant": lives.grant(lives.CLEAN, proven=False), "tenancy_began": AT.uptime, "receipt": None}),
-    ("an unproven grant on a used device forgets the owner and keeps its leftovers in view", lives.EXPOSED,
-     ev.GrantedUnproven(lives.grant(lives.EXPOSED), "x"),
-     {"grant": lives.grant(lives.EXPOSED), "owner": None, "tenancy_ended": AT.uptime}),
+    ("an unproven grant on a used device forgets the owner and keeps its leftovers in view", lives.IN_USE,
+     ev.GrantedUnproven(lives.grant(lives.IN_USE), "x"),
+     {"grant": lives.grant(lives.IN_USE), "owner": None, "tenancy_ended": AT.uptime}),
     ("an unproven grant on a device that was left keeps when that was", lives.DIRTY,
      ev.GrantedUnproven(lives.grant(lives.DIRTY), "x"), {"grant": lives.grant(lives.DIRTY)}),
     ("the same, given back", live(lives.DIRTY, ev.GrantedUnproven(ASKS, "x")), ev.Released("x"), {"grant": None}),
-    ("a user ends the proof", lives.GRANTED, ev.Exposed(SEEN), {"owner": SEEN, "receipt": None}),
-    ("a user of a forgotten device began when it was seen", lives.UNKNOWN, ev.Exposed(SEEN),
+    ("a user ends the proof", lives.GRANTED, ev.PutInUse(SEEN), {"owner": SEEN, "receipt": None}),
+    ("a user of a forgotten device began when it was seen", lives.UNKNOWN, ev.PutInUse(SEEN),
      {"owner": SEEN, "tenancy_began": later(3).uptime}),
-    ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.EXPOSED,
+    ("a release ends grant and ownership, not the tenancy: its leftovers are still there", lives.IN_USE,
      ev.Released("gone"), {"grant": None, "owner": None, "tenancy_ended": AT.uptime}),
     ("the end of a visit is the end of nobody's tenancy", lives.VISITED, ev.Released("gone"),
      {"grant": None, "owner": None}),
     ("a grant given back loses its proof", lives.GRANTED, ev.Released("gone"), {"grant": None, "receipt": None}),
     ("foreign use ends the proof and is no tenancy", lives.CLEAN, ev.Soiled("used"), {"receipt": None}),
     ("a job ends the proof and owes its path", lives.CLEAN, ev.ScrubStarted(lives.job(name="job-2")),
-     {"job": lives.job(name="job-2"), "receipt": None, "owed": Path.FAST}),
+     {"job": lives.job(name="job-2"), "receipt": None, "due_path": Path.FAST}),
     ("a step that starts is the present one", lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST),
      {"job": replace(lives.job(), step=Step.CLEAR)}),
     ("a step that ends leaves its result", live(lives.SCRUBBING, ev.StepStarted("job-1", Step.CLEAR, Path.FAST)),
      ev.StepFinished("job-1", lives.result(Step.CLEAR)),
      {"job": replace(lives.job(), results=(lives.result(Step.CLEAR),))}),
-    ("a fast job does not pay the debt of a slow one that was cut off", replace(lives.DIRTY, owed=Path.SLOW),
-     ev.ScrubStarted(lives.job()), {"job": lives.job(), "owed": Path.SLOW}),
+    ("a fast job does not pay the debt of a slow one that was cut off", replace(lives.DIRTY, due_path=Path.SLOW),
+     ev.ScrubStarted(lives.job()), {"job": lives.job(), "due_path": Path.SLOW}),
     ("an escalated job owes the slow path", lives.SCRUBBING, ev.Escalated("job-1", "x", Path.SLOW),
-     {"job": replace(lives.job(), path=Path.SLOW), "owed": Path.SLOW}),
+     {"job": replace(lives.job(), path=Path.SLOW), "due_path": Path.SLOW}),
     ("a failed job is remembered", lives.SCRUBBING, ev.ScrubFailed("job-1", "busy"),
      {"job": None, "setback": Setback("busy", AT, 1)}),
     ("a job that fails again is counted", live(lives.SET_BACK, ev.ScrubStarted(lives.job())),
      ev.ScrubFailed("job-1", "still busy"), {"job": None, "setback": Setback("still busy", AT, 2)}),
     ("an interrupted job is no setback", lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x"), {"job": None}),
-    ("errors that were heard are no news", lives.CLEAN, ev.Heard(((13, 2),), 7),
-     {"baseline": replace(lives.CLEAN.baseline, last_xid=7), "heard": AT.uptime}),
+    ("errors that were heard are no news", lives.CLEAN, ev.ErrorsNoted(((13, 2),), 7),
+     {"baseline": replace(lives.CLEAN.baseline, last_xid=7), "errors_noted": AT.uptime}),
     ("who is brought back by a person's word owes nothing and starts anew",
-     replace(lives.QUARANTINED, owed=Path.SLOW, returns=(1.0,)), ev.Reinstated("ann"),
-     {"quarantine": None, "owed": None, "returns": ()}),
-    ("a sickness waits", lives.EXPOSED, ev.Sickened(lives.LOST), {"sickness": lives.LOST}),
+     replace(lives.QUARANTINED, due_path=Path.SLOW, returns=(1.0,)), ev.Reinstated("ann"),
+     {"quarantine": None, "due_path": None, "returns": ()}),
+    ("a sickness waits", lives.IN_USE, ev.AilmentFound(lives.LOST), {"ailment": lives.LOST}),
     ("a quarantine takes the sickness over, and what is known of the health", lives.SICK_DIRTY,
      ev.Quarantined(replace(lives.quarantine(), baseline=MARKED)),
-     {"sickness": None, "quarantine": replace(lives.quarantine(), baseline=MARKED), "baseline": MARKED}),
+     {"ailment": None, "quarantine": replace(lives.quarantine(), baseline=MARKED), "baseline": MARKED}),
     ("a quarantine ends the job", lives.SCRUBBING, ev.Quarantined(lives.quarantine()),
      {"job": None, "quarantine": lives.quarantine()}),
     ("a quarantine ends the proof", lives.CLEAN, ev.Quarantined(lives.quarantine()),
      {"receipt": None, "quarantine": lives.quarantine()}),
-    ("distrust ends everything but the quarantine", lives.EXPOSED, ev.Distrusted("x", lives.RELOADED),
+    ("distrust ends everything but the quarantine", lives.IN_USE, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "grant": None, "owner": None, "tenancy_began": None}),
     ("distrust ends who was left", lives.DIRTY, ev.Distrusted("x", lives.RELOADED),
      {"incarnation": lives.RELOADED, "tenancy_began": None, "tenancy_ended": None}),
@@ -320,16 +328,16 @@ CHANGES = [
      ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "setback": None}),
     ("distrust tells the next probe by the new clock", lives.QUARANTINED, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60), "owed": Path.SLOW}),
+     {"incarnation": lives.REBOOTED, "quarantine": lives.quarantine(next_probe=AT.uptime + 60), "due_path": Path.SLOW}),
     ("distrust leaves a sticky quarantine to a person", lives.STICKY, ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "owed": Path.SLOW}),
+     {"incarnation": lives.REBOOTED, "due_path": Path.SLOW}),
     ("a reboot begins what a quarantine knows anew as well",
      live(lives.DIRTY, ev.Quarantined(replace(lives.quarantine(), baseline=MARKED))),
      ev.Distrusted("x", lives.REBOOTED),
-     {"incarnation": lives.REBOOTED, "baseline": Baseline(), "owed": Path.SLOW, "tenancy_began": None,
+     {"incarnation": lives.REBOOTED, "baseline": Baseline(), "due_path": Path.SLOW, "tenancy_began": None,
       "tenancy_ended": None, "quarantine": lives.quarantine(next_probe=AT.uptime + 60)}),
-    ("errors of before its first look are owed the slow path", lives.UNKNOWN, ev.Heard(((79, 1),), 7, grave=True),
-     {"baseline": Baseline(7), "heard": AT.uptime, "owed": Path.SLOW}),
+    ("errors of before its first look are owed the slow path", lives.UNKNOWN, ev.ErrorsNoted(((79, 1),), 7, grave=True),
+     {"baseline": Baseline(7), "errors_noted": AT.uptime, "due_path": Path.SLOW}),
     ("a reboot begins the counters anew", replace(lives.DIRTY, baseline=MARKED), ev.Distrusted("x", lives.REBOOTED),
      {"incarnation": lives.REBOOTED, "tenancy_began": None, "tenancy_ended": None, "baseline": Baseline()}),
     ("a driver reload does not begin the event log anew", replace(lives.DIRTY, baseline=MARKED),
@@ -350,20 +358,20 @@ def test_a_passed_scrub_ends_the_tenancy_the_setback_and_the_debt():
     event = replace(event, receipt=replace(event.receipt, baseline=MARKED))
     assert live(again, event, at=AT) == replace(
         again, state=State.CLEAN, since=AT, job=None, receipt=event.receipt, last_receipt=event.receipt.digest,
-        baseline=MARKED, tenancy_began=None, tenancy_ended=None, setback=None, owed=None, took=(7.0,),
+        baseline=MARKED, tenancy_began=None, tenancy_ended=None, setback=None, due_path=None, fast_seconds=(7.0,),
     )  # fmt: skip
 
 
 def test_how_long_the_newest_fast_paths_took_is_kept():
     began = live(lives.DIRTY, ev.ScrubStarted(lives.job()))
-    before = replace(began, took=(1.0, 2.0, 3.0, 4.0, 5.0))
-    assert live(before, lives.passed(before), at=AT).took == (2.0, 3.0, 4.0, 5.0, 7.0)
+    before = replace(began, fast_seconds=(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert live(before, lives.passed(before), at=AT).fast_seconds == (2.0, 3.0, 4.0, 5.0, 7.0)
     slow = live(
         live(lives.DIRTY, ev.ScrubStarted(lives.job(Path.SLOW))),
         lives.passed(live(lives.DIRTY, ev.ScrubStarted(lives.job(Path.SLOW)))),
         at=AT,
     )
-    assert slow.took == ()
+    assert slow.fast_seconds == ()
 
 
 def test_a_passed_probation_ends_the_quarantine_and_counts_as_a_return():

@@ -13,6 +13,7 @@ from scrubber.core import grounds, remedy, upkeep, verdict
 from scrubber.core.answers import Blocked, Note, Probe, Proceed
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     Blame,
     Holder,
     Moment,
@@ -20,7 +21,6 @@ from scrubber.core.model import (
     Path,
     Record,
     Setback,
-    Sickness,
     Sign,
     State,
     Step,
@@ -35,7 +35,7 @@ from tests.core.lives import ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, RUTHLE
 
 STUCK, OTHER = replace(LEFTOVER, state="D"), replace(LEFTOVER, pid=99, state="D")
 GIVE_UP = ENFORCE.evict.give_up
-SICK = Sickness(Ailment.STUCK_PROCESS, "evict failed: still on the device: pid 43 (orphan)")
+SICK = Ailment(AilmentKind.STUCK_PROCESS, "evict failed: still on the device: pid 43 (orphan)")
 
 
 def patient(time: str) -> Policy:
@@ -104,7 +104,7 @@ def test_the_reason_is_what_evict_says_of_the_process():
     assert record.job is not None
     judged = verdict.judge(record.job, record.baseline, ENFORCE)
     assert isinstance(judged, verdict.Failed)
-    assert (judged.blame, judged.sickness) == (Blame.TENANT, Sickness(Ailment.STUCK_PROCESS, "evict failed: x"))
+    assert (judged.blame, judged.ailment) == (Blame.TENANT, Ailment(AilmentKind.STUCK_PROCESS, "evict failed: x"))
 
 
 THEN = rows(
@@ -116,10 +116,10 @@ THEN = rows(
 )
 
 
-@pytest.mark.parametrize(("sickness", "blame", "confined", "given_up", "then"), THEN)
+@pytest.mark.parametrize(("ailment", "blame", "confined", "given_up", "then"), THEN)
 @pytest.mark.parametrize("path", Path)
-def test_what_follows(sickness, blame, confined, given_up, then, path):
-    failure = verdict.failed(Step.EVICT, blame, "x", sickness)
+def test_what_follows(ailment, blame, confined, given_up, then, path):
+    failure = verdict.failed(Step.EVICT, blame, "x", ailment)
     assert verdict.consequence(failure, path, escalate=True, confined=confined, given_up=given_up) == then
 
 
@@ -147,7 +147,9 @@ def test_it_is_tried_again_by_itself_once_nobody_is_on_it(holders, policy, answe
 
 
 def test_what_is_owed_is_not_forgotten_over_that():
-    assert upkeep.tend(out(replace(lives.DIRTY, owed=Path.SLOW)), facts(), ENFORCE, later(90), 0.0) == Probe(Path.SLOW)
+    assert upkeep.tend(out(replace(lives.DIRTY, due_path=Path.SLOW)), facts(), ENFORCE, later(90), 0.0) == Probe(
+        Path.SLOW
+    )
 
 
 # -- while its pod counts as alive: a killed container's process stays in its control group
@@ -157,22 +159,22 @@ TOLD = 'whoever had it hangs in the kernel (state D): "train-a" (pid 41, pod-a)'
 
 
 def hung(*holders: Holder, seconds: float = GIVE_UP, wanted: bool = False, given: Collection[str] | None = None):
-    seen = facts(holders, alive=True, allotted=given)
+    seen = facts(holders, alive=True, assigned_pods=given)
     return replace(seen, wanted=wanted, hung_since=NOW.uptime + 1e4 - seconds)
 
 
-STUCK_IN_USE = Note(ev.Sickened(Sickness(Ailment.STUCK_PROCESS, TOLD)))
-SICK_BEFORE = live(lives.EXPOSED, STUCK_IN_USE.event)
+STUCK_IN_USE = Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, TOLD)))
+SICK_BEFORE = live(lives.IN_USE, STUCK_IN_USE.event)
 HELD = rows(
-    ("the kubelet has taken it from its pod", lives.EXPOSED, hung(HANGS, given=[]), STUCK_IN_USE),
-    ("... and given it to another", lives.EXPOSED, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
-    ("it was asked for in vain", lives.EXPOSED, hung(HANGS, wanted=True), STUCK_IN_USE),
-    ("not for long enough", lives.EXPOSED, hung(HANGS, wanted=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
-    ("just now", lives.EXPOSED, replace(hung(HANGS, wanted=True), hung_since=None), Blocked(TOLD)),
-    ("it is its pod's still", lives.EXPOSED, hung(HANGS, given=["pod-a"]), Proceed()),
-    ("nobody can say whose it is", lives.EXPOSED, hung(HANGS), Proceed()),
-    ("one of them does not hang", lives.EXPOSED, hung(HANGS, replace(OF_A, pid=9), wanted=True), Proceed()),
-    ("it does not hang any more", lives.EXPOSED, hung(OF_A, wanted=True), Proceed()),
+    ("the kubelet has taken it from its pod", lives.IN_USE, hung(HANGS, given=[]), STUCK_IN_USE),
+    ("... and given it to another", lives.IN_USE, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
+    ("it was asked for in vain", lives.IN_USE, hung(HANGS, wanted=True), STUCK_IN_USE),
+    ("not for long enough", lives.IN_USE, hung(HANGS, wanted=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
+    ("just now", lives.IN_USE, replace(hung(HANGS, wanted=True), hung_since=None), Blocked(TOLD)),
+    ("it is its pod's still", lives.IN_USE, hung(HANGS, given=["pod-a"]), Proceed()),
+    ("nobody can say whose it is", lives.IN_USE, hung(HANGS), Proceed()),
+    ("one of them does not hang", lives.IN_USE, hung(HANGS, replace(OF_A, pid=9), wanted=True), Proceed()),
+    ("it does not hang any more", lives.IN_USE, hung(OF_A, wanted=True), Proceed()),
     ("that is on record", SICK_BEFORE, hung(HANGS, wanted=True), Proceed()),
 )  # fmt: skip
 
@@ -188,7 +190,7 @@ def test_it_is_left_alone_until_it_ends_and_then_in_quarantine():
     out = upkeep.tend(live(SICK_BEFORE, gone.event), facts(), ENFORCE, later(1e4), 0.0)
     assert isinstance(out, Note)
     assert isinstance(out.event, ev.Quarantined)
-    assert out.event.quarantine.sickness.ailment is Ailment.STUCK_PROCESS
+    assert out.event.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
     assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == Probe(Path.FAST)
 
 
@@ -206,15 +208,15 @@ def test_to_come_back_from_that_is_no_flapping_and_does_not_undo_any():
     assert live(tried, lives.passed(tried)).returns == (1.0,)
     flapped = replace(lives.DIRTY, returns=(NOW.wall,) * 9)
     found = upkeep.confine(flapped, SICK, "autoclave", None, ENFORCE, NOW, 0.0).quarantine
-    assert (found.sickness, found.next_probe is None) == (SICK, False)
+    assert (found.ailment, found.next_probe is None) == (SICK, False)
 
 
 def test_a_fault_of_the_device_that_comes_meanwhile_is_the_graver_reason():
     worse = upkeep.tend(out(), facts((STUCK,), vitals=Vitals(xids=(Xid(1, 79),))), ENFORCE, NOW, 0.0)
     assert isinstance(worse, Note)
     assert isinstance(worse.event, ev.Quarantined)
-    assert worse.event.quarantine.sickness.ailment is Ailment.XID
-    hot = facts((STUCK,), vitals=Vitals(signs=(Sign(Ailment.HEAT, "hot"),)))
+    assert worse.event.quarantine.ailment.kind is AilmentKind.XID
+    hot = facts((STUCK,), vitals=Vitals(signs=(Sign(AilmentKind.HEAT, "hot"),)))
     assert upkeep.tend(out(), hot, ENFORCE, later(90_000), 0.0) == Proceed()
 
 

@@ -12,12 +12,12 @@ from scrubber.core import grounds, upkeep
 from scrubber.core.answers import AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     Baseline,
     Owner,
     Path,
     Quarantine,
     Setback,
-    Sickness,
     Trigger,
     Vitals,
     Xid,
@@ -43,11 +43,11 @@ from tests.core.lives import (
     rows,
 )
 
-XID = Sickness(Ailment.XID, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported", xid=79)
+XID = Ailment(AilmentKind.XID, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported", xid=79)
 LEAK = Vitals(leaked_bytes=7)
 AT = later(1)
-CROWD = Note(ev.Exposed(Owner(A, NOW, seen=True, crowded=True)))
-UNSEEN = lives.live(lives.GRANTED, ev.Exposed(Owner(A, NOW)))
+CROWD = Note(ev.PutInUse(Owner(A, NOW, seen=True, crowded=True)))
+UNSEEN = lives.live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
 CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
 
@@ -64,8 +64,8 @@ def waiting(count):
     return replace(lives.SET_BACK, setback=Setback("busy", NOW, count))
 
 
-def quarantined(sickness, baseline=Baseline(), heard=()):
-    return Note(ev.Quarantined(Quarantine(sickness, AT, "autoclave", baseline, 0, AT.uptime + 48.0, heard=heard)))
+def quarantined(ailment, baseline=Baseline(), heard=()):
+    return Note(ev.Quarantined(Quarantine(ailment, AT, "autoclave", baseline, 0, AT.uptime + 48.0, errors=heard)))
 
 
 TEND = rows(
@@ -109,44 +109,44 @@ TEND = rows(
     ("a released device that fell sick in use is taken out", lives.SICK_DIRTY, facts(), ENFORCE, quarantined(LOST)),
     # unknown
     ("W14 lost ledger: a container on it is its user", lives.UNKNOWN, facts((OF_A,)), RUTHLESS,
-     Note(ev.Exposed(Owner(A, AT, seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("in use and sick: its user comes first", lives.UNKNOWN, facts((OF_A,), vitals=XID_79), ENFORCE,
-     Note(ev.Exposed(Owner(A, AT, seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a host process on an unknown device is waited for", lives.UNKNOWN, facts((FOREIGN,)), ENFORCE, leave(FOREIGN)),
     ("W16 an unknown device is not scrubbed without a look", lives.UNKNOWN, facts(None), ENFORCE, Blocked(UNSEEABLE)),
     ("an unknown device is looked at", lives.UNKNOWN, facts(), ENFORCE, Scrub(Path.SLOW, Trigger.FIRST_LOOK)),
     # in use
     ("a grant that nobody uses yet is left alone", lives.GRANTED, facts(), ENFORCE, Proceed()),
     ("R11 a container on a grant whose start was not announced", lives.GRANTED, facts((OF_A,)), ENFORCE,
-     Note(ev.Exposed(Owner(A, AT, seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("W15 a process of no container on a grant", lives.GRANTED, facts((FOREIGN,)), ENFORCE,
-     Note(ev.Exposed(Owner(None, AT, visitor=True)))),
+     Note(ev.PutInUse(Owner(None, AT, unannounced=True)))),
     ("a nameless user gets its name", lives.NAMELESS, facts((FOREIGN, OF_A)), ENFORCE,
-     Note(ev.Exposed(Owner(A, AT, seen=True, visitor=True)))),
+     Note(ev.PutInUse(Owner(A, AT, seen=True, unannounced=True)))),
     ("a nameless user that stays so", lives.NAMELESS, facts((FOREIGN,)), ENFORCE, Proceed()),
-    ("W16 no sight of processes: an owner is not taken for gone", lives.EXPOSED, facts(None, alive=False), ENFORCE,
+    ("W16 no sight of processes: an owner is not taken for gone", lives.IN_USE, facts(None, alive=False), ENFORCE,
      Proceed()),
     ("an owner that is seen for the first time", UNSEEN, facts(alive=True), ENFORCE,
-     Note(ev.Exposed(Owner(A, NOW, seen=True)))),
-    ("an owner that is seen again", lives.EXPOSED, facts(alive=True), ENFORCE, Proceed()),
+     Note(ev.PutInUse(Owner(A, NOW, seen=True)))),
+    ("an owner that is seen again", lives.IN_USE, facts(alive=True), ENFORCE, Proceed()),
     ("W21 an owner that has not come yet has not gone", UNSEEN, facts(alive=False), ENFORCE, Proceed()),
-    ("its owner is gone", lives.EXPOSED, facts((LEFTOVER,), alive=False), ENFORCE,
+    ("its owner is gone", lives.IN_USE, facts((LEFTOVER,), alive=False), ENFORCE,
      Note(ev.Released("its owner is gone"))),
-    ("W13 nobody can say whether its owner lives", lives.EXPOSED, facts(), ENFORCE, Proceed()),
-    ("W20 its owner is gone, a stranger has it open", lives.EXPOSED, facts((OF_B,), alive=False), ENFORCE, CROWD),
+    ("W13 nobody can say whether its owner lives", lives.IN_USE, facts(), ENFORCE, Proceed()),
+    ("W20 its owner is gone, a stranger has it open", lives.IN_USE, facts((OF_B,), alive=False), ENFORCE, CROWD),
     ("W20 the same, once that is written down", lives.CROWDED, facts((OF_B,), alive=False), ENFORCE, Proceed()),
     ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), wanted=True), ENFORCE,
      Note(ev.Released("it was asked for in vain before anybody started on it"))),
-    ("a device in use that falls sick is left alone", lives.EXPOSED, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
-     Note(ev.Sickened(XID))),
-    ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.Sickened(XID))),
+    ("a device in use that falls sick is left alone", lives.IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
+     Note(ev.AilmentFound(XID))),
+    ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.AilmentFound(XID))),
     ("a sick device in use stays with its user", lives.SICK_IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
      Proceed()),
     ("a sick device whose user is gone is released first", lives.SICK_IN_USE, facts(alive=False), ENFORCE,
      Note(ev.Released("its owner is gone"))),
     ("a grant that fell sick is called back: it would wait for ever", lives.SICK_GRANTED, facts(), ENFORCE,
      Note(ev.Released("it fell sick before anybody started on it"))),
-    ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.Sickened(LOST)), facts(), ENFORCE,
+    ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.AilmentFound(LOST)), facts(), ENFORCE,
      Proceed()),
     ("a sick device after a reboot is taken out",
      lives.live(lives.SICK_IN_USE, ev.Distrusted("x", lives.REBOOTED)), facts(incarnation=lives.REBOOTED), ENFORCE,
@@ -204,8 +204,8 @@ RULES = Probation.model_validate({"first": "1m", "longest": "10m", "flap_limit":
 PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantineRules(probation=RULES)})
 
 
-def confine(record, sickness=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
-    return upkeep.confine(record, sickness, "autoclave", vitals, policy, AT, chance).quarantine
+def confine(record, ailment=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
+    return upkeep.confine(record, ailment, "autoclave", vitals, policy, AT, chance).quarantine
 
 
 def tried(probes):
@@ -244,18 +244,18 @@ def test_a_device_that_keeps_coming_back_waits_for_a_person(ages, flapping):
     record = replace(lives.CLEAN, returns=tuple(AT.wall - age for age in ages))
     found = confine(record)
     assert (found.next_probe is None) is flapping
-    assert (found.sickness.ailment is Ailment.FLAPPING) is flapping
-    assert found.sickness.sticky is flapping
+    assert (found.ailment.kind is AilmentKind.FLAPPING) is flapping
+    assert found.ailment.sticky is flapping
 
 
 def test_flapping_says_of_what():
     record = replace(lives.CLEAN, returns=(AT.wall,) * 3)
     words = "it came back from quarantine 3 times within the flap window"
-    assert confine(record).sickness.detail == f"{LOST.detail}; {words}"
+    assert confine(record).ailment.detail == f"{LOST.detail}; {words}"
 
 
 def test_a_sticky_sickness_is_not_called_flapping():
-    assert confine(replace(lives.CLEAN, returns=(AT.wall,) * 3), PULLED).sickness == PULLED
+    assert confine(replace(lives.CLEAN, returns=(AT.wall,) * 3), PULLED).ailment == PULLED
 
 
 def test_what_a_device_was_quarantined_for_is_no_news_in_its_probation():
@@ -292,12 +292,12 @@ def test_waiting_for_orphans_is_a_policy():
 
 
 def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
-    assert upkeep.tend(lives.EXPOSED, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == CROWD
+    assert upkeep.tend(lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == CROWD
 
 
 def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
-    nameless = replace(lives.NAMELESS, sickness=LOST)
-    unseen = replace(lives.EXPOSED, sickness=LOST, owner=Owner("pod-a", AT, seen=False))
+    nameless = replace(lives.NAMELESS, ailment=LOST)
+    unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + grounds.STARTS_WITHIN)
     deserted = Note(ev.Released("it is sick and nobody is on it"))
     assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
@@ -316,7 +316,7 @@ def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
 
 
 def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():
-    record = replace(lives.DIRTY, sickness=Sickness(Ailment.OPERATOR, "hums (asked by user ann)", sticky=True))
+    record = replace(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
     assert isinstance(answer, Note)
     assert isinstance(answer.event, ev.Quarantined)
@@ -324,8 +324,8 @@ def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():
 
 
 def test_an_owner_is_seen_while_it_holds_the_device():
-    unseen = replace(lives.EXPOSED, owner=Owner("pod-a", AT, seen=False))
-    seen = Note(ev.Exposed(Owner("pod-a", AT, seen=True)))
+    unseen = replace(lives.IN_USE, owner=Owner("pod-a", AT, seen=False))
+    seen = Note(ev.PutInUse(Owner("pod-a", AT, seen=True)))
     assert upkeep.tend(unseen, facts((OF_A,), alive=True), ENFORCE, AT, 0.0) == seen
 
 

@@ -11,6 +11,7 @@ from policies.model import Clear
 from scrubber.core import ailments, verdict
 from scrubber.core.model import (
     Ailment,
+    AilmentKind,
     Baseline,
     Blame,
     Holder,
@@ -20,7 +21,6 @@ from scrubber.core.model import (
     Outcome,
     Path,
     Receipt,
-    Sickness,
     Step,
     Uncovered,
     Vitals,
@@ -117,53 +117,51 @@ def test_a_slow_path_that_passed_makes_up_for_a_fast_one_that_did_not(outcome):
 
 
 FAULTY = [
-    (Step.VERIFY, {"mismatch": WRONG}, Ailment.MEMORY_FAULT),
-    (Step.SCRATCH, {"units_faulty": 1}, Ailment.MEMORY_FAULT),
-    (Step.SELFTEST, {"mismatch": WRONG}, Ailment.MEMORY_FAULT),
-    (Step.SELFTEST, {"deviating": (0,)}, Ailment.COMPUTE_FAULT),
-    (Step.SELFTEST, {"deviating": (7,), "mismatch": WRONG}, Ailment.MEMORY_FAULT),
+    (Step.VERIFY, {"mismatch": WRONG}, AilmentKind.MEMORY_FAULT),
+    (Step.SCRATCH, {"units_faulty": 1}, AilmentKind.MEMORY_FAULT),
+    (Step.SELFTEST, {"mismatch": WRONG}, AilmentKind.MEMORY_FAULT),
+    (Step.SELFTEST, {"deviating": (0,)}, AilmentKind.COMPUTE_FAULT),
+    (Step.SELFTEST, {"deviating": (7,), "mismatch": WRONG}, AilmentKind.MEMORY_FAULT),
 ]
 
 
 @pytest.mark.parametrize("outcome", Outcome)
-@pytest.mark.parametrize(("step", "findings", "ailment"), FAULTY)
-def test_hardware_that_failed_is_sick_whatever_its_step_says_and_whatever_passes_later(
-    step, findings, ailment, outcome
-):
+@pytest.mark.parametrize(("step", "findings", "kind"), FAULTY)
+def test_hardware_that_failed_is_sick_whatever_its_step_says_and_whatever_passes_later(step, findings, kind, outcome):
     once = result(step, Path.SLOW, outcome, **findings)
     again = replace(finished(Path.SLOW), results=(once, *results(Path.SLOW)))
     for job in (spoiled(Path.SLOW, step, outcome=outcome, findings=once.findings), again):
         judged = judge(job)
         assert isinstance(judged, Failed)
-        assert (judged.step, judged.blame, judged.sickness.ailment) == (step, Blame.DEVICE, ailment)
+        assert (judged.step, judged.blame, judged.ailment.kind) == (step, Blame.DEVICE, kind)
 
 
 def test_a_unit_that_computes_wrongly_is_told_in_the_words_of_the_step():
     found = replace(result(Step.SELFTEST, Path.SLOW, Outcome.FAILED, deviating=(3,)), detail="unit 3 deviates")
     judged = judge(replace(finished(Path.SLOW), results=(found,)))
-    assert judged.sickness == Sickness(Ailment.COMPUTE_FAULT, "selftest failed: unit 3 deviates")
+    assert judged.ailment == Ailment(AilmentKind.COMPUTE_FAULT, "selftest failed: unit 3 deviates")
 
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_memory_that_did_not_hold_a_bit_on_the_fast_path_poisons_the_slow_one(outcome):
     judged = judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome, mismatch=WRONG)))
     assert isinstance(judged, Failed)
-    assert (judged.step, judged.blame, judged.sickness.ailment) == (Step.CLEAR, Blame.DEVICE, Ailment.MEMORY_FAULT)
+    assert (judged.step, judged.blame, judged.ailment.kind) == (Step.CLEAR, Blame.DEVICE, AilmentKind.MEMORY_FAULT)
 
 
 def test_memory_that_did_not_hold_a_bit_is_not_forgotten_when_a_tenant_cuts_the_slow_path_short():
     fast = result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=WRONG)
     cut = replace(result(Step.EVICT, Path.SLOW, Outcome.ABORTED), blame=Blame.TENANT)
     judged = judge(replace(lives.job(Path.SLOW), results=(fast, cut)))
-    assert judged.sickness.ailment is Ailment.MEMORY_FAULT
+    assert judged.ailment.kind is AilmentKind.MEMORY_FAULT
 
 
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("blame", Blame)
 def test_the_blame_is_that_of_the_step(step, blame):
     judged = judge(spoiled(Path.SLOW, step, outcome=Outcome.ABORTED, blame=blame))
-    ailment = Ailment.RESET_FAILED if (step, blame) == (Step.RESET, Blame.DEVICE) else Ailment.SCRUB_FAILED
-    assert (judged.blame, judged.sickness) == (blame, Sickness(ailment, f"{step.value} aborted"))
+    kind = AilmentKind.RESET_FAILED if (step, blame) == (Step.RESET, Blame.DEVICE) else AilmentKind.SCRUB_FAILED
+    assert (judged.blame, judged.ailment) == (blame, Ailment(kind, f"{step.value} aborted"))
 
 
 # -- health
@@ -182,39 +180,39 @@ def test_memory_that_no_visible_process_holds_is_not_clean():
 KNOWN = Baseline(last_xid=5, ecc_uncorrectable=2)
 DIAGNOSES = [
     ("well", Vitals(), None),
-    ("lost", Vitals(lost=True), Ailment.LOST),
-    ("unresponsive", Vitals(unresponsive=True), Ailment.UNRESPONSIVE),
-    ("a new fatal xid", Vitals(xids=(Xid(6, 79),)), Ailment.XID),
+    ("lost", Vitals(lost=True), AilmentKind.LOST),
+    ("unresponsive", Vitals(unresponsive=True), AilmentKind.UNRESPONSIVE),
+    ("a new fatal xid", Vitals(xids=(Xid(6, 79),)), AilmentKind.XID),
     ("an old fatal xid", Vitals(xids=(Xid(5, 79),)), None),
     ("a new harmless xid", Vitals(xids=(Xid(6, 13),)), None),
-    ("a new xid that nobody knows", Vitals(xids=(Xid(6, 999),)), Ailment.XID),
-    ("an announced recovery", Vitals(xids=(Xid(6, 154, action="reset_gpu"),)), Ailment.XID),
+    ("a new xid that nobody knows", Vitals(xids=(Xid(6, 999),)), AilmentKind.XID),
+    ("an announced recovery", Vitals(xids=(Xid(6, 154, action="reset_gpu"),)), AilmentKind.XID),
     ("a recovery that is over", Vitals(xids=(Xid(6, 154, action="none"),)), None),
-    ("one remap too many", Vitals(xids=tuple(Xid(number, 63, at=9.0 * number) for number in range(2, 7))), Ailment.XID),
+    ("one remap too many", Vitals(xids=tuple(Xid(it, 63, at=9.0 * it) for it in range(2, 7))), AilmentKind.XID),
     ("remaps that are known", Vitals(xids=tuple(Xid(number, 63) for number in range(1, 6))), None),
     ("an old fatal xid before a new harmless one", Vitals(xids=(Xid(5, 79), Xid(6, 13))), None),
     ("an event log that has forgotten the newest", Vitals(xids=(Xid(1, 79),)), None),
-    ("a new memory error", Vitals(ecc_uncorrectable=3), Ailment.ECC),
+    ("a new memory error", Vitals(ecc_uncorrectable=3), AilmentKind.ECC),
     ("an old memory error", Vitals(ecc_uncorrectable=2), None),
-    ("a counter that was begun anew", Vitals(ecc_uncorrectable=1), Ailment.ECC),
+    ("a counter that was begun anew", Vitals(ecc_uncorrectable=1), AilmentKind.ECC),
     ("a counter that was begun anew at none", Vitals(ecc_uncorrectable=0), None),
-    ("a failed remap", Vitals(remap_failed=True), Ailment.REMAP_FAILED),
-    ("a driver that does not answer", Vitals(unresponsive=True, why="it hangs"), Ailment.UNRESPONSIVE),
-    ("a driver that asks for a reset", Vitals(reset_required=True), Ailment.RESET_REQUIRED),
-    ("a pending remap", Vitals(remap_pending=True), Ailment.REMAP_PENDING),
-    ("the worst first: lost", Vitals(lost=True, unresponsive=True, remap_failed=True), Ailment.LOST),
+    ("a failed remap", Vitals(remap_failed=True), AilmentKind.REMAP_FAILED),
+    ("a driver that does not answer", Vitals(unresponsive=True, why="it hangs"), AilmentKind.UNRESPONSIVE),
+    ("a driver that asks for a reset", Vitals(reset_required=True), AilmentKind.RESET_REQUIRED),
+    ("a pending remap", Vitals(remap_pending=True), AilmentKind.REMAP_PENDING),
+    ("the worst first: lost", Vitals(lost=True, unresponsive=True, remap_failed=True), AilmentKind.LOST),
     ("the worst first: remap", Vitals(remap_failed=True, ecc_uncorrectable=3, remap_pending=True),
-     Ailment.REMAP_FAILED),
-    ("the worst first: memory", Vitals(ecc_uncorrectable=3, xids=(Xid(6, 79),)), Ailment.ECC),
-    ("the worst first: xid", Vitals(xids=(Xid(6, 79),), remap_pending=True), Ailment.XID),
+     AilmentKind.REMAP_FAILED),
+    ("the worst first: memory", Vitals(ecc_uncorrectable=3, xids=(Xid(6, 79),)), AilmentKind.ECC),
+    ("the worst first: xid", Vitals(xids=(Xid(6, 79),), remap_pending=True), AilmentKind.XID),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("vitals", "ailment"), [row[1:] for row in DIAGNOSES], ids=[row[0] for row in DIAGNOSES])
-def test_only_what_is_new_makes_a_device_sick(vitals, ailment):
+@pytest.mark.parametrize(("vitals", "kind"), [row[1:] for row in DIAGNOSES], ids=[row[0] for row in DIAGNOSES])
+def test_only_what_is_new_makes_a_device_sick(vitals, kind):
     found = ailments.diagnose(vitals, KNOWN, ENFORCE)
-    assert (found.ailment if found else None) is ailment
-    assert found is None or found.sticky is (ailment is Ailment.REMAP_FAILED)
+    assert (found.kind if found else None) is kind
+    assert found is None or found.sticky is (kind is AilmentKind.REMAP_FAILED)
     judged = judge(finished(health={"vitals": vitals}), KNOWN)
     if found is None:
         assert isinstance(judged, Passed)
@@ -224,10 +222,10 @@ def test_only_what_is_new_makes_a_device_sick(vitals, ailment):
 
 def test_a_diagnosis_counts_what_is_new():
     errors = ailments.diagnose(Vitals(ecc_uncorrectable=5), KNOWN, ENFORCE)
-    assert errors == Sickness(Ailment.ECC, "3 new uncorrectable memory error(s)")
+    assert errors == Ailment(AilmentKind.ECC, "3 new uncorrectable memory error(s)")
     xids = ailments.diagnose(Vitals(xids=(Xid(6, 79), Xid(7, 48))), KNOWN, ENFORCE)
     fallen = "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported"
-    assert xids == Sickness(Ailment.XID, fallen, xid=79)
+    assert xids == Ailment(AilmentKind.XID, fallen, xid=79)
 
 
 def test_what_was_seen_is_known():
@@ -246,7 +244,7 @@ def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
 
 
 def test_what_the_driver_has_reported_is_judged_at_once_as_no_path_takes_it_back():
-    reported = Sickness(Ailment.XID, "xid 79 was reported", xid=79)
+    reported = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
     failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
     assert verdict.consequence(failure, Path.FAST, escalate=True, confined=False) == Confine(reported)
 
@@ -270,7 +268,7 @@ def test_what_follows_a_failure(blame, path, escalate, confined, then):
 
 def test_a_failure_without_a_diagnosis_is_a_failed_scrub():
     failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
-    assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Sickness(Ailment.SCRUB_FAILED, "so it was"))
+    assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Ailment(AilmentKind.SCRUB_FAILED, "so it was"))
 
 
 # -- the receipt
@@ -362,6 +360,6 @@ def test_i6_whatever_the_results_a_proof_is_the_whole_plan_passed(found):
 
 @pytest.mark.parametrize(("why", "told"), [("", ""), ("GPU is stuck", ": GPU is stuck")])
 def test_a_silent_device_is_told_with_the_drivers_reason_if_it_gave_one(why, told):
-    sickness = ailments.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
-    assert sickness is not None
-    assert sickness.detail == f"the driver does not answer for this device{told}"
+    ailment = ailments.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
+    assert ailment is not None
+    assert ailment.detail == f"the driver does not answer for this device{told}"

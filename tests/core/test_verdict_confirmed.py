@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import verdict
-from scrubber.core.model import Ailment, Baseline, Blame, Path, Sickness, Step, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Baseline, Blame, Path, Step, Vitals
 from scrubber.core.verdict import Failed
 from tests.core import lives
 from tests.core.lives import ENFORCE, finished
@@ -18,11 +18,11 @@ SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
 def test_a_device_that_failed_is_as_sick_as_the_worst_that_was_seen_of_it():
     told = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
     assert isinstance(told, Failed)
-    assert (told.sickness and told.sickness.ailment, told.detail) == (Ailment.REMAP_FAILED, "so it was")
+    assert (told.ailment and told.ailment.kind, told.detail) == (AilmentKind.REMAP_FAILED, "so it was")
 
 
 def test_of_a_device_that_has_proven_worse_the_worse_is_kept():
-    row = verdict.failed(Step.RESET, Blame.DEVICE, "so it was", Sickness(Ailment.RESET_FAILED, "so it was"))
+    row = verdict.failed(Step.RESET, Blame.DEVICE, "so it was", Ailment(AilmentKind.RESET_FAILED, "so it was"))
     assert verdict.confirmed(row, Vitals(remap_pending=True), FRESH, ENFORCE) == row
 
 

@@ -10,7 +10,7 @@ from policies.model import Clear, Passes
 from scrubber.core import verdict
 from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
 from scrubber.core.model import (
-    Ailment,
+    AilmentKind,
     Baseline,
     Blame,
     Findings,
@@ -153,7 +153,7 @@ def test_a_fault_of_ours_does_not_hide_that_the_device_is_sick(health):
     judged = judge(finished(clear={"patterns": ()}, health={"vitals": health}))
     assert (judged.step, judged.blame) == (Step.HEALTH, Blame.DEVICE)
     lost = judge(finished(clear={"patterns": ()}, health={"vitals": Vitals(lost=True)}))
-    assert lost.sickness.ailment is Ailment.LOST
+    assert lost.ailment.kind is AilmentKind.LOST
 
 
 def uncovered(*parts, rest=100):

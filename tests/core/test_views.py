@@ -6,7 +6,7 @@ import pytest
 
 from scrubber.core import device_status, offering, remedy, views
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Path, Sickness, Step, Uncovered
+from scrubber.core.model import Ailment, AilmentKind, Path, Step, Uncovered
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 
@@ -58,7 +58,7 @@ def test_a_device_shows_where_it_sits():
 
 
 @pytest.mark.parametrize(
-    ("record", "owner"), [(lives.EXPOSED, "pod-a"), (lives.NAMELESS, "unknown"), (lives.CLEAN, "")], ids=["a", "?", "-"]
+    ("record", "owner"), [(lives.IN_USE, "pod-a"), (lives.NAMELESS, "unknown"), (lives.CLEAN, "")], ids=["a", "?", "-"]
 )
 def test_the_owner_is_shown_where_there_is_one(record, owner):
     assert shown(record).owner == owner
@@ -71,9 +71,9 @@ NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
 @pytest.mark.parametrize(
     ("record", "held", "names", "pod"),
     lives.rows(
-        ("an owner by its name and its containers", lives.EXPOSED, HELD, NAMES, "ns/train/init, ns/train/main"),
-        ("by its name alone without containers", lives.EXPOSED, {}, NAMES, "ns/train"),
-        ("not at all without a name", lives.EXPOSED, HELD, {"pod-b": "ns/serve"}, ""),
+        ("an owner by its name and its containers", lives.IN_USE, HELD, NAMES, "ns/train/init, ns/train/main"),
+        ("by its name alone without containers", lives.IN_USE, {}, NAMES, "ns/train"),
+        ("not at all without a name", lives.IN_USE, HELD, {"pod-b": "ns/serve"}, ""),
         ("an owner that was never learnt", lives.NAMELESS, HELD, NAMES, ""),
         ("an owner whatever else is written down", lives.EXPOSED_TO_B, HELD, NAMES, "ns/serve/app"),
         ("before a start whoever is written down", lives.GRANTED, {"pod-b": ("app",)}, NAMES, "ns/serve/app"),
@@ -90,7 +90,7 @@ def test_a_device_is_told_by_the_name_of_its_pod(record, held, names, pod):
 
 
 def test_pods_are_looked_for_where_there_may_be_one():
-    records = (lives.GRANTED, lives.EXPOSED, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
+    records = (lives.GRANTED, lives.IN_USE, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
     assert list(map(device_status.is_somebodys, records)) == [True, True, True, False, False, False]
 
 
@@ -129,20 +129,20 @@ def test_a_setback_shows_why():
     assert shown(lives.SET_BACK).setback == "a process is on it"
 
 
-@pytest.mark.parametrize("ailment", Ailment)
-def test_every_ailment_has_its_advice(ailment):
-    sickness = Sickness(ailment, "so it is")
-    kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(sickness)))
-    in_use = live(lives.EXPOSED, ev.Sickened(sickness))
+@pytest.mark.parametrize("kind", AilmentKind)
+def test_every_ailment_has_its_advice(kind):
+    ailment = Ailment(kind, "so it is")
+    kept = live(lives.CLEAN, ev.Quarantined(lives.quarantine(ailment)))
+    in_use = live(lives.IN_USE, ev.AilmentFound(ailment))
     [words] = device_status.advice(kept)
-    assert words == remedy.REMEDIES[ailment].advice
+    assert words == remedy.REMEDIES[kind].advice
     assert words.isprintable()
     assert words[0].islower()
     assert device_status.advice(in_use) == (f"drain it: {words}",)
 
 
 def test_a_remedy_exists_for_every_ailment():
-    assert set(remedy.REMEDIES) == set(Ailment)
+    assert set(remedy.REMEDIES) == set(AilmentKind)
 
 
 def test_a_setback_has_its_advice():
@@ -152,7 +152,7 @@ def test_a_setback_has_its_advice():
 
 
 @pytest.mark.parametrize(
-    "record", [lives.CLEAN, lives.EXPOSED, lives.SCRUBBING, lives.DIRTY], ids=lambda it: it.state.value
+    "record", [lives.CLEAN, lives.IN_USE, lives.SCRUBBING, lives.DIRTY], ids=lambda it: it.state.value
 )
 def test_no_advice_where_nobody_has_to_do_anything(record):
     assert device_status.advice(record) == ()

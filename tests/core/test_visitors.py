@@ -18,16 +18,16 @@ from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, later, live, rows
 
 LATE = later(1e6)
-VISITOR = Owner(B, NOW, seen=True, visitor=True)
-ITS_OWN = Note(ev.Exposed(replace(VISITOR, visitor=False)))
+VISITOR = Owner(B, NOW, seen=True, unannounced=True)
+ITS_OWN = Note(ev.PutInUse(replace(VISITOR, unannounced=False)))
 LET_GO = Note(ev.Released("who was met on it before its first start has let go of it"))
 GONE = Note(ev.Released("its owner is gone"))
-CROWD = Note(ev.Exposed(replace(VISITOR, crowded=True)))
+CROWD = Note(ev.PutInUse(replace(VISITOR, crowded=True)))
 
 
 def off(*given: str, epoch: str = "epoch-1", wanted: bool = False) -> Facts:
     """Nobody is on it, the visitor lives elsewhere, and the kubelet has given it to these."""
-    return replace(facts(alive=True, allotted=given, epoch=epoch), wanted=wanted)
+    return replace(facts(alive=True, assigned_pods=given, epoch=epoch), wanted=wanted)
 
 
 TEND = rows(
@@ -47,28 +47,28 @@ TEND = rows(
     ("W14 it is who has it", lives.FOUND_IN_USE, off(B), ITS_OWN),
     ("R11 the same, on a grant", lives.VISITED, off(A, B), ITS_OWN),
     ("W2 that was known before the kubelet forgot it", live(lives.VISITED, ITS_OWN.event), off(), Proceed()),
-    ("R11 who has it is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, allotted=[A]),
-     Note(ev.Exposed(Owner(A, LATE, seen=True, crowded=True)))),
-    ("a third one is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, allotted=["pod-c"]), CROWD),
-    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, allotted=[A]), Proceed()),
-    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, allotted=[A]), Proceed()),
+    ("R11 who has it is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, assigned_pods=[A]),
+     Note(ev.PutInUse(Owner(A, LATE, seen=True, crowded=True)))),
+    ("a third one is on it as well", lives.VISITED, facts((OF_A, OF_B), alive=True, assigned_pods=["pod-c"]), CROWD),
+    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, assigned_pods=[A]), Proceed()),
+    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, assigned_pods=[A]), Proceed()),
     ("W3 the checkpoint cannot be read, or there is none", lives.VISITED, facts(alive=True), Proceed()),
     ("the same, asked for", lives.VISITED, replace(facts(alive=True), wanted=True), Proceed()),
-    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, allotted=[]), Proceed()),
-    ("its pod is gone, and nobody has it", lives.VISITED, facts(alive=False, allotted=[]), LET_GO),
-    ("the same, in another life of the kubelet", lives.VISITED, facts(alive=False, allotted=[], epoch="epoch-2"), GONE),
+    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, assigned_pods=[]), Proceed()),
+    ("its pod is gone, and nobody has it", lives.VISITED, facts(alive=False, assigned_pods=[]), LET_GO),
+    ("the same, another kubelet life", lives.VISITED, facts(alive=False, assigned_pods=[], epoch="epoch-2"), GONE),
     ("R11 its pod is gone; who has it may have started without a word, and be off it just now", lives.VISITED,
-     facts(alive=False, allotted=[A], epoch="epoch-2"), Proceed()),
+     facts(alive=False, assigned_pods=[A], epoch="epoch-2"), Proceed()),
     ("its pod is gone, and nobody can say who has it", lives.VISITED, facts(alive=False), Proceed()),
     ("its pod is gone, who was met on what nobody had granted", lives.FOUND_IN_USE, facts(alive=False), GONE),
-    ("the same, and another pod has it", lives.FOUND_IN_USE, facts(alive=False, allotted=[A]), Proceed()),
+    ("the same, and another pod has it", lives.FOUND_IN_USE, facts(alive=False, assigned_pods=[A]), Proceed()),
     ("its pod is gone, to which it was granted without a word", lives.VISITED_UNANNOUNCED, facts(alive=False), GONE),
     ("its pod is gone, and a job has it, of whom nobody is on it", lives.VISITED_KEPT, facts(alive=False), Proceed()),
     ("the same, and a process of the job is", lives.VISITED_KEPT, facts((FOREIGN,), alive=False), Proceed()),
     ("the same, and it was asked for", lives.VISITED_KEPT, replace(facts(alive=False), wanted=True), Proceed()),
     ("a job has it that has not come to it yet, and it was asked for", lives.KEPT, replace(facts(), wanted=True),
      Proceed()),
-    ("one without a name is no pod's", lives.NAMELESS, facts((FOREIGN,), allotted=[A]), Proceed()),
+    ("one without a name is no pod's", lives.NAMELESS, facts((FOREIGN,), assigned_pods=[A]), Proceed()),
     ("who was let start and is seen is no visitor", lives.EXPOSED_TO_B, off(A), Proceed()),
 )  # fmt: skip
 
@@ -84,13 +84,13 @@ IN_USE = rows(
     ("it has left; it was met at the first look", lives.FOUND_IN_USE, off(), Reason.IN_USE),
     ("it has left; nothing was proven when it was granted", lives.VISITED_UNPROVEN, off(A), Reason.IN_USE),
     ("it has left; it is in no pod", lives.VISITED_BY_NO_POD, off(A), Reason.IN_USE),
-    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, allotted=[]), Reason.IN_USE),
-    ("another one is on it", lives.VISITED, facts((OF_A,), alive=True, allotted=[]), Reason.IN_USE),
+    ("it is on it", lives.VISITED, facts((OF_B,), alive=True, assigned_pods=[]), Reason.IN_USE),
+    ("another one is on it", lives.VISITED, facts((OF_A,), alive=True, assigned_pods=[]), Reason.IN_USE),
     ("it is who has it", lives.VISITED, off(B), Reason.IN_USE),
     ("W3 nobody can say who has it", lives.VISITED, facts(alive=True), Reason.IN_USE),
-    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, allotted=[]), Reason.IN_USE),
-    ("nobody can say whether it lives", lives.FOUND_IN_USE, facts(allotted=[]), Reason.NOT_PROVEN_FREE),
-    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, allotted=[]), Reason.NOT_PROVEN_FREE),
+    ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, assigned_pods=[]), Reason.IN_USE),
+    ("nobody can say whether it lives", lives.FOUND_IN_USE, facts(assigned_pods=[]), Reason.NOT_PROVEN_FREE),
+    ("W16 nobody can look", lives.VISITED, facts(None, alive=True, assigned_pods=[]), Reason.NOT_PROVEN_FREE),
     ("W2 it was let start", lives.EXPOSED_TO_B, off(A), Reason.IN_USE),
 )
 
@@ -108,7 +108,7 @@ def test_whoever_asks_for_it_waits_for_the_visitors_end(record: Record, seen: Fa
 @pytest.mark.parametrize("alive", [True, False, None])
 @pytest.mark.parametrize("given", [(), (A,)], ids=["given to nobody", "given to who asks"])
 def test_whoever_asks_does_not_wait_for_one_who_let_go_of_what_was_granted_to_somebody_else(given, alive):
-    seen = facts(alive=alive, allotted=given)
+    seen = facts(alive=alive, assigned_pods=given)
     again = "it was asked for again and its last user is gone"
     another = "another owner is about to start and its last user is gone"
     assert decide.acquire(lives.VISITED, seen, ENFORCE, LATE) == Note(ev.Released(again))
@@ -117,12 +117,12 @@ def test_whoever_asks_does_not_wait_for_one_who_let_go_of_what_was_granted_to_so
 
 
 START = rows(
-    ("it runs", facts(alive=True, allotted=[]), Owner(B, NOW, seen=True)),
-    ("nothing of it runs just now", facts(alive=False, allotted=[]), Owner(B, LATE)),
+    ("it runs", facts(alive=True, assigned_pods=[]), Owner(B, NOW, seen=True)),
+    ("nothing of it runs just now", facts(alive=False, assigned_pods=[]), Owner(B, LATE)),
     ("nobody can say whether it runs", facts(), Owner(B, LATE)),
 )
 
 
 @pytest.mark.parametrize(("seen", "owner"), START)
 def test_a_visitor_that_is_let_start_is_none_any_more(seen: Facts, owner: Owner) -> None:
-    assert starting.start(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.Exposed(owner))
+    assert starting.start(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.PutInUse(owner))

@@ -26,11 +26,11 @@ CROWD = st.lists(st.sampled_from([lives.OF_B, lives.LEFTOVER, lives.FOREIGN]), m
 )
 CROWDED = lives.sights(CROWD)
 NAMED = [record for record in LIVES.values() if record.owner is not None and record.owner.container is not None]
-VISITED = [record for record in NAMED if record.owner and record.owner.visitor]
-OWNED = [record for record in NAMED if record.owner and not record.owner.visitor]
+VISITED = [record for record in NAMED if record.owner and record.owner.unannounced]
+OWNED = [record for record in NAMED if record.owner and not record.owner.unannounced]
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
 RUNNING = [record for record in LIVES.values() if record.job is not None]
-IN_USE = {State.GRANTED, State.EXPOSED}
+IN_USE = {State.GRANTED, State.IN_USE}
 DEEDS = (answers.Scrub, answers.Probe)
 ENOUGH = 5  # notes that one question may lead to
 
@@ -82,7 +82,7 @@ def test_unknown_is_no_nothing_is_handed_out_proven_or_done_to_a_device_that_can
         assert answer != answers.HandOut(unproven=None)
         assert not isinstance(answer, DEEDS)
     assert said["start"] != answers.Proceed() or policy.mode is Mode.OBSERVE
-    if record.state in {State.GRANTED, State.EXPOSED}:
+    if record.state in {State.GRANTED, State.IN_USE}:
         assert said["release"] != answers.Proceed()
 
 
@@ -116,8 +116,8 @@ def test_whoever_was_met_is_its_owner_while_he_may_be_alive_unless_it_cannot_hav
         if isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released):
             assert (record.grant.announced, record.grant.epoch, seen.holders) == (True, seen.epoch, ())
             assert record.grant.receipt is not None
-            assert seen.allotted is not None
-            assert record.owner.container not in seen.allotted
+            assert seen.assigned_pods is not None
+            assert record.owner.container not in seen.assigned_pods
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
@@ -149,9 +149,9 @@ def test_i3_quarantined_and_sick_devices_are_never_advertised_nor_are_unknown_on
     advert = offering.advertise(record, policy, now)
     assert advert.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
-    if unproven or record.quarantine is not None or record.sickness is not None:
+    if unproven or record.quarantine is not None or record.ailment is not None:
         assert not advert.healthy
-    elif record.state in {State.CLEAN, State.GRANTED, State.EXPOSED}:
+    elif record.state in {State.CLEAN, State.GRANTED, State.IN_USE}:
         assert advert.healthy
 
 
@@ -180,7 +180,7 @@ def test_i1_where_policy_enforces_nothing_starts_on_a_grant_without_a_standing_p
 def test_i1_where_policy_enforces_whatever_goes_out_has_a_standing_proof_and_no_user(record, seen, now):
     if decide.acquire(record, seen, ENFORCE, now) == answers.HandOut():
         assert seen.holders == ()
-        assert record.sickness is None
+        assert record.ailment is None
         assert seen.incarnation == record.incarnation == record.receipt.incarnation
         assert grounds.proof_stands(record.receipt, seen, ENFORCE, now)
 
@@ -213,12 +213,12 @@ def test_in_any_life_what_a_record_says_fits_its_state(walk):
             record.state is State.CLEAN or (record.state is State.GRANTED and proven)
         ), "a receipt is held while it stands, and at no other time"
         assert (record.job is not None) == (record.state is State.SCRUBBING)
-        assert (record.owner is not None) == (record.state is State.EXPOSED)
+        assert (record.owner is not None) == (record.state is State.IN_USE)
         assert record.quarantine is not None or record.state is not State.QUARANTINED
         assert record.quarantine is None or record.state in {State.QUARANTINED, State.SCRUBBING}
         assert record.grant is None or record.state in IN_USE
         assert record.tenancy_began is not None or record.state not in IN_USE
-        assert record.sickness is None or record.state in IN_USE | {State.DIRTY, State.UNKNOWN}
+        assert record.ailment is None or record.state in IN_USE | {State.DIRTY, State.UNKNOWN}
 
 
 @given(lives.walks())
@@ -242,7 +242,7 @@ def test_in_any_life_clean_is_a_job_that_passed_with_its_receipt(walk):
 @given(lives.walks())
 def test_the_same_events_lead_to_the_same_record(walk):
     for before, event, after in walk:
-        assert states.apply(before, ev.Entry(1, "GPU-1", after.since, "op", event)).state is after.state
+        assert states.apply(before, ev.LedgerEntry(1, "GPU-1", after.since, "op", event)).state is after.state
 
 
 # -- liveness: nothing is stuck for ever once it is free and well
@@ -255,7 +255,7 @@ def years_later(record, policy=ENFORCE):
     seen = facts(alive=False)
     for day in range(1, 8):
         now = later(86_400.0 * day)
-        seen = replace(seen, incarnation=record.incarnation, watched_since=0.0)
+        seen = replace(seen, incarnation=record.incarnation, observed_since=0.0)
         record, answer = settle(lambda it: upkeep.tend(it, seen, policy, now, 0.5), record, now)  # noqa: B023 - used now
         if record.job is not None:
             return live(record, lives.passed(record, now), at=now)
@@ -266,7 +266,7 @@ def years_later(record, policy=ENFORCE):
 @pytest.mark.parametrize("name", [name for name in LIVES if name not in STUCK_BY_INTENT])
 def test_a_free_and_healthy_device_becomes_clean_or_is_still_granted(name):
     record = years_later(LIVES[name])
-    waiting_for_its_owner = record.state in {State.GRANTED, State.EXPOSED} and record.sickness is None
+    waiting_for_its_owner = record.state in {State.GRANTED, State.IN_USE} and record.ailment is None
     assert record.state is State.CLEAN or waiting_for_its_owner
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scrubber.core.model import Mismatch
 from scrubber.cuda import clearing, memory, patterns
 from scrubber.cuda.card import CudaError, Deed, Found, Span, Step
-from scrubber.cuda.patterns import Kind, Pattern
+from scrubber.cuda.patterns import Pattern, PatternKind
 from tests.fakes.cuda.card import HostCard
 from tests.fakes.cuda.gpu import PAGE, HostGpu
 from tests.fakes.cuda.patterns import pattern_bytes
@@ -32,11 +32,11 @@ def gpu(monkeypatch) -> HostGpu:
     return HostGpu(np.zeros(SIZE, np.uint8))
 
 
-def taken(gpu: HostGpu) -> memory.Memory:
+def taken(gpu: HostGpu) -> memory.GpuMemory:
     return memory.take(HostCard(gpu))
 
 
-@given(kind=st.sampled_from(Kind), words=st.tuples(*[st.integers(0, 2**64 - 1)] * 2), base=st.integers(0, 2**45))
+@given(kind=st.sampled_from(PatternKind), words=st.tuples(*[st.integers(0, 2**64 - 1)] * 2), base=st.integers(0, 2**45))
 def test_what_stands_at_a_place_is_what_was_written_there(kind, words, base):
     held = pattern_bytes(kind, words[0], words[1], base, 3).tobytes()
     assert bytes(Pattern(kind, *words).byte(base * 16 + place) for place in range(48)) == held
@@ -112,7 +112,7 @@ def test_a_device_that_writes_nothing_is_found_by_the_random_pattern_alone(gpu):
     assert wrong.count > SIZE * 0.9
 
 
-def _lazy() -> memory.Memory:
+def _lazy() -> memory.GpuMemory:
     gpu = HostGpu(np.zeros(SIZE, np.uint8))
     gpu.faults.lazy = True
     return taken(gpu)

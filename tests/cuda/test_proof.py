@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core.measurements import Scratched
 from scrubber.cuda import clearing, device, memory, onchip, selftest
-from scrubber.cuda.card import NOWHERE, BusyError, Card, CudaError, Deed, Found, Program
+from scrubber.cuda.card import NOWHERE, Card, CardBusyError, CudaError, Deed, Found, KernelProgram
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
@@ -28,7 +28,7 @@ KEY = b"k" * 16
 SIZE = 6 * PAGE
 BY_CUPY = "CuPy"
 
-COMPARISONS: dict[str, Callable[[memory.Memory], object]] = {
+COMPARISONS: dict[str, Callable[[memory.GpuMemory], object]] = {
     "check": lambda held: held.check(ZERO, unheard),
     "census": lambda held: held.compare(ZERO, unheard),
     "invert": lambda held: held.invert(ZERO, unheard),
@@ -36,7 +36,7 @@ COMPARISONS: dict[str, Callable[[memory.Memory], object]] = {
     "clear": lambda held: clearing.clear(held, KEY, ("random", "zero"), unwatched),
     "verify": lambda held: clearing.verify(held, unwatched),
 }
-WORK: dict[str, Callable[[memory.Memory], object]] = {
+WORK: dict[str, Callable[[memory.GpuMemory], object]] = {
     **COMPARISONS,
     "scratch": lambda held: onchip.scratch(held.card, KEY),
     "self-test": lambda held: selftest.run(held, KEY, 6.0, unwatched, Clock(lambda: 0.0, lambda _seconds: None)),
@@ -146,7 +146,7 @@ def test_results_that_did_not_come_back_are_none(real, monkeypatch):
 # --- multiprocessors ---
 
 
-@pytest.mark.parametrize("program", Program)
+@pytest.mark.parametrize("program", KernelProgram)
 def test_a_program_that_never_ran_or_not_with_all_blocks_is_no_answer(real, monkeypatch, program):
     run, grids = real.gpu.program, iter((0, 3, 5))
     for ran in (0, 3, 5):
@@ -162,7 +162,7 @@ def test_programs_that_never_ran_have_overwritten_nothing(real, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("program", [Program.SCRATCH, Program.REGISTERS])
+@pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
 def test_a_unit_that_was_not_overwritten_whole_is_no_answer(real, program, fault):
     [real.gpu.faults.counted] = FAULTS[fault].values()
     with pytest.raises(CudaError, match=rf"cannot run {program.value} on {UUID}: \d+ of \d+ words .*multiprocessor 0"):
@@ -179,7 +179,7 @@ def test_less_shared_memory_than_a_block_can_have_is_not_a_whole_unit(real, monk
         onchip.scratch(real.card, KEY)
 
 
-@pytest.mark.parametrize("program", Program)
+@pytest.mark.parametrize("program", KernelProgram)
 def test_a_block_takes_all_shared_memory_that_there_is_for_one(real, monkeypatch, program):
     launched: list[tuple[str, int]] = []
     monkeypatch.setattr(
@@ -198,7 +198,7 @@ def test_a_unit_that_nobody_was_on_is_not_reached(real):
     assert onchip.scratch(real.card, KEY) == Scratched(4, 3, 0)
 
 
-ON_CHIP = pytest.mark.parametrize("program", [Program.SCRATCH, Program.REGISTERS])
+ON_CHIP = pytest.mark.parametrize("program", [KernelProgram.SCRATCH, KernelProgram.REGISTERS])
 
 
 @ON_CHIP
@@ -237,7 +237,7 @@ def test_a_unit_that_computes_two_things_from_the_same_is_wrong_whatever_comes_l
     first = real.gpu.runs["exact"] + 1
     real.gpu.faults.unreached = lambda _name, run: frozenset({3} if run == first else ())
     real.gpu.faults.deviating = lambda _name, run: frozenset({0} if run == first else ())
-    assert [unit.number for unit in real.card.everywhere(Program.EXACT, 7) if unit.wrong] == [0]
+    assert [unit.number for unit in real.card.everywhere(KernelProgram.EXACT, 7) if unit.wrong] == [0]
 
 
 def test_a_computation_that_ends_in_nothing_was_none(bench, monkeypatch):
@@ -286,25 +286,25 @@ def test_parts_of_a_long_row_of_spans_are_told_in_their_order(real, monkeypatch,
     assert [it.compared for it in found] == steps == [span.size for span in held.spans]
 
 
-def spilling(monkeypatch, program: Program) -> None:
+def spilling(monkeypatch, program: KernelProgram) -> None:
     kernel = __import__("cupy").RawKernel
     monkeypatch.setattr(kernel, "local_size_bytes", property(lambda it: 8 * (it.name == program.value)))
 
 
 def test_registers_that_the_driver_keeps_in_memory_instead_are_refused(machine, monkeypatch):
     with in_this_process(machine):
-        spilling(monkeypatch, Program.REGISTERS)
-        with pytest.raises(BusyError, match=f"cannot use {UUID}: .*, registers would keep in memory"):
+        spilling(monkeypatch, KernelProgram.REGISTERS)
+        with pytest.raises(CardBusyError, match=f"cannot use {UUID}: .*, registers would keep in memory"):
             device.opened(UUID, PCI)
 
 
-@pytest.mark.parametrize("program", [Program.PLANT_REGISTERS, Program.LISTEN_REGISTERS])
+@pytest.mark.parametrize("program", [KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS])
 def test_what_no_scrub_runs_keeps_no_device_from_its_scrub(machine, monkeypatch, program):
     with in_this_process(machine):
         spilling(monkeypatch, program)
         card = device.opened(UUID, PCI)
         assert onchip.scratch(card, KEY) == Scratched(4, 4, 0)
-        with pytest.raises(BusyError, match=f"cannot use {UUID}: .*, {program.value} would keep in memory"):
+        with pytest.raises(CardBusyError, match=f"cannot use {UUID}: .*, {program.value} would keep in memory"):
             card.everywhere(program, 1)
 
 
@@ -352,7 +352,7 @@ def test_of_several_devices_none_is_opened(machine, shown):
 @pytest.mark.parametrize("status", [34, 35, 36, 46, 200, 209, 218, 221, 222, 223, 301, 304, 802, 803, 804, 805, 809])
 def test_what_can_only_be_the_node_is_no_fault_of_the_device(machine, status):
     machine.change(UUID, refuses=status)
-    with in_this_process(machine), pytest.raises(BusyError, match=f"cannot open {UUID}: CUDA says"):
+    with in_this_process(machine), pytest.raises(CardBusyError, match=f"cannot open {UUID}: CUDA says"):
         device.opened(UUID, PCI)
 
 

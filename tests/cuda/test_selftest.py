@@ -11,7 +11,7 @@ from scrubber.core import measurements
 from scrubber.core.measurements import Scratched
 from scrubber.cuda import memory, onchip, selftest
 from scrubber.cuda.card import Deed, Found, Span, Step, Unit
-from scrubber.cuda.patterns import ZERO, Kind, Pattern, keyed, repeated
+from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, keyed, repeated
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
 from tests.fakes.cuda.gpu import PAGE, HostGpu, always
@@ -91,7 +91,7 @@ def test_the_memory_is_tested_as_the_manual_says(bench):
     random = [keyed(KEY, f"test {number}") for number in range(3)]
     last = keyed(KEY, "retention")
     assert bench.card.sweeps == [
-        *held(Pattern(Kind.ADDRESS)),
+        *held(Pattern(PatternKind.ADDRESS)),
         *(it for byte in (0x00, 0x55, 0x33, 0x0F) for it in turned(byte)),
         *(it for pattern in random for it in held(pattern)),
         *held(last),

@@ -18,7 +18,7 @@ import pytest
 
 from dashboards import outages, shipped
 from dashboards.trial import day
-from dashboards.trial.node import CLUSTER, NAME, Node, free_ports
+from dashboards.trial.node import CLUSTER, NAME, TrialNode, free_ports
 from dashboards.trial.prometheus import Prometheus
 from scrubber.demo.containers import mark
 from scrubber.ledger import audit
@@ -55,7 +55,7 @@ SET_OFF = {alert for acts in (*day.DAY, day.EVENING) for act in acts for alert i
 class Seen:
     """What Prometheus has to say at the end of the day."""
 
-    def __init__(self, prometheus: Prometheus, node: Node, began: float) -> None:
+    def __init__(self, prometheus: Prometheus, node: TrialNode, began: float) -> None:
         self.ask, self.node, self.began, self.now = prometheus.ask, node, began, time.time()
         shown = {"cluster": CLUSTER, "node": NAME, "__rate_interval": RATE, "__range": f"{self.now - began:.0f}s"}
         self.questions = list(shipped.questions(shown))
@@ -165,7 +165,7 @@ async def a_bad_day() -> AsyncIterator[Seen]:
     port = free_ports()
     heard: list[str] = []
     async with AsyncExitStack() as ends:
-        node, prometheus = Node(port), Prometheus(port + 2, EVERY)
+        node, prometheus = TrialNode(port), Prometheus(port + 2, EVERY)
         ends.push_async_callback(node.clear_away)
         ends.push_async_callback(prometheus.clear_away)
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
 )
 
-SCOPE = query.Scope(("cluster", "node"))
+SCOPE = query.QueryScope(("cluster", "node"))
 BUILD = 'autoclave_build_info{node="n1"}'
 GPU = 'node="n1", gpu="0", uuid="GPU-a"'
 ALIVE = {BUILD: "1x60"}

@@ -14,7 +14,7 @@ from plugin.metrics import table as plugin_metrics
 from plugin.registration.events import Cause
 from policies import load, xids
 from policies.xidtable import Action
-from scrubber.core.model import Ailment, State
+from scrubber.core.model import AilmentKind, State
 from scrubber.metrics import counters
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE, UNIT_TESTS
@@ -22,7 +22,7 @@ from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE, 
 EXPRESSIONS = {**RECORDED, **{rule["alert"]: promql.parse(rule["expr"]) for rule in ALERTS}}
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 
-AILMENTS = {ailment.value for ailment in Ailment}
+AILMENTS = {ailment.value for ailment in AilmentKind}
 WORDS = {  # what a condition may name, by label
     "reason": AILMENTS,
     "sign": AILMENTS,
@@ -30,7 +30,7 @@ WORDS = {  # what a condition may name, by label
     "proof": {counters.RECEIPT, counters.NONE},
     "by": {counters.EVIDENCE, counters.PERSON},
     "hook": {hook.value for hook in plugin_tally.Hook},
-    "outcome": {word.value for word in (*plugin_tally.Outcome, *Cause)},
+    "outcome": {word.value for word in (*plugin_tally.HookOutcome, *Cause)},
     "xid": {str(code) for code in xids.ROWS},
     "job": {"autoclave-scrubber", "autoclave-plugin"},
     "policy": {"observe"},

@@ -127,10 +127,10 @@ def test_a_job_gets_clean_gpus_keeps_them_between_its_steps_and_leaves_nothing(s
     ended(slurmd.run("prolog.sh", 42, gpu), 0)
     assert service.settled(gpu, "granted").receipt
     first = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)  # in no container, and ignores SIGTERM
-    service.settled(gpu, "exposed")
+    service.settled(gpu, "in_use")
     tenants.kill(first)
     left = tenants.zombie(service.simulated_dir, uuid(service, gpu))  # a job's next step, after a pause
-    assert service.settled(gpu, "exposed").job is None
+    assert service.settled(gpu, "in_use").job is None
     assert SECRET in memory(service, gpu)
     ended(slurmd.run("epilog.sh", 42, gpu), 0)
     assert service.settled(gpu, "clean").receipt
@@ -179,10 +179,10 @@ def test_what_another_job_has_is_left_to_it(service, slurmd, gpu):
     """Where two jobs were given one GPU, the second does not start, and its end ends nothing of the first."""
     ended(slurmd.run("prolog.sh", 47, gpu), 0)
     pid = tenants.zombie(service.simulated_dir, uuid(service, gpu), SECRET)
-    service.settled(gpu, "exposed")
+    service.settled(gpu, "in_use")
     ended(slurmd.run("prolog.sh", 48, gpu), 1)
     ended(slurmd.run("epilog.sh", 48, gpu), 1)
-    assert service.settled(gpu, "exposed").job is None
+    assert service.settled(gpu, "in_use").job is None
     assert lives(pid)
     assert SECRET in memory(service, gpu)
     tenants.kill(pid)

@@ -17,7 +17,7 @@ from scrubber.devices.base import Care
 from scrubber.devices.simulated import creation, lease
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.gpu import SimulatedGpu
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.node.processes import Processes
 
 MEMORY_BYTES = 3 * 2**20 + 4096  # three whole chunks and a part of one
@@ -48,8 +48,8 @@ class Bank:
     def second(self) -> str:
         return self.backend.inventory()[1].uuid
 
-    def place(self, uuid: str) -> Place:
-        return Place(Path(self.backend.address(uuid, Care()).place))
+    def place(self, uuid: str) -> GpuFiles:
+        return GpuFiles(Path(self.backend.address(uuid, Care()).place))
 
     def gpu(self, uuid: str) -> SimulatedGpu:
         return SimulatedGpu(self.place(uuid).directory)
@@ -59,8 +59,8 @@ class Bank:
         return all(lease.held(memory) is False for memory in self.root.glob("gpu*/memory"))
 
     def holders(self) -> set[int]:
-        sight = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
-        looks = sight.holders({str(memory): [str(memory)] for memory in self.root.glob("gpu*/memory")})
+        observer = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
+        looks = observer.holders({str(memory): [str(memory)] for memory in self.root.glob("gpu*/memory")})
         return {holder.pid for holders in looks.values() for holder in holders or ()}
 
 

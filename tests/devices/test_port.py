@@ -12,9 +12,9 @@ from typing import Protocol
 import pynvml
 import pytest
 
-from scrubber.core.model import Ailment, Vitals
+from scrubber.core.model import AilmentKind, Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DriverClosedError, Node
+from scrubber.devices.base import Backend, Care, DeviceError, DeviceLostError, DeviceNode, DriverClosedError
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import creation, drills, tenants
 from tests.devices.nvidia.conftest import nvml, nvml_build, rig, stage
@@ -61,7 +61,7 @@ class OnFiles:
         drills.leak(self.root, uuid, LEAK)
 
     def sign(self, uuid: str) -> None:
-        drills.sign(self.root, uuid, Ailment.SRAM, "so it is")
+        drills.sign(self.root, uuid, AilmentKind.SRAM, "so it is")
 
     def heat(self, uuid: str, celsius: int) -> None:
         drills.heat(self.root, uuid, celsius)
@@ -197,10 +197,10 @@ def test_a_leak_is_told_in_bytes(subject: Subject) -> None:
 def test_a_sign_is_told_of_that_device_only_to_the_service_and_to_a_worker(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.sign(one)
-    node = Node(lambda: (), lambda _name: False)
+    node = DeviceNode(lambda: (), lambda _name: False)
     hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
     for eyes in (subject.backend.vitals, lambda uuid: hands[uuid].vitals()):
-        assert [sign.ailment for sign in eyes(one).signs] == [Ailment.SRAM]
+        assert [sign.kind for sign in eyes(one).signs] == [AilmentKind.SRAM]
         assert eyes(other) == Vitals()
 
 
@@ -323,7 +323,7 @@ def test_whoever_has_a_device_open_is_within_reach_of_its_reset(subject: Subject
 def test_what_an_address_opens_is_that_device(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.damage(one)
-    node = Node(lambda: (), lambda _name: False)
+    node = DeviceNode(lambda: (), lambda _name: False)
     hands = {uuid: roster.open_gpu(subject.backend.address(uuid, Care()), node) for uuid in (one, other)}
     assert hands[one].vitals() == Vitals(ecc_uncorrectable=2)
     assert hands[other].vitals() == Vitals()

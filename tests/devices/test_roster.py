@@ -6,9 +6,9 @@ import pytest
 
 from scrubber.core.model import Vitals
 from scrubber.devices import roster
-from scrubber.devices.base import Address, Care, DeviceError, Node
+from scrubber.devices.base import Address, Care, DeviceError, DeviceNode
 
-NODE = Node(lambda: (), lambda _name: False)
+NODE = DeviceNode(lambda: (), lambda _name: False)
 
 
 def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Incarnation, Moment, Owner, Record, State
 from scrubber.core.states import apply
 from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from tests.devices.conftest import end
 
 NOW = Moment(0.0, 0.0)
@@ -47,8 +47,8 @@ class Counted(Processes):
 def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
     info = next(it for it in backend.inventory() if it.uuid == uuid)
     record: Record | None = None
-    for event in (ev.Discovered(info, Incarnation("boot", backend.driver())), ev.Exposed(Owner(pod, NOW, seen=True))):
-        record = apply(record, Entry(0, uuid, NOW, "op", event))
+    for event in (ev.Discovered(info, Incarnation("boot", backend.driver())), ev.PutInUse(Owner(pod, NOW, seen=True))):
+        record = apply(record, LedgerEntry(0, uuid, NOW, "op", event))
     assert record is not None
     return record
 
@@ -58,59 +58,59 @@ def eyes(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.look_cache.SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
-    return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
+    return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 
 async def test_while_the_owner_runs_a_second_look_walks_nowhere_and_says_the_same(bank, eyes):
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     tenants.occupy(bank.root, bank.first, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    seen = await sight.quick(record)
+    seen = await observer.quick(record)
     assert (processes.walks, seen.owner_alive, len(seen.holders or ())) == (1, True, 1)
-    assert await sight.quick(record) == seen
+    assert await observer.quick(record) == seen
     assert processes.walks == 1
 
 
 async def test_when_the_owner_has_gone_it_is_seen_at_the_next_look(bank, eyes):
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     pid = tenants.occupy(bank.root, bank.first, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    await sight.quick(record)
+    await observer.quick(record)
     end(pid)
-    seen = await sight.quick(record)
+    seen = await observer.quick(record)
     assert (processes.walks, seen.owner_alive, seen.holders) == (2, False, ())
 
 
 async def test_an_owner_who_runs_and_uses_nothing_is_not_looked_for_in_every_round(bank, eyes):
     """A notebook without a kernel may hold its GPU for days."""
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     pid = tenants.occupy(bank.root, bank.second, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    seen = [await sight.quick(record) for _ in range(3)]
+    seen = [await observer.quick(record) for _ in range(3)]
     assert [(it.owner_alive, it.holders) for it in seen] == [(True, ())] * 3
     assert processes.walks == 1
     end(pid)
-    assert (await sight.quick(record)).owner_alive is False
+    assert (await observer.quick(record)).owner_alive is False
     assert processes.walks == 2
 
 
 async def test_who_was_only_met_on_it_and_let_go_is_looked_for_each_time(bank, eyes):
     """That he let go may be why it is taken from him: that is never said by an earlier look."""
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     tenants.occupy(bank.root, bank.second, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    record = replace(record, owner=Owner(POD, NOW, visitor=True))
-    assert [(await sight.quick(record)).holders for _ in range(3)] == [()] * 3
+    record = replace(record, owner=Owner(POD, NOW, unannounced=True))
+    assert [(await observer.quick(record)).holders for _ in range(3)] == [()] * 3
     assert processes.walks == 3
 
 
 async def test_nor_is_that_owner_a_reason_to_hold_what_was_released(bank, eyes):
-    sight, backend, _ = eyes
+    observer, backend, _ = eyes
     tenants.occupy(bank.root, bank.second, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    await sight.quick(record)
+    await observer.quick(record)
     released = replace(record, state=State.DIRTY, owner=None)
-    assert (await sight.quick(released)).owner_alive is None
+    assert (await observer.quick(released)).owner_alive is None
 
 
 def clean(backend: Simulated, uuid: str) -> Record:
@@ -129,108 +129,108 @@ def forgetful(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.look_cache.SHARE", 1e-6)
     backend = Forgetful(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
-    return Sight(backend, processes, "boot", tmp_path, 0.0), backend, processes
+    return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 
 async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(bank, forgetful):
-    sight, backend, processes = forgetful
+    observer, backend, processes = forgetful
     record = clean(backend, bank.first)
-    assert [(await sight.quick(record)).holders for _ in range(3)] == [(), (), ()]
+    assert [(await observer.quick(record)).holders for _ in range(3)] == [(), (), ()]
     assert processes.walks == 1
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    assert (await sight.quick(record)).holders == ()
-    sight._visits.forget(record)  # it is time
-    assert len((await sight.quick(record)).holders or ()) == 1
+    assert (await observer.quick(record)).holders == ()
+    observer._visits.forget(record)  # it is time
+    assert len((await observer.quick(record)).holders or ()) == 1
 
 
 async def test_a_look_that_could_not_tell_makes_the_drivers_no_worth_nothing(bank, forgetful, monkeypatch):
-    sight, backend, processes = forgetful
+    observer, backend, processes = forgetful
     record = clean(backend, bank.first)
-    await sight.quick(record)
+    await observer.quick(record)
     monkeypatch.setattr(backend, "files", lambda _uuid: ())
-    assert (await sight.full(record)).holders is None
-    assert (await sight.quick(record)).holders is None
+    assert (await observer.full(record)).holders is None
+    assert (await observer.quick(record)).holders is None
     assert processes.walks == 3
 
 
 async def test_when_one_of_two_that_were_met_has_gone_the_other_is_looked_for(bank, forgetful):
-    sight, backend, _ = forgetful
+    observer, backend, _ = forgetful
     record = clean(backend, bank.first)
     first, second = (tenants.occupy(bank.root, bank.first, b"x", f"{POD}-{name}") for name in "ab")
-    met = (await sight.quick(record)).holders
+    met = (await observer.quick(record)).holders
     assert met is not None
     gone = next(holder.pid for holder in met)
     end(gone)
-    assert [holder.pid for holder in (await sight.quick(record)).holders or ()] == [({first, second} - {gone}).pop()]
+    assert [holder.pid for holder in (await observer.quick(record)).holders or ()] == [({first, second} - {gone}).pop()]
 
 
 async def test_the_last_look_before_a_use_is_at_the_processes(bank, forgetful):
-    sight, backend, _ = forgetful
+    observer, backend, _ = forgetful
     record = clean(backend, bank.first)
-    await sight.quick(record)
+    await observer.quick(record)
     tenants.occupy(bank.root, bank.first, b"x", POD)
-    assert len((await sight.quick(record, last=True)).holders or ()) == 1
+    assert len((await observer.quick(record, last=True)).holders or ()) == 1
 
 
 async def test_who_is_waited_for_is_not_looked_for_in_every_round(bank, eyes):
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
-    seen = await sight.quick(record)
+    seen = await observer.quick(record)
     assert len(seen.holders or ()) == 1
-    assert await sight.quick(record) == seen
+    assert await observer.quick(record) == seen
     assert processes.walks == 1
 
 
 async def test_but_who_asks_for_the_device_hears_of_nobody_who_has_let_go_of_it(bank, forgetful):
     """Whoever had it open may live on for days."""
-    sight, backend, processes = forgetful
+    observer, backend, processes = forgetful
     pid = tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
-    assert len((await sight.quick(record)).holders or ()) == 1
+    assert len((await observer.quick(record)).holders or ()) == 1
     processes.passes_over = {pid}
-    assert (await sight.quick(record, last=True)).holders == ()
+    assert (await observer.quick(record, last=True)).holders == ()
     assert processes.walks == 2
 
 
 async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
-    sight, backend, processes = forgetful
+    observer, backend, processes = forgetful
     pid = tenants.zombie(bank.root, bank.first)
     record = replace(clean(backend, bank.first), state=State.DIRTY)
-    await sight.quick(record)
+    await observer.quick(record)
     processes.passes_over = {pid}
-    assert len((await sight.quick(record)).holders or ()) == 1
+    assert len((await observer.quick(record)).holders or ()) == 1
     monkeypatch.setattr("scrubber.observe.look_cache.LINGERS", 0.0)
-    assert (await sight.quick(record)).holders == ()
+    assert (await observer.quick(record)).holders == ()
 
 
 async def test_whoever_the_driver_lists_anew_is_looked_for(bank, eyes):
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     tenants.occupy(bank.root, bank.first, b"x", POD)
     record = exposed(backend, bank.first, POD)
-    await sight.quick(record)
+    await observer.quick(record)
     stranger = tenants.occupy(bank.root, bank.second, b"x", "pod-b")
     backend.named = frozenset({stranger})
-    seen = await sight.quick(record)
+    seen = await observer.quick(record)
     assert {holder.container for holder in seen.holders or ()} == {POD, "pod-b"}
     assert processes.walks == 2
-    assert await sight.quick(record) == seen  # known by now
+    assert await observer.quick(record) == seen  # known by now
     assert processes.walks == 2
 
 
 @pytest.mark.parametrize("change", ["another owner", "another driver", "it is time", "nobody of the owner was met"])
 async def test_what_was_seen_of_something_else_is_not_used(bank, eyes, monkeypatch, change):
-    sight, backend, processes = eyes
+    observer, backend, processes = eyes
     tenants.occupy(bank.root, bank.first, b"x", POD)
     record = exposed(backend, bank.first, POD)
     if change == "nobody of the owner was met":
         record = replace(record, owner=Owner("pod-c", NOW))
     if change == "it is time":
-        monkeypatch.setattr(sight, "_remember", lambda *_: None)
-    await sight.quick(record)
+        monkeypatch.setattr(observer, "_remember", lambda *_: None)
+    await observer.quick(record)
     if change == "another owner":
         record = replace(record, owner=Owner("pod-b", NOW))
     if change == "another driver":
         monkeypatch.setattr(backend, "driver", lambda: "anew")
-    await sight.quick(record)
+    await observer.quick(record)
     assert processes.walks == 2

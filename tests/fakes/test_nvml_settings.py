@@ -75,13 +75,13 @@ def test_several_processes_change_settings_at_once_and_none_is_forgotten(session
     children = [
         subprocess.Popen([sys.executable, "-c", code, str(number)], env=stage.environment()) for number in range(4)
     ]
-    turns = 0
+    slots = 0
     while any(child.poll() is None for child in children):
-        turns += 1
-        session.gpu(7).set({f"turn.{turns}": turns})
+        slots += 1
+        session.gpu(7).set({f"turn.{slots}": slots})
     assert [child.wait() for child in children] == [0] * 4
     assert [session.gpu(number)["power.limit"] for number in range(5)] == ["319000"] * 4 + ["700000"]
-    assert sum(key.startswith("gpu.7.turn.") for key in session.read()) == turns > 0
+    assert sum(key.startswith("gpu.7.turn.") for key in session.read()) == slots > 0
 
 
 def test_a_gpu_is_drained_removed_and_found_again(session):

@@ -20,8 +20,8 @@ from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Container, Phase, Pod
 from plugin.testing.runtime import Devices
 from scrubber.core import views
-from scrubber.demo.containers import Containers, mark
-from scrubber.demo.stage import RESOURCE, Program, Stage, halfway
+from scrubber.demo.containers import ContainerRunner, mark
+from scrubber.demo.stage import RESOURCE, ServiceProgram, Stage, halfway
 from scrubber.devices.simulated import creation, drills, layout
 from tests import guests
 from tests.patience import WITHIN
@@ -34,7 +34,7 @@ def brisk(*words: str) -> str:
     return f"{{{', '.join([BRISK[1:-1], *words])}}}"
 
 
-class Watched(Containers):
+class Watched(ContainerRunner):
     """Looks into the memory of every device just before a container starts on it: what is there must be its pod's."""
 
     def __init__(self, simulated: Path) -> None:
@@ -192,7 +192,7 @@ class Node:
         async with grpc.aio.insecure_channel(f"unix:{socket}", options=endpoint.OPTIONS) as channel:
             yield deviceplugin_pb2_grpc.DevicePluginStub(channel)
 
-    async def said(self, program: Program, words: str) -> None:
+    async def said(self, program: ServiceProgram, words: str) -> None:
         """Return as soon as its log holds these words."""
         with Inotify() as inotify:
             inotify.add_watch(program.log, Mask.MODIFY)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from plugin.testing.pods import Phase, Pod, State
+from plugin.testing.pods import ContainerState, Phase, Pod
 from scrubber.demo.stage import RESOURCE
 from tests.deploy import manifests
 from tests.flows.node import Node, Watched
@@ -47,7 +47,7 @@ class Seen:
 def seen(node: Node, pod: Pod) -> Seen:
     """Its processes by number and birth, and what it has in memory."""
     status = pod.statuses["main"]
-    assert status.state is State.RUNNING
+    assert status.state is ContainerState.RUNNING
     processes = [(pid, _born(pid)) for pid in node.stage.containers.pids(pod, "main")]
     return Seen(pod.phase, status.starts, processes, [node.memory(uuid) for uuid in given(node, pod)])
 

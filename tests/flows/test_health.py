@@ -59,7 +59,7 @@ async def test_a_row_that_waits_to_be_remapped_is_drained_reset_and_back(build):
     left = node.memory(uuid)
     drills.remap(node.stage.simulated, uuid)
     await node.health(uuid, "Unhealthy")
-    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("exposed", left), "its user is left alone"
+    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("in_use", left), "its user is left alone"
     await node.kubelet.delete(pod)
     await node.health(uuid, "Healthy")
     assert [entry.text.partition(";")[0] for entry in await node.history(uuid, "quarantined")] == [

@@ -93,7 +93,7 @@ async def test_x11_a_running_container_keeps_its_sick_gpu_and_does_not_start_on_
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await fall_sick(node, uuid)
-    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("exposed", left)
+    assert ((await node.status(uuid)).state, node.memory(uuid)) == ("in_use", left)
     assert (await node.kubelet.restart_container(pod, "main")).starts == 1
     assert "it is unhealthy" in node.waiting(pod)
     await node.kubelet.delete(pod)

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scrubber.demo.stage import Program
+from scrubber.demo.stage import ServiceProgram
 from scrubber.devices.simulated import layout
 from tests.flows.node import Node
 
 SECRET = "zx-tenant-job"  # noqa: S105 - what a process calls itself
 
 
-def lines(program: Program) -> list[dict[str, Any]]:
+def lines(program: ServiceProgram) -> list[dict[str, Any]]:
     """What a program has said so far."""
     return [json.loads(line) for line in program.log.read_text().splitlines()]
 
@@ -45,7 +45,7 @@ async def test_an_id_leads_from_the_kubelets_question_to_the_rows_of_the_ledger(
     await node.stage.plugin.end(signal.SIGTERM)
     asked = {it["hook"]: it for it in lines(node.stage.plugin) if it["event"] == "yes"}
     answered = {it["request"]: it for it in lines(node.stage.service) if it["event"] == "yes"}
-    for hook, request, kind in (("Allocate", "acquire", "granted"), ("PreStartContainer", "start", "exposed")):
+    for hook, request, kind in (("Allocate", "acquire", "granted"), ("PreStartContainer", "start", "in_use")):
         rows = [row for row in await node.history(uuid, kind) if row.op == asked[hook]["op"]]
         assert asked[hook]["op"] == answered[request]["op"]
         assert asked[hook]["devices"] == answered[request]["devices"] == [uuid]

@@ -16,7 +16,7 @@ import pytest
 
 from plugin.registration import sockets
 from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Phase, Pod, State
+from plugin.testing.pods import ContainerState, Phase, Pod
 from plugin.testing.quirks import Timing
 from scrubber.core import views
 from scrubber.demo.stage import RESOURCE
@@ -60,7 +60,7 @@ async def leave(node: Node) -> None:
 
 
 def owned_by(pod: Pod) -> Callable[[views.DeviceStatus], bool]:
-    return lambda device: (device.state, device.owner) == ("exposed", pod.uid)
+    return lambda device: (device.state, device.owner) == ("in_use", pod.uid)
 
 
 Theirs = Callable[[Node], Awaitable[Vendor]]
@@ -147,14 +147,14 @@ async def test_there_a_container_that_starts_again_has_its_memory_and_what_their
     pod, crashed = await node.run("first"), await node.run("crashed")
     uuid, left = node.gpu(pod), [node.memory(node.gpu(it)) for it in (pod, crashed)]
     await node.kubelet.exit_container(crashed, "main")
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     await node.stage.start()
     assert await theirs.stop() == 0
     await node.offered(0)
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     await enter(node)
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
-    assert (await node.kubelet.start_container(crashed, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
+    assert (await node.kubelet.start_container(crashed, "main")).state is ContainerState.RUNNING
     assert [node.memory(node.gpu(it)) for it in (pod, crashed)] == left
     assert asked(node, uuid) == asked(node, node.gpu(crashed)) == ["Allocate", "PreStartContainer"]
     assert answers(node, pod) == [answer([uuid]).SerializeToString(deterministic=True)] * 4
@@ -198,7 +198,7 @@ async def test_there_after_observe_the_gpu_of_a_pod_that_is_not_on_it_is_scrubbe
     await switch(node, theirs)
     node.rule(BRISK)
     await node.clean(uuid)
-    assert (await node.kubelet.start_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
     assert (asked(node, uuid), await node.scrubs(uuid)) == (["Allocate", "PreStartContainer"], 1)
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from plugin.testing.pods import Container, Kind
+from plugin.testing.pods import Container, ContainerKind
 from scrubber.demo.stage import RESOURCE
 from scrubber.node import checkpoint
 
 
 async def test_a_gpu_bears_the_name_of_its_pod_from_its_start_to_its_end(build):
     node = await build(gpus=1)
-    pod = node.pod("train", Container("prepare", {RESOURCE: 1}, Kind.INIT), Container("main", {RESOURCE: 1}))
+    pod = node.pod("train", Container("prepare", {RESOURCE: 1}, ContainerKind.INIT), Container("main", {RESOURCE: 1}))
     await node.kubelet.admit(pod)
     uuid = node.gpu(pod)
     granted = await node.status(uuid)
@@ -20,7 +20,7 @@ async def test_a_gpu_bears_the_name_of_its_pod_from_its_start_to_its_end(build):
     await node.kubelet.sync(pod)
     exposed = await node.status(uuid)
     told = "default/train/main, default/train/prepare"
-    assert (exposed.state, exposed.owner, exposed.pod) == ("exposed", pod.uid, told)
+    assert (exposed.state, exposed.owner, exposed.pod) == ("in_use", pod.uid, told)
     async with node.stage.admin() as admin:
         assert (await admin.explain(uuid)).device.pod == told
     await node.kubelet.delete(pod)
@@ -34,7 +34,7 @@ async def test_a_pod_without_a_directory_is_told_by_its_uid(node):
     (node.stage.pod_logs / f"default_train_{pod.uid}").rmdir()
     node.stage.pod_logs.rmdir()
     status = await node.status(node.gpu(pod))
-    assert (status.state, status.owner, status.pod) == ("exposed", pod.uid, "")
+    assert (status.state, status.owner, status.pod) == ("in_use", pod.uid, "")
 
 
 async def test_a_file_that_does_not_answer_costs_the_name_and_neither_the_status_nor_anything_else(node):
@@ -46,7 +46,7 @@ async def test_a_file_that_does_not_answer_costs_the_name_and_neither_the_status
     try:
         assert (await node.status(uuid)).owner == pod.uid
         assert (await node.status(uuid)).pod == ""
-        assert await node.history(uuid, "exposed")
+        assert await node.history(uuid, "in_use")
     finally:
         with suppress(OSError):
             os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # whoever waits reads that there is nothing

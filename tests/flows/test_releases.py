@@ -171,7 +171,7 @@ async def test_a_container_that_hangs_after_its_pod_was_deleted_is_named_and_qua
             await node.kubelet.delete(pod)
             assert (await node.kubelet.run(node.pod("early"))).phase is not Phase.RUNNING
             status = await node.reach(uuid, lambda device: device.why.startswith("sick"))
-            assert (status.state, node.memory(uuid)) == ("exposed", left)
+            assert (status.state, node.memory(uuid)) == ("in_use", left)
             assert f"(pid {leftover.pid}, {pod.uid})" in status.why
             async with node.stage.admin() as admin:
                 [advice] = (await admin.explain(uuid)).advice
@@ -211,7 +211,7 @@ async def kept(node: Node, owner: str, *uuids: str) -> None:
     """They are this pod's, nothing was scrubbed, and whoever says that it has left is not believed."""
     for uuid in uuids:
         status = await node.status(uuid)
-        assert (status.state, status.owner, await node.scrubs(uuid)) == ("exposed", owner, 1), status
+        assert (status.state, status.owner, await node.scrubs(uuid)) == ("in_use", owner, 1), status
     async with node.stage.scrubber() as scrubber:
         for uuid in uuids:
             with pytest.raises(Refused, match="it is still in use"):

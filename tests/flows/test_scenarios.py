@@ -13,7 +13,7 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.kubelet import NotRunning
-from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from scrubber.demo.stage import RESOURCE
 from tests.flows.node import Node, brisk
 
@@ -23,7 +23,7 @@ LATE = brisk("gate: prestart")  # PreStartContainer is what waits for a scrub
 
 async def test_x2_init_and_app_share_a_gpu_and_one_scrub_and_the_next_pod_gets_its_own(build):
     node = await build(1)
-    pod = await node.run("train", Container("fetch", ONE, Kind.INIT), Container("main", ONE))
+    pod = await node.run("train", Container("fetch", ONE, ContainerKind.INIT), Container("main", ONE))
     uuid = node.gpu(pod)
     assert node.gpu(pod, "fetch") == uuid
     assert node.asked("Allocate") == node.asked("PreStartContainer") == [(uuid,), (uuid,)]
@@ -37,7 +37,11 @@ async def test_x2_init_and_app_share_a_gpu_and_one_scrub_and_the_next_pod_gets_i
 async def test_x2_between_init_and_app_nobody_is_on_the_gpu_and_whoever_looks_then_finds_no_release(build):
     """The app's image is still pulled: the pod runs nothing but its sandbox and, later on, a sidecar without a GPU."""
     node = await build(2)
-    containers = (Container("fetch", ONE, Kind.INIT), Container("proxy", {}, Kind.SIDECAR), Container("main", ONE))
+    containers = (
+        Container("fetch", ONE, ContainerKind.INIT),
+        Container("proxy", {}, ContainerKind.SIDECAR),
+        Container("main", ONE),
+    )
     pod = node.pod("train", *containers)
     assert (await node.kubelet.admit(pod)).phase is not Phase.FAILED
     await node.kubelet.start_container(pod, "fetch")
@@ -46,21 +50,21 @@ async def test_x2_between_init_and_app_nobody_is_on_the_gpu_and_whoever_looks_th
     left = node.memory(uuid)
     assert left
     await node.a_round(spare)
-    assert ((await node.status(uuid)).state, await node.scrubs(uuid)) == ("exposed", 1)
+    assert ((await node.status(uuid)).state, await node.scrubs(uuid)) == ("in_use", 1)
     await node.kubelet.start_container(pod, "proxy")
     await node.a_round(spare)
-    assert ((await node.status(uuid)).state, await node.scrubs(uuid), node.memory(uuid)) == ("exposed", 1, left)
-    assert (await node.kubelet.start_container(pod, "main")).state is State.RUNNING
+    assert ((await node.status(uuid)).state, await node.scrubs(uuid), node.memory(uuid)) == ("in_use", 1, left)
+    assert (await node.kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
     assert (await node.status(uuid)).owner == pod.uid
     assert await node.scrubs(uuid) == 1
 
 
 async def test_x3_a_sidecar_and_an_app_on_other_gpus_do_not_disturb_each_other(node):
-    pod = await node.run("web", Container("proxy", ONE, Kind.SIDECAR), Container("main", ONE))
+    pod = await node.run("web", Container("proxy", ONE, ContainerKind.SIDECAR), Container("main", ONE))
     proxy, main = node.gpu(pod, "proxy"), node.gpu(pod)
     assert proxy != main
     left = node.memory(proxy)
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     assert node.asked("PreStartContainer") == [(proxy,), (main,), (main,)]
     assert (await node.scrubs(proxy), await node.scrubs(main)) == (1, 1)
     assert node.memory(proxy) == left
@@ -71,7 +75,7 @@ async def test_x4_a_crash_loop_costs_no_scrub_and_loses_no_memory(build):
     pod = await node.run("crash")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     for _ in range(3):
-        assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+        assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     assert node.asked("Allocate") == [(uuid,)]
     assert node.asked("PreStartContainer") == [(uuid,)] * 4
     assert (await node.scrubs(uuid), node.memory(uuid)) == (1, left)
@@ -109,7 +113,7 @@ async def test_x19_r11_a_restart_without_prestart_is_the_same_tenants_and_the_ne
     await node.stage.plugin.end(signal.SIGKILL)
     await node.kubelet.kill()
     await node.kubelet.start()
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     assert [start.prestart for start in node.kubelet.starts] == [True, False]
     await node.stage.plugin.start()
     await node.offered(1)
@@ -173,7 +177,7 @@ async def test_x16_a_restart_of_the_plugin_leaves_a_running_pod_alone(node):
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     await node.restart_plugin()
     await node.offered(2)
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     assert (await node.scrubs(uuid), node.memory(uuid)) == (1, left)
     assert node.gpu(await node.run("other")) != uuid
 
@@ -308,7 +312,7 @@ async def test_x31_a_grant_on_which_somebody_was_seen_is_not_given_on(build):
     async with node.door() as plugin:
         await plugin.Allocate(asking(uuid))
     async with node.stranger(uuid, "nobodys-pod", b"a secret"):
-        await node.reach(uuid, lambda device: device.state == "exposed")
+        await node.reach(uuid, lambda device: device.state == "in_use")
     await node.run("next")
     assert await node.scrubs(uuid) == 2
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import signal
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.pods import Container, Kind, Phase, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
 from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills
 from tests.flows.node import brisk
@@ -41,7 +41,7 @@ async def test_s1_s3_the_same_gpus_as_last_time_are_no_restart_and_neither_is_on
 
 async def test_s4_a_count_of_starts_and_grants_that_does_not_match_hides_no_tenant(build):
     node = await build(1)
-    init = Container("fetch", ONE, Kind.INIT)
+    init = Container("fetch", ONE, ContainerKind.INIT)
     first = node.pod("first", init, Container("main", ONE))  # admitted twice, started once
     await node.kubelet.admit(first)
     await node.kubelet.start_container(first, "fetch")
@@ -213,5 +213,5 @@ async def test_s14_a_start_is_refused_while_the_last_scrub_has_failed(build):
     second = node.pod("second")
     await node.kubelet.admit(second)
     assert not await node.kubelet.sync(second)
-    assert second.statuses["main"].state is State.WAITING
+    assert second.statuses["main"].state is ContainerState.WAITING
     assert (len(node.kubelet.starts), await node.scrubs(uuid)) == (1, 1)

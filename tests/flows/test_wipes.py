@@ -22,7 +22,7 @@ import grpc
 import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.testing.pods import Container, Kind, Phase, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
 from scrubber.demo.stage import RESOURCE
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.node import checkpoint
@@ -131,7 +131,7 @@ async def test_w3_while_the_checkpoint_cannot_be_read_nothing_starts_and_nothing
     pod = await node.run("train")
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     (node.stage.kubelet_dir / checkpoint.NAME).write_text("{")
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.WAITING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.WAITING
     assert "checkpoint cannot be read" in node.waiting(pod)
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
     await node.run("other")  # the kubelet writes it anew
@@ -188,14 +188,14 @@ async def test_w11_a_prestart_that_the_kubelet_cut_lets_nobody_start_and_its_job
 
 
 async def test_w12_a_gpu_that_only_an_init_container_was_given_stays_its_pods(node):
-    pod = await node.run("prepare", Container("fetch", ONE, Kind.INIT), Container("main"))
+    pod = await node.run("prepare", Container("fetch", ONE, ContainerKind.INIT), Container("main"))
     uuid = node.gpu(pod, "fetch")
     [spare] = set(node.stage.uuids) - {uuid}
     shown = node.kubelet.list_pod_resources()
     assert not [device for of in shown.pod_resources for it in of.containers for device in it.devices]
     left = node.memory(uuid)
     await node.a_round(spare)
-    assert ((await node.status(uuid)).state, await node.scrubs(uuid)) == ("exposed", 1)
+    assert ((await node.status(uuid)).state, await node.scrubs(uuid)) == ("in_use", 1)
     assert node.memory(uuid) == left
 
 
@@ -213,7 +213,7 @@ async def test_w13_an_empty_pod_resources_answer_after_a_kubelet_restart_frees_n
     assert ((await node.status(uuid)).owner, await node.scrubs(uuid)) == (pod.uid, 1)
     assert node.memory(uuid) == left
     node.kubelet.pods.update(known)
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
 
 
 async def test_w14_after_a_lost_ledger_live_memory_is_left_alone_and_the_rest_is_proven_anew(build):
@@ -228,7 +228,7 @@ async def test_w14_after_a_lost_ledger_live_memory_is_left_alone_and_the_rest_is
     await node.reach(uuid, lambda device: device.owner == pod.uid)
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 0)
     await node.offered(2)
-    assert (await node.kubelet.restart_container(pod, "main")).state is State.RUNNING
+    assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
     await node.kubelet.delete(pod)
     await node.run("next", gpus=2)
     assert await node.scrubs(uuid) == 1
@@ -284,7 +284,7 @@ async def test_w17_no_order_of_an_operator_wipes_memory_in_use(build):
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     async with node.stage.admin() as operator:
         [result] = [it.result async for it in operator.scrub([uuid]) if it.result]
-    assert (result.clean, result.state) == (False, "exposed")
+    assert (result.clean, result.state) == (False, "in_use")
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
 
 
@@ -294,7 +294,7 @@ async def test_w18_under_per_container_a_restart_waits_for_a_live_sibling_and_is
     uuid = node.gpu(pod)
     async with node.stranger(uuid, pod.uid, f"<{pod.uid}>".encode()):
         left = node.memory(uuid)
-        assert (await node.kubelet.restart_container(pod, "main")).state is State.WAITING
+        assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.WAITING
         assert "it is still in use" in node.waiting(pod)
         assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
     assert await node.kubelet.sync(pod)
@@ -311,7 +311,7 @@ async def test_w21_a_container_that_starts_in_the_middle_of_a_wipe_ends_the_wipe
     async with node.stranger(uuid, pod.uid, b"written by one that did not ask"):
         await node.reach(uuid, lambda device: device.job is None)
         node.heal(uuid)
-        assert (await restart).state is State.WAITING
+        assert (await restart).state is ContainerState.WAITING
         assert b"written by one that did not ask" in node.memory(uuid)
         assert await node.scrubs(uuid) == 1
     await node.clean(uuid)

@@ -19,23 +19,23 @@ import numpy as np
 
 from benchmarks.gpu.card import MeasuredCard, Where, fresh, opened, unheard, unwatched, zeroed
 from scrubber.cuda import clearing, memory, onchip, selftest
-from scrubber.cuda.card import Deed, Program, Span
+from scrubber.cuda.card import Deed, KernelProgram, Span
 from scrubber.cuda.images import image_for
-from scrubber.cuda.patterns import VECTOR, ZERO, Kind, Pattern, repeated
+from scrubber.cuda.patterns import VECTOR, ZERO, Pattern, PatternKind, repeated
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.patterns import Words, pattern_bytes
 
 SMALL = 2**22  # bytes
-KERNELS = ("write", "check", "invert", *(program.value for program in Program))
+KERNELS = ("write", "check", "invert", *(program.value for program in KernelProgram))
 CANARY = b"what a tenant left behind"
 TO_DEVICE, TO_HOST = 1, 2
 PATTERNS = (
     ZERO,
     repeated(0x55),
-    Pattern(Kind.CONSTANT, 0x0123456789ABCDEF, 0xFEDCBA9876543210),
-    Pattern(Kind.ADDRESS),
-    Pattern(Kind.ADDRESS, 2**63 + 5, 7),
-    Pattern(Kind.KEYED, 2**64 - 3, 0x1122334455667788),
+    Pattern(PatternKind.CONSTANT, 0x0123456789ABCDEF, 0xFEDCBA9876543210),
+    Pattern(PatternKind.ADDRESS),
+    Pattern(PatternKind.ADDRESS, 2**63 + 5, 7),
+    Pattern(PatternKind.KEYED, 2**64 - 3, 0x1122334455667788),
 )
 PLACES = (0, 7, VECTOR + 8, 2**21 - 1, 2**21)  # where bits flip, beside one by chance and the last byte of all
 
@@ -115,13 +115,13 @@ def scratched(where: Where) -> dict[str, int]:
     """The memory on the chip; what the driver says of it: the kernel's own, and what a block can have."""
     card = opened(where)
     done = asdict(onchip.scratch(card, secrets.token_bytes(16)))
-    return {**done, "own": card.shared_of(Program.SCRATCH), "block": card.runtime.deviceGetAttribute(97, 0)}
+    return {**done, "own": card.shared_of(KernelProgram.SCRATCH), "block": card.runtime.deviceGetAttribute(97, 0)}
 
 
 def computed(where: Where) -> list[list[list[int]]]:
     """One computation twice, then another one: units with their results."""
     card, number = opened(where), secrets.randbits(63)
-    runs = (card.everywhere(Program.EXACT, it) for it in (number, number, number + 1))
+    runs = (card.everywhere(KernelProgram.EXACT, it) for it in (number, number, number + 1))
     return [[[unit.number, unit.wrong, unit.digest] for unit in run] for run in runs]
 
 
@@ -173,11 +173,11 @@ def _compared(card: MeasuredCard, pattern: Pattern, span: Span) -> list[str]:
     wanted = _model(pattern, span)
     card.sweep(Deed.WRITE, pattern, [span], unheard)
     wrong = [] if _got(card, span.address, span.size) == wanted.tobytes() else ["write"]
-    for other in (pattern, ZERO, Pattern(Kind.ADDRESS, 1, 2), fresh("another")):
+    for other in (pattern, ZERO, Pattern(PatternKind.ADDRESS, 1, 2), fresh("another")):
         [found] = card.sweep(Deed.CHECK, other, [span], unheard)
         if (found.count, found.offset, found.got) != _difference(wanted, _model(other, span), span.start):
             wrong.append(f"check against {other}: {found}")
-    if pattern.kind is Kind.KEYED:
+    if pattern.kind is PatternKind.KEYED:
         return wrong
     for deed, now in ((Deed.INVERT, pattern), (Deed.INVERT_DOWN, pattern.flipped())):
         [found] = card.sweep(deed, now, [span], unheard)

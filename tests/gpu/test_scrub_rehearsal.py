@@ -16,7 +16,7 @@ import pytest
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.card import Where, listening
 from benchmarks.gpu.parts import PARTS, measured
-from scrubber.cuda.card import Program
+from scrubber.cuda.card import KernelProgram
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from tests.fakes.cuda.fixtures import RESERVED, equip, in_this_process
@@ -166,7 +166,7 @@ def test_who_listens_to_the_chip_has_overwritten_nothing_on_it_before(small, mon
     with in_this_process(small):
         card = listening(where)
         assert ran == []
-        card.everywhere(Program.LISTEN, 1)
+        card.everywhere(KernelProgram.LISTEN, 1)
         assert ran == ["listen"]
 
 

@@ -28,7 +28,7 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 @asynccontextmanager
 async def opened(registry: CollectorRegistry | None = None, obstacles=list) -> AsyncIterator[str]:
-    async with http_server.Door(registry or CollectorRegistry(), obstacles).serve("127.0.0.1:0") as address:
+    async with http_server.HttpServer(registry or CollectorRegistry(), obstacles).serve("127.0.0.1:0") as address:
         yield address
 
 
@@ -191,7 +191,7 @@ async def test_who_asks_without_a_pause_is_shown_the_same_figures_for_half_a_sec
     registry, collector, now = CollectorRegistry(), Counted(), [100.0]
     registry.register(collector)
     collector.times = 0
-    async with http_server.Door(registry, list, lambda: now[0]).serve("127.0.0.1:0") as address:
+    async with http_server.HttpServer(registry, list, lambda: now[0]).serve("127.0.0.1:0") as address:
         first = [await get(address, "/metrics") for _ in range(20)]
         assert (len(set(first)), collector.times) == (1, 1)
         now[0] += http_server.FRESH / 2
@@ -206,7 +206,7 @@ async def test_no_choice_of_words_makes_figures_be_made_again():
     registry, collector = CollectorRegistry(), Counted()
     registry.register(collector)
     collector.times = 0
-    async with http_server.Door(registry, list, lambda: 100.0).serve("127.0.0.1:0") as address:
+    async with http_server.HttpServer(registry, list, lambda: 100.0).serve("127.0.0.1:0") as address:
         for number in range(1, 9):
             accept = f"application/openmetrics-text;version={number}.0.0"
             status, kind, _ = await get(address, "/metrics", Accept=accept)
@@ -235,7 +235,7 @@ async def test_figures_that_cannot_be_made_are_an_error_and_the_door_stays_open(
 async def test_an_address_that_is_taken_is_told_with_the_flag():
     async with opened() as address:
         with pytest.raises(FatalError, match=r"cannot show metrics at .*: address already in use.*--metrics-address"):
-            async with http_server.Door(CollectorRegistry(), list).serve(address):
+            async with http_server.HttpServer(CollectorRegistry(), list).serve(address):
                 pass
 
 

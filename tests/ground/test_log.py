@@ -38,7 +38,7 @@ class Pen:
 
     def __init__(self, **limits: int) -> None:
         self.clock = Clock()
-        self.repeats = log.Repeats(self.clock, **limits)
+        self.repeats = log.RepeatFilter(self.clock, **limits)
         self.written: list[dict[str, Any]] = []
 
     def write(self, **line: object) -> bool:

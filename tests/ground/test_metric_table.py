@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from plugin.metrics import table as plugin_metrics
-from scrubber.ground.metric_table import Kind, Meters, Row, families
+from scrubber.ground.metric_table import Instruments, Kind, Row, families
 from scrubber.metrics import table
 
 TABLES = (*table.TABLE, *plugin_metrics.TABLE)
@@ -39,11 +39,11 @@ def shown(registry: CollectorRegistry) -> dict[str, dict[tuple[tuple[str, str], 
 
 def test_counters_without_labels_begin_at_nothing_and_others_when_they_are_known():
     registry = CollectorRegistry()
-    meters = Meters((COUNTER, PLAIN, GAUGE), registry)
+    instruments = Instruments((COUNTER, PLAIN, GAUGE), registry)
     assert shown(registry) == {"autoclave_times_total": {(): 0.0}}
-    meters.known(COUNTER, "0")
-    meters.count(COUNTER, "1", by=7)
-    meters.count(PLAIN)
+    instruments.known(COUNTER, "0")
+    instruments.count(COUNTER, "1", by=7)
+    instruments.count(PLAIN)
     assert shown(registry) == {
         "autoclave_times_total": {(): 1.0},
         "autoclave_bytes_total": {(("gpu", "0"),): 0.0, (("gpu", "1"),): 7.0},
@@ -52,7 +52,7 @@ def test_counters_without_labels_begin_at_nothing_and_others_when_they_are_known
 
 def test_times_fall_into_buckets_and_lead_to_a_receipt():
     registry = CollectorRegistry()
-    Meters((TIME,), registry).time(TIME, "Allocate", value=0.5, receipt="r1")
+    Instruments((TIME,), registry).time(TIME, "Allocate", value=0.5, receipt="r1")
     (family,) = text_string_to_metric_families(generate_latest(registry).decode())
     (bucket,) = (it for it in family.samples if it.labels.get("le") == "1.0")
     assert bucket.exemplar is not None
@@ -81,7 +81,7 @@ def test_what_is_looked_up_has_the_names_and_labels_of_its_row():
 
 def test_who_counts_what_is_in_no_table_is_told():
     with pytest.raises(KeyError):
-        Meters((COUNTER,), CollectorRegistry()).count(PLAIN)
+        Instruments((COUNTER,), CollectorRegistry()).count(PLAIN)
 
 
 @pytest.mark.parametrize("row", TABLES, ids=lambda row: row.name)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scrubber.ground.rwlock import Shared
+from scrubber.ground.rwlock import RWLock
 
 PATIENCE = 60.0
 
@@ -15,7 +15,7 @@ class Stage:
     """Who is in, in the order in which things happened."""
 
     def __init__(self) -> None:
-        self.shared = Shared(PATIENCE)
+        self.shared = RWLock(PATIENCE)
         self.seen: list[str] = []
         self.leave: dict[str, asyncio.Event] = {}
 

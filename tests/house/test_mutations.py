@@ -102,7 +102,7 @@ PLANTED = [
     Mutant(VERDICT, "or findings.units_faulty", "or not findings"),
     Mutant(VERDICT, "if findings.deviating else None", "if findings.deviating and not findings.tests else None"),
     Mutant(VERDICT, "if explained <= rest and", "if"),
-    Mutant(DECIDE, "if fresh and record.state in (State.GRANTED, State.EXPOSED):", "if False:"),
+    Mutant(DECIDE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:"),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else wanted", "if wanted else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),
@@ -119,7 +119,7 @@ PLANTED = [
 
 # Mutants that nobody could tell from the original, each with the reason. Where a test could, write the test instead.
 EQUIVALENT: dict[str, str] = {
-    "offering advertise: State.QUARANTINED => State.EXPOSED": "its quarantine is answered above it",
+    "offering advertise: State.QUARANTINED => State.IN_USE": "its quarantine is answered above it",
 }
 
 

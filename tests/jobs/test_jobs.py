@@ -157,7 +157,7 @@ async def test_a_stop_during_probation_puts_the_device_back_where_it_was(world):
     await world.stop()
     record = world.truth.records[device]
     assert record.state is State.QUARANTINED
-    assert (record.quarantine.sickness, record.quarantine.probes) == (before.sickness, before.probes + 1)
+    assert (record.quarantine.ailment, record.quarantine.probes) == (before.ailment, before.probes + 1)
     await world.start()
     await world.reach(device, State.CLEAN)
 
@@ -302,7 +302,7 @@ async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(w
     hung, well = world.uuids
     await world.acquire("pod-a", well)
     pod = world.run("pod-a", well)
-    await world.reach(well, State.EXPOSED)
+    await world.reach(well, State.IN_USE)
     world.node.gpus[hung].hangs = True
     await asyncio.sleep(0.1)
     began = world.loop.time()
@@ -310,7 +310,7 @@ async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(w
     await world.acquire("pod-b", well)
     assert world.loop.time() - began < 3.5
     await world.reach(hung, State.QUARANTINED)
-    assert world.record(hung).quarantine.sickness.ailment.value == "unresponsive"
+    assert world.record(hung).quarantine.ailment.kind.value == "unresponsive"
 
 
 async def test_two_devices_that_would_be_reset_together_come_to_their_reset_one_after_the_other(build):
@@ -342,7 +342,7 @@ async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(buil
     await world.start()
     await world.clean()
     zero, one, other = world.uuids
-    world.service.jobs.turns.workers = asyncio.Semaphore(room)
+    world.service.jobs.slots.workers = asyncio.Semaphore(room)
     jobs = [await world.service.scrub(zero, Path.FAST), await world.service.scrub(one, Path.SLOW)]
     if room > len(jobs):
         while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells

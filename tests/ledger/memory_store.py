@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, codec, store
@@ -16,8 +16,8 @@ class MemoryStore:
 
     def __init__(self) -> None:
         """Begin empty."""
-        self._cut: chain.Cut | None = None
-        self._rows: tuple[chain.Row, ...] = ()
+        self._cut: chain.MissingTail | None = None
+        self._rows: tuple[chain.ChainRow, ...] = ()
         self._closed = False
 
     @property
@@ -34,14 +34,14 @@ class MemoryStore:
         entries = chain.entries(chain.check(self._cut, self._rows, self.head))
         return store.Loaded(snapshot, entries, self.head)
 
-    def append(self, drafts: Sequence[store.Draft]) -> tuple[Entry, ...]:
+    def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
         rows = chain.seal(self.head, [chain.content(draft) for draft in drafts])
         self._rows += rows
         return chain.entries(rows)
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last."""
         wanted = (
             row

@@ -15,12 +15,12 @@ from scrubber.ledger import chain, store
 AT = Moment(1.5, 2.5)
 ROWS = chain.seal(chain.START, [chain.Content("GPU-1", AT, "op", "released", '{"why":"x"}')] * 4)
 HEAD = store.Head(ROWS[-1].seq, ROWS[-1].hash)
-CUT = chain.Cut(HEAD, "[]")
+CUT = chain.MissingTail(HEAD, "[]")
 AFTER = chain.seal(HEAD, [chain.compaction(AT, CUT)])
 END = store.Head(AFTER[-1].seq, AFTER[-1].hash)
 
 
-def broken_at(cut: chain.Cut | None, rows: tuple[chain.Row, ...], noted: store.Head | None) -> int | None:
+def broken_at(cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...], noted: store.Head | None) -> int | None:
     with pytest.raises(store.CorruptLedgerError) as caught:
         list(chain.check(cut, rows, noted))
     return caught.value.seq
@@ -47,7 +47,7 @@ def test_a_whole_chain_holds() -> None:
         ]
     ),
 )
-def test_a_changed_row_is_named(index: int, change: Callable[[chain.Row], chain.Row]) -> None:
+def test_a_changed_row_is_named(index: int, change: Callable[[chain.ChainRow], chain.ChainRow]) -> None:
     rows = (*ROWS[:index], change(ROWS[index]), *ROWS[index + 1 :])
     assert broken_at(None, rows, HEAD) == index + 1
 
@@ -95,6 +95,6 @@ def test_without_a_head_only_the_first_row_is_believed() -> None:
     ids=["records", "seq", "hash", "snapshot gone", "rows came back", "nobody vouches"],
 )
 def test_a_snapshot_that_the_chain_does_not_vouch_for_is_noticed(
-    cut: chain.Cut | None, rows: tuple[chain.Row, ...]
+    cut: chain.MissingTail | None, rows: tuple[chain.ChainRow, ...]
 ) -> None:
     broken_at(cut, rows, store.Head(rows[-1].seq, rows[-1].hash))

@@ -103,9 +103,9 @@ def test_what_could_not_be_read_back_is_not_written(event: events.Event) -> None
         codec.encode(event)
 
 
-def golden() -> list[chain.Row]:
+def golden() -> list[chain.ChainRow]:
     lines = (HERE / "golden.jsonl").read_text().splitlines()
-    return [chain.Row(**json.loads(line)) for line in lines]
+    return [chain.ChainRow(**json.loads(line)) for line in lines]
 
 
 def test_rows_written_by_older_versions_are_still_read() -> None:

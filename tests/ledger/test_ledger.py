@@ -30,7 +30,7 @@ def described(name, index):
 
 
 def used(name):
-    return name, ev.Exposed(Owner("somebody", NOW, seen=True, visitor=True))
+    return name, ev.PutInUse(Owner("somebody", NOW, seen=True, unannounced=True))
 
 
 class Stubborn(MemoryStore):
@@ -130,13 +130,13 @@ async def test_whoever_is_seen_while_the_disk_fails_is_recorded_when_it_works_al
                 await ledger.append("op", used(device))
     store.broken = store.unreadable = False
     await ledger.append("op", found("GPU-3"))
-    assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.EXPOSED] * 2
+    assert [ledger.records[it].state for it in ("GPU-1", "GPU-2")] == [State.IN_USE] * 2
 
 
 async def test_an_owner_who_could_not_be_admitted_does_not_hide_who_was_there_before(ledger, store):
     await ledger.append("op", found("GPU-1"))
     store.broken = True
-    for event in (used("GPU-1"), ("GPU-1", ev.Exposed(Owner("pod", NOW, seen=True)))):
+    for event in (used("GPU-1"), ("GPU-1", ev.PutInUse(Owner("pod", NOW, seen=True)))):
         with pytest.raises(LedgerUnavailable):
             await ledger.append("op", event)
     store.broken = False
@@ -152,7 +152,7 @@ async def test_what_was_decided_before_that_was_recorded_is_to_be_decided_anew(l
     store.broken = False
     with pytest.raises(LedgerUnavailable, match="came first; ask again"):
         await ledger.append("op", described("GPU-1", 7))
-    assert (ledger.records["GPU-1"].state, ledger.records["GPU-1"].device.index) == (State.EXPOSED, 0)
+    assert (ledger.records["GPU-1"].state, ledger.records["GPU-1"].device.index) == (State.IN_USE, 0)
     await ledger.append("op", described("GPU-1", 7))
     assert ledger.records["GPU-1"].device.index == 7
 
@@ -163,10 +163,10 @@ async def test_what_a_failed_write_has_left_on_the_disk_all_the_same_is_not_reco
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", used("GPU-1"), used("GPU-2"))
     store.broken = False
-    MemoryStore.append(store, [Draft("GPU-1", NOW, "op", ev.Exposed(Owner("somebody", NOW, seen=True))),
+    MemoryStore.append(store, [Draft("GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True))),
                                Draft("GPU-1", NOW, "op", ev.Released("it left"))])  # fmt: skip
     await ledger.append("op", found("GPU-3"))
-    assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.EXPOSED)
+    assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.IN_USE)
 
 
 async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, monkeypatch):
@@ -211,12 +211,12 @@ async def test_whoever_waits_hears_of_the_next_row(ledger):
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, turns):
+async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, slots):
     waiting = asyncio.create_task(ledger.moved(ledger.seq, 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     ledger.announce()
-    for _ in range(turns):
+    for _ in range(slots):
         await asyncio.sleep(0)  # the news is on its way
     if not waiting.cancel():  # it was there
         return

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Record, State
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import store
@@ -28,11 +28,11 @@ def kept(request: pytest.FixtureRequest) -> store.Store:
     return it
 
 
-def whys(entries: Sequence[Entry]) -> list[str]:
+def whys(entries: Sequence[LedgerEntry]) -> list[str]:
     return [it.event.why for it in entries if isinstance(it.event, events.Released)]
 
 
-def concatenate(records: tuple[Record, ...], entries: Sequence[Entry]) -> tuple[Record, ...]:
+def concatenate(records: tuple[Record, ...], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
     """A fold that shows what it was given, and in which order."""
     before = records[0] if records else NOBODY
     said = "".join([before.device.model if records else "", *whys(entries)])
@@ -85,7 +85,7 @@ def test_history_is_the_newest_of_a_device_since_a_time_newest_last(kept: store.
 
 def test_history_may_be_asked_from_another_thread(kept: store.Store, draft: Drafter) -> None:
     kept.append([draft("a")])
-    seen: list[tuple[Entry, ...]] = []
+    seen: list[tuple[LedgerEntry, ...]] = []
     thread = threading.Thread(target=lambda: seen.append(kept.history(None, None, 10)))
     thread.start()
     thread.join()
@@ -122,7 +122,7 @@ def test_compaction_with_nothing_old_does_nothing(kept: store.Store, draft: Draf
 
 
 def test_a_fold_that_fails_changes_nothing(kept: store.Store, draft: Drafter) -> None:
-    def fails(_records: tuple[Record, ...], _entries: Sequence[Entry]) -> tuple[Record, ...]:
+    def fails(_records: tuple[Record, ...], _entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
         raise KeyError("no such state")
 
     kept.append([draft("a"), draft("b"), draft("c")])

@@ -12,9 +12,9 @@ import pytest
 from scrubber.devices.base import Readings
 from scrubber.devices.simulated import creation, drills
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.metrics.board_sampler import Thermometer
+from scrubber.metrics.board_sampler import BoardSampler
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 
 PATIENCE = 0.1
@@ -30,12 +30,12 @@ class Node:
         self.backend = Simulated(self.root)
         self.uuids = tuple(info.uuid for info in self.backend.inventory())
         processes = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
-        self.sight = Sight(self.backend, processes, "boot", folder, 0.0, patience=PATIENCE)
-        self.thermometer = Thermometer(self.sight, every=0.001)
+        self.sight = Observer(self.backend, processes, "boot", folder, 0.0, patience=PATIENCE)
+        self.board_sampler = BoardSampler(self.sight, every=0.001)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self.thermometer.run())
+        task = asyncio.create_task(self.board_sampler.run())
         yield
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -44,7 +44,7 @@ class Node:
     async def shows(self, expected: Callable[[dict[str, Readings]], bool]) -> None:
         """Wait until it does."""
         async with asyncio.timeout(WITHIN):
-            while not expected(dict(self.thermometer.latest)):  # noqa: ASYNC110 -- it is asked, and tells nobody
+            while not expected(dict(self.board_sampler.latest)):  # noqa: ASYNC110 -- it is asked, and tells nobody
                 await asyncio.sleep(0.001)
 
 
@@ -56,12 +56,12 @@ def node(tmp_path: Path) -> Node:
 async def test_what_was_read_last_is_shown_and_nothing_before_and_after(node: Node) -> None:
     one, other = node.uuids
     well = {one: Readings(0, *MADE), other: Readings(1, *MADE)}
-    assert node.thermometer.latest == {}
+    assert node.board_sampler.latest == {}
     async with node.running():
         await node.shows(lambda latest: latest == well)
         drills.heat(node.root, one, 97)
         await node.shows(lambda latest: latest == well | {one: Readings(0, 97.0, *MADE[1:])})
-    assert node.thermometer.latest == {}
+    assert node.board_sampler.latest == {}
 
 
 async def test_what_could_not_be_read_last_time_is_not_shown_any_more(node: Node) -> None:

@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 
 from scrubber import app
-from scrubber.config import Backend, ScrubberConfig
+from scrubber.config import BackendChoice, ScrubberConfig
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Grant, Owner, Path, Record, Sickness, Sign, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Grant, Owner, Path, Record, Sign, Trigger, Vitals, Xid
 from scrubber.devices.base import Readings
 from scrubber.metrics import table
-from scrubber.metrics.counters import Tally
-from scrubber.policy import Rulebook
+from scrubber.metrics.counters import ServiceCounters
+from scrubber.policy import ActivePolicy
 from tests.core import lives
 from tests.core.lives import DEVICE
 
@@ -28,12 +28,12 @@ class Node:
 
     def __init__(self, root) -> None:
         places = {"state_dir": root / "state", "run_dir": root / "run", "kubelet_dir": root}
-        gpus = {"backend": Backend.SIMULATED, "simulated_gpus": 1, "simulated_memory": "1MiB"}
+        gpus = {"backend": BackendChoice.SIMULATED, "simulated_gpus": 1, "simulated_memory": "1MiB"}
         config = ScrubberConfig.model_validate(places | gpus)
         self.registry = CollectorRegistry()
-        self.tally = tally = Tally(self.registry)
+        self.counters = counters = ServiceCounters(self.registry)
         backend = app.build_backend(config)
-        self.built = app.build(config, backend, Rulebook("default"), app.open_ledger(config, tally), tally)
+        self.built = app.build(config, backend, ActivePolicy("default"), app.open_ledger(config, counters), counters)
         self.registry.register(self.built.figures)
         self.devices = [
             replace(DEVICE, uuid=f"MIG-{gpu}-{part}", index=gpu, slice=part, parent=f"GPU-{gpu}", mig=True)
@@ -59,7 +59,7 @@ class Node:
     async def tenant(self, uuid: str) -> None:
         receipt = lives.proof(self.record(uuid)).id
         granted = ev.Granted(Grant("grant", lives.NOW, "epoch", announced=True, receipt=receipt))
-        await self.tell(uuid, granted, ev.Exposed(Owner("pod", lives.NOW, seen=True)), ev.Released("it is gone"))
+        await self.tell(uuid, granted, ev.PutInUse(Owner("pod", lives.NOW, seen=True)), ev.Released("it is gone"))
 
     def scrape(self) -> str:
         return str(generate_latest(self.registry), "utf-8")
@@ -80,27 +80,27 @@ async def node(tmp_path):
 
 async def day(node: Node) -> None:
     """What a node goes through whose driver clears nothing, and of whose devices every fourth has errors."""
-    tally = node.tally
+    counters = node.counters
     for number, device in enumerate(node.devices):
         uuid = device.uuid
         await node.tenant(uuid)
         await node.scrub(uuid, Path.FAST, Trigger.RELEASE)
-        ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(Ailment.HEAT, "hot"),))
+        ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(AilmentKind.HEAT, "hot"),))
         told = ill if number % 4 == 0 else Vitals()
         node.built.service.vitals[uuid] = told
-        tally.vitals(node.record(uuid), told)
+        counters.vitals(node.record(uuid), told)
         for request in ("acquire", "start"):
-            tally.answered(request, "ok", "", 0.002 * number)
-            tally.answered(request, "refused", "scrubbing", 1.0)
+            counters.answered(request, "ok", "", 0.002 * number)
+            counters.answered(request, "refused", "scrubbing", 1.0)
         if number % 7 == 0:
-            sickness = Sickness(Ailment.XID, "it broke", xid=79)
-            await node.tell(uuid, ev.Quarantined(lives.quarantine(sickness)))
+            ailment = Ailment(AilmentKind.XID, "it broke", xid=79)
+            await node.tell(uuid, ev.Quarantined(lives.quarantine(ailment)))
             await node.tell(uuid, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"))
             await node.tell(uuid, lives.passed(node.record(uuid)))
         if number % 11 == 0:
             await node.tell(uuid, ev.Soiled("somebody used it", (lives.FOREIGN,)))
             await node.scrub(uuid, Path.FAST, Trigger.FOREIGN_USE)
-    node.built.thermometer.latest = {
+    node.built.board_sampler.latest = {
         f"GPU-{gpu}": Readings(gpu, celsius=40.0, slowdown_celsius=90.0, watts=100.0) for gpu in range(GPUS)
     }
 
@@ -128,11 +128,11 @@ async def test_what_has_gone_is_not_shown_any_more(node):
 
 async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_replays_its_ledger(tmp_path):
     config = ScrubberConfig.model_validate({"state_dir": tmp_path, "run_dir": tmp_path, "kubelet_dir": tmp_path})
-    before = app.open_ledger(config, Tally(CollectorRegistry()))
+    before = app.open_ledger(config, ServiceCounters(CollectorRegistry()))
     await before.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)))
     await before.close()
     registry = CollectorRegistry()
-    after = app.open_ledger(config, Tally(registry))
+    after = app.open_ledger(config, ServiceCounters(registry))
     labels = {"gpu": DEVICE.name, "uuid": DEVICE.uuid}
     shown = [registry.get_sample_value(row.name, labels) for row in (table.RESIDUE, table.UNAUTHORISED)]
     await after.close()
@@ -142,11 +142,11 @@ async def test_findings_of_a_device_begin_at_nothing_also_in_a_process_that_repl
 async def relaid(node: Node, layout: int) -> None:
     """An operator cuts the GPUs into other slices, and tenants come to them."""
     for number, device in enumerate(node.devices):
-        out = lives.quarantine(Sickness(Ailment.RELAID, "laid out anew"))
+        out = lives.quarantine(Ailment(AilmentKind.RELAID, "laid out anew"))
         await node.tell(device.uuid, ev.Quarantined(out))
         told = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
         node.built.service.vitals[device.uuid] = told
-        node.tally.vitals(node.record(device.uuid), told)
+        node.counters.vitals(node.record(device.uuid), told)
         node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
     for device in node.devices:
         await node.tell(device.uuid, ev.Discovered(device, lives.HERE))

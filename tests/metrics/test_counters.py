@@ -9,11 +9,23 @@ from prometheus_client import CollectorRegistry
 from policies import xids
 from scrubber.core import events as ev
 from scrubber.core import states
-from scrubber.core.model import Ailment, Blame, Holder, Outcome, Path, Sickness, Step, StepResult, Trigger, Vitals, Xid
+from scrubber.core.model import (
+    Ailment,
+    AilmentKind,
+    Blame,
+    Holder,
+    Outcome,
+    Path,
+    Step,
+    StepResult,
+    Trigger,
+    Vitals,
+    Xid,
+)
 from scrubber.ground.metric_table import Row
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics import table
-from scrubber.metrics.counters import Tally
+from scrubber.metrics.counters import ServiceCounters
 from tests.core import lives
 from tests.core.lives import DEVICE, NOW, later
 from tests.ledger import memory_store
@@ -26,13 +38,13 @@ class Book:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.tally = Tally(self.registry)
+        self.counters = ServiceCounters(self.registry)
 
     def tell(self, before, *events, at=NOW):
         for event in events:
-            entry = ev.Entry(1, DEVICE.uuid, at, "op", event)
+            entry = ev.LedgerEntry(1, DEVICE.uuid, at, "op", event)
             after = states.apply(before, entry)
-            self.tally.row(entry, before)
+            self.counters.row(entry, before)
             before = after
         return before
 
@@ -69,7 +81,7 @@ def test_a_life_is_counted_once_in_all_its_parts(book):
     assert book.of(table.SCRUBBED) == 1000
     assert book.of(table.RESIDUE, **DEVICE_LABELS) == 1
     assert book.of(table.RESIDUE_BYTES, **DEVICE_LABELS) == 7
-    assert book.tally.proven[DEVICE.uuid] == done.receipt
+    assert book.counters.proven[DEVICE.uuid] == done.receipt
     book.tell(clean, ev.Granted(lives.grant(clean)))
     assert book.of(table.GRANTS, proof="receipt") == 1
     assert book.of(table.GRANTS, proof="none") == 0
@@ -81,7 +93,7 @@ def test_the_findings_of_a_device_begin_at_nothing_when_it_is_discovered(book):
 
 
 def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
-    dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
+    dirty = book.tell(lives.IN_USE, ev.Released("its pod is gone"))
     unknown = book.tell(dirty, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(4))
     running = book.tell(unknown, ev.ScrubStarted(lives.job()), at=later(5))
     book.tell(running, lives.passed(running, later(9)), at=later(9))
@@ -90,7 +102,7 @@ def test_the_time_to_clean_runs_from_the_first_of_what_ended_the_proof(book):
 
 
 def test_the_time_in_quarantine_is_no_time_to_clean(book):
-    dirty = book.tell(lives.EXPOSED, ev.Released("its pod is gone"))
+    dirty = book.tell(lives.IN_USE, ev.Released("its pod is gone"))
     running = book.tell(dirty, ev.ScrubStarted(lives.job()), at=later(1))
     out = book.tell(running, ev.Quarantined(lives.quarantine()), at=later(2))
     out = book.tell(out, ev.Distrusted("the node was rebooted", lives.REBOOTED), at=later(3))
@@ -151,38 +163,38 @@ def test_use_without_asking_is_counted_and_a_proof_that_grew_old_is_not(book):
 
 def test_errors_are_counted_when_they_are_told_and_once(book):
     told = Vitals(xids=(Xid(1, 79), Xid(2, 13), Xid(3, 13)))
-    book.tally.vitals(lives.CLEAN, told)
-    book.tally.vitals(lives.CLEAN, told)
+    book.counters.vitals(lives.CLEAN, told)
+    book.counters.vitals(lives.CLEAN, told)
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 2
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="79") == 1
 
 
 def test_errors_that_were_on_record_at_the_start_are_not_counted_again(book):
-    known = lives.live(lives.CLEAN, ev.Heard(((13, 2),), 2))
-    book.tally.vitals(known, Vitals(xids=(Xid(1, 13), Xid(2, 13), Xid(3, 13))))
+    known = lives.live(lives.CLEAN, ev.ErrorsNoted(((13, 2),), 2))
+    book.counters.vitals(known, Vitals(xids=(Xid(1, 13), Xid(2, 13), Xid(3, 13))))
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == 1
 
 
 def test_what_was_laid_out_anew_leaves_no_figures_and_what_is_lost_does(book):
-    cases = (Ailment.LOST, 2.0), (Ailment.RELAID, None), (Ailment.REPLACED, None)
-    for number, (ailment, left) in enumerate(cases, start=1):
+    cases = (AilmentKind.LOST, 2.0), (AilmentKind.RELAID, None), (AilmentKind.REPLACED, None)
+    for number, (kind, left) in enumerate(cases, start=1):
         record = book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
         book.tell(lives.CLEAN, ev.Soiled("somebody", (lives.FOREIGN,)))
-        out = book.tell(record, ev.Quarantined(lives.quarantine(Sickness(ailment, "x"))))
+        out = book.tell(record, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
         assert book.of(table.UNAUTHORISED, **DEVICE_LABELS) == left
-        book.tally.vitals(out, Vitals(lost=True, xids=(Xid(number, 13),)))  # of what is in its place
+        book.counters.vitals(out, Vitals(lost=True, xids=(Xid(number, 13),)))  # of what is in its place
         assert book.of(table.XIDS, **DEVICE_LABELS, xid="13") == (None if left is None else 1.0)
 
 
 def test_a_code_that_nobody_knows_makes_no_series_of_its_own(book):
     unknown = [code for code in range(100_000, 100_050) if xids.row(code) is None]
-    book.tally.vitals(lives.CLEAN, Vitals(xids=tuple(Xid(number, code) for number, code in enumerate(unknown, 1))))
+    book.counters.vitals(lives.CLEAN, Vitals(xids=tuple(Xid(number, code) for number, code in enumerate(unknown, 1))))
     assert book.of(table.XIDS, **DEVICE_LABELS, xid="other") == len(unknown) == 50
 
 
 def test_answers_are_timed_and_a_no_has_its_reason(book):
-    book.tally.answered("acquire", "ok", "", 0.002)
-    book.tally.answered("acquire", "refused", "in-use", 2.0)
+    book.counters.answered("acquire", "ok", "", 0.002)
+    book.counters.answered("acquire", "refused", "in-use", 2.0)
     assert book.of(table.REQUESTS, "_count", request="acquire", outcome="ok") == 1
     assert book.of(table.REQUEST_REFUSALS, request="acquire", reason="in-use") == 1
 
@@ -192,15 +204,17 @@ def test_whatever_happens_can_be_counted_and_only_grows(steps):
     book = Book()
     for before, event, _ in steps:
         earlier = book.series()
-        book.tally.row(ev.Entry(1, DEVICE.uuid, NOW, "op", event), before)
+        book.counters.row(ev.LedgerEntry(1, DEVICE.uuid, NOW, "op", event), before)
         later_on = book.series()
         assert all(later_on[name] >= value for name, value in earlier.items())
 
 
 async def test_the_ledger_tells_what_has_become_true_and_nothing_else(book):
     store = memory_store.MemoryStore()
-    ledger = Ledger(store, lambda: NOW, witness=book.tally)
-    await ledger.append("op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)), (DEVICE.uuid, ev.Heard(((13, 1),), 1)))
+    ledger = Ledger(store, lambda: NOW, witness=book.counters)
+    await ledger.append(
+        "op", (DEVICE.uuid, ev.Discovered(DEVICE, lives.HERE)), (DEVICE.uuid, ev.ErrorsNoted(((13, 1),), 1))
+    )
     assert book.of(table.LEDGER_APPEND, "_count") == 1
     with pytest.raises(states.IllegalEventError):
         await ledger.append("op", (DEVICE.uuid, ev.Granted(lives.grant(lives.CLEAN))))
@@ -210,7 +224,7 @@ async def test_the_ledger_tells_what_has_become_true_and_nothing_else(book):
 
 
 async def test_a_row_that_cannot_be_counted_is_true_all_the_same():
-    class Broken(Tally):
+    class Broken(ServiceCounters):
         def written(self, seconds: float) -> None:
             raise RuntimeError(f"no more room for {seconds}")
 

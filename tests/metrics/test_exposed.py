@@ -60,7 +60,7 @@ def service(short_tmp):
 
 def acquire(service: Service, uuid: str) -> None:
     async def ask() -> None:
-        async with client.Scrubber(service.run_dir / "scrubber.sock") as scrubber:
+        async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
             await scrubber.acquire([uuid])
 
     asyncio.run(ask())

@@ -161,10 +161,10 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
     device = tmp_path / "device"
     device.touch()
     (node.process / "fd/3").symlink_to(device)
-    sight = Processes(node.proc.path, lambda _pid: None, full_sight=True)
+    observer = Processes(node.proc.path, lambda _pid: None, full_sight=True)
     known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
-    assert sight.holders({"gpu": [str(device)]}, ignored=known.knows) == {"gpu": ()}
-    assert [holder.pid for holder in sight.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
+    assert observer.holders({"gpu": [str(device)]}, ignored=known.knows) == {"gpu": ()}
+    assert [holder.pid for holder in observer.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.node import cgroups, proc
-from scrubber.node.cgroups import Containers, Place, place
+from scrubber.node.cgroups import CgroupPlace, Containers, place
 from tests.node.conftest import DEAD_LEADER, NodeProc
 
 U = "0aa1e0d4-11aa-4b3c-9d3e-5f6a7b8c9d0e"
@@ -65,7 +65,7 @@ FORGED = {
 
 @pytest.mark.parametrize("line", LAYOUTS)
 def test_every_layout_is_read(line: str) -> None:
-    assert place(f"{line}\n") == Place(*LAYOUTS[line])
+    assert place(f"{line}\n") == CgroupPlace(*LAYOUTS[line])
 
 
 @pytest.mark.parametrize("case", FORGED)
@@ -75,7 +75,7 @@ def test_what_a_tenant_names_its_groups_makes_it_nobody_else(case: str) -> None:
 
 
 def test_on_the_first_version_any_hierarchy_tells() -> None:
-    assert place(f"12:devices:/\n4:cpu:/kubepods/pod{U}\n2:memory:/kubepods/pod{U}/{H}\n0::/\n") == Place(U, H)
+    assert place(f"12:devices:/\n4:cpu:/kubepods/pod{U}\n2:memory:/kubepods/pod{U}/{H}\n0::/\n") == CgroupPlace(U, H)
 
 
 WORDS = st.sampled_from(
@@ -104,8 +104,8 @@ def test_a_process_is_told_by_its_groups(node_proc: NodeProc) -> None:
     node_proc.add(1, "0::/init.scope\n")
     node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
     node_proc.add(8, f"0::/docker/{H}\n")
-    sight = Containers(node_proc.path)
-    assert [sight.of(pid) for pid in (1, 7, 8, 9)] == [None, U, f"container:{H[:12]}", None]
+    observer = Containers(node_proc.path)
+    assert [observer.of(pid) for pid in (1, 7, 8, 9)] == [None, U, f"container:{H[:12]}", None]
 
 
 def test_a_name_that_ends_a_line_for_a_file_begins_no_other(node_proc: NodeProc) -> None:
@@ -117,9 +117,9 @@ def test_the_living_are_told_in_one_walk(node_proc: NodeProc) -> None:
     node_proc.add(1, "0::/init.scope\n")
     node_proc.add(7, f"0::{OURS}/crio-{H}.scope\n")
     node_proc.add(8, f"0::/docker/{H}\n")
-    sight = Containers(node_proc.path)
-    assert sight.living().keys() == {U, f"container:{H[:12]}"}
-    assert [name in sight.living() for name in (U, f"container:{H[:12]}", V)] == [True, True, False]
+    observer = Containers(node_proc.path)
+    assert observer.living().keys() == {U, f"container:{H[:12]}"}
+    assert [name in observer.living() for name in (U, f"container:{H[:12]}", V)] == [True, True, False]
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])
@@ -145,17 +145,17 @@ def test_on_the_first_version_a_dead_first_thread_is_told_by_the_others(node_pro
     node_proc.add(7, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 8, "4:cpu:/\n0::/\n", state="Z", ending=True)
     node_proc.add_thread(7, 9, f"4:cpu:/kubepods/pod{U}/{H}\n0::/\n")
-    sight = Containers(node_proc.path)
-    assert sight.of(7) == U
-    assert U in sight.living()
+    observer = Containers(node_proc.path)
+    assert observer.of(7) == U
+    assert U in observer.living()
 
 
 def test_on_the_first_version_who_is_stuck_on_its_way_out_is_nobodys_to_end(node_proc: NodeProc) -> None:
     node_proc.add(7, "4:cpu:/\n0::/\n", state="D", ending=True)
-    sight = Containers(node_proc.path)
+    observer = Containers(node_proc.path)
     with pytest.raises(proc.BlindError, match="cannot tell whose process 7 is: it is ending"):
-        sight.of(7)
-    assert sight.living() == {}
+        observer.of(7)
+    assert observer.living() == {}
 
 
 def test_who_has_ended_is_in_no_container(node_proc: NodeProc) -> None:
@@ -171,11 +171,11 @@ def test_a_process_whose_groups_are_hidden_is_not_taken_for_one_of_the_host(node
         (directory / "cgroup").touch()
     if fault == "unreadable":
         (directory / "cgroup").mkdir()
-    sight = Containers(node_proc.path)
+    observer = Containers(node_proc.path)
     with pytest.raises(proc.BlindError, match="cannot tell whose process 7 is"):
-        sight.of(7)
+        observer.of(7)
     with pytest.raises(proc.BlindError):
-        sight.living()
+        observer.living()
 
 
 def test_a_container_s_own_processes_are_no_answer_about_a_pod(tmp_path: Path) -> None:
@@ -213,16 +213,16 @@ def test_real_groups_tell_real_processes_dead_or_alive(groups: list[Path], tmp_p
     if not groups:
         pytest.skip("no control groups can be made here")
     (tmp_path / "file").touch()
-    sight = Containers(Path("/proc"))
+    observer = Containers(Path("/proc"))
     for group in groups:
         pod = group.parent.name.removeprefix("pod")
         enter = f"open({str(group / 'cgroup.procs')!r}, 'w').write('0')\n"
         for code in ("import time; print(1, flush=True); time.sleep(60)", DEAD_LEADER):
             process = launch(enter + code, tmp_path / "file")
-            assert sight.of(process.pid) == pod
+            assert observer.of(process.pid) == pod
             assert cgroups._runs(f"/proc/{process.pid}")
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             assert not cgroups._runs(f"/proc/{process.pid}")
             process.wait()
-            assert sight.of(process.pid) is None
+            assert observer.of(process.pid) is None

@@ -117,45 +117,45 @@ def enter() -> Iterator[Callable[[Path], Process]]:
 
 
 @pytest.fixture
-def sight() -> Containers:
+def observer() -> Containers:
     """Of this node."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return Containers(Path("/proc"), namespace)
 
 
 @pytest.mark.parametrize("driver", POD)
-def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver, group, enter, sight) -> None:
+def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver, group, enter, observer) -> None:
     members = [enter(group(f"{pod(driver)}/{name}")) for name in (*CONTAINER.values(), WATCHER)]
-    assert {sight.of(process.pid) for process in members} == {UID}
+    assert {observer.of(process.pid) for process in members} == {UID}
     for process in members:
-        assert UID in sight.living(), "one is left at least"
+        assert UID in observer.living(), "one is left at least"
         process.collect()
-    assert UID not in sight.living(), "its groups are all there still, and empty"
+    assert UID not in observer.living(), "its groups are all there still, and empty"
 
 
-def test_who_has_ended_keeps_no_pod_alive_whether_it_was_collected_or_not(group, enter, sight) -> None:
+def test_who_has_ended_keeps_no_pod_alive_whether_it_was_collected_or_not(group, enter, observer) -> None:
     process = enter(group(pod("systemd, burstable")))
-    assert UID in sight.living()
+    assert UID in observer.living()
     process.end()
-    assert UID not in sight.living()
+    assert UID not in observer.living()
 
 
 def test_who_has_left_its_pod_s_groups_keeps_it_alive_no_longer_and_one_that_has_joined_does(
-    group, enter, sight
+    group, enter, observer
 ) -> None:
     """A release, of the pod: whoever has escaped may hold a device all the same, and is found there, as nobody's."""
     inside, outside = group(f"{pod('cgroupfs, guaranteed')}/{ID}"), group("elsewhere")
     process = enter(inside)
     (outside / "cgroup.procs").write_text(str(process.pid))
-    assert (sight.of(process.pid), UID in sight.living()) == (None, False)
+    assert (observer.of(process.pid), UID in observer.living()) == (None, False)
     (inside / "cgroup.procs").write_text(str(process.pid))
-    assert (sight.of(process.pid), UID in sight.living()) == (UID, True)
+    assert (observer.of(process.pid), UID in observer.living()) == (UID, True)
 
 
-def test_a_container_of_no_pod_is_itself_and_keeps_no_pod_alive(group, enter, sight) -> None:
+def test_a_container_of_no_pod_is_itself_and_keeps_no_pod_alive(group, enter, observer) -> None:
     process = enter(group(f"docker/{ID}"))
-    assert sight.of(process.pid) == f"container:{ID[:12]}"
-    assert UID not in sight.living()
+    assert observer.of(process.pid) == f"container:{ID[:12]}"
+    assert UID not in observer.living()
 
 
 WITHIN_A_POD = """

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from scrubber.node import checkpoint
-from scrubber.node.checkpoint import Entry
+from scrubber.node.checkpoint import CheckpointEntry
 
 UID_A, UID_B = "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11", "0f8fad5b-d9cb-469f-a165-70867728950e"
 STATIC = "4d4b8d5f27b0b5a0c6c1a5ab1f0e9d3c"  # a static pod's UID is a digest
@@ -30,28 +30,28 @@ def written(*entries, registered='{"nvidia.com/gpu":["GPU-0"]}'):
 
 
 TEXTS = {
-    "a node without NUMA": (written(held(UID_A, "main", {"-1": [GPU]})), {Entry(GPU, UID_A, "main")}),
+    "a node without NUMA": (written(held(UID_A, "main", {"-1": [GPU]})), {CheckpointEntry(GPU, UID_A, "main")}),
     "a device of two NUMA nodes": (
         written(held(UID_A, "main", {"0": [GPU], "1": [GPU]}, answer='""')),
-        {Entry(GPU, UID_A, "main")},
+        {CheckpointEntry(GPU, UID_A, "main")},
     ),
     "init, sidecar and app of one pod": (
         written(*(held(UID_A, name, {"1": [GPU]}, answer="null") for name in ("a", "b", "c")), registered="null"),
-        {Entry(GPU, UID_A, "a"), Entry(GPU, UID_A, "b"), Entry(GPU, UID_A, "c")},
+        {CheckpointEntry(GPU, UID_A, "a"), CheckpointEntry(GPU, UID_A, "b"), CheckpointEntry(GPU, UID_A, "c")},
     ),
     "a shared GPU": (
         written(
             held(UID_A, "a", {"0": [f"{GPU}::0", f"{GPU}::3"]}, "nvidia.com/gpu.shared"),
             held(UID_B, "b", {"0": [f"{GPU}::11"]}, "nvidia.com/gpu.shared"),
         ),
-        {Entry(GPU, UID_A, "a"), Entry(GPU, UID_B, "b")},
+        {CheckpointEntry(GPU, UID_A, "a"), CheckpointEntry(GPU, UID_B, "b")},
     ),
     "MIG slices, shared and whole, one of a static pod": (
         written(
             held(STATIC, "a", {"-1": [f"{MIG}::2"]}, "nvidia.com/mig-1g.10gb"),
             held(UID_B, "b", {"-1": [f"MIG-{GPU}/1/2"]}, "nvidia.com/mig-1g.10gb"),
         ),
-        {Entry(MIG, STATIC, "a"), Entry(f"MIG-{GPU}/1/2", UID_B, "b")},
+        {CheckpointEntry(MIG, STATIC, "a"), CheckpointEntry(f"MIG-{GPU}/1/2", UID_B, "b")},
     ),
 }
 
@@ -123,7 +123,7 @@ def test_a_part_of_a_shared_device_counts_for_the_whole(tmp_path):
 @pytest.mark.parametrize("device", ["GPU-0::", "GPU-0::x", "::3", "GPU-0::3\n", "GPU-0:3", "GPU-0::3/1", "GPU-0::٣"])
 def test_only_a_number_at_the_end_makes_a_part(tmp_path, device):
     write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "ContainerName": "c", "DeviceIDs": {"-1": [device]}}]})
-    assert checkpoint.entries(tmp_path) == (Entry(device, "a", "c"),)
+    assert checkpoint.entries(tmp_path) == (CheckpointEntry(device, "a", "c"),)
 
 
 @pytest.mark.parametrize("checksum", [0, 2**64 - 1, None, "none"])
@@ -142,7 +142,7 @@ def test_w3_a_part_of_a_checkpoint_is_no_answer_wherever_it_ends(text):
 
 def test_a_container_without_a_name_has_none(tmp_path):
     write(tmp_path, {"PodDeviceEntries": [{"PodUID": "a", "DeviceIDs": {"-1": ["GPU-0"]}}]})
-    assert checkpoint.entries(tmp_path) == (Entry("GPU-0", "a", ""),)
+    assert checkpoint.entries(tmp_path) == (CheckpointEntry("GPU-0", "a", ""),)
 
 
 @pytest.mark.parametrize("entries", [None, []])

@@ -18,9 +18,9 @@ from scrubber.core.model import Owner, Record
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.cgroups import Containers
-from scrubber.node.process_ends import Ends
+from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from tests.core import lives
 from tests.node.test_cgroups_real import CONTAINER, ID, UID, Group, Process, enter, group, pod
 from tests.patience import WITHIN
@@ -52,10 +52,10 @@ class Eyes:
         backend = Grouped(root)
         [device] = backend.inventory()
         self.memory = layout.find(root, device.uuid).memory
-        self.ends = Ends()
+        self.ends = ProcessEnds()
         processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
-        self.sight = Sight(backend, processes, "boot", root, 0.0, ends=self.ends)
-        owned = lives.live(lives.GRANTED, ev.Exposed(Owner(UID, lives.NOW, seen=True)))
+        self.sight = Observer(backend, processes, "boot", root, 0.0, ends=self.ends)
+        owned = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
         self.record: Record = replace(owned, device=device)
 
     async def look(self) -> TendAnswer:

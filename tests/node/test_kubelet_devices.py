@@ -3,7 +3,7 @@
 import pytest
 
 from plugin.testing import checkpoint
-from scrubber.core.diagnosis.base import Fault
+from scrubber.core.diagnosis.base import CheckFault
 from scrubber.node import kubelet_devices
 
 
@@ -28,10 +28,10 @@ def test_what_go_writes_for_nothing_is_nothing(tmp_path):
 )  # fmt: skip
 def test_what_is_no_checkpoint_tells_nothing(tmp_path, text):
     (tmp_path / checkpoint.NAME).write_text(text)
-    assert isinstance(kubelet_devices.devices(tmp_path), Fault)
+    assert isinstance(kubelet_devices.devices(tmp_path), CheckFault)
 
 
 def test_a_checkpoint_that_is_not_there_is_absent(tmp_path):
     found = kubelet_devices.devices(tmp_path)
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     assert found.absent

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from scrubber.node import checkpoint, pods
-from scrubber.node.checkpoint import Entry
+from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Pods, Tenants
 
 UID = "8d2f4b9e-0d3c-4a57-9f0a-6c1f6a0b7c11"
@@ -28,7 +28,7 @@ def clock():
 
 
 @pytest.fixture
-def sight(tmp_path, logs, clock):
+def observer(tmp_path, logs, clock):
     return Pods(tmp_path, logs, lambda: clock[0])
 
 
@@ -49,9 +49,9 @@ def as_it_was(directory, deed):
         ("default_static_my_own_uid", "my_own_uid", "default/static"),
     ],
 )
-def test_a_pod_is_called_as_its_directory_says(sight, logs, directory, uid, name):
+def test_a_pod_is_called_as_its_directory_says(observer, logs, directory, uid, name):
     (logs / directory).mkdir()
-    assert sight.names() == {uid: name}
+    assert observer.names() == {uid: name}
 
 
 @pytest.mark.parametrize(
@@ -62,89 +62,89 @@ def test_a_pod_is_called_as_its_directory_says(sight, logs, directory, uid, name
         f"default\n_train_{UID}", f"\x1b[2J_train_{UID}",
     ],
 )  # fmt: skip
-def test_what_no_kubelet_would_have_made_names_nobody(sight, logs, directory):
+def test_what_no_kubelet_would_have_made_names_nobody(observer, logs, directory):
     (logs / directory).mkdir()
-    assert sight.names() == {}
+    assert observer.names() == {}
 
 
-def test_a_file_and_a_link_name_nobody(sight, logs, tmp_path):
+def test_a_file_and_a_link_name_nobody(observer, logs, tmp_path):
     (logs / f"default_file_{UID}").touch()
     (logs / f"default_link_{STATIC}").symlink_to(tmp_path)
-    assert sight.names() == {}
+    assert observer.names() == {}
 
 
-def test_a_uid_of_two_names_has_none(sight, logs):
+def test_a_uid_of_two_names_has_none(observer, logs):
     for name in ("one", "two"):
         (logs / f"default_{name}_{UID}").mkdir()
     (logs / f"default_three_{STATIC}").mkdir()
-    assert sight.names() == {STATIC: "default/three"}
+    assert observer.names() == {STATIC: "default/three"}
 
 
-def test_names_are_read_anew_when_the_directory_changes(sight, logs):
-    assert sight.names() == {}
+def test_names_are_read_anew_when_the_directory_changes(observer, logs):
+    assert observer.names() == {}
     (logs / f"default_train_{UID}").mkdir()
     os.utime(logs, ns=(1, 1))
-    assert sight.names() == {UID: "default/train"}
+    assert observer.names() == {UID: "default/train"}
     (logs / f"default_train_{UID}").rmdir()
     os.utime(logs, ns=(2, 2))
-    assert sight.names() == {}
+    assert observer.names() == {}
 
 
-def test_names_stand_for_a_while_and_no_longer_where_the_directory_shows_no_change(sight, logs, clock):
-    sight.names()
+def test_names_stand_for_a_while_and_no_longer_where_the_directory_shows_no_change(observer, logs, clock):
+    observer.names()
     as_it_was(logs, (logs / f"default_train_{UID}").mkdir)
     clock[0] += pods.STANDS - 0.1
-    assert sight.names() == {}
+    assert observer.names() == {}
     clock[0] += 0.1
-    assert sight.names() == {UID: "default/train"}
+    assert observer.names() == {UID: "default/train"}
 
 
-def test_another_directory_in_its_place_is_read_whatever_its_time(sight, logs, tmp_path):
-    sight.names()
+def test_another_directory_in_its_place_is_read_whatever_its_time(observer, logs, tmp_path):
+    observer.names()
     before = logs.stat()
     logs.rename(tmp_path / "old")
     (logs / f"default_train_{UID}").mkdir(parents=True)
     os.utime(logs, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert sight.names() == {UID: "default/train"}
+    assert observer.names() == {UID: "default/train"}
 
 
-def test_without_a_directory_nobody_has_a_name_and_with_one_again_they_have(sight, logs, tmp_path):
+def test_without_a_directory_nobody_has_a_name_and_with_one_again_they_have(observer, logs, tmp_path):
     (logs / f"default_train_{UID}").mkdir()
     logs.rename(tmp_path / "away")
-    assert sight.names() == {}
+    assert observer.names() == {}
     (tmp_path / "away").rename(logs)
-    assert sight.names() == {UID: "default/train"}
+    assert observer.names() == {UID: "default/train"}
     logs.rename(tmp_path / "away")
     logs.touch()
-    assert sight.names() == {}
+    assert observer.names() == {}
 
 
-def test_no_more_than_the_most_are_looked_at(sight, logs, clock, monkeypatch):
+def test_no_more_than_the_most_are_looked_at(observer, logs, clock, monkeypatch):
     for number in range(20):
         (logs / f"default_pod-{number}_uid-{number}").mkdir()
-    assert len(sight.names()) == 20
+    assert len(observer.names()) == 20
     monkeypatch.setattr(pods, "MOST", 7)
     clock[0] += pods.STANDS
-    assert len(sight.names()) == 7
+    assert len(observer.names()) == 7
 
 
-def test_a_look_tells_what_the_kubelet_has_written_down_and_what_the_pods_are_called(sight, logs, tmp_path):
+def test_a_look_tells_what_the_kubelet_has_written_down_and_what_the_pods_are_called(observer, logs, tmp_path):
     (logs / f"default_train_{UID}").mkdir()
     entry = {"PodUID": UID, "ContainerName": "main", "DeviceIDs": {"-1": ["GPU-0::1"]}}
     (tmp_path / checkpoint.NAME).write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
-    assert sight.look() == Tenants((Entry("GPU-0", UID, "main"),), {UID: "default/train"})
+    assert observer.look() == Tenants((CheckpointEntry("GPU-0", UID, "main"),), {UID: "default/train"})
 
 
 @pytest.mark.parametrize("text", [None, "{"], ids=["none", "half a one"])
-def test_a_look_without_a_checkpoint_tells_the_names_all_the_same(sight, logs, tmp_path, text):
+def test_a_look_without_a_checkpoint_tells_the_names_all_the_same(observer, logs, tmp_path, text):
     (logs / f"default_train_{UID}").mkdir()
     if text is not None:
         (tmp_path / checkpoint.NAME).write_text(text)
-    assert sight.look() == Tenants((), {UID: "default/train"})
+    assert observer.look() == Tenants((), {UID: "default/train"})
 
 
 def test_the_pods_of_a_device_are_told_with_their_containers():
     told = [("GPU-0", "a", "init"), ("GPU-0", "a", "app"), ("GPU-0", "b", ""), ("GPU-1", "c", "app")]
-    tenants = Tenants(tuple(Entry(*one) for one in told))
+    tenants = Tenants(tuple(CheckpointEntry(*one) for one in told))
     assert tenants.of("GPU-0") == {"a": {"init", "app"}, "b": frozenset()}
     assert tenants.of("GPU-2") == {}

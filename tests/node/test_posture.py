@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.diagnosis.base import Fault
+from scrubber.core.diagnosis.base import CheckFault
 from scrubber.node import posture, safe_read
 
 OPEN = (
@@ -26,7 +26,7 @@ def write(root, files):
 
 def test_the_version_of_the_driver_is_told_by_the_kernel_or_else_by_the_driver(tmp_path):
     found = posture.driver(tmp_path)
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     assert found.absent
     write(tmp_path, {"proc/driver/nvidia/version": OPEN})
     assert posture.driver(tmp_path) == "580.142"
@@ -37,14 +37,14 @@ def test_the_version_of_the_driver_is_told_by_the_kernel_or_else_by_the_driver(t
 def test_a_driver_that_tells_no_version_is_there_and_not_understood(tmp_path):
     write(tmp_path, {"proc/driver/nvidia/version": "hello\n"})
     found = posture.driver(tmp_path)
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     assert not found.absent
 
 
 def test_a_driver_that_hides_its_version_is_there(tmp_path):
     (tmp_path / "sys/module/nvidia/version").mkdir(parents=True)
     found = posture.driver(tmp_path)
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     assert not found.absent
 
 
@@ -58,10 +58,10 @@ def test_the_versions_of_the_library_are_those_of_its_files(tmp_path):
 
 def test_the_options_of_the_driver_are_read_as_it_writes_them(tmp_path):
     found = posture.options(tmp_path)
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     write(tmp_path, {"proc/driver/nvidia/params": PARAMS})
     found = posture.options(tmp_path)
-    assert not isinstance(found, Fault)
+    assert not isinstance(found, CheckFault)
     assert found["InitializeSystemMemoryAllocations"] == "1"
     assert found["RegistryDwords"] == "RMFoo=1;RMBar=0x2"
     assert found["RegistryDwordsPerDevice"] == "pci=0000:3b:00.0;RMFoo=1"
@@ -86,9 +86,9 @@ def test_virtual_functions_of_a_gpu_and_the_module_for_guests_are_signs_of_guest
 
 
 def test_without_a_list_of_devices_nobody_can_say_that_there_are_no_guests(tmp_path):
-    assert isinstance(posture.shared_with_guests(tmp_path), Fault)
+    assert isinstance(posture.shared_with_guests(tmp_path), CheckFault)
     write(tmp_path, gpu("0000:3b:00.0", "many"))
-    assert isinstance(posture.shared_with_guests(tmp_path), Fault)
+    assert isinstance(posture.shared_with_guests(tmp_path), CheckFault)
 
 
 def test_persistenced_is_there_when_its_socket_is(short_tmp):
@@ -118,16 +118,16 @@ def test_the_version_of_control_groups_shows_in_their_files(tmp_path, files, tol
 
 
 def test_without_control_groups_no_version_is_told(tmp_path):
-    assert isinstance(posture.cgroups(tmp_path), Fault)
+    assert isinstance(posture.cgroups(tmp_path), CheckFault)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    assert isinstance(posture.cgroups(tmp_path), Fault)
+    assert isinstance(posture.cgroups(tmp_path), CheckFault)
 
 
 def test_this_machine_has_control_groups_and_room():
     assert isinstance(posture.cgroups(Path("/")), str)
     room = posture.room(Path("/tmp"))
     found = os.statvfs("/tmp")
-    assert not isinstance(room, Fault)
+    assert not isinstance(room, CheckFault)
     assert 0 <= room.free_bytes <= found.f_blocks * found.f_frsize
     assert room.free_files is None or 0 <= room.free_files <= found.f_files
 
@@ -136,13 +136,13 @@ def test_a_filesystem_that_does_not_count_files_has_no_number_of_them():
     # The kernel counts no files of processes.
     assert os.statvfs("/proc").f_files == 0
     room = posture.room(Path("/proc"))
-    assert not isinstance(room, Fault)
+    assert not isinstance(room, CheckFault)
     assert room.free_files is None
 
 
 def test_room_in_a_place_that_is_not_there_is_not_told(tmp_path):
     found = posture.room(tmp_path / "none")
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     assert found.absent
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_file_is_neither_read_nor_waited_for(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     before = len(list(Path("/proc/self/fd").iterdir()))
     for name in ("pipe", "loop", ".", "none", "none/deeper"):
-        assert isinstance(safe_read.text(tmp_path / name), Fault)
+        assert isinstance(safe_read.text(tmp_path / name), CheckFault)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_is_too_large_to_be_true_is_not_believed(tmp_path, monkeypat
     monkeypatch.setattr(safe_read, "LARGEST", 4)
     write(tmp_path, {"four": "1234", "five": "12345"})
     assert safe_read.text(tmp_path / "four") == "1234"
-    assert isinstance(safe_read.text(tmp_path / "five"), Fault)
+    assert isinstance(safe_read.text(tmp_path / "five"), CheckFault)
 
 
 def test_a_link_that_leads_nowhere_is_something(tmp_path):
@@ -167,4 +167,4 @@ def test_a_link_that_leads_nowhere_is_something(tmp_path):
     assert safe_read.there(tmp_path / "link") is True
     assert safe_read.there(tmp_path / "none") is False
     (tmp_path / "loop").symlink_to("loop")
-    assert isinstance(safe_read.there(tmp_path / "loop/below"), Fault)
+    assert isinstance(safe_read.there(tmp_path / "loop/below"), CheckFault)

@@ -27,7 +27,7 @@ def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(
     memory = tmp_path / "memory"
     memory.touch()
     process = launch(ASLEEP, memory)
-    sight, files = Processes(Path("/proc"), lambda _pid: None, full_sight=False), {"gpu": [str(memory)]}
+    observer, files = Processes(Path("/proc"), lambda _pid: None, full_sight=False), {"gpu": [str(memory)]}
     looked, apart = [], threads.apart
 
     def heard(task: str) -> list[str]:
@@ -35,10 +35,10 @@ def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(
         return apart(task)
 
     monkeypatch.setattr(threads, "apart", heard)
-    assert [holder.pid for holder in sight.holders(files)["gpu"] or ()] == [process.pid]
+    assert [holder.pid for holder in observer.holders(files)["gpu"] or ()] == [process.pid]
     assert f"/proc/{process.pid}" in looked
     assert f"/proc/{KTHREADD}" not in looked
-    found = sight.holders(files, listed={"gpu": {KTHREADD}})["gpu"]
+    found = observer.holders(files, listed={"gpu": {KTHREADD}})["gpu"]
     assert [holder.pid for holder in found or ()] == [KTHREADD, process.pid]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from scrubber.node.process_ends import Ends
+from scrubber.node.process_ends import ProcessEnds
 from tests.patience import WITHIN
 
 
@@ -22,7 +22,7 @@ def open_files() -> int:
 
 @pytest.fixture
 async def ends():
-    it = Ends()
+    it = ProcessEnds()
     yield it
     it.close()
 
@@ -117,7 +117,7 @@ async def test_who_cannot_be_followed_is_nobodys_fault_and_told_once(ends, born,
 
 async def test_nothing_is_left_open(born):
     before = open_files()
-    ends = Ends()
+    ends = ProcessEnds()
     one, other, another = born(), born(), born()
     opened = open_files()
     ends.follow("one", one.pid, yes)

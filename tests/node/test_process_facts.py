@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.diagnosis.base import Capability, Fault, Process
+from scrubber.core.diagnosis.base import Capability, CheckFault, Process
 from scrubber.node import process_facts
 from tests.patience import WITHIN
 
@@ -76,15 +76,15 @@ def test_a_process_whose_program_is_hidden_may_be_anything(tmp_path):
     proc = view(tmp_path)
     (proc / "7").mkdir()
     (proc / "7" / "exe").touch()  # no link: whatever cannot be read as one
-    assert isinstance(process_facts.mps(proc), Fault)
+    assert isinstance(process_facts.mps(proc), CheckFault)
     (proc / "8").mkdir()
     (proc / "8" / "exe").symlink_to("/usr/bin/nvidia-cuda-mps-control")
     assert process_facts.mps(proc) == ("process 8",)
 
 
 def test_without_proc_nothing_is_proven(tmp_path):
-    assert isinstance(process_facts.mps(tmp_path / "none"), Fault)
-    assert isinstance(process_facts.sees_all(tmp_path / "none"), Fault)
+    assert isinstance(process_facts.mps(tmp_path / "none"), CheckFault)
+    assert isinstance(process_facts.sees_all(tmp_path / "none"), CheckFault)
 
 
 def test_the_pid_namespace_of_the_node_is_known_by_its_number(monkeypatch):
@@ -102,7 +102,7 @@ def test_the_process_behind_a_socket_is_told_with_what_it_may_do(short_tmp, monk
     assert isinstance(found, Process)
     assert found.sees_all
     assert f"CapEff:\t{found.capabilities:016x}\n" in status
-    assert isinstance(process_facts.server(short_tmp / "a.sock", PROC), Fault)  # it has ended
+    assert isinstance(process_facts.server(short_tmp / "a.sock", PROC), CheckFault)  # it has ended
 
 
 @pytest.mark.skipif(not GIVES_UP, reason="nothing to give up")
@@ -148,9 +148,9 @@ def test_a_server_outside_the_own_pid_namespace_is_hidden(short_tmp):
 
 def test_a_socket_that_nobody_serves_is_a_fault(short_tmp):
     found = process_facts.server(short_tmp / "none.sock", PROC)
-    assert isinstance(found, Fault)
+    assert isinstance(found, CheckFault)
     assert found.absent
-    assert isinstance(process_facts.server(short_tmp / ("x" * 200), PROC), Fault)
+    assert isinstance(process_facts.server(short_tmp / ("x" * 200), PROC), CheckFault)
 
 
 def test_a_process_of_which_nothing_is_told_is_a_fault(short_tmp):
@@ -159,11 +159,11 @@ def test_a_process_of_which_nothing_is_told_is_a_fault(short_tmp):
         listening.listen()
         proc = short_tmp / "proc" / str(os.getpid())
         (proc / "ns").mkdir(parents=True)
-        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), Fault)
+        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
         (proc / "ns/pid").touch()
-        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), Fault)
+        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
         (proc / "status").write_text("Name:\tx\n")
-        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), Fault)
+        assert isinstance(process_facts.server(short_tmp / "a.sock", short_tmp / "proc"), CheckFault)
         (proc / "status").write_text("Name:\tx\nCapEff:\t0000000000000020\n")
         assert process_facts.server(short_tmp / "a.sock", short_tmp / "proc") == Process(
             False, 1 << Capability.KILL.value

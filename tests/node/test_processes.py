@@ -151,13 +151,13 @@ def test_whoever_a_process_has_started_descends_from_it_while_it_runs(file: Path
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], start_new_session=True)"
     parent = launch(f"import subprocess, sys; {start}.wait()", file)
     (started,) = pids(file)
-    sight = Processes(PROC, nobody, full_sight=False)
-    assert sight.descends(started, {parent.pid})
-    assert sight.descends(parent.pid, {parent.pid})
-    assert not sight.descends(parent.pid, {started})
+    observer = Processes(PROC, nobody, full_sight=False)
+    assert observer.descends(started, {parent.pid})
+    assert observer.descends(parent.pid, {parent.pid})
+    assert not observer.descends(parent.pid, {started})
     parent.kill()
     parent.wait()
-    assert not sight.descends(started, {parent.pid})
+    assert not observer.descends(started, {parent.pid})
     os.kill(started, 9)
 
 
@@ -166,8 +166,8 @@ def test_who_has_lost_its_parent_descends_from_nobody(file: Path) -> None:
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], stdout=-1, start_new_session=True)"
     subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}.stdout.readline()", file], check=True)
     (orphan,) = pids(file)
-    sight = Processes(PROC, nobody, full_sight=False)
-    assert not sight.descends(orphan, {1})
+    observer = Processes(PROC, nobody, full_sight=False)
+    assert not observer.descends(orphan, {1})
     os.kill(orphan, 9)
 
 
@@ -180,8 +180,8 @@ def test_a_process_that_has_ended_and_was_not_collected_uses_nothing(file: Path,
 
 def test_the_container_is_asked_for_by_pid(file: Path, launch) -> None:
     process = launch(OPEN, file)
-    sight = Processes(PROC, {process.pid: "pod-a"}.get, full_sight=False)
-    [holder] = sight.holders({"gpu": [str(file)]})["gpu"] or ()
+    observer = Processes(PROC, {process.pid: "pod-a"}.get, full_sight=False)
+    [holder] = observer.holders({"gpu": [str(file)]})["gpu"] or ()
     assert holder.container == "pod-a"
 
 
@@ -236,11 +236,11 @@ def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: Nod
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
     (directory / "map_files/400000-401000").symlink_to(tmp_path / "file")
-    sight = Processes(node_proc.path, nobody, full_sight=True)
-    assert sight.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
+    observer = Processes(node_proc.path, nobody, full_sight=True)
+    assert observer.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
     (directory / "map_files/400000-401000").unlink()
     (directory / "map_files/400000-401000").symlink_to("/dev/full")
-    assert [holder.pid for holder in sight.holders({"gpu": ["/dev/full"]})["gpu"] or ()] == [7]
+    assert [holder.pid for holder in observer.holders({"gpu": ["/dev/full"]})["gpu"] or ()] == [7]
 
 
 def test_a_mapping_that_cannot_be_looked_behind_spoils_the_proof(node_proc: NodeProc) -> None:
@@ -271,8 +271,8 @@ def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(nod
     other = file.with_name("other")
     other.touch()
     for full_sight in (True, False):
-        sight = Processes(node_proc.path, hidden, full_sight=full_sight)
-        assert sight.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
+        observer = Processes(node_proc.path, hidden, full_sight=full_sight)
+        assert observer.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
 
 
 def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node_proc: NodeProc, file: Path) -> None:
@@ -294,8 +294,8 @@ def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node
 
 def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch) -> None:
     process, bystander = launch(OPEN, file), launch(OPEN, file)
-    sight = Processes(PROC, nobody, full_sight=False)
-    found = sight.holders({"gpu": [str(file)]}, ignored=lambda holder: holder.pid == bystander.pid)["gpu"]
+    observer = Processes(PROC, nobody, full_sight=False)
+    found = observer.holders({"gpu": [str(file)]}, ignored=lambda holder: holder.pid == bystander.pid)["gpu"]
     assert [holder.pid for holder in found or ()] == [process.pid]
     assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
 

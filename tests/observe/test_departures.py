@@ -16,9 +16,9 @@ from scrubber.core import events as ev
 from scrubber.core.model import Moment, Owner, Record
 from scrubber.devices.simulated import creation, tenants
 from scrubber.devices.simulated.backend import Simulated
-from scrubber.node.process_ends import Ends
+from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from scrubber.service import monitor
 from scrubber.service.monitor import Monitor
 from tests.core import lives
@@ -36,13 +36,13 @@ class Place:
         backend = Simulated(root)
         self.root = root
         self.uuid = backend.inventory()[0].uuid
-        self.ends = Ends()
+        self.ends = ProcessEnds()
         processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
-        self.sight = Sight(backend, processes, "boot", root, 0.0, ends=self.ends)
+        self.sight = Observer(backend, processes, "boot", root, 0.0, ends=self.ends)
         self.pids: list[int] = []
 
     def record(self, owner: str | None) -> Record:
-        events = [ev.Exposed(Owner(owner, lives.NOW, seen=True))] if owner else []
+        events = [ev.PutInUse(Owner(owner, lives.NOW, seen=True))] if owner else []
         return replace(lives.live(lives.GRANTED, *events), device=self.sight.backend.inventory()[0])
 
     def occupy(self, container: str = "") -> int:
@@ -96,7 +96,7 @@ async def test_while_its_pod_lives_the_end_of_another_of_its_processes_is_no_dep
 async def test_whoever_is_about_to_start_is_followed_from_then_on(place):
     elsewhere = place.sight.backend.inventory()[1].uuid
     place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
-    await place.sight.full(place.record(None), claimant=POD)
+    await place.sight.full(place.record(None), starting_pod=POD)
     assert place.ends._followed[place.uuid][0] == place.pids[0]
 
 
@@ -136,7 +136,7 @@ async def watch():
     """A monitor whose rounds do nothing."""
     tasks: list[asyncio.Task[None]] = []
 
-    def start(notebook: Any, ends: Ends) -> None:  # noqa: ANN401 - stands in for the service
+    def start(notebook: Any, ends: ProcessEnds) -> None:  # noqa: ANN401 - stands in for the service
         nobody: Any = None
         tasks.append(asyncio.create_task(Roundless(notebook, nobody, BETWEEN_ROUNDS, ends).run()))
 

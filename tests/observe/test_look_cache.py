@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.core.model import Facts, Record
 from scrubber.observe import look_cache
-from scrubber.observe.look_cache import LINGERS, SHARE, Visits
+from scrubber.observe.look_cache import LINGERS, SHARE, LookCache
 from tests.core import lives
 from tests.core.lives import FOREIGN, OF_A, OF_B, facts
 
@@ -36,30 +36,30 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def seen(record: Record, facts: Facts, took: float = LONG) -> Visits:
+def seen(record: Record, facts: Facts, took: float = LONG) -> LookCache:
     """One look at it."""
-    known = Visits()
+    known = LookCache()
     known.remember(record, facts, frozenset(), facts.holders or (), took)
     return known
 
 
 @pytest.mark.parametrize(("took", "stands"), [(CHEAP, 1.0), (LONG, 100.0)], ids=["a cheap look", "a costly look"])
 def test_a_look_stands_for_as_long_as_it_was_costly(clock, took, stands):
-    free, used = seen(lives.CLEAN, NOBODY, took), seen(lives.EXPOSED, AT_WORK, took)
+    free, used = seen(lives.CLEAN, NOBODY, took), seen(lives.IN_USE, AT_WORK, took)
     clock.now = stands - 0.01
     assert free.met_nobody(lives.CLEAN)
-    assert used.witnessed(lives.EXPOSED) is not None
+    assert used.witnessed(lives.IN_USE) is not None
     clock.now = stands + 0.01
     assert not free.met_nobody(lives.CLEAN)
-    assert used.witnessed(lives.EXPOSED) is None
+    assert used.witnessed(lives.IN_USE) is None
 
 
 def test_a_look_that_could_not_tell_is_none_and_ends_the_one_before(clock):
     assert clock.now == 0.0
-    known = seen(lives.EXPOSED, AT_WORK)
-    known.remember(lives.EXPOSED, facts(None, alive=True), frozenset(), (OF_A,), LONG)
-    assert known.witnessed(lives.EXPOSED) is None
-    assert not known.met_nobody(lives.EXPOSED)
+    known = seen(lives.IN_USE, AT_WORK)
+    known.remember(lives.IN_USE, facts(None, alive=True), frozenset(), (OF_A,), LONG)
+    assert known.witnessed(lives.IN_USE) is None
+    assert not known.met_nobody(lives.IN_USE)
 
 
 def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_moment(clock):
@@ -68,27 +68,30 @@ def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_mom
     assert known.witnessed(lives.SOILED) is not None
     clock.now = LINGERS + 0.01
     assert known.witnessed(lives.SOILED) is None
-    assert look_cache.Visits().witnessed(lives.SOILED) is None
+    assert look_cache.LookCache().witnessed(lives.SOILED) is None
 
 
 @pytest.mark.parametrize(
     ("record", "look"),
     [
-        pytest.param(lives.EXPOSED, facts((OF_A,), alive=False), id="the owner did not run"),
-        pytest.param(lives.EXPOSED, facts((OF_A,)), id="nobody could say whether the owner runs"),
-        pytest.param(lives.EXPOSED, facts((OF_B,), alive=True), id="somebody else was on it"),
+        pytest.param(lives.IN_USE, facts((OF_A,), alive=False), id="the owner did not run"),
+        pytest.param(lives.IN_USE, facts((OF_A,)), id="nobody could say whether the owner runs"),
+        pytest.param(lives.IN_USE, facts((OF_B,), alive=True), id="somebody else was on it"),
         pytest.param(lives.VISITED, facts(alive=True), id="who was merely met had let go"),
     ],
 )
 def test_else_nobody_bears_witness(clock, record, look):
     assert clock.now == 0.0
-    known = Visits()
+    known = LookCache()
     known.remember(record, look, frozenset(), look.holders or (OF_B,), LONG)
     assert known.witnessed(record) is None
 
 
 def test_who_is_about_to_start_is_no_part_of_what_was_seen(clock):
     assert clock.now == 0.0
-    visit, witness = seen(lives.EXPOSED, replace(AT_WORK, claimant_alive=True)).witnessed(lives.EXPOSED) or (None, None)
+    visit, witness = seen(lives.IN_USE, replace(AT_WORK, starting_pod_alive=True)).witnessed(lives.IN_USE) or (
+        None,
+        None,
+    )
     assert visit is not None
     assert (visit.facts, witness) == (AT_WORK, OF_A)

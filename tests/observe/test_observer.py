@@ -11,7 +11,7 @@ import pytest
 from scrubber.devices import calls
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 
 
@@ -39,19 +39,19 @@ def backend(tmp_path):
 
 
 @pytest.fixture
-def sight(backend, tmp_path):
+def observer(backend, tmp_path):
     processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
-    return Sight(backend, processes, "boot", tmp_path, 0.0, patience=1.0)
+    return Observer(backend, processes, "boot", tmp_path, 0.0, patience=1.0)
 
 
-async def away(sight):
-    async with sight.away():
-        raise AssertionError("nobody was to get here" if sight.backend.away != 1 else "the reset failed")
+async def away(observer):
+    async with observer.away():
+        raise AssertionError("nobody was to get here" if observer.backend.away != 1 else "the reset failed")
 
 
 @pytest.mark.parametrize("impatience", ["cancelled", "too late"])
-async def test_who_gave_up_before_it_was_let_go_does_not_stay_away(sight, backend, impatience):
-    asking = asyncio.create_task(away(sight))
+async def test_who_gave_up_before_it_was_let_go_does_not_stay_away(observer, backend, impatience):
+    asking = asyncio.create_task(away(observer))
     await asyncio.to_thread(backend.asked.wait, 5)
     if impatience == "cancelled":
         asking.cancel()
@@ -62,9 +62,9 @@ async def test_who_gave_up_before_it_was_let_go_does_not_stay_away(sight, backen
     assert backend.away == 0
 
 
-async def test_it_comes_back_when_a_reset_fails(sight, backend):
+async def test_it_comes_back_when_a_reset_fails(observer, backend):
     backend.may.set()
     with pytest.raises(AssertionError):
-        await away(sight)
+        await away(observer)
     assert await asyncio.to_thread(backend.back.wait, 5)
     assert backend.away == 0

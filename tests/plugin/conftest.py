@@ -44,7 +44,7 @@ def followed(short_tmp):
 
     @asynccontextmanager
     async def followed(strategy: MigStrategy = MigStrategy.NONE) -> AsyncIterator[Listing]:
-        async with client.Scrubber(short_tmp / "scrubber.sock") as scrubber:
+        async with client.ScrubberClient(short_tmp / "scrubber.sock") as scrubber:
             listing = Listing(scrubber, "nvidia.com", strategy)
             task = asyncio.create_task(listing.follow())
             try:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import grpc
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Event, Unregistered
@@ -19,7 +19,7 @@ E = TypeVar("E")
 RESOURCE = "example.com/gpu"
 
 
-class Heard(Bell):
+class Heard(Changed):
     """Events of a registration, to wait for."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
-class Kubelet(Bell, deviceplugin_pb2_grpc.RegistrationServicer):
+class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
     """``kubelet.sock`` and what lies behind it: dials back inside Register, then listens."""
 
     def __init__(self, directory: Path) -> None:
@@ -140,7 +140,7 @@ class Kubelet(Bell, deviceplugin_pb2_grpc.RegistrationServicer):
 
     async def until(self, holds):
         async with asyncio.timeout(WITHIN):
-            await Bell.until(self, holds)
+            await Changed.until(self, holds)
 
     def hang_up(self):
         """End every stream from the kubelet's side, as it does when an older plugin of the resource leaves."""

@@ -18,7 +18,7 @@ from tests.patience import WITHIN
 def gpu(index, *, healthy=True, clean=True, **more):
     """What a service says of a GPU."""
     about = {"numa_node": 0, "resource": "nvidia.com/gpu", **more}
-    return views.Advert(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
+    return views.AdvertisedDevice(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
 
 
 Answer = Callable[[list[str]], Awaitable[None]]
@@ -48,7 +48,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
 
     def __init__(self, run_dir: Path) -> None:
         self.socket = run_dir / "scrubber.sock"
-        self.devices: tuple[views.Advert, ...] = ()
+        self.devices: tuple[views.AdvertisedDevice, ...] = ()
         self.silence = 5.0
         self.mute = False  # accepts everybody, says nothing
         self.brief = False  # ends each list after the first message
@@ -112,7 +112,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
         while True:
             moved = self._moved
             if not self.mute:
-                adverts = views.Adverts(self.devices, self.silence)
+                adverts = views.AdvertisedDevices(self.devices, self.silence)
                 yield convert.to_message(adverts, scrub_pb2.WatchResponse())
                 if self.brief:
                     return

@@ -87,7 +87,7 @@ async def allocate(root, *ids):
 
 
 async def quarantine(service, uuid):
-    async with client.Admin(service.run_dir / "admin.sock") as admin:
+    async with client.AdminClient(service.run_dir / "admin.sock") as admin:
         await admin.quarantine(uuid, "a drill", "a test")
 
 
@@ -99,7 +99,7 @@ async def test_a_pod_gets_a_clean_gpu_and_starts(service, kubelet, plugin):
     await kubelet.run(pod)
     assert (pod.phase, pod.message) == (Phase.RUNNING, "")
     assert [start.prestart for start in kubelet.starts] == [True]
-    states = {(await asyncio.to_thread(service.settled, index, "exposed")).owner for index in range(2)}
+    states = {(await asyncio.to_thread(service.settled, index, "in_use")).owner for index in range(2)}
     assert states == {pod.uid}
 
 

@@ -13,7 +13,7 @@ from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.kubelet_api import deviceplugin_pb2_grpc
-from plugin.metrics.counters import Tally
+from plugin.metrics.counters import PluginCounters
 from plugin.response import Strategy, Style
 from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
@@ -51,7 +51,7 @@ async def kubelet(short_tmp, listing, shared_nodes, figures):
     """The kubelet's end of the socket."""
     style = Style(strategies=(Strategy.ENVVAR,), pass_device_specs=True)
     gate = Gate(listing._scrubber, listing)
-    plugin = DevicePlugin(GPU, listing, gate, Tally(figures), style, lambda: list(shared_nodes))
+    plugin = DevicePlugin(GPU, listing, gate, PluginCounters(figures), style, lambda: list(shared_nodes))
     server = grpc.aio.server()
     deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
     server.add_insecure_port(f"unix:{short_tmp}/plugin.sock")

@@ -268,7 +268,7 @@ class Scripted:
     """Says what the test hands it, at the very moment; a stream for each time it is asked."""
 
     def __init__(self) -> None:
-        self.streams: list[asyncio.Queue[views.Adverts]] = []
+        self.streams: list[asyncio.Queue[views.AdvertisedDevices]] = []
 
     async def watch(self):
         self.streams.append(asyncio.Queue())
@@ -279,19 +279,19 @@ class Scripted:
 
 async def test_what_was_said_before_a_pod_found_no_answer_proves_nothing():
     scrubber = Scripted()
-    listing = module.Listing(cast(client.Scrubber, scrubber), "nvidia.com", MigStrategy.NONE)
+    listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
     task = asyncio.create_task(listing.follow())
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(views.Adverts((gpu(0),), 60.0))
+    scrubber.streams[0].put_nowait(views.AdvertisedDevices((gpu(0),), 60.0))
     await first(listing)
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(views.Adverts((gpu(0),), 60.0))  # has come, and is not read yet
+    scrubber.streams[0].put_nowait(views.AdvertisedDevices((gpu(0),), 60.0))  # has come, and is not read yet
     listing.unanswered()
     for _ in range(20):
         await asyncio.sleep(0)
     assert not any(device.healthy for device in listing.shown(GPU))
     assert len(scrubber.streams) == 2
-    scrubber.streams[1].put_nowait(views.Adverts((gpu(0),), 60.0))
+    scrubber.streams[1].put_nowait(views.AdvertisedDevices((gpu(0),), 60.0))
     for _ in range(20):
         await asyncio.sleep(0)
     assert all(device.healthy for device in listing.shown(GPU))

@@ -41,16 +41,16 @@ class PretendCaller:
         return call.result()
 
     async def _answer(self, question: Callable[[], T]) -> T:
-        await self._turns()
+        await self._slots()
         while True:
             try:
                 answer = question()
             except HungError:
                 await asyncio.sleep(LOOK_AGAIN)
                 continue
-            await self._turns()
+            await self._slots()
             return answer
 
-    async def _turns(self) -> None:
+    async def _slots(self) -> None:
         for _ in range(self._chance.randrange(3)):
             await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from scrubber.core.events import Entry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import store
@@ -14,7 +14,7 @@ from tests.service.virtual import KilledError
 class Disk:
     """A real store behind it outlives it."""
 
-    def __init__(self, inner: store.Store, witness: Callable[[Entry], None], dying: Callable[[], None]) -> None:
+    def __init__(self, inner: store.Store, witness: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
         """``witness`` is told of every row the moment it is durable, ``dying`` of the kill that was asked for."""
         self.inner = inner
         self.dead = False
@@ -36,7 +36,7 @@ class Disk:
         self._live()
         return self.inner.load()
 
-    def append(self, drafts: Sequence[store.Draft]) -> tuple[Entry, ...]:
+    def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
         """All or none, as long as there is somebody to write."""
         self._live()
         self.attempts += 1
@@ -54,7 +54,7 @@ class Disk:
         self._live()
         return entries
 
-    def history(self, device: str | None, since: float | None, limit: int) -> tuple[Entry, ...]:
+    def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest entries."""
         return self.inner.history(device, since, limit)
 

@@ -1,7 +1,7 @@
 """A pretend node: GPUs, the processes on them, the containers they belong to, and every fault we know of.
 
 It is the truth that the service's beliefs are held against: which bytes lie in a memory, who wrote them, and who was
-there to see. It is a ``devices.base.Backend`` and, through ``holders``, the sight of all processes.
+there to see. It is a ``devices.base.Backend`` and, through ``holders``, the observer of all processes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
-from scrubber.core.model import Ailment, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
+from scrubber.core.model import AilmentKind, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
 from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.node.processes import nobody
 from tests.service.virtual import VirtualLoop
@@ -272,7 +272,7 @@ class Node:
         gpu = self.gpus.get(uuid)
         if gpu is None:
             return None
-        signs = tuple(sign for sign in gpu.signs if sign.ailment is Ailment.SWITCH)
+        signs = tuple(sign for sign in gpu.signs if sign.kind is AilmentKind.SWITCH)
         return Vitals(xids=tuple(gpu.xids), signs=signs, partial=True)
 
     def readings(self) -> dict[str, Readings]:
@@ -327,7 +327,7 @@ class Node:
         self.away -= 1
         assert self.away >= 0
 
-    # -- the sight of processes
+    # -- the observer of processes
 
     def holders(
         self,

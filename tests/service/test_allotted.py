@@ -28,7 +28,7 @@ async def test_a_pod_that_never_came_and_has_lost_the_device_by_the_checkpoint_i
     await never_comes(world, device)
     written_down(world, other=[world.uuids[1]])
     await asyncio.sleep(grounds.STARTS_WITHIN - 1)
-    assert world.state(device) is State.EXPOSED, "its container may come any moment"
+    assert world.state(device) is State.IN_USE, "its container may come any moment"
     await asyncio.sleep(5)
     assert world.state(device) is State.CLEAN
     assert rows(world, ev.Released, device)[-1].why == "nobody came, and the kubelet has taken it from its owner"
@@ -41,5 +41,5 @@ async def test_a_pod_that_has_not_come_yet_keeps_the_device_unless_the_checkpoin
     if lost:
         (world.life.sight._kubelet_dir / checkpoint.NAME).unlink()
     await asyncio.sleep(LONG)
-    assert (world.state(device), scrubs(world, device)) == (State.EXPOSED, 1)
+    assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
     assert healthy(world, device)

@@ -50,7 +50,7 @@ async def story(world: World) -> None:
     await insist(lambda: world.service.scrub(two, None))
     await insist(lambda: world.acquire("bob", one))
     world.run("bob", one)
-    await world.reach(one, State.EXPOSED)
+    await world.reach(one, State.IN_USE)
     await world.reach(two, State.QUARANTINED)
     world.node.heal()
     world.node.gpus[one].bad_memory = True
@@ -58,7 +58,7 @@ async def story(world: World) -> None:
     await world.reach(two, State.CLEAN)
     await world.reach(one, State.QUARANTINED)
     world.node.heal()
-    await insist(lambda: world.service.excuse(one, "another memory", "ops"))  # it waits for a person
+    await insist(lambda: world.service.reinstate_without_proof(one, "another memory", "ops"))  # it waits for a person
     await world.reach(one, State.CLEAN)
 
 
@@ -121,7 +121,7 @@ def thinned(request) -> Callable[[int], int]:
 
 
 def test_the_story_has_everything_in_it():
-    wanted = {"Escalated", "Quarantined", "ProbationStarted", "ScrubPassed", "Granted", "Exposed", "Released"}
+    wanted = {"Escalated", "Quarantined", "ProbationStarted", "ScrubPassed", "Granted", "PutInUse", "Released"}
     assert wanted <= kinds(reference())
     assert reference().truth.violations == []
     results = [entry.event.result for entry in reference().truth.entries if isinstance(entry.event, ev.StepFinished)]

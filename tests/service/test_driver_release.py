@@ -226,7 +226,7 @@ async def test_not_while_a_tool_is_at_it_or_a_reset_of_another_device(world, mon
     world.node.owes = {device}
     await asyncio.sleep(10)
     assert world.node.menders == []
-    async with world.service.jobs.turns.driver.alone():
+    async with world.service.jobs.slots.driver.alone():
         world.node.at_it.clear()
         await asyncio.sleep(10)
         assert world.node.menders == []
@@ -257,7 +257,7 @@ async def test_a_service_that_stops_brings_nothing_back(world):
 async def test_who_came_while_a_reset_waited_for_the_driver_is_seen_before_it_begins(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
-    async with world.service.jobs.turns.driver.with_others():
+    async with world.service.jobs.slots.driver.with_others():
         running = await world.service.scrub(device, Path.SLOW)
         await asyncio.sleep(3)  # it has nobody to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)

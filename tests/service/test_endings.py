@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import Policy
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Facts, Outcome, Path, Record, Sign, State, Step
+from scrubber.core.model import AilmentKind, Facts, Outcome, Path, Record, Sign, State, Step
 from scrubber.devices.base import Progress
 from scrubber.ground.errors import AutoclaveError, NotReady
 from scrubber.steps.base import Order, Report
@@ -102,7 +102,7 @@ async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_h
     await running.finished.wait()
     world.node.heal()
     quarantine = world.record(device).quarantine
-    assert (quarantine.sickness.ailment, quarantine.next_probe) == (Ailment.MEMORY_FAULT, None)
+    assert (quarantine.ailment.kind, quarantine.next_probe) == (AilmentKind.MEMORY_FAULT, None)
 
 
 class FailsAndReports(Hand):
@@ -120,7 +120,7 @@ async def test_what_was_reported_of_a_device_whose_scrub_failed_for_something_el
     running = await world.service.scrub(device, Path.SLOW)
     await running.finished.wait()
     quarantine = world.record(device).quarantine
-    assert (quarantine.sickness.xid, quarantine.next_probe, quarantine.heard) == (SUPPORT, None, ((SUPPORT, 1),))
+    assert (quarantine.ailment.xid, quarantine.next_probe, quarantine.errors) == (SUPPORT, None, ((SUPPORT, 1),))
 
 
 async def test_what_was_reported_before_a_device_was_lost_decides_with_it(world):
@@ -129,7 +129,7 @@ async def test_what_was_reported_before_a_device_was_lost_decides_with_it(world)
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
     told = rows(world, ev.Quarantined, device)[0].quarantine
-    assert (told.sickness.xid, told.next_probe, told.heard) == (SUPPORT, None, ((13, 2), (SUPPORT, 1)))
+    assert (told.ailment.xid, told.next_probe, told.errors) == (SUPPORT, None, ((13, 2), (SUPPORT, 1)))
     assert "the driver reported xid 13 2 times, xid 125" in world.story(device)
     world.node.heal()
     await asyncio.sleep(3600)
@@ -145,7 +145,7 @@ async def test_a_device_that_is_lost_while_it_is_out_keeps_no_neighbour_from_its
     await world.reach(one, State.QUARANTINED)
     world.node.gpus[one].lost = world.node.gpus[one].blind = True
     await asyncio.sleep(5)
-    assert world.record(one).quarantine.sickness.ailment is Ailment.LOST
+    assert world.record(one).quarantine.ailment.kind is AilmentKind.LOST
     running = await world.service.scrub(other, Path.SLOW)
     await running.finished.wait()
     assert running.receipt is not None
@@ -198,7 +198,7 @@ async def burning(world, step):
 
 async def test_a_test_that_waits_for_its_reset_gives_way(node):
     world = await node(TESTED)
-    async with world.service.jobs.turns.driver.with_others():
+    async with world.service.jobs.slots.driver.with_others():
         device = await burning(world, Step.EVICT)
         await asyncio.sleep(3)
         advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
@@ -235,7 +235,7 @@ async def test_a_container_that_is_about_to_start_gets_the_device_from_its_test(
     world = await node(TESTED)
     device = await burning(world, Step.CLEAR)
     await world.service.start([device], "pod")
-    assert world.state(device) is State.EXPOSED
+    assert world.state(device) is State.IN_USE
 
 
 async def test_a_persons_word_calls_off_no_reset(world):
@@ -244,7 +244,7 @@ async def test_a_persons_word_calls_off_no_reset(world):
     running = await world.service.reinstate(device, "", "ops")
     await at(world, device, Step.RESET)
     with pytest.raises(NotReady, match="it is being reset; ask again"):
-        await world.service.excuse(device, "no time", "ann")
+        await world.service.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -253,7 +253,7 @@ async def test_a_reinstatement_is_no_trial_that_was_under_way(node):
     world = await node(HOT, hand=AMinuteOfTests)
     device = world.uuids[0]
     gpu = world.node.gpus[device]
-    gpu.signs = (Sign(Ailment.HEAT, "hot"),)
+    gpu.signs = (Sign(AilmentKind.HEAT, "hot"),)
     await world.reach(device, State.QUARANTINED)
     gpu.signs = ()
     await at(world, device, Step.CLEAR)
@@ -273,9 +273,9 @@ async def test_a_persons_word_about_a_device_in_use_hides_nothing_that_needs_a_p
     await world.service.quarantine(device, "suspect", "ops")
     world.node.end_container(container)
     await world.reach(device, State.QUARANTINED)
-    sickness = world.record(device).quarantine.sickness
-    assert (sickness.ailment, sickness.xid) == (Ailment.XID, SUPPORT)
-    assert sickness.detail.endswith("suspect (asked by ops)")
+    ailment = world.record(device).quarantine.ailment
+    assert (ailment.kind, ailment.xid) == (AilmentKind.XID, SUPPORT)
+    assert ailment.detail.endswith("suspect (asked by ops)")
 
 
 async def test_who_cannot_be_cleared_is_not_brought_back_by_a_word(world, monkeypatch):
@@ -283,7 +283,7 @@ async def test_who_cannot_be_cleared_is_not_brought_back_by_a_word(world, monkey
     await world.service.quarantine(device, "suspect", "ops")
     monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
     with pytest.raises(NotReady, match="CuPy is not installed"):
-        await world.service.excuse(device, "it was the cable", "ann")
+        await world.service.reinstate_without_proof(device, "it was the cable", "ann")
     assert world.state(device) is State.QUARANTINED
 
 
@@ -297,9 +297,9 @@ async def test_who_cannot_be_cleared_is_not_tested(node, monkeypatch):
 
 async def test_a_sign_stays_told_over_one_answer_that_is_late(world):
     device = world.uuids[0]
-    world.node.gpus[device].signs = (Sign(Ailment.HEAT, "hot"),)
+    world.node.gpus[device].signs = (Sign(AilmentKind.HEAT, "hot"),)
     await asyncio.sleep(5)
     world.node.gpus[device].hangs = True
     await asyncio.sleep(3)
-    assert world.service.vitals[device].signs == (Sign(Ailment.HEAT, "hot"),)
+    assert world.service.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
     world.node.heal()

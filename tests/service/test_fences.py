@@ -203,8 +203,8 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
 
 @pytest.mark.parametrize(("step", "nth"), TURNS)
 async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was_cleared(world, monkeypatch, step, nth):
-    turns, waits, go, asked = world.life.jobs.turns, asyncio.Event(), asyncio.Event(), []
-    at_driver = turns.at_driver
+    slots, waits, go, asked = world.life.jobs.slots, asyncio.Event(), asyncio.Event(), []
+    at_driver = slots.at_driver
 
     @asynccontextmanager
     async def late(which: Step) -> AsyncIterator[None]:
@@ -215,13 +215,13 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
         async with at_driver(which):
             yield
 
-    monkeypatch.setattr(turns, "at_driver", late)
+    monkeypatch.setattr(slots, "at_driver", late)
     device = world.uuids[0]
     running = await world.service.scrub(device, Path.FAST)
     await waits.wait()
-    visitor = world.intrude(device, container=True)
+    unannounced = world.intrude(device, container=True)
     await asyncio.sleep(A_WHILE)
-    world.node.leave(visitor)
+    world.node.leave(unannounced)
     await asyncio.sleep(A_WHILE)
     go.set()
     await running.finished.wait()
@@ -230,9 +230,9 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
 
 
 async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt_it_as_well(world, monkeypatch):
-    device, sight = world.uuids[0], world.life.sight
+    device, observer = world.uuids[0], world.life.sight
     came: list[Process] = []
-    ask = sight.vitals
+    ask = observer.vitals
 
     async def late(uuid: str, parent: str | None = None) -> object:
         job = world.record(device).job
@@ -242,7 +242,7 @@ async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt
             world.node.leave(came[0])
         return await ask(uuid, parent)
 
-    monkeypatch.setattr(sight, "vitals", late)
+    monkeypatch.setattr(observer, "vitals", late)
     running = await world.service.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (len(came), running.receipt) == (1, None)

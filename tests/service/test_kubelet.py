@@ -36,7 +36,7 @@ async def test_a_start_without_an_owner_is_the_pods_that_the_kubelet_has_written
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device], other=[world.uuids[1]])
     await world.service.start([device], None)
-    assert rows(world, ev.Exposed, device)[-1].owner.container == "pod"
+    assert rows(world, ev.PutInUse, device)[-1].owner.container == "pod"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ async def test_a_start_whose_owner_is_not_exactly_one_pod_is_refused_and_may_be_
     with pytest.raises(NotReady) as refused:
         await world.service.start(world.uuids, None)
     assert refused.value.reason is reason
-    assert not any(rows(world, ev.Exposed, device) for device in world.uuids)
+    assert not any(rows(world, ev.PutInUse, device) for device in world.uuids)
 
 
 async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
@@ -81,7 +81,7 @@ async def test_x23_who_lost_the_device_while_it_was_made_ready_does_not_start_on
     with pytest.raises(NotReady) as refused:
         await waiting
     assert refused.value.reason is Reason.OWNER_UNKNOWN
-    assert not [it for it in rows(world, ev.Exposed, device) if it.owner.container == "pod"]
+    assert not [it for it in rows(world, ev.PutInUse, device) if it.owner.container == "pod"]
 
 
 async def test_a_start_on_two_devices_exposes_both_or_none(world):
@@ -91,7 +91,7 @@ async def test_a_start_on_two_devices_exposes_both_or_none(world):
     with pytest.raises(Refused):
         await world.service.start(world.uuids, None)
     assert world.state(world.uuids[0]) is State.GRANTED
-    assert not rows(world, ev.Exposed, world.uuids[0])
+    assert not rows(world, ev.PutInUse, world.uuids[0])
 
 
 @pytest.mark.parametrize("asks", ["start", "acquire"])
@@ -100,11 +100,11 @@ async def test_w17_a_visitor_on_a_grant_that_leaves_at_once_is_scrubbed_after(wo
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    visitor = world.intrude(device, container=True)
+    unannounced = world.intrude(device, container=True)
     ask = world.service.start([device], None) if asks == "start" else world.acquire("pod", device, announced=True)
     question = world.spawn(ask)
     await asyncio.sleep(0.01)  # no round of the monitor is in between
-    world.node.end_container(visitor.container)
+    world.node.end_container(unannounced.container)
     await asyncio.wait([question])
     await world.service.start([device], None)
     assert scrubs(world, device) == 2
@@ -117,7 +117,7 @@ async def test_a_pod_that_is_there_before_its_containers_is_known_to_be_gone_whe
     world.run("pod", second)  # something of the pod runs
     await world.acquire("pod", first, announced=True)
     await world.service.start([first], None)
-    assert rows(world, ev.Exposed, first)[-1].owner.seen
+    assert rows(world, ev.PutInUse, first)[-1].owner.seen
     world.node.end_container("pod")
     await world.acquire("next", first, announced=True)
     assert scrubs(world, first) == 2
@@ -182,7 +182,7 @@ async def test_a_restart_costs_a_scrub_under_per_container_only(policy, model, w
     device = world.uuids[0]
     await let_on(world, "pod", device)
     assert await restart(world, device) == wanted
-    assert world.state(device) is State.EXPOSED
+    assert world.state(device) is State.IN_USE
     assert world.record(device).owner.container == "pod"
 
 
@@ -199,7 +199,7 @@ async def test_nothing_is_scrubbed_between_a_permitted_restart_and_its_first_pro
     await asyncio.sleep(3)  # creating the container takes its time
     world.run("pod", device)
     await asyncio.sleep(5)
-    assert world.state(device) is State.EXPOSED
+    assert world.state(device) is State.IN_USE
 
 
 @pytest.mark.parametrize("model", ["per-pod", "per-container", "per-container-cached"])
@@ -242,7 +242,7 @@ async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world)
     await world.service.start([second], None)
     late.set()
     await asyncio.sleep(0.05)
-    assert world.state(second) is State.EXPOSED
+    assert world.state(second) is State.IN_USE
 
 
 async def test_a_stop_is_no_failure_of_the_device_that_a_pod_waits_for(world):

@@ -10,10 +10,10 @@ from prometheus_client.openmetrics.exposition import generate_latest
 
 from scrubber.core import device_status
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, State
+from scrubber.core.model import AilmentKind, State
 from scrubber.ground.errors import NotReady, Refused
-from scrubber.metrics.collector import Figures
-from scrubber.metrics.counters import Tally
+from scrubber.metrics.collector import ServiceCollector
+from scrubber.metrics.counters import ServiceCounters
 from tests.service.node import Kind
 
 GPU = "GPU-0000"
@@ -36,10 +36,10 @@ async def laid_out(world, *slices: str) -> None:
         await world.reach(uuid, State.CLEAN)
 
 
-def reasons(world) -> dict[str, Ailment]:
+def reasons(world) -> dict[str, AilmentKind]:
     """Of all that is out."""
     records = world.life.ledger.records.items()
-    return {uuid: it.quarantine.sickness.ailment for uuid, it in records if it.quarantine is not None}
+    return {uuid: it.quarantine.ailment.kind for uuid, it in records if it.quarantine is not None}
 
 
 def told(world, kind: type[ev.Event], device: str) -> list[ev.Event]:
@@ -49,7 +49,9 @@ def told(world, kind: type[ev.Event], device: str) -> list[ev.Event]:
 def series(world) -> set[str]:
     """What is shown, without values."""
     registry = CollectorRegistry()
-    figures = Figures(world.service, world.life.reporter, Tally(CollectorRegistry()), lambda: None, dict, 0.0)
+    figures = ServiceCollector(
+        world.service, world.life.reporter, ServiceCounters(CollectorRegistry()), lambda: None, dict, 0.0
+    )
     registry.register(figures)
     lines = generate_latest(registry).decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
@@ -57,9 +59,9 @@ def series(world) -> set[str]:
 
 async def test_what_an_operator_lays_out_anew_is_never_called_lost_and_never_offered(world):
     await laid_out(world, "MIG-a", "MIG-b")
-    assert reasons(world) == {GPU: Ailment.RELAID}
+    assert reasons(world) == {GPU: AilmentKind.RELAID}
     await laid_out(world, "MIG-b", "MIG-c")
-    assert reasons(world) == {GPU: Ailment.RELAID, "MIG-a": Ailment.RELAID}
+    assert reasons(world) == {GPU: AilmentKind.RELAID, "MIG-a": AilmentKind.RELAID}
     for gone in (GPU, "MIG-a"):
         with pytest.raises((Refused, NotReady)):
             await world.acquire("pod", gone)
@@ -67,7 +69,7 @@ async def test_what_an_operator_lays_out_anew_is_never_called_lost_and_never_off
     assert {uuid for uuid, it in adverts.items() if it.healthy} == {"MIG-b", "MIG-c"}
     assert adverts["MIG-a"].reason == "relaid"
     events = [row.event for row in world.truth.entries if isinstance(row.event, ev.Quarantined)]
-    assert {it.quarantine.sickness.ailment for it in events} == {Ailment.RELAID}
+    assert {it.quarantine.ailment.kind for it in events} == {AilmentKind.RELAID}
 
 
 async def test_a_service_that_was_away_meanwhile_calls_it_the_same(world):
@@ -76,7 +78,7 @@ async def test_a_service_that_was_away_meanwhile_calls_it_the_same(world):
     world.node.lay_out(GPU, "MIG-c")
     await world.start()
     await laid_out(world, "MIG-c")
-    assert reasons(world) == dict.fromkeys((GPU, "MIG-a", "MIG-b"), Ailment.RELAID)
+    assert reasons(world) == dict.fromkeys((GPU, "MIG-a", "MIG-b"), AilmentKind.RELAID)
 
 
 async def test_the_same_slice_and_the_whole_gpu_are_proven_anew_when_they_are_back(world):
@@ -86,7 +88,7 @@ async def test_the_same_slice_and_the_whole_gpu_are_proven_anew_when_they_are_ba
     await world.reach("MIG-a", State.CLEAN)
     before = {uuid: len(told(world, ev.ScrubPassed, uuid)) for uuid in (GPU, "MIG-a")}
     await laid_out(world)
-    assert reasons(world) == {"MIG-a": Ailment.RELAID}
+    assert reasons(world) == {"MIG-a": AilmentKind.RELAID}
     assert len(told(world, ev.ScrubPassed, GPU)) == before[GPU] + 1
     world.node.leave(world.node.enter("MIG-a", Kind.INTRUDER, "in another layout"))
     await laid_out(world, "MIG-a")
@@ -96,17 +98,17 @@ async def test_the_same_slice_and_the_whole_gpu_are_proven_anew_when_they_are_ba
 async def test_a_slice_whose_gpu_fell_off_is_lost_and_one_in_use_is_sick_of_it(world):
     await laid_out(world, "MIG-a", "MIG-b", "MIG-c")
     await world.tenancy("MIG-c")
-    await world.reach("MIG-c", State.EXPOSED)
+    await world.reach("MIG-c", State.IN_USE)
     world.node.gpus[GPU].cut, world.node.gpus[GPU].lost = False, True
     world.node.gpus["MIG-a"].away = True
     await world.reach("MIG-a", State.QUARANTINED)
-    assert reasons(world)["MIG-a"] is Ailment.LOST
+    assert reasons(world)["MIG-a"] is AilmentKind.LOST
     world.node.gpus[GPU].cut, world.node.gpus[GPU].lost = True, False
     world.node.gpus["MIG-c"].away = True
     await asyncio.sleep(10)
     record = world.record("MIG-c")
-    assert (record.state, record.sickness.ailment) == (State.EXPOSED, Ailment.LOST)
-    assert reasons(world)["MIG-a"] is Ailment.RELAID, "its GPU is back, without it"
+    assert (record.state, record.ailment.kind) == (State.IN_USE, AilmentKind.LOST)
+    assert reasons(world)["MIG-a"] is AilmentKind.RELAID, "its GPU is back, without it"
 
 
 async def test_after_fifty_layouts_as_much_is_shown_as_after_two(world):

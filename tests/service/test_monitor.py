@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from scrubber.core.model import Ailment, State
+from scrubber.core.model import AilmentKind, State
 from scrubber.observe.look_cache import UNWATCHED
 from scrubber.service.monitor import AT_ONCE, RESTS
 from tests.service.asking import let_on, scrubs
@@ -83,9 +83,9 @@ async def test_devices_at_rest_are_looked_at_in_turn_and_never_tended(build, mon
     tended, looks = counting(monkeypatch, world.service, "tend"), counting(monkeypatch, world.node, "look")
     await asyncio.sleep(10 * RESTS)
     assert not tended
-    turns = 10 * RESTS if gpus <= AT_ONCE else 10 * RESTS * AT_ONCE / MANY
+    slots = 10 * RESTS if gpus <= AT_ONCE else 10 * RESTS * AT_ONCE / MANY
     for device in world.uuids:
-        assert turns - 2 <= looks.count(device) <= turns + 2
+        assert slots - 2 <= looks.count(device) <= slots + 2
 
 
 @pytest.mark.parametrize("number", range(0, MANY, 5))
@@ -97,7 +97,7 @@ async def test_who_enters_a_device_at_rest_and_what_befalls_it_are_seen_within_t
     world.node.gpus[other].remap_failed = True
     await asyncio.sleep(RESTS + 1)
     assert world.state(one) is not State.CLEAN
-    assert world.record(other).quarantine.sickness.ailment is Ailment.REMAP_FAILED
+    assert world.record(other).quarantine.ailment.kind is AilmentKind.REMAP_FAILED
 
 
 async def test_a_device_that_hangs_hides_no_other_at_rest(build):

@@ -38,8 +38,8 @@ def bank(tmp_path):
 
 def counting_on(bank, interval: float) -> Counting:
     nobody: Any = None
-    sight: Any = SimpleNamespace(backend=bank.backend)
-    return Counting(nobody, sight, interval)
+    observer: Any = SimpleNamespace(backend=bank.backend)
+    return Counting(nobody, observer, interval)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Sign, State, Step
+from scrubber.core.model import AilmentKind, Sign, State, Step
 from scrubber.ground.errors import AutoclaveError
 from tests.service.asking import healthy
 from tests.service.foretold import Fate, Foretold
@@ -112,7 +112,7 @@ class Play:
                 case "reinstate":
                     await service.reinstate(device, "looked after", "ops")
                 case "excuse":
-                    await service.excuse(device, "it was the cable", "ops")
+                    await service.reinstate_without_proof(device, "it was the cable", "ops")
             return True
         return False
 
@@ -140,8 +140,8 @@ class Play:
 
     def _sign(self, device: str, what: str, *, told: bool) -> None:
         gpu = self.world.node.gpus[device]
-        others = tuple(sign for sign in gpu.signs if sign.ailment.value != what)
-        gpu.signs = (*others, Sign(Ailment(what), "so it is")) if told else others
+        others = tuple(sign for sign in gpu.signs if sign.kind.value != what)
+        gpu.signs = (*others, Sign(AilmentKind(what), "so it is")) if told else others
 
     # -- what must be
 
@@ -198,21 +198,21 @@ class Play:
         fate = self.foretold.fates[device]
         if record.quarantine is not None:
             kind = "waits for a person" if record.quarantine.next_probe is None else "out"
-            return kind, "?" if fate.out == "?" else record.quarantine.sickness.ailment.value
-        if record.state in (State.GRANTED, State.EXPOSED):
-            return "in use", "sick" if record.sickness is not None else ""
+            return kind, "?" if fate.out == "?" else record.quarantine.ailment.kind.value
+        if record.state in (State.GRANTED, State.IN_USE):
+            return "in use", "sick" if record.ailment is not None else ""
         return record.state.value, ""
 
-    def _noted(self, device: str) -> list[tuple[float, ev.Heard]]:
+    def _noted(self, device: str) -> list[tuple[float, ev.ErrorsNoted]]:
         """What was counted while it was not out; afterwards that is for the trial to say."""
-        noted: list[tuple[float, ev.Heard]] = []
+        noted: list[tuple[float, ev.ErrorsNoted]] = []
         out = False
         for row in (it for it in self.world.truth.entries if it.device == device):
             if isinstance(row.event, ev.Quarantined):
                 out = True
             elif isinstance(row.event, (ev.ScrubPassed, ev.Reinstated)):
                 out = False
-            elif isinstance(row.event, ev.Heard) and not out:
+            elif isinstance(row.event, ev.ErrorsNoted) and not out:
                 noted.append((row.at.wall, row.event))
         return noted
 

@@ -69,18 +69,18 @@ async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
 
 async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_again(world):
     """One look that saw nothing must not take a device out until the next restart of the service."""
-    device, sight = world.uuids[0], world.life.sight
+    device, observer = world.uuids[0], world.life.sight
     await world.acquire("gone", device, announced=True)
-    full, quick = sight.full, sight.quick
+    full, quick = observer.full, observer.quick
 
     async def blind(record, *_args, **_kwargs) -> Facts:
         seen: Facts = await full(record)
         return replace(seen, holders=None)
 
-    sight.quick = blind
+    observer.quick = blind
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    sight.quick = quick
+    observer.quick = quick
     await asyncio.sleep(60)
     assert healthy(world, device)
     assert world.state(device) is State.CLEAN
@@ -102,18 +102,18 @@ async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
 
 
 async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world):
-    device, sight = world.uuids[0], world.life.sight
-    quick = sight.quick
+    device, observer = world.uuids[0], world.life.sight
+    quick = observer.quick
 
     async def slow(record) -> Facts:
         await asyncio.sleep(14)
         seen: Facts = await quick(record)
         return seen
 
-    sight.quick = slow
+    observer.quick = slow
     tending = world.spawn(world.service.tend(device))
     await asyncio.sleep(0.5)
-    sight.quick = quick
+    observer.quick = quick
     async with asyncio.timeout(6):  # as long as the plugin waits
         with pytest.raises(NotReady) as refused:
             await world.service.acquire([device], announced=True)
@@ -174,5 +174,8 @@ async def test_a_hand_over_that_is_known_to_take_longer_is_told_once_and_once_th
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await hand_over(world, device, "pod", "next")  # from now on it is known
-    assert grounds.quick(world.record(device), world.rulebook.ruling(world.record(device).device).policy) is False
+    assert (
+        grounds.quick(world.record(device), world.active_policy.device_policy(world.record(device).device).policy)
+        is False
+    )
     assert await hand_over(world, device, "next", "last") == [True, False, True]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Blame, Outcome, Path, Sickness, State, Step, Trigger, Vitals, Xid
+from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, Path, State, Step, Trigger, Vitals, Xid
 from scrubber.ground.errors import Refused
 from scrubber.steps.base import Report
 from tests.service.asking import rows
@@ -51,7 +51,7 @@ async def out(world, device):
 async def test_a_persons_word_ends_a_quarantine_and_the_memory_is_proven_like_after_a_tenant(world):
     device = world.uuids[0]
     await out(world, device)
-    running = await world.service.excuse(device, "it was the cable", "ann")
+    running = await world.service.reinstate_without_proof(device, "it was the cable", "ann")
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
     assert rows(world, ev.Reinstated, device) == [ev.Reinstated("ann: it was the cable")]
@@ -63,7 +63,7 @@ async def test_a_persons_word_proves_nothing(world):
     await out(world, device)
     world.intrude(device)
     with pytest.raises(Refused, match="it is used by"):
-        await world.service.excuse(device, "it was the cable", "ann")
+        await world.service.reinstate_without_proof(device, "it was the cable", "ann")
     assert world.state(device) is State.QUARANTINED
 
 
@@ -72,7 +72,7 @@ async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
     await out(world, device)
     trial = await world.service.reinstate(device, "", "ops")
     await asyncio.sleep(0.05)
-    running = await world.service.excuse(device, "no time", "ann")
+    running = await world.service.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert trial.finished.is_set()
     assert trial.receipt is None
@@ -82,16 +82,16 @@ async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
 
 async def test_who_is_not_out_cannot_be_brought_back(world):
     with pytest.raises(Refused, match="it is not quarantined"):
-        await world.service.excuse(world.uuids[0], "", "ann")
+        await world.service.reinstate_without_proof(world.uuids[0], "", "ann")
 
 
 async def test_whoever_is_still_sick_goes_out_again(world):
     device = world.uuids[0]
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
-    await world.service.excuse(device, "it looks fine from here", "ann")
+    await world.service.reinstate_without_proof(device, "it looks fine from here", "ann")
     await world.reach(device, State.QUARANTINED)
-    assert "fallen off its bus" in world.record(device).quarantine.sickness.detail
+    assert "fallen off its bus" in world.record(device).quarantine.ailment.detail
 
 
 class Deaf(Hand):
@@ -113,7 +113,7 @@ async def test_an_error_that_is_reported_during_a_job_is_judged_at_its_end_and_i
     world.node.gpus[device].xids.append(Xid(900, 79))
     await running.finished.wait()
     assert running.receipt is None
-    assert world.record(device).quarantine.sickness == Sickness(Ailment.XID, running.why, xid=79)
+    assert world.record(device).quarantine.ailment == Ailment(AilmentKind.XID, running.why, xid=79)
     assert world.record(device).quarantine.baseline.last_xid == 900
     await world.reach(device, State.CLEAN)
 
@@ -269,7 +269,7 @@ async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tes
     with pytest.raises(Refused):
         await world.acquire("pod", device)
     await world.reach(device, State.QUARANTINED)
-    assert world.record(device).quarantine.sickness.ailment is Ailment.COMPUTE_FAULT
+    assert world.record(device).quarantine.ailment.kind is AilmentKind.COMPUTE_FAULT
 
 
 async def test_a_device_that_nobody_could_look_at_in_the_end_is_not_called_clean(world):
@@ -295,4 +295,4 @@ async def test_errors_of_before_the_first_look_owe_the_slow_path_and_take_nobody
     await world.clean()
     assert world.record(device).receipt.path is Path.SLOW
     assert rows(world, ev.Quarantined, device) == []
-    assert [it.grave for it in rows(world, ev.Heard, device)] == [True]
+    assert [it.grave for it in rows(world, ev.ErrorsNoted, device)] == [True]

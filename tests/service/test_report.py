@@ -10,10 +10,10 @@ import pytest
 from scrubber.core.model import Path, State
 from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground.errors import InvalidRequest, Reason
-from scrubber.node.checkpoint import Entry
+from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Tenants
 from scrubber.service.monitor import RESTS
-from scrubber.service.report import Reporter
+from scrubber.service.report import StatusReporter
 from tests.service.asking import let_on
 
 
@@ -119,7 +119,11 @@ class Register:
 
     def __init__(self, world) -> None:
         first, second = world.uuids[:2]
-        written = (Entry(first, "pod", "main"), Entry(second, "pod", "side"), Entry(second, "other", "app"))
+        written = (
+            CheckpointEntry(first, "pod", "main"),
+            CheckpointEntry(second, "pod", "side"),
+            CheckpointEntry(second, "other", "app"),
+        )
         self.tenants = Tenants(written, {"pod": "ns/train"})
         self.late = False
         self.asked = 0
@@ -139,7 +143,7 @@ async def register(world):
 @pytest.fixture
 async def naming(world, reporter, register):
     """A reporter that is told the names of pods."""
-    return Reporter(world.service, reporter._identity, tenants=register)
+    return StatusReporter(world.service, reporter._identity, tenants=register)
 
 
 async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, naming):
@@ -191,7 +195,7 @@ async def test_a_status_is_of_one_moment_whatever_happens_while_names_are_looked
 
     await let_on(world, "pod", world.uuids[0])
     before = world.life.ledger.seq
-    status = await Reporter(world.service, reporter._identity, tenants=meanwhile).status([])
+    status = await StatusReporter(world.service, reporter._identity, tenants=meanwhile).status([])
     assert world.life.ledger.seq > before
     assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
     assert status.devices[0].pod == "ns/train/main"

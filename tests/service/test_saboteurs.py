@@ -121,21 +121,21 @@ class Fenceless(Jobs):
 class Lenient(Jobs):
     """Overlooks a verify that did not pass."""
 
-    def _conclusion(self, record, job, judged, vitals, ruling) -> Event:
+    def _conclusion(self, record, job, judged, vitals, device_policy) -> Event:
         if isinstance(judged, verdict.Failed) and judged.step is Step.VERIFY:
             passed = tuple(replace(it, outcome=Outcome.PASSED, findings=Findings(ALL, ALL)) for it in job.results)
             steps = tuple((it.step, it.seconds) for it in passed)
-            patterns = ruling.policy.clear.passes.patterns
+            patterns = device_policy.policy.clear.passes.patterns
             judged = verdict.Passed(steps, ALL, ALL, 0, 0, 0, record.baseline, patterns=patterns)
-        return super()._conclusion(record, job, judged, vitals, ruling)
+        return super()._conclusion(record, job, judged, vitals, device_policy)
 
 
 class Trusting(Jobs):
     """Does not look itself at what a worker calls well."""
 
-    def _conclusion(self, record, job, _judged, vitals, ruling) -> Event:
-        trusted = verdict.judge(job, record.baseline, ruling.policy)
-        return super()._conclusion(record, job, trusted, vitals, ruling)
+    def _conclusion(self, record, job, _judged, vitals, device_policy) -> Event:
+        trusted = verdict.judge(job, record.baseline, device_policy.policy)
+        return super()._conclusion(record, job, trusted, vitals, device_policy)
 
 
 async def hand_over(world):
@@ -160,7 +160,7 @@ async def intrusion(world):
     await asyncio.sleep(10)
 
 
-async def sickness(world):
+async def ailment(world):
     """A device leaks memory that no reset brings back, is scrubbed, and asked for."""
     await world.start()
     await world.clean()
@@ -199,7 +199,7 @@ async def test_a_slow_path_that_passes_itself_and_shows_too_little_ends_in_quara
     world = build(hand=hand)
     await world.start()
     record = await world.reach(world.uuids[0], State.QUARANTINED)
-    assert (record.quarantine.sickness.ailment.value, record.quarantine.sickness.detail) == (reason, why)
+    assert (record.quarantine.ailment.kind.value, record.quarantine.ailment.detail) == (reason, why)
     assert world.truth.violations == []
 
 
@@ -241,7 +241,7 @@ async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(bu
             hand_over,
             r"clean by a slow path with bytes of pod-1 on its chip",
         ),
-        ({"hand": Flatterer, "jobs": Trusting}, sickness, r"was called clean although it is not well"),
+        ({"hand": Flatterer, "jobs": Trusting}, ailment, r"was called clean although it is not well"),
         ({"jobs": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),
         ({"jobs": Fenceless}, intrusion, r"was called clean while it is used"),
         ({"hand": Butcher, "jobs": Fenceless}, squatter, r"pod-x of a live container was killed"),
@@ -255,7 +255,7 @@ async def test_a_broken_promise_is_told(build, kinds, scene, charge):
         world.check()
 
 
-@pytest.mark.parametrize("scene", [hand_over, intrusion, sickness, squatter])
+@pytest.mark.parametrize("scene", [hand_over, intrusion, ailment, squatter])
 async def test_the_same_scenes_are_blameless_with_the_real_service(build, scene):
     world = build()
     await scene(world)

@@ -28,7 +28,7 @@ def rows(world, kind, device=None):
 async def exposed(world, device):
     """A tenant at work."""
     tenant = await world.tenancy(device)
-    await world.reach(device, State.EXPOSED)
+    await world.reach(device, State.IN_USE)
     return tenant
 
 
@@ -88,7 +88,7 @@ async def test_w14_after_a_lost_ledger_devices_in_use_are_left_alone_and_the_oth
     world.forget()
     await world.start()
     await world.reach(idle, State.CLEAN)
-    assert world.state(used) is State.EXPOSED
+    assert world.state(used) is State.IN_USE
     assert world.record(used).owner.container == tenant
     assert jobs(world, used) == []
 
@@ -125,7 +125,7 @@ async def test_w17_a_release_that_a_live_tenant_knows_nothing_of_is_refused(worl
     with pytest.raises(Refused) as refused:
         await world.service.release([device])
     assert refused.value.reason is Reason.IN_USE
-    assert world.state(device) is State.EXPOSED
+    assert world.state(device) is State.IN_USE
 
 
 async def test_w18_a_container_that_starts_again_is_let_in_without_a_wipe_under_its_sibling(world):
@@ -269,7 +269,7 @@ async def test_s14_a_scrub_that_failed_never_ends_clean(world):
     assert running.receipt is None
     assert world.state(device) is State.QUARANTINED
     assert world.record(device).receipt is None
-    assert world.record(device).quarantine.sickness.ailment.value == "memory-fault"
+    assert world.record(device).quarantine.ailment.kind.value == "memory-fault"
 
 
 async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_is_right_by_chance(world):
@@ -279,7 +279,7 @@ async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_i
     await running.finished.wait()
     record = world.record(device)
     assert (running.receipt, record.state) == (None, State.QUARANTINED)
-    assert record.quarantine.sickness.ailment.value == "compute-fault"
+    assert record.quarantine.ailment.kind.value == "compute-fault"
     assert rows(world, ev.StepFinished, device)[-1].result.step is Step.SELFTEST
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Path, State, Xid
+from scrubber.core.model import AilmentKind, Path, State, Xid
 from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
 from tests.service.asking import scrubs
 from tests.service.node import Kind
@@ -137,24 +137,24 @@ async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
 async def test_a_device_in_use_is_marked_by_an_operator_and_taken_out_when_it_is_released(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
-    await world.reach(device, State.EXPOSED)
+    await world.reach(device, State.IN_USE)
     await world.service.quarantine(device, "smells", "ops")
-    assert world.state(device) is State.EXPOSED
+    assert world.state(device) is State.IN_USE
     assert not advert(world, device).healthy
     world.node.end_container(tenant)
     record = await world.reach(device, State.QUARANTINED)
-    assert record.quarantine.sickness.ailment is Ailment.OPERATOR
+    assert record.quarantine.ailment.kind is AilmentKind.OPERATOR
     assert record.quarantine.next_probe is None
 
 
 async def test_a_device_that_falls_sick_in_use_is_left_to_its_tenant_and_given_to_nobody_else(world):
     device = world.uuids[0]
     await world.tenancy(device)
-    await world.reach(device, State.EXPOSED)
+    await world.reach(device, State.IN_USE)
     world.node.gpus[device].xids.append(Xid(1, 79))
     await asyncio.sleep(2)
-    assert world.state(device) is State.EXPOSED
-    assert world.record(device).sickness.ailment is Ailment.XID
+    assert world.state(device) is State.IN_USE
+    assert world.record(device).ailment.kind is AilmentKind.XID
     told = advert(world, device)
     assert (told.healthy, told.reason, told.quarantined) == (False, "xid", False)
     assert advert(world, world.uuids[1]).reason == ""
@@ -193,7 +193,7 @@ async def test_probation_is_tried_again_with_growing_pauses_and_flapping_ends_it
         await world.reach(device, State.CLEAN)
     world.node.gpus[device].lost = True
     record = await world.reach(device, State.QUARANTINED)
-    assert record.quarantine.sickness.ailment is Ailment.FLAPPING
+    assert record.quarantine.ailment.kind is AilmentKind.FLAPPING
     assert record.quarantine.next_probe is None
     world.node.heal()
     await asyncio.sleep(300)
@@ -239,14 +239,14 @@ async def test_with_whom_a_device_is_reset_may_change_while_somebody_has_it(worl
     """Others of its board were laid out anew: it stays his, also while nobody is on it."""
     used, free = world.uuids
     tenant = await world.tenancy(used)
-    await world.reach(used, State.EXPOSED)
+    await world.reach(used, State.IN_USE)
     for process in [it for it in world.node.everybody() if it.container == tenant]:
         world.node.leave(process)
     proven = scrubs(world, used)
     for gpu in (world.node.gpus[used], world.node.gpus[free]):
         gpu.info = replace(gpu.info, reset_domain="switch")
     await asyncio.sleep(60)
-    assert (world.state(used), world.record(used).owner.container) == (State.EXPOSED, tenant)
+    assert (world.state(used), world.record(used).owner.container) == (State.IN_USE, tenant)
     assert world.record(used).device.reset_domain == "switch"
     assert (scrubs(world, used), world.state(free) is State.CLEAN) == (proven, False)
 

@@ -14,7 +14,7 @@ import pytest
 
 from scrubber.core import device_status
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Path, Sign, State
+from scrubber.core.model import AilmentKind, Path, Sign, State
 from tests.service.asking import healthy, rows
 from tests.service.test_signs import ALL
 
@@ -31,8 +31,8 @@ def leak(world, device) -> None:
     world.node.gpus[device].leaked = 4096
 
 
-def sign(ailment: Ailment) -> Befall:
-    return lambda world, device: setattr(world.node.gpus[device], "signs", (Sign(ailment, "so it is"),))
+def sign(kind: AilmentKind) -> Befall:
+    return lambda world, device: setattr(world.node.gpus[device], "signs", (Sign(kind, "so it is"),))
 
 
 def reports(*codes: int, action: str = "") -> Befall:
@@ -48,7 +48,7 @@ class Signal:
     """``tried`` is None where a person decides; ``lasting`` says how often that is while its cause lasts."""
 
     befall: Befall
-    ailment: Ailment
+    kind: AilmentKind
     advice: str
     tried: Path | None = Path.SLOW
     lasting: str = "mended"  # by the first trial; or "never", or "in vain"
@@ -56,35 +56,39 @@ class Signal:
 
 
 SIGNALS = {
-    "lost": Signal(flag("lost"), Ailment.LOST, "power and seating", lasting="never"),
-    "unresponsive": Signal(flag("hangs"), Ailment.UNRESPONSIVE, "hung driver", lasting="never", rounds=2),
-    "xid that wants a reset": Signal(reports(48), Ailment.XID, "with a reset"),
-    "xid that wants a reboot": Signal(reports(79), Ailment.XID, "reboot the node"),
-    "xid that wants a look at the plugs": Signal(reports(54), Ailment.XID, "seating, power leads"),
-    "xid that wants new software": Signal(reports(78), Ailment.XID, "driver and firmware"),
-    "xid for the vendor": Signal(reports(125), Ailment.XID, "the vendor", tried=None),
-    "xid that nobody knows": Signal(reports(999), Ailment.XID, "with a reset"),
-    "announced reset": Signal(reports(154, action="reset_gpu"), Ailment.XID, "with a reset"),
-    "announcement that cannot be read": Signal(reports(154), Ailment.XID, "with a reset"),
-    "harmless xid five times": Signal(reports(92, 92, 92, 92, 92), Ailment.XID, "with a reset"),
-    "worst of several": Signal(reports(13, 48, 125), Ailment.XID, "the vendor", tried=None),
-    "ecc": Signal(ecc, Ailment.ECC, "RMA"),
-    "remap pending": Signal(flag("remap_pending"), Ailment.REMAP_PENDING, "with a reset"),
-    "remap failed": Signal(flag("remap_failed"), Ailment.REMAP_FAILED, "RMA", tried=None),
-    "reset required": Signal(flag("reset_required"), Ailment.RESET_REQUIRED, "with a reset"),
-    "sram": Signal(sign(Ailment.SRAM), Ailment.SRAM, "RMA", tried=None),
-    "links": Signal(sign(Ailment.LINKS), Ailment.LINKS, "cables", lasting="in vain"),
-    "fabric": Signal(sign(Ailment.FABRIC), Ailment.FABRIC, "fabric manager", Path.FAST, "never"),
-    "reboot required": Signal(sign(Ailment.REBOOT_REQUIRED), Ailment.REBOOT_REQUIRED, "reboot", Path.FAST, "never"),
-    "pcie": Signal(sign(Ailment.PCIE), Ailment.PCIE, "the slot", Path.FAST, "never"),
-    "heat": Signal(sign(Ailment.HEAT), Ailment.HEAT, "cooling", Path.FAST, "never"),
+    "lost": Signal(flag("lost"), AilmentKind.LOST, "power and seating", lasting="never"),
+    "unresponsive": Signal(flag("hangs"), AilmentKind.UNRESPONSIVE, "hung driver", lasting="never", rounds=2),
+    "xid that wants a reset": Signal(reports(48), AilmentKind.XID, "with a reset"),
+    "xid that wants a reboot": Signal(reports(79), AilmentKind.XID, "reboot the node"),
+    "xid that wants a look at the plugs": Signal(reports(54), AilmentKind.XID, "seating, power leads"),
+    "xid that wants new software": Signal(reports(78), AilmentKind.XID, "driver and firmware"),
+    "xid for the vendor": Signal(reports(125), AilmentKind.XID, "the vendor", tried=None),
+    "xid that nobody knows": Signal(reports(999), AilmentKind.XID, "with a reset"),
+    "announced reset": Signal(reports(154, action="reset_gpu"), AilmentKind.XID, "with a reset"),
+    "announcement that cannot be read": Signal(reports(154), AilmentKind.XID, "with a reset"),
+    "harmless xid five times": Signal(reports(92, 92, 92, 92, 92), AilmentKind.XID, "with a reset"),
+    "worst of several": Signal(reports(13, 48, 125), AilmentKind.XID, "the vendor", tried=None),
+    "ecc": Signal(ecc, AilmentKind.ECC, "RMA"),
+    "remap pending": Signal(flag("remap_pending"), AilmentKind.REMAP_PENDING, "with a reset"),
+    "remap failed": Signal(flag("remap_failed"), AilmentKind.REMAP_FAILED, "RMA", tried=None),
+    "reset required": Signal(flag("reset_required"), AilmentKind.RESET_REQUIRED, "with a reset"),
+    "sram": Signal(sign(AilmentKind.SRAM), AilmentKind.SRAM, "RMA", tried=None),
+    "links": Signal(sign(AilmentKind.LINKS), AilmentKind.LINKS, "cables", lasting="in vain"),
+    "fabric": Signal(sign(AilmentKind.FABRIC), AilmentKind.FABRIC, "fabric manager", Path.FAST, "never"),
+    "reboot required": Signal(
+        sign(AilmentKind.REBOOT_REQUIRED), AilmentKind.REBOOT_REQUIRED, "reboot", Path.FAST, "never"
+    ),
+    "pcie": Signal(sign(AilmentKind.PCIE), AilmentKind.PCIE, "the slot", Path.FAST, "never"),
+    "heat": Signal(sign(AilmentKind.HEAT), AilmentKind.HEAT, "cooling", Path.FAST, "never"),
 }
 FOUND = {  # by a scrub alone
-    "memory fault": Signal(flag("bad_memory"), Ailment.MEMORY_FAULT, "does not hold what is written", tried=None),
-    "compute fault": Signal(flag("errs"), Ailment.COMPUTE_FAULT, "computes wrongly", tried=None),
-    "unit that cannot be reached": Signal(flag("dark"), Ailment.SCRUB_FAILED, "which step failed", lasting="in vain"),
-    "memory that cannot be reached": Signal(flag("skimpy"), Ailment.SCRUB_FAILED, "which step", lasting="in vain"),
-    "failed reset": Signal(flag("reset_fails"), Ailment.RESET_FAILED, "reboot the node", lasting="in vain"),
+    "memory fault": Signal(flag("bad_memory"), AilmentKind.MEMORY_FAULT, "does not hold what is written", tried=None),
+    "compute fault": Signal(flag("errs"), AilmentKind.COMPUTE_FAULT, "computes wrongly", tried=None),
+    "unit that cannot be reached": Signal(
+        flag("dark"), AilmentKind.SCRUB_FAILED, "which step failed", lasting="in vain"
+    ),
+    "memory that cannot be reached": Signal(flag("skimpy"), AilmentKind.SCRUB_FAILED, "which step", lasting="in vain"),
+    "failed reset": Signal(flag("reset_fails"), AilmentKind.RESET_FAILED, "reboot the node", lasting="in vain"),
 }
 COUNTED = {
     "application error": (13,),
@@ -133,7 +137,7 @@ async def test_an_idle_device_is_out_after_the_next_look_with_its_reason_and_wha
     await look(signal)
     assert not healthy(world, device)
     [out] = quarantines(world, device)
-    assert (out.sickness.ailment, out.by) == (signal.ailment, "autoclave")
+    assert (out.ailment.kind, out.by) == (signal.kind, "autoclave")
     assert (out.next_probe is None) == (signal.tried is None)
     [advice] = device_status.advice(world.record(device))
     assert signal.advice in advice
@@ -144,11 +148,11 @@ async def test_an_idle_device_is_out_after_the_next_look_with_its_reason_and_wha
 async def test_one_in_use_is_reported_and_left_alone_until_it_is_free(world, signal):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
-    await world.reach(device, State.EXPOSED)
+    await world.reach(device, State.IN_USE)
     signal.befall(world, device)
     await look(signal)
     assert not healthy(world, device)
-    assert [it.sickness.ailment for it in rows(world, ev.Sickened, device)] == [signal.ailment]
+    assert [it.ailment.kind for it in rows(world, ev.AilmentFound, device)] == [signal.kind]
     await asyncio.sleep(LONG)
     assert (quarantines(world, device), trials(world, device)) == ([], [])
     assert [process.name for process in world.node.gpus[device].users()] == [tenant]
@@ -157,7 +161,7 @@ async def test_one_in_use_is_reported_and_left_alone_until_it_is_free(world, sig
     assert signal.advice in advice
     world.node.end_container(tenant)
     await world.reach(device, State.QUARANTINED)
-    assert [it.sickness.ailment for it in quarantines(world, device)] == [signal.ailment]
+    assert [it.ailment.kind for it in quarantines(world, device)] == [signal.kind]
 
 
 @each(SIGNALS)
@@ -196,7 +200,7 @@ async def test_what_lasts_is_not_tried_or_tried_in_vain_or_mended_by_a_reset(wor
 async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world, signal):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
-    await world.reach(device, State.EXPOSED)
+    await world.reach(device, State.IN_USE)
     signal.befall(world, device)
     await asyncio.sleep(A_ROUND)
     assert healthy(world, device)
@@ -207,7 +211,7 @@ async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world,
         await world.service.scrub(device, Path.SLOW)
     await world.reach(device, State.QUARANTINED)
     [out] = quarantines(world, device)
-    assert (out.sickness.ailment, out.next_probe is None) == (signal.ailment, signal.tried is None)
+    assert (out.ailment.kind, out.next_probe is None) == (signal.kind, signal.tried is None)
     assert not healthy(world, device)
     assert signal.advice in device_status.advice(world.record(device))[0]
     await asyncio.sleep(LONG)
@@ -230,13 +234,13 @@ async def test_what_makes_nobody_sick_is_counted_and_takes_nothing_out(world, co
     device = world.uuids[0]
     if used:
         await world.tenancy(device)
-        await world.reach(device, State.EXPOSED)
+        await world.reach(device, State.IN_USE)
     world.node.report(device, codes)
     await asyncio.sleep(A_ROUND)
     seen = min(len(codes), 32)  # the log keeps no more of one code
-    assert [it.codes for it in rows(world, ev.Heard, device)] == [((codes[0], seen),)]
+    assert [it.codes for it in rows(world, ev.ErrorsNoted, device)] == [((codes[0], seen),)]
     assert healthy(world, device)
-    assert rows(world, ev.Sickened, device) == quarantines(world, device) == []
+    assert rows(world, ev.AilmentFound, device) == quarantines(world, device) == []
     assert device_status.advice(world.record(device)) == ()
 
 
@@ -262,21 +266,21 @@ async def test_a_device_that_was_silent_comes_back_with_no_new_errors_but_those_
     mend(world, device)
     await world.clean(device)
     assert len(trials(world, device)) == before + 1
-    assert [it.sickness.ailment for it in quarantines(world, device)] == [Ailment.ECC, signal.ailment]
+    assert [it.ailment.kind for it in quarantines(world, device)] == [AilmentKind.ECC, signal.kind]
 
 
 WORSE_LATER = {
-    "a wait, then a reset": (sign(Ailment.FABRIC), reports(95), Ailment.XID, Path.SLOW),
-    "a reset, then a person": (sign(Ailment.LINKS), reports(125), Ailment.XID, None),
-    "a reset, then a wait": (reports(48), sign(Ailment.FABRIC), Ailment.XID, Path.SLOW),
+    "a wait, then a reset": (sign(AilmentKind.FABRIC), reports(95), AilmentKind.XID, Path.SLOW),
+    "a reset, then a person": (sign(AilmentKind.LINKS), reports(125), AilmentKind.XID, None),
+    "a reset, then a wait": (reports(48), sign(AilmentKind.FABRIC), AilmentKind.XID, Path.SLOW),
 }
 
 
-@pytest.mark.parametrize(("first", "then", "ailment", "tried"), list(WORSE_LATER.values()), ids=list(WORSE_LATER))
-async def test_what_befalls_a_sick_device_in_use_is_not_forgotten_at_its_release(world, first, then, ailment, tried):
+@pytest.mark.parametrize(("first", "then", "kind", "tried"), list(WORSE_LATER.values()), ids=list(WORSE_LATER))
+async def test_what_befalls_a_sick_device_in_use_is_not_forgotten_at_its_release(world, first, then, kind, tried):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
-    await world.reach(device, State.EXPOSED)
+    await world.reach(device, State.IN_USE)
     first(world, device)
     await asyncio.sleep(A_ROUND)
     then(world, device)
@@ -284,7 +288,7 @@ async def test_what_befalls_a_sick_device_in_use_is_not_forgotten_at_its_release
     mend(world, device)
     world.node.end_container(tenant)
     await world.reach(device, State.QUARANTINED)
-    assert [it.sickness.ailment for it in quarantines(world, device)] == [ailment]
+    assert [it.ailment.kind for it in quarantines(world, device)] == [kind]
     await asyncio.sleep(LONG)
     assert trials(world, device) == ([tried] if tried else [])
 
@@ -333,10 +337,10 @@ async def test_a_flapping_device_that_is_lost_as_well_is_told_once_and_waits_for
     assert world.record(device).quarantine.next_probe is None
 
 
-@pytest.mark.parametrize("ailment", [Ailment.FABRIC, Ailment.HEAT])
-async def test_what_wants_a_reset_while_a_device_is_out_for_less_gets_one(world, ailment):
+@pytest.mark.parametrize("kind", [AilmentKind.FABRIC, AilmentKind.HEAT])
+async def test_what_wants_a_reset_while_a_device_is_out_for_less_gets_one(world, kind):
     device = world.uuids[0]
-    sign(ailment)(world, device)
+    sign(kind)(world, device)
     await world.reach(device, State.QUARANTINED)
     await asyncio.sleep(A_ROUND)
     reports(95)(world, device)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from scrubber.core.model import Ailment, State
+from scrubber.core.model import AilmentKind, State
 from scrubber.ground.errors import NotReady
 from tests.service.asking import healthy, let_on, written_down
 
@@ -33,7 +33,7 @@ async def test_a_leftover_that_cannot_be_ended_is_waited_for_and_then_the_reason
     assert world.record(device).setback.count > 5, "it was told to end again and again"
     await asyncio.sleep(LAST_TRY)
     out = world.record(device).quarantine
-    assert (out.sickness.ailment, out.by, out.next_probe is None) == (Ailment.STUCK_PROCESS, "autoclave", False)
+    assert (out.ailment.kind, out.by, out.next_probe is None) == (AilmentKind.STUCK_PROCESS, "autoclave", False)
     assert process.alive
     rows = len(world.truth.entries)
     await asyncio.sleep(LONG)
@@ -79,7 +79,7 @@ async def test_the_time_goes_on_over_a_restart_of_the_service(world):
     await world.die()
     await world.start()
     await asyncio.sleep(GIVE_UP / 2 + LAST_TRY)
-    assert world.record(device).quarantine.sickness.ailment is Ailment.STUCK_PROCESS
+    assert world.record(device).quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
 
 
 # -- in its pod's control group still, so that the pod counts as alive
@@ -107,10 +107,10 @@ async def test_a_pod_that_was_killed_and_hangs_on_its_device_is_named_at_once_an
     assert f"(pid {process.pid}, pod)" in world.service.blocked[device]
     assert (await world.life.reporter.explain(device)).advice
     await asyncio.sleep(GIVE_UP - 20)
-    assert world.record(device).sickness is None
+    assert world.record(device).ailment is None
     await asyncio.sleep(30)
-    assert (world.state(device), world.record(device).sickness.ailment) == (State.EXPOSED, Ailment.STUCK_PROCESS)
-    assert f"(pid {process.pid}, pod)" in world.record(device).sickness.detail
+    assert (world.state(device), world.record(device).ailment.kind) == (State.IN_USE, AilmentKind.STUCK_PROCESS)
+    assert f"(pid {process.pid}, pod)" in world.record(device).ailment.detail
     assert not healthy(world, device)
     assert device not in world.service.blocked
     rows = len(world.truth.entries)
@@ -130,13 +130,13 @@ async def test_whoever_hangs_now_and_then_is_not_stuck(world):
         process.stuck = False
         await asyncio.sleep(5)
         process.stuck = True
-    assert world.record(device).sickness is None
+    assert world.record(device).ailment is None
 
 
 async def test_whoever_hangs_on_what_is_his_is_left_in_peace(world):
     device, _ = await killed_and_hanging(world)
     await asyncio.sleep(LONG)
-    assert (world.record(device).sickness, world.service.blocked.get(device)) == (None, None)
+    assert (world.record(device).ailment, world.service.blocked.get(device)) == (None, None)
     assert healthy(world, device)
 
 

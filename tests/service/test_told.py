@@ -87,10 +87,10 @@ async def test_every_end_of_a_job_is_one_line(
 
 async def test_a_job_that_is_cut_before_its_first_turn_is_told_of_as_well(world: World) -> None:
     device = world.uuids[0]
-    ruling = world.service.rulebook.ruling(world.record(device).device)
+    device_policy = world.service.active_policy.device_policy(world.record(device).device)
     with capture_logs() as lines:
         # not by ``begin``: it comes back a turn later
-        running = await world.service.jobs._begin(device, Path.FAST, Trigger.REQUEST, ruling, "0b0b0b0b", "ann")
+        running = await world.service.jobs._begin(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
         await world.service.jobs.cut(device)
     assert (running.done, running.step) == (0, None)
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]

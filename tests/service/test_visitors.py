@@ -16,10 +16,10 @@ LONG = 300.0
 
 async def glance(world, device):
     """A container of a pod that lives on has been on it, which a round has seen. The pod."""
-    visitor = world.intrude(device, container=True)
-    await world.reach(device, State.EXPOSED)
-    world.node.leave(visitor)
-    return visitor.container
+    unannounced = world.intrude(device, container=True)
+    await world.reach(device, State.IN_USE)
+    world.node.leave(unannounced)
+    return unannounced.container
 
 
 async def test_a_monitor_that_glances_at_a_grant_that_is_nobodys_any_more_costs_a_scrub_and_no_more(world):
@@ -27,9 +27,9 @@ async def test_a_monitor_that_glances_at_a_grant_that_is_nobodys_any_more_costs_
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world)
-    visitor = await glance(world, device)
+    unannounced = await glance(world, device)
     await world.clean(device)
-    assert (scrubs(world, device), visitor in world.node.alive) == (2, True)
+    assert (scrubs(world, device), unannounced in world.node.alive) == (2, True)
 
 
 async def test_a_monitor_that_glances_at_a_grant_to_a_pod_that_is_to_come_leaves_it_to_that_pod(world):
@@ -53,11 +53,11 @@ async def test_who_is_about_to_start_waits_for_a_monitor_to_let_go_and_not_for_i
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    visitor = world.intrude(device, container=True)
-    await world.reach(device, State.EXPOSED)
+    unannounced = world.intrude(device, container=True)
+    await world.reach(device, State.IN_USE)
     with pytest.raises(Refused):
         await world.service.start([device], None)
-    world.node.leave(visitor)
+    world.node.leave(unannounced)
     await world.service.start([device], None)  # before any round has seen it
     assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 2)
 
@@ -73,7 +73,7 @@ async def test_r11_whoever_was_met_in_another_life_of_the_kubelet_keeps_the_devi
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    assert (world.state(device), scrubs(world, device)) == (State.EXPOSED, 1)
+    assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
     world.node.end_container(pod)
     await world.clean(device)
 
@@ -91,7 +91,7 @@ async def test_r11_a_pod_that_is_off_its_gpu_keeps_it_when_a_monitor_that_was_me
     world.node.leave(process)  # between two programs of its own
     await asyncio.sleep(LONG)
     assert (world.state(device), world.record(device).owner.container, scrubs(world, device)) == (
-        State.EXPOSED, "pod", 1,
+        State.IN_USE, "pod", 1,
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ async def test_w3_without_a_checkpoint_whoever_was_met_keeps_the_device_while_he
     with pytest.raises(NotReady) as refused:
         await world.acquire("next", device, announced=True)
     assert refused.value.reason is Reason.IN_USE
-    assert (world.state(device), scrubs(world, device)) == (State.EXPOSED, 1)
+    assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
     world.node.end_container(pod)
     await world.clean(device)
 
@@ -140,6 +140,6 @@ async def test_w14_whoever_is_met_on_what_the_kubelet_gave_him_is_its_owner_also
     await asyncio.sleep(LONG)
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
-    assert (world.state(device), world.record(device).owner.visitor) == (State.EXPOSED, False)
+    assert (world.state(device), world.record(device).owner.unannounced) == (State.IN_USE, False)
     world.node.end_container(pod)
     await world.clean(device)

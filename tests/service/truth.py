@@ -12,7 +12,7 @@ from policies.model import Eviction, Mode, Policy
 from scrubber.core import events as ev
 from scrubber.core import states
 from scrubber.core.model import Path, Record, State, Step
-from scrubber.policy import Rulebook
+from scrubber.policy import ActivePolicy
 from tests.service.node import Gpu, Kind, Node, Process
 
 FATAL = {48, 79}  # of the driver errors that a test brings about
@@ -30,12 +30,12 @@ STEPS = {
 class Truth:
     """The judge."""
 
-    def __init__(self, node: Node, rulebook: Rulebook) -> None:
+    def __init__(self, node: Node, active_policy: ActivePolicy) -> None:
         """Nothing has happened yet."""
         self.node = node
-        self.rulebook = rulebook
+        self.active_policy = active_policy
         self.violations: list[str] = []
-        self.entries: list[ev.Entry] = []
+        self.entries: list[ev.LedgerEntry] = []
         self.records: dict[str, Record] = {}
         self.granted: dict[str, float] = {}  # when a device last went out
         self.unproven: set[str] = set()  # went out under policy observe, and was not proven since
@@ -45,7 +45,7 @@ class Truth:
 
     def policy(self, uuid: str) -> Policy:
         """What is in force for a device."""
-        return self.rulebook.ruling(self.node.gpus[uuid].info).policy
+        return self.active_policy.device_policy(self.node.gpus[uuid].info).policy
 
     def accuse(self, text: str) -> None:
         """A promise was broken."""
@@ -84,7 +84,7 @@ class Truth:
 
     # -- rows
 
-    def written(self, entry: ev.Entry) -> None:
+    def written(self, entry: ev.LedgerEntry) -> None:
         """A row is durable."""
         before = self.records.get(entry.device)
         self.entries.append(entry)
@@ -114,7 +114,7 @@ class Truth:
 
     def _granted(self, uuid: str, before: Record | None) -> None:
         gpu = self.node.gpus[uuid]
-        if before is None or before.state not in (State.CLEAN, State.GRANTED) or before.sickness or before.quarantine:
+        if before is None or before.state not in (State.CLEAN, State.GRANTED) or before.ailment or before.quarantine:
             self.accuse(f"{uuid} was granted from {before.state.value if before else 'nowhere'} (I1)")
         for process in gpu.processes.values():
             lingers = process.kind is Kind.WORKER and process.life != self.node.life
@@ -163,6 +163,6 @@ class Truth:
     def _reset_under(self, gpu: Gpu, sibling: Gpu) -> None:
         uuid = sibling.info.uuid
         state = self.records[uuid].state
-        taken = state in (State.GRANTED, State.EXPOSED) and self._known_long(self.granted.get(uuid, 0.0))
+        taken = state in (State.GRANTED, State.IN_USE) and self._known_long(self.granted.get(uuid, 0.0))
         if taken or any(self._known_long(process.came) for process in sibling.processes.values()):
             self.accuse(f"{gpu.info.uuid} was reset while its sibling {uuid} is in use")

@@ -28,11 +28,11 @@ from scrubber.ledger import store
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.sqlite import SqliteStore
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
-from scrubber.policy import Rulebook
+from scrubber.observe.observer import Observer
+from scrubber.policy import ActivePolicy
 from scrubber.service.handover import Tools
 from scrubber.service.monitor import Monitor
-from scrubber.service.report import Identity, Reporter
+from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
 from tests.ledger import memory_store
 from tests.service.caller import PretendCaller
@@ -47,9 +47,9 @@ KEEP = 40  # rows: so few that every longer history is compacted on its way
 
 
 @cache
-def _rulebook(policy: str) -> Rulebook:
+def _active_policy(policy: str) -> ActivePolicy:
     """Reading a policy takes longer than most histories."""
-    return Rulebook(policy)
+    return ActivePolicy(policy)
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Life:
     number: int
     disk: Disk
     ledger: Ledger
-    sight: Sight
+    observer: Observer
     jobs: Jobs
     service: Service
     monitor: Monitor
-    reporter: Reporter
+    reporter: StatusReporter
 
 
 class World:
@@ -89,8 +89,8 @@ class World:
         self.loop = loop or cast("VirtualLoop", asyncio.get_running_loop())
         self.chance = random.Random(seed)  # noqa: S311 - to be the same every time is its purpose
         self.node = Node(self.loop, gpus)
-        self.rulebook = copy.copy(_rulebook(policy))
-        self.truth = Truth(self.node, self.rulebook)
+        self.active_policy = copy.copy(_active_policy(policy))
+        self.truth = Truth(self.node, self.active_policy)
         self.uuids = tuple(self.node.gpus)
         self.tenants: dict[str, str] = {}  # device -> who was let on last
         self._kept = memory_store.MemoryStore()
@@ -207,7 +207,7 @@ class World:
         if not self.up:
             await self.start()
         self.life.disk.mend()
-        if self.rulebook.source == "observe":
+        if self.active_policy.source == "observe":
             self.change_policy("strict")
         for _ in range(40):
             self.node.heal()
@@ -254,7 +254,7 @@ class World:
         self.tenants[device] = tenant
         self.truth.visitors.setdefault(device, set()).add(tenant)
         # Who took too long after an unannounced grant may have lost it to the next who asked.
-        late = self.truth.records[device].state not in (State.GRANTED, State.EXPOSED)
+        late = self.truth.records[device].state not in (State.GRANTED, State.IN_USE)
         return self.node.enter(device, Kind.INTRUDER if late else Kind.TENANT, tenant, container=tenant)
 
     def intrude(self, device: str, *, container: bool = False) -> Process:
@@ -273,9 +273,9 @@ class World:
         return tenant
 
     def change_policy(self, policy: str) -> None:
-        """What ``Rulebook.reload`` does once it has read the file."""
-        self.rulebook.source = policy
-        self.rulebook._book = _rulebook(policy)._book
+        """What ``ActivePolicy.reload`` does once it has read the file."""
+        self.active_policy.source = policy
+        self.active_policy._book = _active_policy(policy)._book
 
     def restart_kubelet(self) -> None:
         """Another life of the kubelet: its socket is another file."""
@@ -308,7 +308,7 @@ class World:
         assert set(adverts) == set(self.life.ledger.records), "a device is not listed any more (I3)"
         for device, record in self.life.ledger.records.items():
             observed = self.truth.policy(device).mode.value == "observe"
-            out = record.state is State.QUARANTINED or record.quarantine is not None or record.sickness is not None
+            out = record.state is State.QUARANTINED or record.quarantine is not None or record.ailment is not None
             unknown = record.state is State.UNKNOWN and not observed
             assert not (adverts[device].healthy and (out or unknown)), f"{device} is advertised healthy (I3)"
             assert adverts[device].clean == (record.state is State.CLEAN)
@@ -325,7 +325,7 @@ class World:
         if self._lives == 1:
             self._arm(disk)
         ledger = Ledger(disk, self.node.now, KEEP, KEEP)
-        sight = Sight(
+        observer = Observer(
             self.node,
             cast("Processes", self.node),
             self.node.boot_id,
@@ -335,13 +335,13 @@ class World:
             now=self.node.now,
         )
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
-        jobs = self._jobs(ledger, sight, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
+        jobs = self._jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
         tools = Tools(self.node.now, token, self.chance.random)
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
-        service = Service(ledger, sight, jobs, self.rulebook, tools, lacks)
-        monitor = Monitor(service, sight, self._interval)
-        reporter = Reporter(service, Identity("test", "pretend", "", "", self.node.now().wall))
-        return Life(self._lives, disk, ledger, sight, jobs, service, monitor, reporter)
+        service = Service(ledger, observer, jobs, self.active_policy, tools, lacks)
+        monitor = Monitor(service, observer, self._interval)
+        reporter = StatusReporter(service, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
+        return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
     async def _mend(self, address: Address) -> Mender:
         return Mender(self.node, address.place)

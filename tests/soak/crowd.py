@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 
-from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from scrubber.demo.stage import RESOURCE
 from tests.flows.node import Node
 from tests.soak.guests import Guests
@@ -41,13 +41,15 @@ class Crowd(Pods):
         self.befell[f"pods, {shape}"] += 1
         match shape:
             case "init":
-                return Pod(name, (Container("init", gpus, Kind.INIT), Container("main", gpus)))
+                return Pod(name, (Container("init", gpus, ContainerKind.INIT), Container("main", gpus)))
             case "sidecar":
-                return Pod(name, (Container("side", one, Kind.SIDECAR), Container("main", one)))
+                return Pod(name, (Container("side", one, ContainerKind.SIDECAR), Container("main", one)))
             case "pair":
-                return Pod(name, (Container("init", one, Kind.INIT), Container("left", one), Container("right", one)))
+                return Pod(
+                    name, (Container("init", one, ContainerKind.INIT), Container("left", one), Container("right", one))
+                )
             case "only init":
-                return Pod(name, (Container("init", one, Kind.INIT), Container("main")))
+                return Pod(name, (Container("init", one, ContainerKind.INIT), Container("main")))
         return Pod(name, (Container("main", gpus),))
 
     async def _live(self, pod: Pod, dice: random.Random) -> None:
@@ -66,13 +68,13 @@ class Crowd(Pods):
         """Its containers crash or are killed, one after the other, and others look into their memory."""
         for _ in range(dice.choice((0, 0, 1, 2, 3))):
             await self._stay(pod, dice)
-            name = dice.choice([it.name for it in pod.of_kind(Kind.SIDECAR, Kind.APP)])
+            name = dice.choice([it.name for it in pod.of_kind(ContainerKind.SIDECAR, ContainerKind.APP)])
             self._maybe_careless(pod, name, dice)
             if dice.random() < SHOT and self._guests.lives(pod.uid, name):
                 self._guests.shoot(pod.uid, name)
                 self.befell["kill -9 of a tenant"] += 1
                 await asyncio.sleep(dice.choice((0, 0, 0.05)))  # before the kubelet hears of it
-            self.tally.crashes += 1
+            self.counters.crashes += 1
             await self._kubelet.exit_container(pod, name)
             if not await self._up(pod, dice):
                 return
@@ -105,5 +107,5 @@ class Crowd(Pods):
         pod = self._kubelet.pods.get(uid)
         if pod is None:
             return []
-        up = [name for name, status in pod.statuses.items() if status.state is State.RUNNING]
+        up = [name for name, status in pod.statuses.items() if status.state is ContainerState.RUNNING]
         return [(uid, name) for name in up if self._guests.lives(uid, name)]

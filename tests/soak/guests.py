@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.runtime import CannotCreate, Devices
-from scrubber.demo.containers import Containers
+from scrubber.demo.containers import ContainerRunner
 from scrubber.devices.simulated import containers, layout
 from tests.patience import WITHIN
 
@@ -85,14 +85,14 @@ class Seen:
     faults: list[str] = field(default_factory=list)
 
 
-class Guests(Containers):
+class Guests(ContainerRunner):
     """Runs tenants as containers, and guests beside them; whoever ends though nobody ended it is a fault."""
 
     def __init__(self, simulated: Path) -> None:
         super().__init__(simulated)
         self.words = Words(simulated.parent / "words")
         self.seen = Seen()
-        self.begun: Counter[Kind] = Counter()
+        self.begun: Counter[ContainerKind] = Counter()
         self.careless: set[Key] = set()  # containers that leave a process behind at their next end
         self.guests: set[Guest] = set()
         self._on: dict[Key, tuple[str, ...]] = {}  # containers that run, to their GPUs
@@ -104,7 +104,7 @@ class Guests(Containers):
     ) -> None:
         del response
         uuids = tuple(uuid for ids in devices.values() for uuid in ids)
-        is_init = container.kind is Kind.INIT
+        is_init = container.kind is ContainerKind.INIT
         deeds = "scan write check tell" if is_init else "scan write tell watch"
         process = await self.words.begin(pod.uid, deeds, self._memories(uuids), pod.uid)
         if process is None:

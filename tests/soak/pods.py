@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from plugin.testing.kubelet import NotRunning, PodEnded
-from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from scrubber.demo.stage import RESOURCE
 from tests.flows.node import Node
 from tests.soak.dice import dice as dice_of
@@ -22,7 +22,7 @@ from tests.soak.waiting import within
 
 R = TypeVar("R")
 
-KINDS = ((Kind.INIT,), (Kind.SIDECAR, Kind.APP))
+KINDS = ((ContainerKind.INIT,), (ContainerKind.SIDECAR, ContainerKind.APP))
 
 
 class Careless(Protocol):
@@ -55,7 +55,7 @@ class Tally:
     def wait(self, pod: Pod) -> None:
         """Its containers wait, and must say what for."""
         for name, status in pod.statuses.items():
-            if status.state is State.WAITING and status.reason and not status.message:
+            if status.state is ContainerState.WAITING and status.reason and not status.message:
                 self.faults.append(f"{name} of {pod.name} waits without a reason: {status}")
             elif status.message:
                 self.waited[_plain(status.message)] += 1
@@ -69,7 +69,7 @@ class Pods:
     patience = math.inf  # seconds after which a pod that does not run is deleted
 
     def __init__(self, node: Node, runtime: Careless, seed: str) -> None:
-        self.tally = Tally()
+        self.counters = Tally()
         self.over = False
         self.kubelet_runs = asyncio.Event()
         self.kubelet_runs.set()
@@ -84,10 +84,10 @@ class Pods:
         dice = dice_of(self._seed, "coming")
         async with asyncio.TaskGroup() as lives:
             while not self.over:
-                pod = self._next(dice, self.tally.pods)
+                pod = self._next(dice, self.counters.pods)
                 if not await self._fits(pod, dice):
                     continue
-                self.tally.pods += 1
+                self.counters.pods += 1
                 self._placed[pod.uid] = _gpus(pod)
                 lives.create_task(self._live(pod, dice_of(self._seed, pod.name)))
                 await asyncio.sleep(dice.uniform(0, 0.05))
@@ -102,9 +102,9 @@ class Pods:
         gpus = {RESOURCE: dice.choice((1, 1, 1, 2))}
         main, shape = Container("main", gpus), dice.random()
         if shape < 0.2:
-            return Pod(f"pod-{number}", (Container("init", gpus, Kind.INIT), main))
+            return Pod(f"pod-{number}", (Container("init", gpus, ContainerKind.INIT), main))
         if shape < 0.35:
-            side = Container("side", {RESOURCE: 1}, Kind.SIDECAR)
+            side = Container("side", {RESOURCE: 1}, ContainerKind.SIDECAR)
             return Pod(f"pod-{number}", (side, Container("main", {RESOURCE: 1})))
         return Pod(f"pod-{number}", (main,))
 
@@ -141,26 +141,28 @@ class Pods:
         gives_up = time.monotonic() + self.patience
         async with within(self.runs_within, lambda: f"{pod.name} to run: {pod.status} {pod.statuses}"):
             while time.monotonic() < gives_up:
-                for container in pod.of_kind(Kind.INIT):
-                    if pod.statuses[container.name].state is State.RUNNING:  # the kubelet died in the middle of it
+                for container in pod.of_kind(ContainerKind.INIT):
+                    if (
+                        pod.statuses[container.name].state is ContainerState.RUNNING
+                    ):  # the kubelet died in the middle of it
                         await self._kubelet.exit_container(pod, container.name)
                 try:
                     if await self._insist(lambda: self._kubelet.sync(pod)):
                         return True
                 except PodEnded:
                     return False
-                self.tally.wait(pod)
+                self.counters.wait(pod)
                 await asyncio.sleep(dice.uniform(0.05, 0.2))
-        self.tally.gave_up += 1
+        self.counters.gave_up += 1
         return False
 
     async def _work(self, pod: Pod, dice: random.Random) -> None:
         """Its containers crash a few times, and some leave a process behind."""
         for _ in range(dice.choice((0, 0, 1, 2, 3))):
             await self._until_shaken(dice.uniform(0.02, dice.choice((0.4, 0.4, 2.0))))
-            name = dice.choice([it.name for it in pod.of_kind(Kind.SIDECAR, Kind.APP)])
+            name = dice.choice([it.name for it in pod.of_kind(ContainerKind.SIDECAR, ContainerKind.APP)])
             self._maybe_careless(pod, name, dice)
-            self.tally.crashes += 1
+            self.counters.crashes += 1
             await self._kubelet.exit_container(pod, name)
             if not await self._up(pod, dice):
                 return
@@ -172,12 +174,12 @@ class Pods:
 
     async def _end(self, pod: Pod, dice: random.Random) -> None:
         if pod.phase is Phase.FAILED:
-            self.tally.refuse(pod)
+            self.counters.refuse(pod)
             await self._insist(lambda: self._kubelet.delete(pod))
             return
         self._maybe_careless(pod, dice.choice(pod.containers).name, dice)
         end = dice.choice(("finished", "deleted", "force-deleted"))
-        self.tally.ended[end] += 1
+        self.counters.ended[end] += 1
         if end == "finished":
             await self._kubelet.finish(pod)
         if end == "force-deleted":
@@ -190,7 +192,7 @@ class Pods:
 
     def _maybe_careless(self, pod: Pod, name: str, dice: random.Random) -> None:
         if dice.random() < 0.25:
-            self.tally.zombies += 1
+            self.counters.zombies += 1
             self._runtime.careless.add((pod.uid, name))
 
     async def _insist(self, deed: Callable[[], Awaitable[R]]) -> R:

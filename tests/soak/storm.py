@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from plugin.testing.pods import Kind, Pod, State
+from plugin.testing.pods import ContainerKind, ContainerState, Pod
 from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills
 from tests.flows.node import Node
@@ -26,7 +26,7 @@ LONGEST_OUTAGE = 0.4  # seconds
 class Begun(Protocol):
     """A runtime that counts its containers."""
 
-    begun: Counter[Kind]
+    begun: Counter[ContainerKind]
 
 
 class Storm:
@@ -146,4 +146,4 @@ class Storm:
 
 
 def _runs(pod: Pod) -> bool:
-    return any(pod.statuses[it.name].state is State.RUNNING for it in pod.of_kind(Kind.APP))
+    return any(pod.statuses[it.name].state is ContainerState.RUNNING for it in pod.of_kind(ContainerKind.APP))

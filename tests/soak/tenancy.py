@@ -31,7 +31,7 @@ class Tenancy:
                 self.granted = True
             case ev.GrantedUnproven():
                 self.wrong.append("it was granted unproven")
-            case ev.Exposed(owner):
+            case ev.PutInUse(owner):
                 if self.owner not in (None, owner.container):
                     self.wrong.append(f"it went from {self.owner} to {owner.container} without a scrub")
                 self.owner = owner.container

@@ -22,21 +22,21 @@ async def test_no_container_starts_on_a_gpu_that_was_not_proven_clean_whatever_i
     kills = MANY if soak else FEW
     await storm.rage(lambda: storm.killed.total() >= kills)
     print(told(node, pods, storm))  # noqa: T201 - shown with -s, and when the test fails
-    demand_none([*witness(node.stage).faults, *pods.tally.faults, *map(repr, node.kubelet.panics)])
+    demand_none([*witness(node.stage).faults, *pods.counters.faults, *map(repr, node.kubelet.panics)])
     await demand_whole(node)
     demand_none([*witness(node.stage).faults, *complaints(node)])
 
 
 def told(node: Node, pods: Pods, storm: Storm) -> str:
     """The figures."""
-    seen, tally = witness(node.stage), pods.tally
+    seen, counters = witness(node.stage), pods.counters
     unasked = sum(not start.prestart for start in node.kubelet.starts)
     lines = [
         f"{storm.killed.total()} kills {dict(storm.killed)} in {storm.seconds:.0f} s; in a call: {storm.during}",
-        f"{tally.pods} pods, {seen.begun.total()} starts ({unasked} without PreStart), {tally.crashes} crashes",
-        f"{len(seen.zombies)} processes left behind; ends: {dict(tally.ended)}",
-        f"{tally.refused.total()} refusals, {tally.waited.total()} waits",
-        *(f"  refused {count}: {why}" for why, count in tally.refused.most_common()),
-        *(f"  waited {count}: {why}" for why, count in tally.waited.most_common()),
+        f"{counters.pods} pods, {seen.begun.total()} starts ({unasked} without PreStart), {counters.crashes} crashes",
+        f"{len(seen.zombies)} processes left behind; ends: {dict(counters.ended)}",
+        f"{counters.refused.total()} refusals, {counters.waited.total()} waits",
+        *(f"  refused {count}: {why}" for why, count in counters.refused.most_common()),
+        *(f"  waited {count}: {why}" for why, count in counters.waited.most_common()),
     ]
     return "\n".join(lines)

@@ -92,19 +92,19 @@ class Soak:
 
     def figures(self) -> dict[str, int]:
         """What came about, counted."""
-        seen, tally = self.guests.seen, self.crowd.tally
-        ends = {f"ends: {how}": count for how, count in tally.ended.items()}
+        seen, counters = self.guests.seen, self.crowd.counters
+        ends = {f"ends: {how}": count for how, count in counters.ended.items()}
         totals = {"tenants": len(seen.tenants), "hand-overs": seen.handovers, "starts": seen.starts.total()}
-        more = {"crashes": tally.crashes, "left a process behind": tally.zombies}
+        more = {"crashes": counters.crashes, "left a process behind": counters.zombies}
         return totals | more | ends | dict(self.crowd.befell)
 
     def report(self) -> str:
         """The same, and what was refused and what was waited for, for people."""
-        tally = self.crowd.tally
-        others = [("refused", tally.refused), ("waited", tally.waited), ("by hand", self.intruders.refused)]
+        counters = self.crowd.counters
+        others = [("refused", counters.refused), ("waited", counters.waited), ("by hand", self.intruders.refused)]
         lines = [f"{count} {name}" for name, count in sorted(self.figures().items())]
         lines += [f"{name} {count}: {why}" for name, counts in others for why, count in counts.most_common(12)]
-        return "\n  ".join([*lines, f"{tally.gave_up} pods were given up", f"{self.weather.killed} killed"])
+        return "\n  ".join([*lines, f"{counters.gave_up} pods were given up", f"{self.weather.killed} killed"])
 
     async def _look(self) -> None:
         while True:
@@ -166,7 +166,7 @@ async def end(soaking: Soak) -> None:
     await soaking.node.clean()
     await soaking.node.offered(soaking.node.stage.gpus)
     soaking.demand_silence()
-    demand_none([*soaking.crowd.tally.faults, *map(repr, soaking.node.kubelet.panics)])
+    demand_none([*soaking.crowd.counters.faults, *map(repr, soaking.node.kubelet.panics)])
 
 
 def missing(figures: dict[str, int], minutes: float) -> list[str]:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.runtime import CannotCreate
 from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import creation, layout
@@ -43,7 +43,7 @@ def poke(memory, at, data):
         file.write(data)
 
 
-async def begun(guests, gpus, kind=Kind.APP, pod=None):
+async def begun(guests, gpus, kind=ContainerKind.APP, pod=None):
     pod = pod or Pod("pod", (Container("main", {RESOURCE: 2}, kind),))
     await guests.start(pod, pod.containers[0], gpus, ANSWER)
     return pod
@@ -58,7 +58,7 @@ async def test_a_tenant_that_is_left_alone_fills_its_memory_and_says_nothing(gue
     assert (guests.words.told(), guests.seen.faults) == ([], [])
 
 
-@pytest.mark.parametrize("kind", [Kind.APP, Kind.INIT])
+@pytest.mark.parametrize("kind", [ContainerKind.APP, ContainerKind.INIT])
 async def test_what_another_tenant_left_is_told_before_anything_is_written(guests, gpus, memory, kind):
     pod = await begun(guests, gpus)
     await guests.stop(pod, pod.containers[0])

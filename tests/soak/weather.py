@@ -111,7 +111,7 @@ class Intruders:
         noticed = _is_left_alone(await self._node.stage.settled(number, _is_left_alone, SEEN_WITHIN))
         with closing(database.connect(self._node.stage.ledger, "mode=ro")) as connection:
             since = [row.kind for row in database.rows(connection, before + 1) if row.device == uuid]
-        return noticed and not {"granted", "exposed"} & set(since) and not self._is_given(uuid)
+        return noticed and not {"granted", "in_use"} & set(since) and not self._is_given(uuid)
 
     def _is_given(self, uuid: str) -> bool:
         """To a pod, as far as the kubelet remembers; a dead one remembers nothing, so nobody writes."""

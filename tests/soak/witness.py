@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from plugin.kubelet_api import deviceplugin_pb2
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.runtime import Devices
 from scrubber.demo.containers import mark
 from scrubber.devices.simulated import containers, layout, tenants
@@ -26,7 +26,7 @@ class Witness(Watched):
         super().__init__(simulated)
         self.ledger = simulated  # named by the fixture as soon as there is a stage
         self.faults: list[str] = self.leaks
-        self.begun: Counter[Kind] = Counter()
+        self.begun: Counter[ContainerKind] = Counter()
         self.zombies: dict[int, str] = {}  # pid to the UID of the pod that left it behind
         self.careless: set[Key] = set()  # containers that leave a process behind at their next end
         self._tenancies = Tenancies()
@@ -42,7 +42,7 @@ class Witness(Watched):
             self.faults += [f"{container.name} of {pod.name} ({pod.uid}) starts on {uuid}, but {it}" for it in wrong]
         self.begun[container.kind] += 1
         await super().start(pod, container, devices, response)
-        if container.kind is not Kind.INIT:
+        if container.kind is not ContainerKind.INIT:
             self._held[pod.uid, container.name] = held
 
     async def stop(self, pod: Pod, container: Container) -> None:

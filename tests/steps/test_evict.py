@@ -43,11 +43,11 @@ class Floor:
 
 @pytest.fixture
 def floor(bank) -> Floor:
-    sight = Processes(Path("/proc"), bank.backend.container_of, full_sight=False)
+    observer = Processes(Path("/proc"), bank.backend.container_of, full_sight=False)
     return Floor(
         bank.root,
         bank.first,
-        lambda: sight.holders({"gpu": bank.backend.files(bank.first)})["gpu"],
+        lambda: observer.holders({"gpu": bank.backend.files(bank.first)})["gpu"],
         bank.gpu(bank.first),
     )
 

@@ -141,12 +141,12 @@ async def test_a_child_whose_zygote_is_lost_while_it_is_connected_is_had_from_th
     """Whichever of its pipes is listened to by then."""
     connect = Child.connect
     nursery = make(ECHO)
-    for turns in range(4):
+    for slots in range(4):
 
-        async def interrupted(child: Child, turns: int = turns) -> None:
+        async def interrupted(child: Child, slots: int = slots) -> None:
             monkeypatch.setattr(Child, "connect", connect)
             connecting = asyncio.create_task(child.connect())
-            for _ in range(turns):
+            for _ in range(slots):
                 await asyncio.sleep(0)
             too_late = connecting.done()
             nursery._zygote._condemn("it says one thing too many")  # type: ignore[union-attr]  # it is there: one was asked for a child

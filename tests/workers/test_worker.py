@@ -263,13 +263,13 @@ async def test_a_listener_that_fails_kills_the_child(spawn: Spawn) -> None:
 @pytest.mark.parametrize("warm", [True, False])
 async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) -> None:  # noqa: FBT001 -- a parameter
     before = descriptors()
-    for turns in range(12):
+    for slots in range(12):
         nursery = Nursery(warm_cuda=False)
         if warm:
             await (await Worker.spawn(assigned(*at(bank)), nursery)).kill()
         spawning = asyncio.create_task(Worker.spawn(assigned(*at(bank)), nursery))
-        for _ in range(turns):
-            await asyncio.sleep(0.0002 if turns > 6 else 0)
+        for _ in range(slots):
+            await asyncio.sleep(0.0002 if slots > 6 else 0)
         spawning.cancel()
         [outcome] = await asyncio.gather(spawning, return_exceptions=True)
         if isinstance(outcome, Worker):

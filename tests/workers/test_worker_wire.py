@@ -12,7 +12,7 @@ from scrubber.core.model import Blame, Findings, Holder, Mismatch, Outcome, Step
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order, Report
 from scrubber.workers import worker_wire
-from scrubber.workers.worker_wire import Answer, Assignment, Task
+from scrubber.workers.worker_wire import Answer, Assignment, StepRequest
 
 FULL = Findings(
     covered_bytes=1,
@@ -42,8 +42,8 @@ def test_an_assignment_is_heard_as_it_was_said() -> None:
 @pytest.mark.parametrize("step", Step)
 def test_a_task_is_heard_as_it_was_said(step: Step) -> None:
     order = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5, 13.5), grace=3.0)
-    task = Task(step, order)
-    assert worker_wire.task(worker_wire.encode(Task(step, replace(order, tenancy=None)))).order.tenancy is None
+    task = StepRequest(step, order)
+    assert worker_wire.task(worker_wire.encode(StepRequest(step, replace(order, tenancy=None)))).order.tenancy is None
     assert worker_wire.task(worker_wire.encode(task)) == task
 
 
@@ -68,6 +68,6 @@ def test_what_has_no_place_in_a_frame_is_refused() -> None:
 
 
 def test_a_task_with_an_unknown_step_is_refused() -> None:
-    said = json.loads(worker_wire.encode(Task(Step.CLEAR, Order())))
+    said = json.loads(worker_wire.encode(StepRequest(Step.CLEAR, Order())))
     with pytest.raises(ValueError, match="polish"):
         worker_wire.task(json.dumps(said | {"step": "polish"}).encode())

@@ -128,7 +128,7 @@ def test_a_zygote_ends_when_the_service_hangs_up_and_ends_its_children(launch_zy
     zygote_wire.send(line, zygote_wire.FORK, (said, answer, answer))
     os.close(answer)
     packet, (child,) = zygote_wire.receive(line, 1)
-    assert isinstance(zygote_wire.decode(packet), zygote_wire.Born)
+    assert isinstance(zygote_wire.decode(packet), zygote_wire.Forked)
     assert not os.get_inheritable(child)
     assert os.read(said, 9) == b"here"
     line.close()

@@ -23,7 +23,7 @@ def command(gpus: tuple[str, ...], output: str, run_dir: Path) -> None:
     code 1 when one is not clean by then, or is somebody's already.
     """
 
-    async def acquire(door: client.Scrubber, devices: resolve_gpus.Devices) -> tuple[views.Granted, ...]:
+    async def acquire(door: client.ScrubberClient, devices: resolve_gpus.Devices) -> tuple[views.GrantedDevice, ...]:
         return await door.acquire(list(devices), fresh=True)
 
     devices, grants = resolve_gpus.hand(run_dir, gpus, acquire)

@@ -21,7 +21,7 @@ from policies import units
 from scrubber.cli import document, failure, options, service_call, table
 from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
-from scrubber.core.diagnosis.base import Fault, Finding, Level
+from scrubber.core.diagnosis.base import CheckFault, Finding, Level
 from scrubber.cuda import warmth
 from scrubber.ground import paths
 from scrubber.ground.errors import AutoclaveError, Unreachable
@@ -117,10 +117,10 @@ def _tell(findings: Sequence[Finding], output: str) -> None:
         document.emit(report(findings), output)
 
 
-def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "") -> base.Facts:
+def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "") -> base.NodeFacts:
     """Everything that is judged, seen once."""
     answer = _answer(run_dir)
-    return base.Facts(
+    return base.NodeFacts(
         answer=answer,
         door=_socket(run_dir / "scrubber.sock"),
         run_dir=_directory(run_dir, links=False),  # as the service does: a link could be led elsewhere
@@ -177,7 +177,7 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
     except OSError as error:
         return base.Directory(str(path), safe_read.fault(error))
     if not stat.S_ISDIR(found.st_mode):
-        return base.Directory(str(path), Fault("it is no directory"))
+        return base.Directory(str(path), CheckFault("it is no directory"))
     private = stat.S_IMODE(found.st_mode) & 0o077 == 0
     return base.Directory(str(path), private=private, ours=found.st_uid == os.geteuid())
 
@@ -192,7 +192,7 @@ def _socket(path: Path) -> base.Socket:
 def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
     """The sockets of plugins; those of the kubelet itself and of other vendors have other names."""
     found = safe_read.names(directory)
-    if isinstance(found, Fault):
+    if isinstance(found, CheckFault):
         return base.Sockets(str(directory), fault=found)
     ours = (name for name in found if name.lower().startswith(prefix) and name.endswith(".sock"))
     return base.Sockets(str(directory), tuple(_socket(directory / name) for name in ours))
@@ -225,5 +225,5 @@ def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:
         return base.Checkpoint(checkpoint.owners(kubelet_dir))
     except checkpoint.CheckpointError as error:
         cause = error.__cause__
-        fault = safe_read.fault(cause) if isinstance(cause, OSError) else Fault("")
+        fault = safe_read.fault(cause) if isinstance(cause, OSError) else CheckFault("")
         return base.Checkpoint(fault=replace(fault, text=str(error)))

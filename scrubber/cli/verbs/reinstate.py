@@ -30,7 +30,7 @@ def command(gpu: str, reason: str, without_scrub: bool, i_know: bool, output: st
     if i_know and not without_scrub:
         raise click.UsageError("--i-know goes with --without-scrub")
 
-    async def reinstate(admin: client.Admin) -> int:
+    async def reinstate(admin: client.AdminClient) -> int:
         devices = job_progress.named((await admin.status([gpu])).devices)
         stream = admin.reinstate(gpu, reason, service_call.asker(), without_evidence=without_scrub)
         results = await job_progress.follow(stream, devices)

@@ -20,7 +20,7 @@ def command(gpus: tuple[str, ...], run_dir: Path) -> None:
     while a container is on one, all stay the job's, and the exit code is 1. A GPU that nobody has is left alone.
     """
 
-    async def release(door: client.Scrubber, devices: resolve_gpus.Devices) -> None:
+    async def release(door: client.ScrubberClient, devices: resolve_gpus.Devices) -> None:
         await door.release(list(devices))
 
     devices, _ = resolve_gpus.hand(run_dir, gpus, release)

@@ -43,7 +43,7 @@ def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **ho
     if bool(gpus) is every:
         raise click.UsageError("name GPUs, or say --all; one of both")
 
-    async def scrub(admin: client.Admin) -> int:
+    async def scrub(admin: client.AdminClient) -> int:
         # Names first, so that a wrong one touches nothing.
         devices = job_progress.named((await admin.status(gpus)).devices)
         stream = admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])

@@ -20,7 +20,7 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 
 
 @click.command(context_settings=options.ENVIRONMENT)
-@_flag("--backend", type=click.Choice([it.value for it in config.Backend]), help="Which GPUs.")
+@_flag("--backend", type=click.Choice([it.value for it in config.BackendChoice]), help="Which GPUs.")
 @_flag("--policy", metavar="NAME|FILE", help="What to demand of a GPU [default: default].")
 @_flag("--state-dir", metavar="DIR", help=f"Where the ledger lives [default: {paths.STATE_DIR}].")
 @_flag("--run-dir", metavar="DIR", help=f"Where to make the sockets [default: {paths.RUN_DIR}].")
@@ -29,7 +29,7 @@ def _flag(name: str, **about: Any) -> Callable[[Callable[..., int]], Callable[..
 @_flag("--host-root", metavar="DIR", help="Where the host's /dev, /proc/driver, /sys and /var are [default: /].")
 @_flag(
     "--sight",
-    type=click.Choice([it.value for it in config.Sight]),
+    type=click.Choice([it.value for it in config.SightMode]),
     help="Where all processes must be seen; namespace is for nodes that are containers [default: host].",
 )
 @_flag("--simulated-dir", metavar="DIR", help="Simulated GPUs [default: STATE-DIR/simulated].")

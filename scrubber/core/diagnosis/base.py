@@ -32,7 +32,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class CheckFault:
     """Why something could not be used: what to do depends on whether it is there and for us to see."""
 
     text: str
@@ -46,7 +46,7 @@ class Directory:
     """A directory; ``private`` and ``ours`` say nothing when there is a fault."""
 
     path: str
-    fault: Fault | None = None
+    fault: CheckFault | None = None
     private: bool = False  # nobody but its owner may enter
     ours: bool = False  # we are its owner
 
@@ -56,7 +56,7 @@ class Socket:
     """A socket, and why nobody takes connections there."""
 
     path: str
-    fault: Fault | None = None
+    fault: CheckFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Sockets:
 
     directory: str
     found: tuple[Socket, ...] = ()
-    fault: Fault | None = None
+    fault: CheckFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Checkpoint:
     """The pods that each device is written down for, or why it cannot be told."""
 
     owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    fault: Fault | None = None
+    fault: CheckFault | None = None
 
 
 class Capability(Enum):
@@ -104,7 +104,7 @@ class ToolkitConfig:
     path: str
     by_environment: bool = True
     by_mounts: bool = False
-    fault: Fault | None = None  # then the two above say nothing
+    fault: CheckFault | None = None  # then the two above say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class CdiSpec:
     path: str
     kind: str = ""
     names: frozenset[str] = frozenset()
-    fault: Fault | None = None
+    fault: CheckFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +145,29 @@ class Python:
 class Posture:
     """Everything of the node and the driver that is judged."""
 
-    driver: str | Fault  # the version that is loaded
+    driver: str | CheckFault  # the version that is loaded
     libraries: tuple[str, ...]  # the versions of the driver's library that are installed, as far as they were found
-    options: Mapping[str, str] | Fault  # what the driver says it was loaded with
-    shared_with_guests: tuple[str, ...] | Fault  # what tells that GPUs are shared with virtual machines
+    options: Mapping[str, str] | CheckFault  # what the driver says it was loaded with
+    shared_with_guests: tuple[str, ...] | CheckFault  # what tells that GPUs are shared with virtual machines
     cupy: Python  # whether it is installed for whoever looks
-    mps: tuple[str, ...] | Fault  # the processes of CUDA's multi-process service
-    persistenced: bool | Fault
+    mps: tuple[str, ...] | CheckFault  # the processes of CUDA's multi-process service
+    persistenced: bool | CheckFault
     toolkit: Toolkit
     cdi: tuple[CdiSpec, ...]
-    cgroups: str | Fault  # the versions that are in use, in words
-    sees_all: bool | Fault  # whether who looks sees every process of the node
-    service: Process | Fault
-    room: Room | Fault | None  # where the ledger is; None when nobody says where that is
+    cgroups: str | CheckFault  # the versions that are in use, in words
+    sees_all: bool | CheckFault  # whether who looks sees every process of the node
+    service: Process | CheckFault
+    room: Room | CheckFault | None  # where the ledger is; None when nobody says where that is
     kubelet_dir_writable: bool
     rivals: Sockets  # where other plugins for GPUs of NVIDIA have their sockets
-    registered: Mapping[str, frozenset[str]] | Fault  # the healthy devices of each resource, as the kubelet knows them
-    kernel_log: Fault | None = None  # why the kernel's log cannot be read
+    registered: (
+        Mapping[str, frozenset[str]] | CheckFault
+    )  # the healthy devices of each resource, as the kubelet knows them
+    kernel_log: CheckFault | None = None  # why the kernel's log cannot be read
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """What was seen of a node. ``answer`` is the service's, or why there is none."""
 
     now: float
@@ -207,11 +209,11 @@ def broken(name: str, text: str, remedy: str) -> Finding:
     return Finding(name, Level.BROKEN, text, remedy)
 
 
-def as_root(fault: Fault, remedy: str) -> str:
+def as_root(fault: CheckFault, remedy: str) -> str:
     """What may not be seen is first of all not broken, but to be looked at by somebody else."""
     return OTHER_USER if fault.denied else remedy
 
 
-def unseen(name: str, text: str, fault: Fault, remedy: str, level: Level = Level.BROKEN) -> Finding:
+def unseen(name: str, text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:
     """What could not be looked at is as bad as it might be."""
     return Finding(name, level, f"{text}: {fault.text}", as_root(fault, remedy))

@@ -11,10 +11,10 @@ from scrubber.core.model import State
 
 LONG = 60.0  # seconds that a device may be unknown or dirty: by then its scrub has begun, or something is in its way
 COVERED = Clear().min_coverage  # what a policy asks for that does not say: one that asks for less was written so
-ADVICE = {ailment.value: it.advice for ailment, it in remedy.REMEDIES.items()}
+ADVICE = {kind.value: it.advice for kind, it in remedy.REMEDIES.items()}
 
 
-def _devices(facts: base.Facts) -> Iterator[base.Finding]:
+def _devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.status is None:
         return
     devices = facts.status.devices
@@ -37,7 +37,7 @@ def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
         yield base.warning("device", f"{gpu} is {device.state} and not offered: {device.setback}", told)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
         yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", told)
-    elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.EXPOSED.value}:
+    elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.IN_USE.value}:
         yield base.warning("device", f"{gpu} is {device.state} and not offered to the kubelet: {device.why}", told)
     if device.state == State.GRANTED.value and device.receipt is None:
         yield base.warning("device", f"{gpu} was handed out without a proof", told)

@@ -20,14 +20,14 @@ _NO_SCRUB, _NO_FAST_SCRUB = "RMDisableScrubOnFree".lower(), "RMDisableFastScrubb
 _ZERO = re.compile(r"(0[xX]?0*)?")
 
 
-def _driver(facts: base.Facts) -> Iterator[base.Finding]:
+def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
     driver = facts.posture.driver
     if not facts.guards_nvidia:
         if isinstance(driver, str):
             text = f"a driver for GPUs of NVIDIA is loaded ({driver}), and the scrub service works on others"
             yield base.warning("driver", text, "start `autoclave scrubber --backend nvidia` if they are to be guarded")
         return
-    if isinstance(driver, base.Fault):
+    if isinstance(driver, base.CheckFault):
         text = "cannot tell which driver is loaded" if driver.denied else "the driver for GPUs of NVIDIA is not there"
         remedy = f"load it (`modprobe nvidia`), or {HOST_ROOT}"
         yield base.unseen("driver", text, driver, remedy)
@@ -40,12 +40,12 @@ def _driver(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("driver", f"the driver is loaded: {driver}")
 
 
-def _scrub_on_free(facts: base.Facts) -> Iterator[base.Finding]:
+def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """What the service's own clear cannot reach, the driver zeroes when it is freed; unless it was told not to."""
     name, options = "scrub-on-free", facts.posture.options
     if not _looked_into(facts):
         return
-    if isinstance(options, base.Fault):
+    if isinstance(options, base.CheckFault):
         yield base.unseen(name, "cannot tell what the driver was loaded with", options, HOST_ROOT)
         return
     found = [*_untold(options), *_switched_off(options), *_too_old(facts)]
@@ -93,7 +93,7 @@ def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
                 yield place, key.lower()
 
 
-def _too_old(facts: base.Facts) -> Iterator[base.Finding]:
+def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
     for device in facts.status.devices if facts.status is not None else ():
         number = re.fullmatch(r"(\d+)\.(\d+)", device.compute)
         if number is not None and (int(number[1]), int(number[2])) < SCRUBS_SINCE:
@@ -111,7 +111,7 @@ _INSTALL = (
 )
 
 
-def _cupy(facts: base.Facts) -> Iterator[base.Finding]:
+def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
     if facts.status is None:
@@ -134,11 +134,11 @@ def _cupy_here(python: base.Python) -> base.Finding:
     return base.ok("cupy", f"CuPy is installed {doubt}")
 
 
-def _guests(facts: base.Facts) -> Iterator[base.Finding]:
+def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not _looked_into(facts):
         return
     signs = facts.posture.shared_with_guests
-    if isinstance(signs, base.Fault):
+    if isinstance(signs, base.CheckFault):
         yield base.unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
     elif signs:
         text = f"this node shares its GPUs with virtual machines ({'; '.join(signs)}): its driver zeroes nothing"
@@ -147,11 +147,11 @@ def _guests(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("vgpu-host", "no GPU is shared with virtual machines")
 
 
-def _mps(facts: base.Facts) -> Iterator[base.Finding]:
+def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia or facts.posture.sees_all is False:  # then ``pid-namespace`` says why it cannot be told
         return
     found = facts.posture.mps
-    if isinstance(found, base.Fault):
+    if isinstance(found, base.CheckFault):
         yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
     elif found:
         text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that nobody clears"
@@ -161,12 +161,12 @@ def _mps(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("mps", "CUDA's multi-process service does not run")
 
 
-def _persistence(facts: base.Facts) -> Iterator[base.Finding]:
+def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not _looked_into(facts):
         return
     there = facts.posture.persistenced
     remedy = "start nvidia-persistenced"
-    if isinstance(there, base.Fault):
+    if isinstance(there, base.CheckFault):
         text = "cannot tell whether nvidia-persistenced runs"
         yield base.unseen("persistence", text, there, HOST_ROOT, base.Level.WARNING)
     elif not there:
@@ -176,7 +176,7 @@ def _persistence(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("persistence", "nvidia-persistenced keeps idle GPUs as they are")
 
 
-def _toolkit(facts: base.Facts) -> Iterator[base.Finding]:
+def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
     name, toolkit = "container-toolkit", facts.posture.toolkit
@@ -209,7 +209,7 @@ def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
         yield base.warning(name, text, remedy)
 
 
-def _cdi(facts: base.Facts) -> Iterator[base.Finding]:
+def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """A container whose device no specification names does not start; the strategies without CDI need none."""
     if not (facts.cdi_kind or facts.guards_nvidia):
         return
@@ -231,7 +231,7 @@ _NAME_GPUS = (
 )
 
 
-def _unnamed(facts: base.Facts, named: frozenset[str]) -> str:
+def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
     """What the specifications do not name. While nobody says which devices there are, any UUID will do."""
     missing = sorted(_handed_out(facts) - named)
     if not named:
@@ -241,14 +241,14 @@ def _unnamed(facts: base.Facts, named: frozenset[str]) -> str:
     return "" if any(name.startswith(("GPU-", "MIG-")) for name in named) else "names a GPU by its UUID"
 
 
-def _handed_out(facts: base.Facts) -> frozenset[str]:
+def _handed_out(facts: base.NodeFacts) -> frozenset[str]:
     """Devices that a container may be given: a GPU that is cut into slices is not, its slices are."""
     devices: tuple[views.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
     cut = {device.index for device in devices if device.mig}
     return frozenset(device.device for device in devices if device.mig or device.index not in cut)
 
 
-def _looked_into(facts: base.Facts) -> bool:
+def _looked_into(facts: base.NodeFacts) -> bool:
     """Without a driver, its absence says all that there is to say of it."""
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 

@@ -9,7 +9,7 @@ from scrubber.core.diagnosis import base
 OTHER_DIRECTORY = "name the kubelet's with --kubelet-dir, or mount it here"
 
 
-def _kubelet_dir(facts: base.Facts) -> Iterator[base.Finding]:
+def _kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     it = facts.kubelet_dir
     if it.fault is not None:
         text = f"cannot use the kubelet's directory {it.path}: {it.fault.text}"
@@ -18,7 +18,7 @@ def _kubelet_dir(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("kubelet-dir", f"the kubelet's directory is {it.path}")
 
 
-def _kubelet(facts: base.Facts) -> Iterator[base.Finding]:
+def _kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.kubelet_dir.fault is not None:
         return
     it = facts.kubelet
@@ -29,7 +29,7 @@ def _kubelet(facts: base.Facts) -> Iterator[base.Finding]:
     yield base.broken("kubelet", text, base.as_root(it.fault, "start the kubelet, or read its log if it runs"))
 
 
-def _checkpoint(facts: base.Facts) -> Iterator[base.Finding]:
+def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.kubelet_dir.fault is not None:
         return
     fault = facts.checkpoint.fault
@@ -47,7 +47,7 @@ def _checkpoint(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.broken("checkpoint", text, base.as_root(fault, remedy))
 
 
-def _double_allocation(facts: base.Facts) -> Iterator[base.Finding]:
+def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Two pods on one device: the kubelet can forget one that it is just handing out (kubernetes/kubernetes#137534)."""
     if facts.kubelet_dir.fault is not None or facts.checkpoint.fault is not None:
         return
@@ -61,7 +61,7 @@ def _double_allocation(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("double-allocation", "the kubelet gave no GPU to two pods")
 
 
-def _ours(facts: base.Facts) -> Iterator[tuple[str, frozenset[str]]]:
+def _ours(facts: base.NodeFacts) -> Iterator[tuple[str, frozenset[str]]]:
     """Entries of our devices; other resources may use one id for several things. Of all, when ours are not known."""
     known = None if facts.status is None else {it.device for it in facts.status.devices}
     for device, pods in facts.checkpoint.owners.items():
@@ -69,7 +69,7 @@ def _ours(facts: base.Facts) -> Iterator[tuple[str, frozenset[str]]]:
             yield device, pods
 
 
-def _plugin(facts: base.Facts) -> Iterator[base.Finding]:
+def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.kubelet_dir.fault is not None:
         return
     it = facts.plugin

@@ -17,7 +17,7 @@ LOW_FILES, FEW_FILES = 1000, 16  # the ledger is a handful of files
 NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
 
 
-def _pid_namespace(facts: base.Facts) -> Iterator[base.Finding]:
+def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver leaves out, without a word, the processes of other namespaces: an empty list would prove nothing."""
     if not facts.guards_nvidia:
         return
@@ -31,7 +31,7 @@ def _pid_namespace(facts: base.Facts) -> Iterator[base.Finding]:
     elif facts.status is not None:
         text = "cannot tell whether the scrub service sees every process of this node"
         yield base.unseen(name, text, service, f"ask from where the service runs, or {NODE_NAMESPACE}")
-    elif isinstance(here, base.Fault):
+    elif isinstance(here, base.CheckFault):
         yield base.unseen(name, "cannot tell which PID namespace this is", here, "mount /proc")
     elif not here:
         text = "this is a PID namespace of its own: who uses a GPU cannot be seen from here"
@@ -40,9 +40,9 @@ def _pid_namespace(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok(name, "every process of this node can be seen from here")
 
 
-def _privileges(facts: base.Facts) -> Iterator[base.Finding]:
+def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
     service = facts.posture.service
-    if not facts.guards_nvidia or isinstance(service, base.Fault):  # ``service`` or ``pid-namespace`` says why
+    if not facts.guards_nvidia or isinstance(service, base.CheckFault):  # ``service`` or ``pid-namespace`` says why
         return
     remedy = "run it as root, and let it keep CAP_{} (in a pod: securityContext.capabilities.add)"
     lacks = [capability for capability in LOSSES if not service.may(capability)]
@@ -65,18 +65,18 @@ LOSSES = {
 }
 
 
-def _cgroups(facts: base.Facts) -> Iterator[base.Finding]:
+def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
     versions = facts.posture.cgroups
-    if isinstance(versions, base.Fault):
+    if isinstance(versions, base.CheckFault):
         text = "cannot tell which container a process belongs to"
         yield base.unseen("cgroups", text, versions, "mount the host's /sys here, under --host-root")
     else:
         yield base.ok("cgroups", f"control groups are in use, {versions}: they tell which container a process is of")
 
 
-def _kernel_log(facts: base.Facts) -> Iterator[base.Finding]:
+def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver tells of errors in two ways; only the kernel's log remembers what was before the service listened."""
     if not facts.guards_nvidia:
         return
@@ -89,7 +89,7 @@ def _kernel_log(facts: base.Facts) -> Iterator[base.Finding]:
     yield base.unseen(name, text, fault, remedy, base.Level.WARNING)
 
 
-def _clock(facts: base.Facts) -> Iterator[base.Finding]:
+def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """Only people read the times of the ledger: nothing is decided by this clock. Who sets it is not looked at."""
     remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
     if facts.now < YEAR_2024:
@@ -101,12 +101,12 @@ def _clock(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("clock", "the clock is set")
 
 
-def _disk(facts: base.Facts) -> Iterator[base.Finding]:
+def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
     room = facts.posture.room
     if facts.status is None or room is None:
         return
     place = facts.status.service.state_dir
-    if isinstance(room, base.Fault):
+    if isinstance(room, base.CheckFault):
         text, remedy = f"cannot tell how much room there is in {place}", "ask from where the service runs"
         yield base.unseen("disk", text, room, remedy, base.Level.WARNING)
         return
@@ -124,7 +124,7 @@ def _disk(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("disk", f"the ledger in {place} has room for {left}")
 
 
-def _plugin_dir(facts: base.Facts) -> Iterator[base.Finding]:
+def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """A plugin that answers has made its directory already, whatever may be written from where we look."""
     if facts.kubelet_dir.fault is not None:
         return
@@ -136,7 +136,7 @@ def _plugin_dir(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.warning("plugin-dir", text, f"mount it read-write for `autoclave plugin`; or {base.OTHER_USER}")
 
 
-def _rivals(facts: base.Facts) -> Iterator[base.Finding]:
+def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The kubelet takes whoever registers last for a resource, and throws the other out without a word."""
     if facts.kubelet_dir.fault is not None:
         return
@@ -161,10 +161,10 @@ OUSTED = (
 )
 
 
-def _twice(facts: base.Facts) -> Iterator[str]:
+def _twice(facts: base.NodeFacts) -> Iterator[str]:
     """Devices of ours that the kubelet knows under several names, as a plugin that divides them in time makes."""
     registered = facts.posture.registered
-    if isinstance(registered, base.Fault):  # ``checkpoint`` says why
+    if isinstance(registered, base.CheckFault):  # ``checkpoint`` says why
         return
     names: dict[str, set[str]] = defaultdict(set)
     for resource, ids in registered.items():

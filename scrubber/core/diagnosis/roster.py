@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from scrubber.core.diagnosis import devices, hardware, kubelet, node, service
-from scrubber.core.diagnosis.base import Facts, Finding, Level
+from scrubber.core.diagnosis.base import Finding, Level, NodeFacts
 
-CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[NodeFacts], Iterator[Finding]], ...] = (
     *service.CHECKS,
     *devices.CHECKS,
     *hardware.CHECKS,
@@ -24,7 +24,7 @@ NAMES = (
 """What findings are called, for whoever wants to hear of some only."""
 
 
-def judge(facts: Facts) -> tuple[Finding, ...]:
+def judge(facts: NodeFacts) -> tuple[Finding, ...]:
     """Everything that there is to say, in the order of ``CHECKS``."""
     return tuple(finding for check in CHECKS for finding in check(facts))
 

@@ -9,7 +9,7 @@ from scrubber.core.diagnosis import base
 from scrubber.ground.errors import AutoclaveError, Reason, Unreachable
 
 
-def _service(facts: base.Facts) -> Iterator[base.Finding]:
+def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
     match facts.answer:
         case views.Status(service=it):
             about = f"version {it.version}, backend {it.backend}, policy {it.policy}"
@@ -24,7 +24,7 @@ def _service(facts: base.Facts) -> Iterator[base.Finding]:
             yield base.broken("service", text, "read its log; restart it")
 
 
-def _door(facts: base.Facts) -> Iterator[base.Finding]:
+def _door(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The operators' door may be open and that of the plugin not: somebody removed the file of its socket."""
     if facts.status is None:
         return
@@ -35,7 +35,7 @@ def _door(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("service-door", f"the scrub service takes connections of the plugin at {facts.door.path}")
 
 
-def _run_dir(facts: base.Facts) -> Iterator[base.Finding]:
+def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     it = facts.run_dir
     if it.fault is not None:
         remedy = "start `autoclave scrubber`, which makes it, or name its --run-dir"
@@ -50,7 +50,7 @@ def _run_dir(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("run-dir", f"the run directory {it.path} is ours alone")
 
 
-def _ledger(facts: base.Facts) -> Iterator[base.Finding]:
+def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
     match facts.answer:
         case views.Status(service=it) if it.ledger_fault:
             text = f"the ledger cannot be written, so nothing is handed out: {it.ledger_fault}"
@@ -62,7 +62,7 @@ def _ledger(facts: base.Facts) -> Iterator[base.Finding]:
             yield base.broken("ledger", f"there is no ledger, so {message}", remedy)
 
 
-def _set_aside(facts: base.Facts) -> Iterator[base.Finding]:
+def _set_aside(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.status is None:
         return
     service = facts.status.service
@@ -74,7 +74,7 @@ def _set_aside(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("ledger-set-aside", "no damaged ledger was set aside")
 
 
-def _policy(facts: base.Facts) -> Iterator[base.Finding]:
+def _policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.status is None:
         return
     service = facts.status.service
@@ -87,7 +87,7 @@ def _policy(facts: base.Facts) -> Iterator[base.Finding]:
         yield base.ok("policy", f"the newest policy is in force: {service.policy}")
 
 
-def _concessions(facts: base.Facts) -> Iterator[base.Finding]:
+def _concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.status is None:
         return
     service = facts.status.service

@@ -19,7 +19,7 @@ WAIT, RECREATE = "wait", "recreate"  # what the reset of a slice is: that of its
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerTarget:
     """Where a device is and what is to be done with it there, as ``Address.place`` says it in JSON."""
 
     uuid: str
@@ -51,12 +51,12 @@ class Place:
         return self.parent or self.uuid
 
 
-def placed(text: str) -> Place:
+def placed(text: str) -> WorkerTarget:
     """Read strictly."""
     try:
         said = json.loads(text)
         lists = {name: tuple(said.get(name, usual)) for name, usual in _LISTS.items()}
-        place = Place(**said | lists | {"wanted": dict(said.get("wanted", {}))})
+        place = WorkerTarget(**said | lists | {"wanted": dict(said.get("wanted", {}))})
     except (TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"cannot open a GPU: its place is not understood: {error}") from error
     if unknown := [name for name in place.means if name not in reset.MEANS]:

@@ -17,9 +17,9 @@ from scrubber.devices.base import Address, Care, DeviceError, Readings
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE
 from scrubber.devices.nvidia.health import board_readings, vitals, xid_log
-from scrubber.devices.nvidia.health.listener import Ears, Lines
-from scrubber.devices.nvidia.health.signs.best_seen import Keeper
-from scrubber.devices.nvidia.health.signs.watch import Watch
+from scrubber.devices.nvidia.health.listener import Lines, Listener
+from scrubber.devices.nvidia.health.signs.best_seen import BestSeenFile
+from scrubber.devices.nvidia.health.signs.watch import SignWatch
 from scrubber.devices.nvidia.health.vitals import Signs
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.host import NAME, Host
@@ -61,8 +61,8 @@ class Nvidia:
         self._library = library or Library()
         self._inventory = Inventory(host, self._library)
         self._baselines = holders.Baselines()
-        self._watch = Watch(Keeper(settings.parent / "seen", host.boot_id))
-        self._ears = Ears(self._library, kernel, _steady, whole)
+        self._watch = SignWatch(BestSeenFile(settings.parent / "seen", host.boot_id))
+        self._listener = Listener(self._library, kernel, _steady, whole)
 
     @staticmethod
     def quiet(settings: Path, within: float) -> bool:
@@ -165,20 +165,20 @@ class Nvidia:
         if place is None:
             return found
         # A slice has no links. GPUs on switches are of one fabric, also one whose links are down by that very error.
-        switches = () if uuid.startswith(SLICE) else self._ears.switches()
-        return replace(found, xids=self._ears.xids(*place), signs=(*found.signs, *switches))
+        switches = () if uuid.startswith(SLICE) else self._listener.switches()
+        return replace(found, xids=self._listener.xids(*place), signs=(*found.signs, *switches))
 
     def alarm(self) -> int:
         """Listen to the kernel's log and to NVML's events from now on."""
-        return self._ears.open()
+        return self._listener.open()
 
     def hush(self) -> None:
         """Until there is more."""
-        self._ears.hush()
+        self._listener.hush()
 
     def close(self) -> None:
         """Listen no more."""
-        self._ears.close()
+        self._listener.close()
 
     def readings(self) -> dict[str, Readings]:
         """Temperature and power of every GPU that can be read; DriverClosedError while NVML is closed."""

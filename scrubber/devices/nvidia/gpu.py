@@ -26,14 +26,14 @@ from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.health.signs import quick
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.memory import Holding, OpenCard, in_our_words
+from scrubber.devices.nvidia.memory import HeldMemory, OpenCard, in_our_words
 from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
-from scrubber.devices.nvidia.reset.pending_restore import Notes, Owed
-from scrubber.devices.nvidia.reset.preconditions import Target
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestores
+from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 from scrubber.devices.nvidia.settings import restore as restoring
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import Settings
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 
 CLOCK = Clock(time.monotonic, time.sleep)
 
@@ -69,7 +69,7 @@ class NvidiaGpu:
         self._reached = reached
         self._library = library or Library()
         self._daemon_runs = daemon_runs
-        self._holding = Holding(self._place, self._library, open_card)
+        self._holding = HeldMemory(self._place, self._library, open_card)
 
     def reset(self) -> str:
         """The GPU's reset; or, where the policy says so, the slice is destroyed and made anew."""
@@ -182,11 +182,11 @@ class NvidiaGpu:
             self._look_for_the_slice(self._place.parent)
         return means
 
-    def _first_if_told(self, session: Session) -> Settings:
+    def _first_if_told(self, session: Session) -> StoredSettings:
         try:
             return self._first(session)
         except ResetRequiredError:  # it says nothing more before its reset
-            return Settings()
+            return StoredSettings()
 
     def _finish(self) -> None:
         """Bring back what a reset that was cut off took away, of the GPU or of any of its slices."""
@@ -202,7 +202,7 @@ class NvidiaGpu:
                 raise
             # Another slice is being made anew: whoever does that has it in hand.
 
-    def _bring_back(self, notes: Notes) -> None:
+    def _bring_back(self, notes: PendingRestores) -> None:
         left = notes.left()  # now that nobody else is at it
         try:
             with self._library.session() as session:
@@ -214,9 +214,9 @@ class NvidiaGpu:
             raise DeviceError(f"cannot bring back what a reset took from {notes.gpu}: {error}; {remedy}") from error
         notes.drop(left)
 
-    def _notes(self) -> Notes | None:
+    def _notes(self) -> PendingRestores | None:
         baseline = self._place.baseline
-        return None if baseline is None else Notes(Path(baseline).parent, self._place.gpu)
+        return None if baseline is None else PendingRestores(Path(baseline).parent, self._place.gpu)
 
     def _lock(self, name: str) -> Path:
         place = self._place
@@ -231,14 +231,14 @@ class NvidiaGpu:
         with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not alone):
             yield
 
-    def _first(self, session: Session) -> Settings:
+    def _first(self, session: Session) -> StoredSettings:
         """As the whole GPU was set when it was first seen."""
         path = self._place.baseline
-        return Settings() if path is None else settings.baseline(Path(path), session, self._place.gpu)
+        return StoredSettings() if path is None else settings.baseline(Path(path), session, self._place.gpu)
 
-    def _target(self) -> Target:
+    def _target(self) -> ResetTarget:
         place = self._place
-        return Target(
+        return ResetTarget(
             place.gpu,
             place.pci_address,
             place.host,
@@ -269,7 +269,7 @@ class NvidiaGpu:
 
         def written_down(one: slices.Instance) -> None:
             if notes is not None:
-                notes.write(notes.file(self._place.uuid), Owed(persistence=False, layout=(one,)))
+                notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))
 
         def nothing_is_owed() -> None:
             if notes is not None:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from scrubber.core.model import Uncovered
 from scrubber.cuda import coverage, device, memory
-from scrubber.cuda.card import BusyError, Card, CudaError
+from scrubber.cuda.card import Card, CardBusyError, CudaError
 from scrubber.cuda.coverage import Account, Books
-from scrubber.cuda.memory import Memory
+from scrubber.cuda.memory import GpuMemory
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia import holders
-from scrubber.devices.nvidia.address import Place
+from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import Library
 
@@ -28,16 +28,16 @@ OpenCard = Callable[[str, str], Card]  # a UUID, and the PCI address where it mu
 class _Held:
     """What was taken, and the books of that time."""
 
-    memory: Memory
+    memory: GpuMemory
     before: Books
     opened: Books
     taken: Books
 
 
-class Holding:
+class HeldMemory:
     """One device; nothing of it is taken before it is asked for."""
 
-    def __init__(self, place: Place, library: Library, open_card: OpenCard = device.opened) -> None:
+    def __init__(self, place: WorkerTarget, library: Library, open_card: OpenCard = device.opened) -> None:
         """Take nothing yet."""
         self._uuid = place.uuid
         self._pci_address = place.pci_address
@@ -46,7 +46,7 @@ class Holding:
         self._open_card = open_card
         self._held: _Held | None = None
 
-    def memory(self) -> Memory:
+    def memory(self) -> GpuMemory:
         """All that can be had, the same at every call."""
         return self._all().memory
 
@@ -93,7 +93,7 @@ def in_our_words() -> Iterator[None]:
     """CUDA's errors as those of a device."""
     try:
         yield
-    except BusyError as error:
+    except CardBusyError as error:
         raise NotNowError(str(error)) from error
     except CudaError as error:
         raise DeviceError(str(error)) from error

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 from asyncinotify import Inotify, Mask
 
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 
 _MOST = 64 * 1024  # bytes of one read; what was told is of no interest
 
 
-class Bell:
+class Alarm:
     """One watch over all GPUs that there are now. Their memory is no document: it may change as it likes."""
 
-    def __init__(self, places: Iterable[Place]) -> None:
+    def __init__(self, places: Iterable[GpuFiles]) -> None:
         """Watch."""
         self._inotify = Inotify()
         for place in places:

@@ -8,9 +8,9 @@ from pathlib import Path
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, Care, DeviceError, Readings
 from scrubber.devices.simulated import condition, containers, documents, layout, lease
-from scrubber.devices.simulated.alarm import Bell
+from scrubber.devices.simulated.alarm import Alarm
 from scrubber.devices.simulated.documents import Driver
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.ground import log
 
 logger = log.get("simulated")
@@ -27,8 +27,8 @@ class Simulated:
     def __init__(self, root: Path) -> None:
         """Look at what is there on the first question."""
         self._root = root
-        self._known: dict[str, tuple[Place, DeviceInfo]] = {}
-        self._bell: Bell | None = None
+        self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
+        self._bell: Alarm | None = None
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
         """Nothing: a file needs none."""
@@ -116,7 +116,7 @@ class Simulated:
     def alarm(self) -> int | None:
         """The GPUs' documents and event logs are watched; not where this user has too many such watches."""
         try:
-            self._bell = self._bell or Bell(layout.places(self._root))
+            self._bell = self._bell or Alarm(layout.places(self._root))
         except (OSError, DeviceError) as error:
             logger.warning("cannot watch the simulated GPUs: they are looked at once in a while", error=str(error))
             return None
@@ -139,19 +139,19 @@ class Simulated:
     def take_up(self) -> None:
         """Files need no driver."""
 
-    def _place(self, uuid: str) -> Place:
+    def _place(self, uuid: str) -> GpuFiles:
         if uuid not in self._known:
             self.inventory()
         if uuid not in self._known:
             raise DeviceError(f"cannot find {uuid}: no simulated gpu of that name under {self._root}")
         return self._known[uuid][0]
 
-    def _present(self, uuid: str) -> Place:
+    def _present(self, uuid: str) -> GpuFiles:
         place = self._place(uuid)
         if place.info().uuid != uuid:
             raise DeviceError(f"cannot ask {uuid}: another gpu has taken its place")
         return place
 
 
-def _in_use(place: Place, *, lost: bool) -> bool | None:
+def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
     return None if lost else lease.held(place.memory)

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 
 UNITS = 8
 UNIT_BYTES = 128 * 1024
@@ -17,14 +17,14 @@ _ROUNDS = 2000  # of the computation: milliseconds in all
 _ZEROS = bytes(UNIT_BYTES)
 
 
-def make(place: Place) -> None:
+def make(place: GpuFiles) -> None:
     """The memory of all units, where there is none yet; what is there stays."""
     if not place.chip.exists():
         place.chip.touch(mode=0o600)
         os.truncate(place.chip, UNITS * UNIT_BYTES)
 
 
-def scrub(place: Place, key: bytes) -> Scratched:
+def scrub(place: GpuFiles, key: bytes) -> Scratched:
     """Write under the key, read back, write zeros, read back, unit by unit; one that is cut short was not reached."""
     try:
         make(place)

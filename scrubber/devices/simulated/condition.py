@@ -9,26 +9,26 @@ from scrubber.core.model import Vitals, Xid
 from scrubber.devices.base import DeviceError, DeviceLostError, Readings
 from scrubber.devices.simulated import documents
 from scrubber.devices.simulated.documents import Counters, Faults, Measured
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 
 _BLINK = 0.02  # how soon a blocked call notices that its fault was healed
 
 
-def faults(place: Place) -> Faults:
+def faults(place: GpuFiles) -> Faults:
     """The faults in force. While the device hangs this call does not return, as a driver call would not."""
     while (found := documents.read(place.faults, Faults)).hang:
         time.sleep(_BLINK)
     return found
 
 
-def stall(place: Place, meanwhile: Callable[[], None]) -> None:
+def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
     """Go nowhere for as long as clears are to stall, and go on saying so."""
     while documents.read(place.faults, Faults).stall_clears:
         meanwhile()
         time.sleep(_BLINK)
 
 
-def vitals(place: Place) -> Vitals:
+def vitals(place: GpuFiles) -> Vitals:
     """Health from the counters, the faults and the event log."""
     found = faults(place)
     counters = documents.read(place.counters, Counters)
@@ -43,7 +43,7 @@ def vitals(place: Place) -> Vitals:
     )
 
 
-def readings(place: Place) -> Readings:
+def readings(place: GpuFiles) -> Readings:
     """What it measures; nothing is told by one of an older version, which has no such document."""
     if faults(place).lost:
         raise DeviceLostError(f"cannot read what {place.directory.name} measures: it has fallen off the bus")
@@ -54,7 +54,7 @@ def readings(place: Place) -> Readings:
     return Readings(index, told.celsius, told.slowdown_celsius, told.watts)
 
 
-def xids(place: Place) -> tuple[Xid, ...]:
+def xids(place: GpuFiles) -> tuple[Xid, ...]:
     """The event log, numbered by line; a line that says anything else, or is not ended yet, makes it unreadable."""
     try:
         return _numbered(documents.contents(place.events))

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.simulated import chip, documents, layout
-from scrubber.devices.simulated.documents import Counters, Driver, Faults, Measured, Settings
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.documents import Counters, Driver, Faults, Measured, SimulatedSettings
+from scrubber.devices.simulated.layout import GpuFiles
 
 DEFAULT_MEMORY_BYTES = 64 * 2**20
 DRIVER_VERSION = "1.0"
 # Not what a reset leaves behind: there is always something to bring back.
-BASELINE = Settings(power_limit_watts=350, persistence=True)
+BASELINE = SimulatedSettings(power_limit_watts=350, persistence=True)
 
 
 def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "") -> None:
@@ -44,18 +44,18 @@ def _same_boot(root: Path, boot_id: str) -> bool:
     return file.exists() and documents.read(file, Driver).boot_id == boot_id
 
 
-def _reboot(place: Place) -> None:
+def _reboot(place: GpuFiles) -> None:
     """Counters and error events start from nothing; a row that could not be remapped stays so, and so do faults."""
     with layout.locked(place.directory):
         counters = documents.read(place.counters, Counters)
         documents.write(place.counters, Counters(remap_failed=counters.remap_failed))
-        documents.write(place.settings, Settings())
+        documents.write(place.settings, SimulatedSettings())
         os.truncate(place.events, 0)
 
 
 def _make(root: Path, index: int, memory_bytes: int) -> None:
     # Made aside and moved into place: nobody ever sees half a GPU.
-    place = Place(root / f".gpu{index}.{uuid.uuid4().hex}")
+    place = GpuFiles(root / f".gpu{index}.{uuid.uuid4().hex}")
     place.directory.mkdir(mode=0o700)
     place.memory.touch(mode=0o600)
     os.truncate(place.memory, memory_bytes)

@@ -33,7 +33,7 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SimulatedSettings:
     """What a tenant may have changed. The defaults are what a reset leaves behind."""
 
     graphics_clock_mhz: int = 1410
@@ -96,7 +96,7 @@ class Faults:
     signs: tuple[Sign, ...] = field(default=(), metadata=LATER)  # what is told of it until it is healed
 
 
-Document = Driver | Settings | Counters | Measured | Faults | DeviceInfo
+Document = Driver | SimulatedSettings | Counters | Measured | Faults | DeviceInfo
 
 
 def read(path: Path, kind: type[T]) -> T:

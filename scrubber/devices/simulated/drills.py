@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from scrubber.core.model import Ailment, Sign
+from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip, documents, layout
 from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, StuckBit
@@ -85,16 +85,16 @@ def bad_compute(root: Path, uuid: str, unit: int = 0) -> None:
     _change_faults(root, uuid, lambda old: replace(old, bad_units=(*old.bad_units, unit)))
 
 
-def sign(root: Path, uuid: str, ailment: Ailment, detail: str) -> None:
+def sign(root: Path, uuid: str, kind: AilmentKind, detail: str) -> None:
     """One more thing is told to be wrong with it, for as long as it is not healed."""
-    _change_faults(root, uuid, lambda old: replace(old, signs=(*old.signs, Sign(ailment, detail))))
+    _change_faults(root, uuid, lambda old: replace(old, signs=(*old.signs, Sign(kind, detail))))
 
 
 def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
     """A setting is changed, as a tenant might."""
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
-        current = documents.read(place.settings, documents.Settings)
+        current = documents.read(place.settings, documents.SimulatedSettings)
         documents.write(place.settings, replace(current, power_limit_watts=power_limit_watts))
 
 

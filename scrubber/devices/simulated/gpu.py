@@ -12,8 +12,8 @@ from scrubber.core.measurements import Scratched, Tested, joined
 from scrubber.core.model import Mismatch, Uncovered, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
 from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
-from scrubber.devices.simulated.documents import Counters, Faults, Resetting, Settings
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.documents import Counters, Faults, Resetting, SimulatedSettings
+from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.devices.simulated.patterns import Pattern
 
 
@@ -22,7 +22,7 @@ class SimulatedGpu:
 
     def __init__(self, directory: Path) -> None:
         """Touch nothing yet."""
-        self._place = Place(directory)
+        self._place = GpuFiles(directory)
 
     def reset(self) -> str:
         """Forget what is volatile: counters, leaks, pending remaps, settings. The memory keeps its bytes."""
@@ -35,7 +35,7 @@ class SimulatedGpu:
         with layout.locked(self._place.directory):
             counters = documents.read(self._place.counters, Counters)
             documents.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
-            documents.write(self._place.settings, Settings())
+            documents.write(self._place.settings, SimulatedSettings())
         return "the simulated driver forgot all that is volatile"
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
@@ -82,11 +82,11 @@ class SimulatedGpu:
         """Bring back the baseline; says what had drifted."""
         self._answer()
         with layout.locked(self._place.directory):
-            current = documents.read(self._place.settings, Settings)
-            baseline = documents.read(self._place.baseline, Settings)
+            current = documents.read(self._place.settings, SimulatedSettings)
+            baseline = documents.read(self._place.baseline, SimulatedSettings)
             if current != baseline:
                 documents.write(self._place.settings, baseline)
-        names = (field.name for field in fields(Settings))
+        names = (field.name for field in fields(SimulatedSettings))
         pairs = ((name, getattr(current, name), getattr(baseline, name)) for name in names)
         return tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new)
 
@@ -110,7 +110,7 @@ def _named(names: Iterable[str], key: bytes) -> tuple[Pattern, ...]:
     return tuple(patterns.named(name, key) for name in names)
 
 
-def _stalling(progress: Progress, place: Place, where: int) -> Progress:
+def _stalling(progress: Progress, place: GpuFiles, where: int) -> Progress:
     there = False
 
     def stalled(done: int, total: int) -> None:

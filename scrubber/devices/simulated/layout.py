@@ -18,7 +18,7 @@ NAME = "simulated"  # of the backend
 
 
 @dataclass(frozen=True)  # no slots: a path takes its time to be made, and the monitor needs each of them all day
-class Place:
+class GpuFiles:
     """The directory of one simulated GPU."""
 
     directory: Path
@@ -78,7 +78,7 @@ def driver_file(root: Path) -> Path:
     return root / "driver.json"
 
 
-def places(root: Path) -> tuple[Place, ...]:
+def places(root: Path) -> tuple[GpuFiles, ...]:
     """Every GPU under a root, by directory name; none where there is no such root."""
     try:
         with os.scandir(root) as entries:
@@ -91,8 +91,8 @@ def places(root: Path) -> tuple[Place, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _place(root: Path, name: str) -> Place:
-    return Place(root / name)
+def _place(root: Path, name: str) -> GpuFiles:
+    return GpuFiles(root / name)
 
 
 def service_lock(root: Path) -> int | None:
@@ -106,7 +106,7 @@ def service_lock(root: Path) -> int | None:
     return lock
 
 
-def find(root: Path, uuid: str) -> Place:
+def find(root: Path, uuid: str) -> GpuFiles:
     """The GPU of that name."""
     for place in places(root):
         if place.info().uuid == uuid:

@@ -12,7 +12,7 @@ from scrubber.core.model import Mismatch
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import patterns
 from scrubber.devices.simulated.documents import StuckBit
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.devices.simulated.patterns import CHUNK, Pattern
 
 Step = Callable[[int], None]  # bytes done
@@ -30,7 +30,7 @@ class Residue:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryFile:
     """All of a device's memory, as long as it stays open."""
 
     handle: int
@@ -102,12 +102,12 @@ class Memory:
 
 
 @contextmanager
-def opened(place: Place, stuck_bits: tuple[StuckBit, ...]) -> Iterator[Memory]:
+def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[MemoryFile]:
     """The memory, open only while it is worked on: an idle worker does not use the device."""
     try:
         handle = os.open(place.memory, os.O_RDWR | os.O_CLOEXEC)
         try:
-            yield Memory(handle, os.fstat(handle).st_size, stuck_bits)
+            yield MemoryFile(handle, os.fstat(handle).st_size, stuck_bits)
         finally:
             os.close(handle)
     except OSError as error:

@@ -11,7 +11,7 @@ from scrubber.core.measurements import Tested, joined
 from scrubber.core.model import Mismatch
 from scrubber.devices.base import Progress
 from scrubber.devices.simulated import chip, patterns
-from scrubber.devices.simulated.memory import Memory, Step
+from scrubber.devices.simulated.memory import MemoryFile, Step
 from scrubber.devices.simulated.patterns import Pattern
 
 Pass = Callable[[], Mismatch | None]  # once over all of the memory
@@ -33,7 +33,7 @@ class Box:
         return time.monotonic() >= self.ends
 
 
-def run(cells: Memory, key: bytes, bad_units: Collection[int], box: Box, progress: Progress) -> Tested:
+def run(cells: MemoryFile, key: bytes, bad_units: Collection[int], box: Box, progress: Progress) -> Tested:
     """Every test that there is time for; then zeros, read back, whatever was found."""
     done, ended = 0, list[str]()
     found: Mismatch | None = None
@@ -59,7 +59,7 @@ def run(cells: Memory, key: bytes, bad_units: Collection[int], box: Box, progres
     return Tested(tuple(ended), skipped, cells.size, found, units, deviating)
 
 
-def _tests(cells: Memory, key: bytes, step: Step) -> Mapping[str, tuple[Pass, ...]]:
+def _tests(cells: MemoryFile, key: bytes, step: Step) -> Mapping[str, tuple[Pass, ...]]:
     return {
         "address": _held(cells, patterns.address, step),
         "inversions": _inverted(cells, step),
@@ -67,11 +67,11 @@ def _tests(cells: Memory, key: bytes, step: Step) -> Mapping[str, tuple[Pass, ..
     }
 
 
-def _held(cells: Memory, pattern: Pattern, step: Step) -> tuple[Pass, Pass]:
+def _held(cells: MemoryFile, pattern: Pattern, step: Step) -> tuple[Pass, Pass]:
     return partial(cells.fill, pattern, step), partial(cells.compare, pattern, step)
 
 
-def _inverted(cells: Memory, step: Step) -> tuple[Pass, Pass, Pass]:
+def _inverted(cells: MemoryFile, step: Step) -> tuple[Pass, Pass, Pass]:
     """Each chunk is turned over after its lower neighbour, then back after its upper one."""
     return (
         partial(cells.fill, patterns.even, step),

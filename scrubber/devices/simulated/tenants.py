@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import chip, containers, layout
-from scrubber.devices.simulated.layout import Place
+from scrubber.devices.simulated.layout import GpuFiles
 
 _PROGRAM = "scrubber.devices.simulated.tenant"
 _START_SECONDS = 10.0
@@ -81,7 +81,9 @@ def _count(path: Path, needle: bytes) -> int:
     return count
 
 
-def _start(place: Place, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]) -> int:
+def _start(
+    place: GpuFiles, manner: str, secret: bytes, offsets: tuple[int, ...], environment: Mapping[str, str]
+) -> int:
     chip.make(place)
     program = (sys.executable, "-P", "-m", _PROGRAM)
     done = subprocess.run(

@@ -15,10 +15,10 @@ from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import locks, reset
-from scrubber.devices.nvidia.reset.pending_restore import Notes
-from scrubber.devices.nvidia.reset.preconditions import Patience, Target
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestores
+from scrubber.devices.nvidia.reset.preconditions import Patience, ResetTarget
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import Settings
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 from tests.fakes.nvml.machine import Slice
 
 SHORT = Patience(leaving=0.2, tool=30.0, coming_back=0.3)
@@ -93,8 +93,8 @@ def target(rig, **more):
     """The first GPU, to be reset by somebody who may and has little patience."""
     gpu = rig.gpu(0)
     means = ("nvidia-smi", "function")
-    notes = Notes(rig.settings, gpu.uuid)
-    plain = Target(
+    notes = PendingRestores(rig.settings, gpu.uuid)
+    plain = ResetTarget(
         gpu.uuid, gpu.pci, rig.host, means, nobody, rig.library, (lock(rig),), notes, privileged=True, patience=SHORT
     )
     return replace(plain, **more)
@@ -105,7 +105,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "state" / "settings" / "gpu.json"
 
 
-def captured(rig) -> Settings:
+def captured(rig) -> StoredSettings:
     """How the first GPU is set now."""
     with rig.library.session() as session:
         return settings.capture(session, rig.gpu(0).uuid)

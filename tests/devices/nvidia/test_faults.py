@@ -1,4 +1,4 @@
-"""Every function of NVML that sight asks, and every error that it may answer with: what is made of it.
+"""Every function of NVML that observer asks, and every error that it may answer with: what is made of it.
 
 Never an exception that nobody expects, never "not in use", never healthy by mistake. What a device or a driver may
 rightly not know stands in ``OPTIONAL``, and nowhere else.

@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from policies.hardware import Clocks, ComputeMode, Means, Settings, Slices
-from scrubber.core.model import Ailment, Sign, Vitals
+from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
@@ -49,7 +49,7 @@ def test_vitals_are_the_drivers(rig) -> None:
 def test_a_worker_misses_the_links_that_were_up_before(rig) -> None:
     rig.gpu(0).set({"nvlink.3": "0 2 4 00000000:05:00.0", "nvlink.5": "0 2 4 00000000:05:00.0"})
     assert touch(rig, 0, links=[0, 1, 3]).vitals().signs == (
-        Sign(Ailment.LINKS, "1 of 3 NVLinks that were up are down: 3"),
+        Sign(AilmentKind.LINKS, "1 of 3 NVLinks that were up are down: 3"),
     )
     assert touch(rig, 0, links=[0, 1]).vitals() == touch(rig, 0).vitals() == Vitals()
 

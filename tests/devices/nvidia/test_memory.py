@@ -16,8 +16,8 @@ import pytest
 from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Scratched
 from scrubber.core.model import Mismatch
 from scrubber.cuda import device, memory, selftest
-from scrubber.cuda.card import BusyError, Card, CudaError, Deed, Program
-from scrubber.cuda.patterns import ZERO, Kind, Pattern, repeated
+from scrubber.cuda.card import Card, CardBusyError, CudaError, Deed, KernelProgram
+from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
 from scrubber.devices.base import Cleared, DeviceError, NotNowError, Verified
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from tests.devices.nvidia.bench import nobody, place, touch
@@ -258,7 +258,7 @@ def test_a_device_that_cuda_does_not_know_is_not_opened():
 
 def test_a_busy_device_is_no_fault_of_its_own(cuda, rig):
     cuda.change(rig.gpu(0).uuid, refuses=46)
-    with pytest.raises(BusyError):
+    with pytest.raises(CardBusyError):
         device.opened(rig.gpu(0).uuid, rig.gpu(0).pci)
 
 
@@ -272,7 +272,7 @@ def test_passes_find_what_differs_span_by_span(card, cells):
     assert held.check(pattern, steps.append) is None
     assert held.invert(pattern, steps.append) is None
     assert held.invert(pattern.flipped(), steps.append, down=True) is None
-    wrong = held.check(Pattern(Kind.CONSTANT, 0x5555555555555555, 0x5555555555555554), steps.append)
+    wrong = held.check(Pattern(PatternKind.CONSTANT, 0x5555555555555555, 0x5555555555555554), steps.append)
     assert wrong == Mismatch(8, 0x54, 0x55, held.size // 16)
     assert cells.read_bytes().count(b"\x55") >= held.size
 
@@ -286,12 +286,12 @@ def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
 
 
 def test_every_multiprocessor_is_run_on_until_all_had_their_turn(card):
-    assert [unit.number for unit in card.everywhere(Program.EXACT, 7)] == [0, 1, 2, 3]
-    assert {unit.digest for unit in card.everywhere(Program.EXACT, 7)} == {8}
+    assert [unit.number for unit in card.everywhere(KernelProgram.EXACT, 7)] == [0, 1, 2, 3]
+    assert {unit.digest for unit in card.everywhere(KernelProgram.EXACT, 7)} == {8}
 
 
 def test_what_is_planted_is_heard_until_it_is_overwritten(card):
-    card.everywhere(Program.PLANT, 0xC0FFEE)
-    assert all(unit.wrong for unit in card.everywhere(Program.LISTEN, 0xC0FFEE))
-    card.everywhere(Program.SCRATCH, 2**60)
-    assert not any(unit.wrong for unit in card.everywhere(Program.LISTEN, 0xC0FFEE))
+    card.everywhere(KernelProgram.PLANT, 0xC0FFEE)
+    assert all(unit.wrong for unit in card.everywhere(KernelProgram.LISTEN, 0xC0FFEE))
+    card.everywhere(KernelProgram.SCRATCH, 2**60)
+    assert not any(unit.wrong for unit in card.everywhere(KernelProgram.LISTEN, 0xC0FFEE))

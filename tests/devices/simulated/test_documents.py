@@ -11,14 +11,14 @@ import pytest
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import documents
-from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, Settings, StuckBit
+from scrubber.devices.simulated.documents import Counters, Faults, Measured, Resetting, SimulatedSettings, StuckBit
 
 
 @pytest.mark.parametrize(
     "document",
     [
         Counters(ecc_uncorrectable=3, remap_pending=True),
-        Settings(),
+        SimulatedSettings(),
         Measured(celsius=97.5),
         Faults(reset=Resetting.SLOW, reset_seconds=2.5, stuck_bits=(StuckBit(7, 1), StuckBit(9, 0))),
         Faults(bad_units=(1, 7), skip_scratch=True),

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core.model import Ailment, Sign, Vitals
+from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import documents, drills
 
-HOT = Ailment.HEAT, "so it is"
+HOT = AilmentKind.HEAT, "so it is"
 SICK = {
     "ecc": (lambda root, uuid: drills.ecc(root, uuid, 2), Vitals(ecc_uncorrectable=2)),
     "remap pending": (drills.remap, Vitals(remap_pending=True)),
@@ -50,9 +50,9 @@ def test_faults_add_up(bank) -> None:
 
 
 def test_signs_add_up(bank) -> None:
-    for ailment in (Ailment.HEAT, Ailment.LINKS):
-        drills.sign(bank.root, bank.first, ailment, "so it is")
-    assert [sign.ailment for sign in bank.backend.vitals(bank.first).signs] == [Ailment.HEAT, Ailment.LINKS]
+    for kind in (AilmentKind.HEAT, AilmentKind.LINKS):
+        drills.sign(bank.root, bank.first, kind, "so it is")
+    assert [sign.kind for sign in bank.backend.vitals(bank.first).signs] == [AilmentKind.HEAT, AilmentKind.LINKS]
     assert bank.gpu(bank.first).vitals() == bank.backend.vitals(bank.first)
 
 

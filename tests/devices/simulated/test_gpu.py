@@ -10,7 +10,7 @@ import pytest
 from scrubber.core.model import Mismatch, Uncovered, Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Gpu, Verified
 from scrubber.devices.simulated import creation, documents, drills
-from scrubber.devices.simulated.documents import Resetting, Settings
+from scrubber.devices.simulated.documents import Resetting, SimulatedSettings
 from scrubber.devices.simulated.patterns import CHUNK
 from tests.patience import WITHIN
 
@@ -152,7 +152,7 @@ def test_settings_come_back_and_the_drift_is_told_once(bank) -> None:
     drills.drift(bank.root, bank.first, power_limit_watts=700)
     assert gpu.restore_settings() == ("power_limit_watts: 700 -> 350",)
     assert gpu.restore_settings() == ()
-    assert documents.read(bank.place(bank.first).settings, Settings) == creation.BASELINE
+    assert documents.read(bank.place(bank.first).settings, SimulatedSettings) == creation.BASELINE
 
 
 def test_a_reset_leaves_settings_to_restore(bank) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scrubber.cuda.card import CudaError, Deed, Found, Program, Span, Step, Unit
+from scrubber.cuda.card import CudaError, Deed, Found, KernelProgram, Span, Step, Unit
 from scrubber.cuda.patterns import VECTOR, Pattern
 from tests.fakes.cuda.gpu import BrokenError, HostGpu
 
@@ -30,7 +30,7 @@ class HostCard:
             step(span.size)
         return tuple(done)
 
-    def everywhere(self, program: Program, number: int) -> tuple[Unit, ...]:
+    def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         told = self.gpu.program(program.value, number, self.units)
         return tuple(Unit(unit, wrong, digest) for unit, _, wrong, digest in told)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 from tests.patience import WITHIN
 
 NODE = "node-1"
@@ -58,7 +58,7 @@ def status(code: int, reason: str, message: str = "", **headers: str) -> Answer:
     return Answer(code, body, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
-class ApiServer(Bell):
+class ApiServer(Changed):
     """``open`` it; look at ``requests``, ``node`` and ``events``; put a ``fault`` in the way."""
 
     def __init__(self, folder: Path) -> None:
@@ -114,7 +114,7 @@ class ApiServer(Bell):
 
     async def until(self, holds):
         async with asyncio.timeout(WITHIN):
-            await Bell.until(self, holds)
+            await Changed.until(self, holds)
 
     def told(self, about):
         """The bodies of these requests."""

@@ -8,7 +8,7 @@ import pytest
 
 from plugin.cluster import apiserver
 from plugin.cluster.credentials import File
-from plugin.cluster.reporter import Reporter
+from plugin.cluster.reporter import ClusterReporter
 from plugin.cluster.retry_loop import Pace
 from plugin.listing import Listing
 from tests.plugin.cluster.api_server import NODE, ApiServer
@@ -33,7 +33,7 @@ def reporting(api, followed):
     async def reporting(*, taint=False, pace=QUICK, within=5.0) -> AsyncIterator[Listing]:
         server = apiserver.connect(File(api.kubeconfig), NODE, within)
         async with followed() as listing:
-            task = asyncio.create_task(Reporter(server, NODE, taint=taint, pace=pace).run(listing))
+            task = asyncio.create_task(ClusterReporter(server, NODE, taint=taint, pace=pace).run(listing))
             try:
                 yield listing
             finally:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from plugin.cluster import credentials
-from plugin.cluster.credentials import Asked, File, InCluster, Reports
+from plugin.cluster.credentials import File, InCluster, ReportChoice, Reports
 
 SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 NAMED = {"KUBECONFIG": "/etc/kubeconfig"}
@@ -16,7 +16,7 @@ NAMED = {"KUBECONFIG": "/etc/kubeconfig"}
 def asked(tmp_path):
     """By a pod that has a service account."""
     (tmp_path / "token").write_text("secret")
-    return Asked(Reports.AUTO, "node-1", taint=False, service_account=tmp_path)
+    return ReportChoice(Reports.AUTO, "node-1", taint=False, service_account=tmp_path)
 
 
 @pytest.mark.parametrize(

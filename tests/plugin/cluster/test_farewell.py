@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from plugin.cluster import apiserver, words
 from plugin.cluster.credentials import File
-from plugin.cluster.reporter import Reporter
+from plugin.cluster.reporter import ClusterReporter
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
@@ -56,7 +56,9 @@ async def test_a_connection_that_clings_has_no_time_but_what_the_last_words_leav
     """Where these took all of it, there is none."""
     monkeypatch.setattr(apiserver, "ApiServer", Clings)
     server = apiserver.connect(File(api.kubeconfig), NODE, 3600)
-    task = asyncio.create_task(Reporter(server, NODE, taint=False, pace=replace(QUICK, farewell=0.3)).run(Source(IDLE)))
+    task = asyncio.create_task(
+        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, farewell=0.3)).run(Source(IDLE))
+    )
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     api.fault = silence
     with capture_logs() as logs:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from plugin.cluster import judging
-from plugin.cluster.judging import Code, Condition, Outlook, Status, Verdict
+from plugin.cluster.judging import Code, Condition, ConditionStatus, Outlook, Verdict
 from plugin.devices import GONE, Device
 from plugin.devices import LEFT as TAKEN_AWAY
 from scrubber.core import grounds
@@ -112,7 +112,7 @@ def test_what_is_not_there_counts_until_another_one_is_in_its_place(looks, count
         verdicts = judging.judge(verdicts, seen, now)
     old = verdicts[GOOD.uuid]
     assert old.out is not None
-    assert (judging.outlook(verdicts).status is Status.FALSE) is counts
+    assert (judging.outlook(verdicts).status is ConditionStatus.FALSE) is counts
     assert judging.tainted({GOOD.uuid: old, "GPU-9": verdict(9, Code.SICK)}, present=False)
     assert judging.tainted({GOOD.uuid: old}, present=False) is counts  # of those that count, there is none
     assert judging.tainted({GOOD.uuid: old, "GPU-9": verdict(9)}, present=True) is False
@@ -232,8 +232,8 @@ def test_a_message_stays_within_bounds_and_counts_the_rest():
     assert short.endswith("GPU 15 (sick: xid), and 84 more")
 
 
-SOME, OTHER = Outlook(Status.FALSE, "A", "a"), Outlook(Status.FALSE, "B", "b")
-FINE = Outlook(Status.TRUE, "C", "c")
+SOME, OTHER = Outlook(ConditionStatus.FALSE, "A", "a"), Outlook(ConditionStatus.FALSE, "B", "b")
+FINE = Outlook(ConditionStatus.TRUE, "C", "c")
 
 
 @pytest.mark.parametrize(

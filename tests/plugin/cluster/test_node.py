@@ -6,7 +6,7 @@ import pytest
 
 from plugin.cluster import apiserver, words
 from plugin.cluster.credentials import File
-from plugin.cluster.reporter import Reporter
+from plugin.cluster.reporter import ClusterReporter
 from tests.plugin.cluster.api_server import NODE, on, status
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import CONDITION, out
@@ -24,7 +24,7 @@ def clock():
 async def reporter(api, clock):
     """One that looks and writes when it is told to."""
     server = apiserver.connect(File(api.kubeconfig), NODE, 5.0)
-    yield Reporter(server, NODE, taint=False, pace=QUICK, clock=lambda: clock[0])
+    yield ClusterReporter(server, NODE, taint=False, pace=QUICK, clock=lambda: clock[0])
     await server.close()
 
 

@@ -4,12 +4,12 @@ from itertools import count
 
 import pytest
 
-from plugin.cluster.judging import Code, Happening
+from plugin.cluster.judging import Code, NodeEvent
 from plugin.cluster.outbox import WINDOW, Outbox
 
 
 def happening(device="GPU-0", code=Code.SICK, ailment="xid", note="x"):
-    return Happening(device, code, ailment, note)
+    return NodeEvent(device, code, ailment, note)
 
 
 @pytest.fixture

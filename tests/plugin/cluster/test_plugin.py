@@ -114,7 +114,7 @@ async def test_a_quarantine_by_hand_is_seen_in_the_cluster_and_so_is_the_way_bac
     try:
         it = await plugin(*ON, "--taint-when-all-out", run_dir=service.run_dir, quick=True)
         await api.until(lambda: api.says("True"))
-        async with client.Admin(service.run_dir / "admin.sock") as admin:
+        async with client.AdminClient(service.run_dir / "admin.sock") as admin:
             for gpu in ("0", "1"):
                 await admin.quarantine(gpu, "a drill", "a test")
             await api.until(lambda: api.says("False", "AllDevicesOut") and TAINT in api.taints())

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 from plugin.cluster import apiserver, judging
 from plugin.cluster.credentials import File
-from plugin.cluster.reporter import Reporter
+from plugin.cluster.reporter import ClusterReporter
 from plugin.devices import Device
 from plugin.listing import Shown
 from tests.patience import WITHIN
@@ -22,7 +22,7 @@ IDLE = Device(
 )
 
 
-class Source(Bell):
+class Source(Changed):
     """Devices that stand as the test says, and how often somebody looked."""
 
     def __init__(self, *devices: Device) -> None:
@@ -45,7 +45,7 @@ class Source(Bell):
         self.ring()
 
 
-async def turns(number=50):
+async def slots(number=50):
     """Let the loop do whatever it can do without time."""
     for _ in range(number):
         await asyncio.sleep(0)
@@ -53,12 +53,12 @@ async def turns(number=50):
 
 async def test_nobody_looks_again_and_again_while_the_service_is_silent(api, monkeypatch):
     source = Source(IDLE)
-    reporter = Reporter(apiserver.connect(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
+    reporter = ClusterReporter(apiserver.connect(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
     task = asyncio.create_task(reporter.run(source))
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     monkeypatch.setattr(judging, "NOT_READY_AFTER", 0.0)  # the device has been idle for too long from now on
     source.say(None)
-    await turns()
+    await slots()
     assert source.looks == 2
     task.cancel()
     await asyncio.wait({task})

@@ -131,7 +131,7 @@ async def test_a_day_of_a_node_is_told_in_figures_and_each_leads_to_its_proof(se
     ]
     assert figures.receipts(table.HOOK_TIME) == {used.receipt.id}
 
-    async with client.Admin(service.run_dir / "admin.sock") as admin:
+    async with client.AdminClient(service.run_dir / "admin.sock") as admin:
         await admin.quarantine(other.device, "a drill", "a test")
     with pytest.raises(grpc.aio.AioRpcError):
         await allocate(short_tmp, other.device)

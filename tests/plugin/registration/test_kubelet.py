@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from plugin.registration import kubelet, registration_state, sockets
 from plugin.registration.events import Cause, Registered, Unregistered
-from plugin.registration.kubelet import Registration
+from plugin.registration.kubelet import KubeletRegistration
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 from tests.plugin.kubelet_door import RESOURCE, Heard, Kubelet, Plugin, running
@@ -43,7 +43,7 @@ def plugin():
 
 @pytest.fixture
 def registration(home, heard, plugin):
-    return Registration(RESOURCE, plugin.add, home, heard)
+    return KubeletRegistration(RESOURCE, plugin.add, home, heard)
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ async def test_the_end_waits_for_nothing_whatever_the_kubelet_does(registration,
 async def test_a_plugin_can_be_started_and_ended_at_any_moment(home, door, plugin):
     await door.start()
     for microseconds in range(0, 12_000, 400):
-        task = asyncio.create_task(Registration(RESOURCE, plugin.add, home).run())
+        task = asyncio.create_task(KubeletRegistration(RESOURCE, plugin.add, home).run())
         await asyncio.sleep(microseconds / 1e6)
         task.cancel()
         async with asyncio.timeout(WITHIN):
@@ -368,7 +368,7 @@ async def test_resources_register_side_by_side(home, door):
     await door.start()
     names = ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb"]
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(Registration(name, Plugin().add, home).run()) for name in names]
+        tasks = [group.create_task(KubeletRegistration(name, Plugin().add, home).run()) for name in names]
         await door.until(lambda: len(door.listening) == 3)
         assert {request.resource_name for request in door.registers} == set(names)
         for task in tasks:
@@ -390,4 +390,4 @@ async def test_a_path_too_long_for_the_kernel_is_said_before_anything_is_served(
     deep = short_tmp / ("d" * 80)
     deep.mkdir()
     with sockets.sole_instance(deep), pytest.raises(FatalError, match="longer than 107 bytes"):
-        await Registration("example.com/a-long-resource-name", Plugin().add, deep).run()
+        await KubeletRegistration("example.com/a-long-resource-name", Plugin().add, deep).run()

@@ -8,14 +8,14 @@ import pytest
 from asyncinotify import Mask
 from structlog.testing import capture_logs
 
-from plugin.changed import Bell
+from plugin.changed import Changed
 from plugin.registration import watch
 from tests.patience import WITHIN
 
 
 @asynccontextmanager
 async def watching(*directories):
-    bell = watch.Watch(*directories)
+    bell = watch.FileWatch(*directories)
     task = asyncio.create_task(bell.run())
     try:
         await asyncio.sleep(0.02)  # it looks already
@@ -32,7 +32,7 @@ async def sees(bell, holds):
 
 
 async def test_everybody_who_waits_looks_again_at_each_ring():
-    bell = Bell()
+    bell = Changed()
     ready: set[int] = set()
     waiting = [asyncio.create_task(bell.until(partial(ready.issuperset, [n]))) for n in range(3)]
     await asyncio.sleep(0)

@@ -6,13 +6,13 @@ import pytest
 
 from plugin.testing.allocation import KubeletPanic
 from plugin.testing.kubelet import NotRunning
-from plugin.testing.pods import Container, Kind, Phase, Pod
+from plugin.testing.pods import Container, ContainerKind, Phase, Pod
 from plugin.testing.quirks import Quirks
 from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
-def container(name, count, kind=Kind.APP):
+def container(name, count, kind=ContainerKind.APP):
     return Container(name, {GPU: count}, kind)
 
 
@@ -33,7 +33,7 @@ async def during(kubelet, method):
 
 async def test_x2_an_app_reuses_its_init_containers_device_without_being_asked_for_a_preference(node):
     async with node.ready() as (kubelet, plugin):
-        await kubelet.admit(Pod("p", (container("i", 1, Kind.INIT), container("a", 1), container("b", 2))))
+        await kubelet.admit(Pod("p", (container("i", 1, ContainerKind.INIT), container("a", 1), container("b", 2))))
         assert admissions(kubelet) == [
             ("prefer", "0123", "", 1),
             ("allocate", "0"),
@@ -47,8 +47,8 @@ async def test_x2_an_app_reuses_its_init_containers_device_without_being_asked_f
 
 async def test_x3_two_inits_then_sidecar_then_app_are_asked_for_as_the_real_kubelet_does(node):
     async with node.ready() as (kubelet, _):
-        inits = container("i1", 1, Kind.INIT), container("i2", 2, Kind.INIT)
-        await kubelet.admit(Pod("p", (*inits, container("s", 1, Kind.SIDECAR), container("main", 1))))
+        inits = container("i1", 1, ContainerKind.INIT), container("i2", 2, ContainerKind.INIT)
+        await kubelet.admit(Pod("p", (*inits, container("s", 1, ContainerKind.SIDECAR), container("main", 1))))
         assert admissions(kubelet) == [
             ("prefer", "0123", "", 1),
             ("allocate", "0"),
@@ -64,9 +64,9 @@ async def test_r2_a_sidecars_device_is_not_reused(node):
         pod = Pod(
             "p",
             (
-                container("i1", 1, Kind.INIT),
-                container("s", 1, Kind.SIDECAR),
-                container("i2", 1, Kind.INIT),
+                container("i1", 1, ContainerKind.INIT),
+                container("s", 1, ContainerKind.SIDECAR),
+                container("i2", 1, ContainerKind.INIT),
                 container("a", 1),
                 container("b", 2),
             ),
@@ -79,7 +79,9 @@ async def test_r2_a_sidecars_device_is_not_reused(node):
 
 async def test_a_union_of_several_inits_devices_is_reused_by_one_app(node):
     async with node.ready(little={"count": 3}) as (kubelet, _):
-        pod = Pod("p", (container("i1", 2, Kind.INIT), container("i2", 3, Kind.INIT), container("a", 3)))
+        pod = Pod(
+            "p", (container("i1", 2, ContainerKind.INIT), container("i2", 3, ContainerKind.INIT), container("a", 3))
+        )
         await kubelet.admit(pod)
         assert admissions(kubelet)[-1] == ("allocate", "012")
 
@@ -290,8 +292,8 @@ async def test_r8_a_pod_resources_list_during_a_slow_allocate_makes_two_pods_sha
 async def test_x25_pod_resources_shows_apps_and_sidecars_after_their_allocate_and_inits_never(node):
     async with node.ready() as (kubelet, plugin):
         plugin.hold["Allocate"] = asyncio.Event()
-        sidecar = Container("s", {GPU: 1}, Kind.SIDECAR)
-        pod = Pod("p", (container("i", 1, Kind.INIT), sidecar, container("a", 2)))
+        sidecar = Container("s", {GPU: 1}, ContainerKind.SIDECAR)
+        pod = Pod("p", (container("i", 1, ContainerKind.INIT), sidecar, container("a", 2)))
         admitting = asyncio.create_task(kubelet.admit(pod))
         await during(kubelet, "Allocate")
         told = kubelet.list_pod_resources().pod_resources[0]

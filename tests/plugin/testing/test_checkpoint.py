@@ -8,11 +8,11 @@ import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing import checkpoint
-from plugin.testing.checksum import Entry, checksum
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.checksum import DeviceEntry, checksum
+from plugin.testing.pods import Container, ContainerKind, Pod
 from tests.plugin.testing.little import GPU
 
-TEGRA = Entry(
+TEGRA = DeviceEntry(
     PodUID="bf52b2cd-b611-4e79-86b1-280b283185c3",
     ContainerName="check",
     ResourceName="nvidia.com/gpu",
@@ -30,9 +30,9 @@ def test_the_checksum_of_a_real_kubelets_file_with_a_pod():
 
 
 def test_the_checksum_sorts_numa_nodes_as_numbers_and_resources_as_names():
-    nodes: Entry = {**TEGRA, "DeviceIDs": {"10": ["b"], "-1": ["c"], "2": ["a"]}}
-    sorted_nodes: Entry = {**TEGRA, "DeviceIDs": {"-1": ["c"], "2": ["a"], "10": ["b"]}}
-    by_name: Entry = {**TEGRA, "DeviceIDs": {"10": ["a"], "2": ["b"], "-1": ["c"]}}
+    nodes: DeviceEntry = {**TEGRA, "DeviceIDs": {"10": ["b"], "-1": ["c"], "2": ["a"]}}
+    sorted_nodes: DeviceEntry = {**TEGRA, "DeviceIDs": {"-1": ["c"], "2": ["a"], "10": ["b"]}}
+    by_name: DeviceEntry = {**TEGRA, "DeviceIDs": {"10": ["a"], "2": ["b"], "-1": ["c"]}}
     assert checksum([nodes], {"b/x": [], "a/x": []}) == checksum([sorted_nodes], {"a/x": [], "b/x": []})
     assert checksum([nodes], {}) != checksum([by_name], {})
 
@@ -89,7 +89,7 @@ async def test_it_is_written_at_the_end_of_each_containers_allocate(node, direct
 async def test_init_containers_are_in_it_and_dead_pods_stay_until_the_next_write_after_a_clean_up(node, directory):
     async with node.ready() as (kubelet, _):
         pod, following = (
-            Pod("p", (Container("i", {GPU: 1}, Kind.INIT), Container("a", {GPU: 1}))),
+            Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1}))),
             Pod.of("n", {GPU: 1}),
         )
         await kubelet.run(pod)

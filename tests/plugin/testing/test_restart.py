@@ -8,7 +8,7 @@ from asyncinotify import Inotify, Mask
 
 from plugin.testing.checkpoint import NAME
 from plugin.testing.kubelet import NotRunning
-from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from plugin.testing.quirks import Quirks, Timing
 from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
@@ -93,7 +93,7 @@ async def test_r11_x19_before_the_plugin_is_back_a_crashed_container_starts_with
         await kubelet.run(pod)
         await plugin.stop()
         await restart(kubelet)
-        assert (await kubelet.restart_container(pod, "main")).state is State.RUNNING
+        assert (await kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
         assert [start.prestart for start in kubelet.starts] == [True, False]
         assert kubelet.starts[1].devices == {GPU: ("0",)}
 
@@ -125,18 +125,18 @@ async def test_r11_repaired_the_container_waits_for_the_plugin(node):
 @pytest.mark.parametrize("asked", [True, False])
 async def test_r5_a_completed_init_container_fails_its_healthy_pod_at_re_admission(node, asked):
     async with node.ready(quirks=Quirks(ended_init_is_asked=asked)) as (kubelet, _):
-        pod = Pod("p", (Container("i", {GPU: 1}, Kind.INIT), Container("a", {GPU: 1})))
+        pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
         await kubelet.run(pod)
         await restart(kubelet)
         failed = await kubelet.readmit()
         assert failed == ([pod] if asked else [])
         assert ("no healthy devices present" in pod.message) is asked
-        assert (pod.statuses["a"].state is State.TERMINATED) is asked
+        assert (pod.statuses["a"].state is ContainerState.TERMINATED) is asked
 
 
 async def test_r5_an_init_container_without_a_device_does_no_harm(node):
     async with node.ready() as (kubelet, _):
-        pod = Pod("p", (Container("i", {}, Kind.INIT), Container("a", {GPU: 1})))
+        pod = Pod("p", (Container("i", {}, ContainerKind.INIT), Container("a", {GPU: 1})))
         await kubelet.run(pod)
         await restart(kubelet)
         assert await kubelet.readmit() == []

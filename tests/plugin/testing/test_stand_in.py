@@ -8,7 +8,7 @@ import pytest
 
 from plugin.testing.journal import StandInFault
 from plugin.testing.kubelet import Kubelet
-from plugin.testing.pods import Container, Kind, Pod
+from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.quirks import Quirks
 from plugin.testing.runtime import Nothing
 from tests.patience import WITHIN
@@ -66,7 +66,15 @@ async def test_an_admission_that_the_test_gives_up_leaves_a_working_kubelet(node
 
 
 def test_a_pod_puts_its_apps_last_and_refuses_two_containers_of_one_name():
-    pod = Pod("p", (Container("a"), Container("i", kind=Kind.INIT), Container("b"), Container("s", kind=Kind.SIDECAR)))
+    pod = Pod(
+        "p",
+        (
+            Container("a"),
+            Container("i", kind=ContainerKind.INIT),
+            Container("b"),
+            Container("s", kind=ContainerKind.SIDECAR),
+        ),
+    )
     assert [one.name for one in pod.containers] == ["i", "s", "a", "b"]
     with pytest.raises(ValueError, match="two containers of one name"):
         Pod("p", (Container("a"), Container("a")))

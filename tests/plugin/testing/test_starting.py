@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from plugin.testing.kubelet import PodEnded
-from plugin.testing.pods import Container, Kind, Phase, Pod, State
+from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from plugin.testing.quirks import Timing
 from plugin.testing.runtime import CannotCreate, Nothing
 from tests.patience import WITHIN
@@ -41,7 +41,7 @@ async def during(kubelet, method):
 async def test_r3_x2_prestart_comes_once_before_each_start_in_order_with_the_allocated_ids(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, plugin):
-        inits = Container("i", {GPU: 1}, Kind.INIT), Container("s", {GPU: 1}, Kind.SIDECAR)
+        inits = Container("i", {GPU: 1}, ContainerKind.INIT), Container("s", {GPU: 1}, ContainerKind.SIDECAR)
         pod = Pod("p", (Container("b", {GPU: 2}), *inits))
         await kubelet.run(pod)
         assert prestarts(kubelet) == ["0", "0", "12"]
@@ -51,8 +51,8 @@ async def test_r3_x2_prestart_comes_once_before_each_start_in_order_with_the_all
         assert [start.prestart for start in kubelet.starts] == [True] * 3
         assert {call.deadline for call in kubelet.calls if call.method == "PreStartContainer"} == {30.0}
         assert 29 < plugin.left["PreStartContainer"] < 31
-        assert pod.statuses["i"].state is State.TERMINATED
-        assert pod.statuses["s"].state is State.RUNNING
+        assert pod.statuses["i"].state is ContainerState.TERMINATED
+        assert pod.statuses["s"].state is ContainerState.RUNNING
 
 
 async def test_x4_a_container_restart_is_a_prestart_without_an_allocate(node):
@@ -73,7 +73,7 @@ async def test_x9_prestart_is_cut_at_its_limit_and_the_next_container_is_tried_a
         await kubelet.run(pod)
         assert prestarts(kubelet) == ["0", "1"]
         for status in pod.statuses.values():
-            assert status.state is State.WAITING
+            assert status.state is ContainerState.WAITING
             assert status.reason == "CreateContainerConfigError"
             assert status.message == (
                 "device plugin PreStartContainer rpc failed with err:"
@@ -119,7 +119,7 @@ async def test_x10_an_error_from_prestart_keeps_the_pod_and_its_devices_and_is_t
 async def test_an_init_container_that_waits_holds_up_the_rest_of_its_pod(node):
     async with node.ready() as (kubelet, plugin):
         plugin.fail["PreStartContainer"] = "no"
-        pod = Pod("p", (Container("i", {GPU: 1}, Kind.INIT), Container("a", {GPU: 1})))
+        pod = Pod("p", (Container("i", {GPU: 1}, ContainerKind.INIT), Container("a", {GPU: 1})))
         assert (await kubelet.run(pod)).phase is Phase.PENDING
         assert prestarts(kubelet) == ["0"]
 
@@ -148,7 +148,7 @@ async def test_x23_a_deletion_during_prestart_waits_the_container_starts_and_is_
         plugin.hold["PreStartContainer"].set()
         await asyncio.wait_for(asyncio.gather(running, deleting), WITHIN)
         assert [line[0] for line in runtime.log] == ["start", "stop"]
-        assert pod.statuses["main"].state is State.TERMINATED
+        assert pod.statuses["main"].state is ContainerState.TERMINATED
 
 
 async def test_x24_a_create_that_fails_waits_and_prestart_comes_again_before_the_next_try(node):
@@ -172,7 +172,7 @@ async def test_x26_a_plugin_without_prestart_is_not_asked_even_when_it_is_away(n
         await kubelet.run(pod)
         await plugin.stop()
         await kubelet.until(lambda: kubelet.allocatable == {GPU: 0})
-        assert (await kubelet.restart_container(pod, "main")).state is State.RUNNING
+        assert (await kubelet.restart_container(pod, "main")).state is ContainerState.RUNNING
         assert prestarts(kubelet) == []
         assert [start.prestart for start in kubelet.starts] == [False, False]
 
@@ -182,7 +182,7 @@ async def test_r7_prestart_is_called_for_a_pod_no_longer_active_until_it_is_clea
         pod = Pod.of("p", {GPU: 1})
         await kubelet.admit(pod)
         await kubelet.force_delete(pod)
-        assert (await kubelet.start_container(pod, "main")).state is State.RUNNING
+        assert (await kubelet.start_container(pod, "main")).state is ContainerState.RUNNING
         await kubelet.admit(Pod.of("next", {GPU: 1}))  # cleans up
         status = await kubelet.restart_container(pod, "main")
         assert "no devices found allocated in local cache" in status.message
@@ -211,7 +211,7 @@ async def test_of_two_resources_with_an_env_of_one_name_the_first_wins_and_the_r
 async def test_containers_stop_in_the_reverse_of_their_order(node):
     runtime = Containers()
     async with node.ready(runtime=runtime) as (kubelet, _):
-        pod = Pod("p", (Container("s", {}, Kind.SIDECAR), Container("a"), Container("b")))
+        pod = Pod("p", (Container("s", {}, ContainerKind.SIDECAR), Container("a"), Container("b")))
         await kubelet.run(pod)
         await kubelet.delete(pod)
         assert [line[1] for line in runtime.log if line[0] == "stop"] == ["b", "a", "s"]

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from scrubber.core.model import Ailment, Sign, Xid
+from scrubber.core.model import AilmentKind, Sign, Xid
 from scrubber.devices.base import DeviceError, DriverClosedError
 from scrubber.devices.nvidia.health import kernel_messages, xid_log
 from scrubber.devices.nvidia.health.kernel_messages import GpuError, SwitchError
-from scrubber.devices.nvidia.health.nvml_events import Happenings
+from scrubber.devices.nvidia.health.nvml_events import NvmlEvents
 from scrubber.devices.nvidia.health.xid_log import XidLog
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.ground import log
@@ -58,7 +58,7 @@ class Lines(Protocol):
         ...
 
 
-class Ears:
+class Listener:
     """What was heard of every GPU.
 
     ``clock`` is one that stands still while the machine is suspended, as that of the kernel's messages does. The two
@@ -73,7 +73,7 @@ class Ears:
         whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
         """Hear nothing yet."""
-        self._happenings = Happenings(library)
+        self._happenings = NvmlEvents(library)
         self._kernel = kernel
         self._clock = clock
         self._lock = threading.Lock()  # guards the next six, and the bell
@@ -131,7 +131,7 @@ class Ears:
             fatal = self._fatal
         if fatal is None or now - fatal[0] >= FATAL_FOR:
             return ()
-        return (Sign(Ailment.SWITCH, f"{fatal[1].switch} of this node: {fatal[1].detail}"),)
+        return (Sign(AilmentKind.SWITCH, f"{fatal[1].switch} of this node: {fatal[1].detail}"),)
 
     def _follow(self) -> tuple[threading.Thread, ...]:
         if self._kernel is None:

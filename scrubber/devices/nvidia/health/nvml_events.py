@@ -40,13 +40,13 @@ class _Listening:
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class NvmlEvent:
     """Something that NVML told: an XID, or anything else, for which the device is to be looked at."""
 
     xid: GpuError | None
 
 
-class Happenings:
+class NvmlEvents:
     """The events of all GPUs. For one thread."""
 
     def __init__(self, library: Library) -> None:
@@ -55,7 +55,7 @@ class Happenings:
         self._listening: _Listening | None = None
         self._told: frozenset[str] = frozenset()
 
-    def next(self) -> Happening | None:
+    def next(self) -> NvmlEvent | None:
         """What happens within a moment, if anything does; DeviceError when that cannot be told."""
         with self._library.session() as nvml:
             try:
@@ -111,12 +111,12 @@ class Happenings:
         nvml.ask(pynvml.nvmlDeviceRegisterEvents, handle, kinds, listening.events)
         listening.places[_number(handle)] = place
 
-    def _read(self, nvml: Session, listening: _Listening, data: pynvml.c_nvmlEventData_t) -> Happening:
+    def _read(self, nvml: Session, listening: _Listening, data: pynvml.c_nvmlEventData_t) -> NvmlEvent:
         if data.eventType != _XID:
-            return Happening(None)
+            return NvmlEvent(None)
         place = listening.places.get(_number(data.device)) or _place(nvml, data.device)
         instance = None if data.gpuInstanceId == _NO_INSTANCE else data.gpuInstanceId
-        return Happening(GpuError(place, data.eventData, instance))
+        return NvmlEvent(GpuError(place, data.eventData, instance))
 
 
 def _event(events: Handle) -> pynvml.c_nvmlEventData_t | None:

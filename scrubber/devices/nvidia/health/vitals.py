@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from scrubber.core.model import Ailment, Sign, Vitals
+from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.holders import Lives, Usage
@@ -78,7 +78,7 @@ def worsened(before: Vitals, after: Vitals) -> str | None:
 
 
 def _reboot_wanted(vitals: Vitals) -> bool:
-    return any(sign.ailment is Ailment.REBOOT_REQUIRED for sign in vitals.signs)
+    return any(sign.kind is AilmentKind.REBOOT_REQUIRED for sign in vitals.signs)
 
 
 def _gpu(nvml: Session, uuid: str, handle: Handle) -> Handle:
@@ -105,4 +105,4 @@ def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
 
 def _reboots(wish: int | None) -> tuple[Sign, ...]:
     """Any other wish is one for a reset, also one that a reset may not fulfil: it is told again afterwards."""
-    return (Sign(Ailment.REBOOT_REQUIRED, _REBOOT[wish]),) if wish in _REBOOT else ()
+    return (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[wish]),) if wish in _REBOOT else ()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory.boards import Board
-from scrubber.devices.nvidia.inventory.partitions import Partition, Place
+from scrubber.devices.nvidia.inventory.partitions import Partition, Placement
 
 
 def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> DeviceInfo:
@@ -27,7 +27,7 @@ def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> 
     )
 
 
-def of_slice(index: int, board: Board, place: Place, partition: Partition, domain: str | None) -> DeviceInfo:
+def of_slice(index: int, board: Board, place: Placement, partition: Partition, domain: str | None) -> DeviceInfo:
     """A slice: it has no links, and goes down with all others of its GPU at least."""
     return replace(
         of_gpu(index, board, None, domain),

@@ -19,7 +19,7 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory import boards, device_info, driver, nvlinks, partitions
 from scrubber.devices.nvidia.inventory.boards import Board
 from scrubber.devices.nvidia.inventory.neighbours import Neighbours
-from scrubber.devices.nvidia.inventory.partitions import Partition, Place
+from scrubber.devices.nvidia.inventory.partitions import Partition, Placement
 from scrubber.devices.nvidia.nvml import SLICE, DriverGoneError, Handle, Library, Session
 from scrubber.ground import log
 
@@ -45,7 +45,7 @@ class _Remembered:
     driver: str
     opening: int
     boards: dict[str, Board] = field(default_factory=dict)
-    partitions: dict[Place, Partition] = field(default_factory=dict)
+    partitions: dict[Placement, Partition] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ LINKS_HOLD = 60.0  # seconds; a fabric manager may come up, or a link go down, a
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownBoard:
     """What a GPU was joined to when it was last asked."""
 
     asked: float
@@ -31,7 +31,7 @@ class Neighbours:
 
     def __init__(self) -> None:
         """None was seen yet."""
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownBoard] = {}
         self._domains: dict[str, str] = {}
 
     def look(self, nvml: Session, handle: Handle, board: Board, *, sliced: bool) -> None:
@@ -40,7 +40,7 @@ class Neighbours:
             return
         known = self._known.get(board.uuid)
         if known is None or time.monotonic() - known.asked > LINKS_HOLD:
-            self._known[board.uuid] = _Known(time.monotonic(), board.pci_address, nvlinks.of(nvml, handle))
+            self._known[board.uuid] = _KnownBoard(time.monotonic(), board.pci_address, nvlinks.of(nvml, handle))
 
     def islands(self) -> dict[str, str]:
         """The island of each GPU that is joined to another."""

@@ -24,7 +24,7 @@ _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Placement:
     """Where a slice is now: its number on the GPU, and its instances."""
 
     uuid: str
@@ -54,7 +54,7 @@ class Partition:
         return tuple(f"nvidia-caps/nvidia-cap{number}" for number in self.capabilities)
 
 
-def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[tuple[Place, Handle]]:
+def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[tuple[Placement, Handle]]:
     """The slices of a GPU that can be handed out; ``note`` hears of those that share their memory.
 
     One that cannot be read stops the list: it may share the memory of any other.
@@ -74,7 +74,7 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
             note(f"cannot offer {place.uuid}: its memory is shared by {crowd[place.gpu_instance]} slices")
 
 
-def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Place, handle: Handle) -> Partition:
+def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Placement, handle: Handle) -> Partition:
     """Ask for all of it."""
     model: str = nvml.ask(pynvml.nvmlDeviceGetName, handle)
     files = _access_files(host, board, place)
@@ -87,8 +87,8 @@ def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Pla
     )
 
 
-def _place(nvml: Session, handle: Handle, number: int) -> Place:
-    return Place(
+def _place(nvml: Session, handle: Handle, number: int) -> Placement:
+    return Placement(
         uuid=nvml.ask(pynvml.nvmlDeviceGetUUID, handle),
         number=number,
         gpu_instance=nvml.ask(pynvml.nvmlDeviceGetGpuInstanceId, handle),
@@ -96,7 +96,7 @@ def _place(nvml: Session, handle: Handle, number: int) -> Place:
     )
 
 
-def _access_files(host: Host, board: boards.Board, place: Place) -> tuple[Path, ...]:
+def _access_files(host: Host, board: boards.Board, place: Placement) -> tuple[Path, ...]:
     instance = host.proc_driver / f"capabilities/gpu{board.minor}/mig/gi{place.gpu_instance}"
     return instance / "access", instance / f"ci{place.compute_instance}/access"
 
@@ -111,7 +111,7 @@ def _capability(file: Path) -> int:
     return int(found[1])
 
 
-def _profile(nvml: Session, gpu: Handle, place: Place, model: str) -> str:
+def _profile(nvml: Session, gpu: Handle, place: Placement, model: str) -> str:
     """From the name, as in "NVIDIA H200 MIG 1g.18gb"; its attributes from the GPU instance where the name has none."""
     found = _PROFILE.search(model)
     if found is None:
@@ -120,7 +120,7 @@ def _profile(nvml: Session, gpu: Handle, place: Place, model: str) -> str:
     return f"{size}{attributes or _attributes(nvml, gpu, place)}"
 
 
-def _attributes(nvml: Session, gpu: Handle, place: Place) -> str:
+def _attributes(nvml: Session, gpu: Handle, place: Placement) -> str:
     instance = nvml.told(pynvml.nvmlDeviceGetGpuInstanceById, gpu, place.gpu_instance)
     info = None if instance is None else nvml.told(pynvml.nvmlGpuInstanceGetInfo, instance)
     if info is None:

@@ -10,7 +10,7 @@ import pynvml
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.inventory import boards, pci
 from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
-from scrubber.devices.nvidia.reset.preconditions import Target
+from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
 _FIRST_PAUSE, _GROWTH, _LONGEST_PAUSE = 0.05, 2.0, 1.0
 _WANTS = {
@@ -36,7 +36,7 @@ def joined_before_reset(session: Session, uuid: str) -> bool:
         return False
 
 
-def wait(target: Target, *, joined: bool) -> None:
+def wait(target: ResetTarget, *, joined: bool) -> None:
     """Until it is back. NVML is opened anew for every look: it may not find what was away when it was opened."""
     until = monotonic() + target.patience.coming_back
     pause = _FIRST_PAUSE
@@ -50,7 +50,7 @@ def wait(target: Target, *, joined: bool) -> None:
         target.library.take_up()
 
 
-def _missed(target: Target, *, joined: bool) -> DeviceError | None:
+def _missed(target: ResetTarget, *, joined: bool) -> DeviceError | None:
     """What is still missing of it."""
     try:
         with target.library.session() as session:
@@ -64,7 +64,7 @@ def _missed(target: Target, *, joined: bool) -> DeviceError | None:
     return None
 
 
-def _look(session: Session, target: Target) -> Handle:
+def _look(session: Session, target: ResetTarget) -> Handle:
     try:
         device = session.handle(target.uuid)
     except DeviceError:
@@ -85,7 +85,7 @@ def _fabric(session: Session, device: Handle) -> int | None:
     return None if told is None else int(info.state)
 
 
-def _look_at_its_place(session: Session, target: Target) -> None:
+def _look_at_its_place(session: Session, target: ResetTarget) -> None:
     """Whether another device answers where it was."""
     try:
         device = session.ask(pynvml.nvmlDeviceGetHandleByPciBusId, target.pci_address)

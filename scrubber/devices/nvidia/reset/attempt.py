@@ -28,7 +28,7 @@ class NoPermission:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ResetFailed:
     """It was tried; what it did is not known."""
 
     why: str
@@ -41,4 +41,4 @@ class Stuck:
     why: str
 
 
-Attempt = Done | InUse | Unsupported | NoPermission | Failed | Stuck
+Attempt = Done | InUse | Unsupported | NoPermission | ResetFailed | Stuck

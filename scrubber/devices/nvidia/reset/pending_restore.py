@@ -30,7 +30,7 @@ _SUFFIX = "resetting.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class PendingRestore:
     """What a GPU is to get back."""
 
     persistence: bool  # whether it is to be switched on
@@ -42,7 +42,7 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class PendingRestores:
     """The files about one GPU and its slices, in a folder for several."""
 
     folder: Path
@@ -52,7 +52,7 @@ class Notes:
         """Of the whole GPU, or of one slice that is made anew."""
         return self.folder / ".".join(filter(None, (self.gpu, slice_, _SUFFIX)))
 
-    def left(self) -> dict[Path, Owed]:
+    def left(self) -> dict[Path, PendingRestore]:
         """What was begun and is not finished. DeviceError when a file is not what was written."""
         found = {}
         for path in sorted(self.folder.glob(f"{self.gpu}.*{_SUFFIX}")):
@@ -65,7 +65,7 @@ class Notes:
                 raise DeviceError(f"cannot read what a reset left behind in {path}: {why}") from error
         return found
 
-    def write(self, path: Path, owed: Owed) -> None:
+    def write(self, path: Path, owed: PendingRestore) -> None:
         """Whole or not at all, and on the disk when this returns."""
         text = json.dumps({"uuid": self.gpu, **asdict(owed)}, indent=2).encode() + b"\n"
         try:
@@ -98,7 +98,7 @@ def indebted(folder: Path) -> frozenset[str]:
     return frozenset(path.name.split(".")[0] for path in folder.glob(f"[!.]*.{_SUFFIX}"))
 
 
-def together(owed: Iterable[Owed]) -> Owed:
+def together(owed: Iterable[PendingRestore]) -> PendingRestore:
     """All of it; of two that cannot be there at once the first one counts."""
     every = tuple(owed)
     layout: dict[tuple[int, int], Instance] = {}
@@ -109,20 +109,20 @@ def together(owed: Iterable[Owed]) -> Owed:
             layout[one.profile, one.start] = replace(same, parts=same.parts + parts)
         elif not _overlaps(one, layout.values()):
             layout[one.profile, one.start] = one
-    return Owed(any(those.persistence for those in every), tuple(layout.values()))
+    return PendingRestore(any(those.persistence for those in every), tuple(layout.values()))
 
 
 def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
     return any(one.start < it.start + it.size and it.start < one.start + one.size for it in others)
 
 
-def finish(session: Session, gpu: str, left: Iterable[Owed]) -> None:
+def finish(session: Session, gpu: str, left: Iterable[PendingRestore]) -> None:
     """Give the GPU what earlier resets left, but for what has no room beside the slices that are there now."""
-    there = Owed(persistence=False, layout=slices.layout(session, gpu))
+    there = PendingRestore(persistence=False, layout=slices.layout(session, gpu))
     bring_back(session, gpu, together((there, *left)))
 
 
-def bring_back(session: Session, gpu: str, owed: Owed) -> None:
+def bring_back(session: Session, gpu: str, owed: PendingRestore) -> None:
     """Give the GPU what it is owed; what is there already stays as it is."""
     deeds: list[Callable[[], None]] = []
     if owed.persistence:
@@ -160,14 +160,14 @@ def _divide(session: Session, gpu: str, layout: Layout) -> None:
         raise DeviceError(f"its slices did not come back: {error}") from error
 
 
-def _decoded(text: bytes, gpu: str) -> Owed:
+def _decoded(text: bytes, gpu: str) -> PendingRestore:
     """Read strictly."""
     said = json.loads(text)
     if not isinstance(said, dict) or said.keys() != {"uuid", "persistence", "layout"} or said["uuid"] != gpu:
         raise ValueError("this is not about that device")
     if said["persistence"] not in (True, False):
         raise ValueError(f"persistence is {said['persistence']!r}")
-    return Owed(bool(said["persistence"]), tuple(map(_instance, said["layout"])))
+    return PendingRestore(bool(said["persistence"]), tuple(map(_instance, said["layout"])))
 
 
 def _instance(said: Mapping[str, Any]) -> Instance:

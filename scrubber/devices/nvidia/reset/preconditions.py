@@ -18,7 +18,7 @@ from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import sysfs
-from scrubber.devices.nvidia.reset.pending_restore import Notes
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestores
 from scrubber.ground import process_names
 
 SECONDS = 60.0  # for a reset, where nobody says how long its step has
@@ -43,7 +43,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResetTarget:
     """A whole GPU that is to be reset.
 
     ``holders`` names every process that has open what goes down with it, bystanders and the service included; None when
@@ -58,7 +58,7 @@ class Target:
     holders: Users
     library: Library
     locks: tuple[Path, ...]  # its own, and those of all that go down with it
-    notes: Notes | None = None  # where to keep what the reset must bring back
+    notes: PendingRestores | None = None  # where to keep what the reset must bring back
     privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
     patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
     daemon_runs: Callable[[str], bool] | None = None
@@ -69,7 +69,7 @@ class Target:
         return self.host.sys_pci / self.pci_address
 
 
-def unmet(session: Session, target: Target) -> tuple[str, ...]:
+def unmet(session: Session, target: ResetTarget) -> tuple[str, ...]:
     """All that stands in the way, each with its remedy."""
     found = (
         rights(target),
@@ -103,7 +103,7 @@ def persistence_daemon(host: Host) -> int | None:
     return pid or None  # 0: it is in a pid namespace that we do not see
 
 
-def answered(session: Session, target: Target, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - as many as questions
+def answered(session: Session, target: ResetTarget, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - as many as questions
     """What the device says; None when it does not know, or says nothing more before it has been reset."""
     try:
         return session.told(question, session.handle(target.uuid))
@@ -111,12 +111,12 @@ def answered(session: Session, target: Target, question: Callable[..., Any]) -> 
         return None
 
 
-def rights(target: Target) -> str | None:
+def rights(target: ResetTarget) -> str | None:
     """Whoever resets a device must be root."""
     return None if target.privileged else "it takes root: run the service as root"
 
 
-def _listed(session: Session, target: Target) -> str | None:
+def _listed(session: Session, target: ResetTarget) -> str | None:
     """Whom the driver names. A device that wants a reset lists nobody: the look at who has it open is the proof."""
     try:
         lists = [answered(session, target, question) or [] for question in holders.LISTS]
@@ -128,7 +128,7 @@ def _listed(session: Session, target: Target) -> str | None:
     return f"the driver lists process {', '.join(map(str, pids))} on it: end it first" if pids else None
 
 
-def _fabric(session: Session, target: Target) -> str | None:
+def _fabric(session: Session, target: ResetTarget) -> str | None:
     """Ampere alone needs the fabric manager, and its driver does not tell of it: so its process is looked for.
 
     Anybody can name a program so; that it is the node's own is for ``daemon_runs`` to know.
@@ -146,14 +146,14 @@ def _fabric(session: Session, target: Target) -> str | None:
     return "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
 
 
-def _virtual(session: Session, target: Target) -> str | None:
+def _virtual(session: Session, target: ResetTarget) -> str | None:
     mode = answered(session, target, pynvml.nvmlDeviceGetVirtualizationMode)
     if mode != pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
         return None
     return "it is a vGPU of a virtual machine: only the host can reset it; give it a policy whose paths do not reset"
 
 
-def _model(target: Target) -> str | None:
+def _model(target: ResetTarget) -> str | None:
     if not sysfs.is_tesla_t4(target.function):
         return None
     return "a Tesla T4 has no function-level reset: reboot the node, or give it a policy whose paths do not reset"

@@ -23,13 +23,13 @@ from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Session
 from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, preconditions, smi, sysfs
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
-from scrubber.devices.nvidia.reset.pending_restore import Owed
-from scrubber.devices.nvidia.reset.preconditions import Target
+from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
+from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
 TOOL, KERNEL = "nvidia-smi", "function"  # as policies name them
 Held = tuple[int, ...]  # the open files of its locks
-MEANS: dict[str, Callable[[Target, Held], Attempt]] = {
+MEANS: dict[str, Callable[[ResetTarget, Held], Attempt]] = {
     TOOL: lambda target, held: smi.reset(target.uuid, target.patience.tool, *held),
     KERNEL: lambda target, _held: sysfs.reset(target.function),
 }
@@ -46,7 +46,7 @@ def _nothing(_session: Session) -> None:
     """Neither before nor after it."""
 
 
-def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> str:
+def reset(target: ResetTarget, before: Deed = _nothing, after: Deed = _nothing) -> str:
     """The means that did it, when the same GPU is back, divided as it was, and wants nothing more.
 
     ``before`` is done when nothing stands in the way any more, ``after`` when it is back; nobody is on it either time.
@@ -73,9 +73,9 @@ def reset(target: Target, before: Deed = _nothing, after: Deed = _nothing) -> st
         return means
 
 
-def _written_down(session: Session, target: Target, *, kept_ready: bool) -> Owed:
+def _written_down(session: Session, target: ResetTarget, *, kept_ready: bool) -> PendingRestore:
     """What it has now, and what an earlier reset still owes it: what is there now may be an operator's later choice."""
-    now = Owed(kept_ready, slices.layout_before_reset(session, target.uuid))
+    now = PendingRestore(kept_ready, slices.layout_before_reset(session, target.uuid))
     if target.notes is None:
         return now
     owed = pending_restore.together((now, *target.notes.left().values()))
@@ -84,7 +84,7 @@ def _written_down(session: Session, target: Target, *, kept_ready: bool) -> Owed
     return owed
 
 
-def _take_down(target: Target, held: Held, mode: int | None) -> str:
+def _take_down(target: ResetTarget, held: Held, mode: int | None) -> str:
     """Persistence off, NVML closed, and the reset."""
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
@@ -96,7 +96,7 @@ def _take_down(target: Target, held: Held, mode: int | None) -> str:
         target.library.take_up()
 
 
-def _one_after_the_other(target: Target, held: Held, *, idle: bool) -> str:
+def _one_after_the_other(target: ResetTarget, held: Held, *, idle: bool) -> str:
     """Each means once, until one says that it is done: that one."""
     refusals: list[str] = []
     untouched = True  # so far
@@ -117,12 +117,12 @@ def _one_after_the_other(target: Target, held: Held, *, idle: bool) -> str:
                 raise _StillAtItError(f"cannot reset: {name}: {why}: reboot the node")
             case NoPermission():
                 refusals.append(f"{name}: it takes root and CAP_SYS_ADMIN")
-            case Unsupported(why) | Failed(why):
+            case Unsupported(why) | ResetFailed(why):
                 refusals.append(f"{name}: {why}")
     raise DeviceError(f"cannot reset: {'; '.join(refusals)}")
 
 
-def _not_for_the_kernel(target: Target, *, idle: bool, untouched: bool) -> str | None:
+def _not_for_the_kernel(target: ResetTarget, *, idle: bool, untouched: bool) -> str | None:
     """Why the kernel must not be asked, which asks nobody."""
     if not untouched:
         return "it asks nobody who is on the device, and what was tried before it may have found somebody"
@@ -131,7 +131,7 @@ def _not_for_the_kernel(target: Target, *, idle: bool, untouched: bool) -> str |
     return _stays(lambda: sysfs.clients(target.host.sys_module), target.patience.leaving)
 
 
-def _nobody_there(target: Target) -> None:
+def _nobody_there(target: ResetTarget) -> None:
     """Not even the persistence daemon, which needs a moment to leave."""
     if fault := _stays(lambda: preconditions.in_the_way(target.holders()), target.patience.leaving):
         raise NotNowError(f"cannot reset: {fault}")
@@ -147,7 +147,7 @@ def _stays(look: Callable[[], str | None], within: float) -> str | None:
     return fault
 
 
-def _give_back(target: Target, owed: Owed) -> None:
+def _give_back(target: ResetTarget, owed: PendingRestore) -> None:
     if not owed:
         return
     try:
@@ -161,7 +161,7 @@ def _give_back(target: Target, owed: Owed) -> None:
         target.notes.drop(target.notes.left())
 
 
-def _give_back_after(error: DeviceError, target: Target, owed: Owed) -> None:
+def _give_back_after(error: DeviceError, target: ResetTarget, owed: PendingRestore) -> None:
     """The same when the reset was refused or has failed: told with it where that fails as well."""
     try:
         _give_back(target, owed)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
+from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 
 PROGRAM = "nvidia-smi"
 _ENDS_WITHIN = 2.0  # seconds at most; who is killed and has not ended by then is stuck in the driver
@@ -65,7 +65,7 @@ def understood(status: int, said: str) -> Attempt:
         return NoPermission()
     if status == _STATUS_UNSUPPORTED or any(fragment in words for fragment in _UNSUPPORTED):
         return Unsupported(f"{PROGRAM} says that this device cannot be reset")
-    return Failed(_failure(status, said))
+    return ResetFailed(_failure(status, said))
 
 
 def _failure(status: int, said: str) -> str:
@@ -83,4 +83,4 @@ def _put_down(process: subprocess.Popen[bytes], within: float) -> Attempt:
         if process.stdout is not None:
             process.stdout.close()
         return Stuck(f"{PROGRAM} (pid {process.pid}) was not done within {within:g} s and cannot be killed")
-    return Failed(f"{PROGRAM} was not done within {within:g} s and was killed")
+    return ResetFailed(f"{PROGRAM} was not done within {within:g} s and was killed")

@@ -9,7 +9,7 @@ import errno
 from pathlib import Path
 
 from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, Failed, InUse, NoPermission, Unsupported
+from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Unsupported
 
 _NVIDIA = "0x10de"
 _OTHER_BRIDGE = "0x0680"  # the class of NVSwitches, as far as it is told apart here
@@ -34,7 +34,7 @@ def reset(place: Path) -> Attempt:
     try:
         (place / "reset").write_text("1")
     except OSError as error:
-        return _REFUSALS.get(error.errno or 0, Failed(f"the kernel's reset failed: {error.strerror}"))
+        return _REFUSALS.get(error.errno or 0, ResetFailed(f"the kernel's reset failed: {error.strerror}"))
     return Done()
 
 

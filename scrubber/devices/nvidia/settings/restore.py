@@ -26,10 +26,10 @@ from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
 from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Knob, on_or_off, unlock_clocks
-from scrubber.devices.nvidia.settings.settings import Settings
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 
 
-def before_reset(session: Session, uuid: str, first: Settings, wanted: Settings) -> None:
+def before_reset(session: Session, uuid: str, first: StoredSettings, wanted: StoredSettings) -> None:
     """Set what the reset will bring into force. A device that says nothing more before it was reset is left."""
     device = session.handle(uuid)
     try:
@@ -44,7 +44,7 @@ def before_reset(session: Session, uuid: str, first: Settings, wanted: Settings)
         return
 
 
-def restore(session: Session, uuid: str, first: Settings, wanted: Settings) -> tuple[str, ...]:
+def restore(session: Session, uuid: str, first: StoredSettings, wanted: StoredSettings) -> tuple[str, ...]:
     """Set what has drifted, read it again, and say what it was. DeviceError when anything did not take."""
     device = session.handle(uuid)
     deeds: list[tuple[str, Callable[[], Iterable[str]]]] = [
@@ -66,7 +66,7 @@ def restore(session: Session, uuid: str, first: Settings, wanted: Settings) -> t
     return tuple(told)
 
 
-def shared(session: Session, uuid: str, first: Settings, wanted: Settings) -> tuple[str, ...]:
+def shared(session: Session, uuid: str, first: StoredSettings, wanted: StoredSettings) -> tuple[str, ...]:
     """What has drifted on a GPU of which only a slice is in hand: told and left, for others are at work on the rest.
 
     DeviceError where only a reset can set it right.
@@ -87,13 +87,15 @@ def shared(session: Session, uuid: str, first: Settings, wanted: Settings) -> tu
     )
 
 
-def _aim(session: Session, device: Handle, knob: Knob, first: Settings, wanted: Settings) -> Any:  # noqa: ANN401 - a knob's
+def _aim(session: Session, device: Handle, knob: Knob, first: StoredSettings, wanted: StoredSettings) -> Any:  # noqa: ANN401 - a knob's
     """Where it belongs: what the policy names, else the driver's default, else what was seen first."""
     candidates = (getattr(wanted, knob.name), knob.default(session, device), getattr(first, knob.name))
     return next((value for value in candidates if value is not None), None)
 
 
-def _restored(session: Session, device: Handle, knob: Knob, first: Settings, wanted: Settings) -> Iterable[str]:
+def _restored(
+    session: Session, device: Handle, knob: Knob, first: StoredSettings, wanted: StoredSettings
+) -> Iterable[str]:
     aim = _aim(session, device, knob, first, wanted)
     now = knob.read(session, device)
     if now is None and getattr(wanted, knob.name) is not None:
@@ -127,7 +129,7 @@ def _turn(session: Session, device: Handle, knob: Knob, aim: Any) -> None:  # no
         raise DeviceError(f"it was set to {knob.word(aim)} and {reads}")
 
 
-def _divided(session: Session, uuid: str, first: Settings) -> Iterable[str]:
+def _divided(session: Session, uuid: str, first: StoredSettings) -> Iterable[str]:
     """Whether the GPU is still divided as it was."""
     device = session.handle(uuid)
     in_force = _in_force(MIG, session, device)
@@ -135,7 +137,7 @@ def _divided(session: Session, uuid: str, first: Settings) -> Iterable[str]:
         return ()
     if in_force != first.mig:
         return (f"{MIG.name}: {on_or_off(in_force)}, first seen {on_or_off(first.mig)} (left: operators divide GPUs)",)
-    told = tuple(_restored(session, device, MIG, first, Settings()))
+    told = tuple(_restored(session, device, MIG, first, StoredSettings()))
     layout = slices.words(slices.layout(session, uuid))
     if first.layout in (None, layout):
         return told

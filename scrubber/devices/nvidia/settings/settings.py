@@ -21,7 +21,7 @@ from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Clocks
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StoredSettings:
     """The settings of a device. None: it does not know such a thing, or nobody names a value."""
 
     persistence: bool | None = None
@@ -37,15 +37,15 @@ class Settings:
 _NAMED = frozenset(knob.name for knob in KNOBS)  # a policy names no MIG mode: that is for whoever lays slices out
 
 
-def capture(session: Session, uuid: str) -> Settings:
+def capture(session: Session, uuid: str) -> StoredSettings:
     """As they are now."""
     device = session.handle(uuid)
     values = {knob.name: knob.read(session, device) for knob in (*KNOBS, MIG)}
     layout = None if values[MIG.name] is None else slices.words(slices.layout(session, uuid))
-    return Settings(**values, layout=layout)
+    return StoredSettings(**values, layout=layout)
 
 
-def baseline(path: Path, session: Session, uuid: str) -> Settings:
+def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
     """As they were when the device was first seen; that is now, where there is no such file yet."""
     try:
         if not path.exists():
@@ -55,7 +55,7 @@ def baseline(path: Path, session: Session, uuid: str) -> Settings:
         raise DeviceError(f"cannot read the baseline of {uuid}: {error}; set it right and remove {path}") from error
 
 
-def named(values: Mapping[str, Any]) -> Settings:
+def named(values: Mapping[str, Any]) -> StoredSettings:
     """What a policy names, in its words: watts, and clocks by name. DeviceError for what is no setting."""
     if unknown := sorted(values.keys() - _NAMED):
         raise DeviceError(f"cannot restore settings: the policy names {', '.join(unknown)}, which is no setting")
@@ -82,30 +82,30 @@ def _as_it_is(value: object) -> object:
 _POLICY_WORDS: dict[str, Callable[[object], object]] = {"power_limit": _milliwatts, "application_clocks": _pair}
 
 
-def encode(settings: Settings, uuid: str) -> bytes:
+def encode(settings: StoredSettings, uuid: str) -> bytes:
     """As a document that says whose settings it holds."""
     return json.dumps({"uuid": uuid, "settings": asdict(settings)}, indent=2).encode() + b"\n"
 
 
-def decode(text: bytes, uuid: str) -> Settings:
+def decode(text: bytes, uuid: str) -> StoredSettings:
     """Read strictly. ValueError for anything that ``encode`` would not have written of this device."""
     said = json.loads(text)
     if not isinstance(said, dict) or said.keys() != {"uuid", "settings"} or said["uuid"] != uuid:
         raise ValueError("these are not the settings of this device")
     values = said["settings"]
-    if not isinstance(values, dict) or values.keys() != {field.name for field in fields(Settings)}:
+    if not isinstance(values, dict) or values.keys() != {field.name for field in fields(StoredSettings)}:
         raise ValueError("these are not exactly the settings that are kept")
     return _typed(values)
 
 
-def _typed(values: Mapping[str, Any]) -> Settings:
+def _typed(values: Mapping[str, Any]) -> StoredSettings:
     for name, value in values.items():
         if value is not None and not _fits(name, value):
             raise ValueError(f"{name} is {value!r}")
     tuples: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list | tuple) else value for name, value in values.items()
     }
-    return Settings(**tuples)
+    return StoredSettings(**tuples)
 
 
 def _fits(name: str, value: object) -> bool:

@@ -77,7 +77,7 @@ def test_threads_that_wait_for_what_does_not_come_are_not_missed(rig, listen, mo
     monkeypatch.setattr(listener, "FIRST_PAUSE", 3600.0)
     rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
     backend = listen()
-    due, silent = backend._ears._due, listener.SILENT
+    due, silent = backend._listener._due, listener.SILENT
     until(lambda: due["nvml-events"] == clock.now + 3600.0 + silent)  # it is in its pause
     with capture_logs() as logs:
         for _ in range(4):
@@ -96,7 +96,7 @@ def test_threads_that_have_ended_are_not_missed(rig, kmsg, listen, monkeypatch):
     await_more(rig, "nvmlEventSetWait_v2", 2)
     for end in (lambda: None, backend.close):
         end()
-        backend._ears._silent.clear()
+        backend._listener._silent.clear()
         with capture_logs() as logs:
             backend.heard(rig.gpu(0).uuid)
         missed.append([line["thread"] for line in logs])
@@ -125,7 +125,7 @@ def test_what_a_thread_has_heard_before_it_hangs_is_told_and_rings(rig, waiting,
 def test_what_is_believed_after_the_end_is_told_and_rings_no_more(rig, waiting):
     waiting.close()
     place = rig.gpu(1).pci.partition(".")[0]
-    waiting._ears._happened(GpuError(place, 48))  # said just before the end, if the threads end in that order
+    waiting._listener._happened(GpuError(place, 48))  # said just before the end, if the threads end in that order
     assert [xid.code for xid in waiting.heard(rig.gpu(1).uuid).xids] == [79, 48]
 
 

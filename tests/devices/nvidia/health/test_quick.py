@@ -7,7 +7,7 @@ import json
 import pynvml
 import pytest
 
-from scrubber.core.model import Ailment, Vitals
+from scrubber.core.model import AilmentKind, Vitals
 from scrubber.devices.base import Care, DeviceError
 from tests.devices.nvidia.bench import touch
 from tests.devices.nvidia.conftest import boot
@@ -51,4 +51,4 @@ def test_a_worker_misses_links_that_are_not_told_of_any_more(rig) -> None:
     hands = touch(rig, 0, links=[*range(18)])
     assert hands.vitals() == Vitals()
     rig.gpu(0).fail("nvmlDeviceGetNvLinkState", UNTOLD)
-    assert [sign.ailment for sign in hands.vitals().signs] == [Ailment.LINKS]
+    assert [sign.kind for sign in hands.vitals().signs] == [AilmentKind.LINKS]

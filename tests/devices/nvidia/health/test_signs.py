@@ -12,7 +12,7 @@ from policies.health import Quarantine as Rules
 from policies.health import Symptom
 from policies.model import Policy
 from scrubber.core import ailments
-from scrubber.core.model import Ailment, Baseline, Sign, Vitals
+from scrubber.core.model import AilmentKind, Baseline, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia.health.signs import pcie
 from scrubber.devices.nvidia.health.signs.watch import EVERY, LASTS
@@ -33,7 +33,7 @@ DEGRADED, WRONG_CONFIGURATION, ALL_WELL = 0b01, 5 << 8, 0b10_10_10_10 | 1 << 8
 class Case:
     """One signal: what NVML tells while it is there, and what is made of it."""
 
-    ailment: Ailment
+    kind: AilmentKind
     state: dict[str, object]
     detail: str
     by_default: bool = True  # whether the shipped policy takes the device out for it
@@ -41,58 +41,62 @@ class Case:
 
 WORKS = {"clock.reasons": 0, "pstate": 0}
 CASES = {
-    "a link": Case(Ailment.LINKS, {"nvlink.3": DOWN}, "1 of 18 NVLinks that were up are down: 3"),
-    "links": Case(Ailment.LINKS, {"nvlink.3": DOWN, "nvlink.17": DOWN}, "2 of 18 NVLinks that were up are down: 3, 17"),
-    "lanes": Case(Ailment.PCIE, {"pcie.width": 8}, "its PCIe link has 8 lanes and had 16", by_default=False),
+    "a link": Case(AilmentKind.LINKS, {"nvlink.3": DOWN}, "1 of 18 NVLinks that were up are down: 3"),
+    "links": Case(
+        AilmentKind.LINKS, {"nvlink.3": DOWN, "nvlink.17": DOWN}, "2 of 18 NVLinks that were up are down: 3, 17"
+    ),
+    "lanes": Case(AilmentKind.PCIE, {"pcie.width": 8}, "its PCIe link has 8 lanes and had 16", by_default=False),
     "generation": Case(
-        Ailment.PCIE,
+        AilmentKind.PCIE,
         {"pcie.gen": 3, **WORKS},
         "its PCIe link is of generation 3, of 5, while it works",
         by_default=False,
     ),
     "heat": Case(
-        Ailment.HEAT,
+        AilmentKind.HEAT,
         {"clock.reasons": THERMAL | BY_DRIVER},
         "it is too hot: the hardware holds its clocks down",
         by_default=False,
     ),
     "power brake": Case(
-        Ailment.HEAT,
+        AilmentKind.HEAT,
         {"clock.reasons": POWER_BRAKE},
         "its power supply makes the hardware hold its clocks down",
         by_default=False,
     ),
-    "fabric left": Case(Ailment.FABRIC, {"fabric.state": 2}, "it has left its fabric"),
-    "fabric error": Case(Ailment.FABRIC, {"fabric.status": 999}, "it could not join its fabric: error 999 of NVML"),
-    "fabric bandwidth": Case(Ailment.FABRIC, {"fabric.health": DEGRADED}, "in its fabric its bandwidth is degraded"),
+    "fabric left": Case(AilmentKind.FABRIC, {"fabric.state": 2}, "it has left its fabric"),
+    "fabric error": Case(AilmentKind.FABRIC, {"fabric.status": 999}, "it could not join its fabric: error 999 of NVML"),
+    "fabric bandwidth": Case(
+        AilmentKind.FABRIC, {"fabric.health": DEGRADED}, "in its fabric its bandwidth is degraded"
+    ),
     "fabric configuration": Case(
-        Ailment.FABRIC, {"fabric.health": WRONG_CONFIGURATION}, "in its fabric its configuration is wrong (kind 5)"
+        AilmentKind.FABRIC, {"fabric.health": WRONG_CONFIGURATION}, "in its fabric its configuration is wrong (kind 5)"
     ),
     "sram": Case(
-        Ailment.SRAM,
+        AilmentKind.SRAM,
         {"sram.exceeded": 1},
         "it had more uncorrectable errors in its memory on the chip than the driver bears",
     ),
 }
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-LASTING = {name: case for name, case in CASES.items() if LASTS[case.ailment]}
+LASTING = {name: case for name, case in CASES.items() if LASTS[case.kind]}
 
 
-def verdict(signs: tuple[Sign, ...], policy: Policy) -> Ailment | None:
+def verdict(signs: tuple[Sign, ...], policy: Policy) -> AilmentKind | None:
     found = ailments.diagnose(Vitals(signs=signs), Baseline(), policy)
-    return found.ailment if found else None
+    return found.kind if found else None
 
 
 @EACH
 def test_what_lasts_is_told_and_judged_by_the_policy_and_ends_when_it_is_over(rig, eyes: Eyes, case: Case) -> None:
-    before, told = change(rig, case.state), (Sign(case.ailment, case.detail),)
+    before, told = change(rig, case.state), (Sign(case.kind, case.detail),)
     found = eyes.later()
-    for _ in range(int(LASTS[case.ailment] / EVERY)):
+    for _ in range(int(LASTS[case.kind] / EVERY)):
         assert found == ()
         found = eyes.later()
     assert found == told
-    assert verdict(found, Policy()) == (case.ailment if case.by_default else None)
-    assert verdict(found, ALL) is case.ailment
+    assert verdict(found, Policy()) == (case.kind if case.by_default else None)
+    assert verdict(found, ALL) is case.kind
     rig.gpu(0).set(before)
     assert eyes.later() == ()
 
@@ -169,7 +173,7 @@ def test_a_gpu_that_never_was_in_a_fabric_need_not_be(rig) -> None:
 def test_a_service_that_is_started_anew_takes_no_damage_for_what_should_be(rig, eyes: Eyes, name: str) -> None:
     change(rig, CASES[name].state)
     eyes.restart()
-    assert [eyes.later() for _ in range(5)][-1] == (Sign(CASES[name].ailment, CASES[name].detail),)
+    assert [eyes.later() for _ in range(5)][-1] == (Sign(CASES[name].kind, CASES[name].detail),)
 
 
 def test_after_a_reboot_it_counts_as_it_is_then(rig, eyes: Eyes) -> None:
@@ -208,28 +212,28 @@ def test_what_is_not_told_is_no_sign(rig, eyes: Eyes, call: str, name: str, code
         eyes.restart()
     rig.gpu(0).set(CASES[name].state)
     rig.gpu(0).fail(call, code)
-    seen = {sign.ailment for _ in range(6) for sign in eyes.later()}
-    assert seen <= ({Ailment.PCIE} if call == "nvmlDeviceGetPcieReplayCounter" else set())  # its lanes are told
+    seen = {sign.kind for _ in range(6) for sign in eyes.later()}
+    assert seen <= ({AilmentKind.PCIE} if call == "nvmlDeviceGetPcieReplayCounter" else set())  # its lanes are told
 
 
 THAT_IT_WAS_THERE_IS_KNOWN = {"nvmlDeviceGetNvLinkState", "nvmlDeviceGetGpuFabricInfoV"}  # and it is missed
 
 
 LEFT = {
-    "links that are not told of": (Ailment.LINKS, "nvmlDeviceGetNvLinkState", {}),
-    "a fabric that is not told of": (Ailment.FABRIC, "nvmlDeviceGetGpuFabricInfoV", {}),
-    "a fabric that is not supported": (Ailment.FABRIC, None, {"fabric.state": 0}),
+    "links that are not told of": (AilmentKind.LINKS, "nvmlDeviceGetNvLinkState", {}),
+    "a fabric that is not told of": (AilmentKind.FABRIC, "nvmlDeviceGetGpuFabricInfoV", {}),
+    "a fabric that is not supported": (AilmentKind.FABRIC, None, {"fabric.state": 0}),
 }
 
 
-@pytest.mark.parametrize(("ailment", "call", "state"), LEFT.values(), ids=LEFT)
+@pytest.mark.parametrize(("kind", "call", "state"), LEFT.values(), ids=LEFT)
 def test_what_was_there_and_is_not_told_of_any_more_is_missed(
-    rig, eyes: Eyes, ailment: Ailment, call: str | None, state: dict[str, object]
+    rig, eyes: Eyes, kind: AilmentKind, call: str | None, state: dict[str, object]
 ) -> None:
     rig.gpu(0).set(state)
     if call:
         rig.gpu(0).fail(call, UNTOLD)
-    assert [[it.ailment for it in eyes.later()] for _ in range(5)][-1] == [ailment]
+    assert [[it.kind for it in eyes.later()] for _ in range(5)][-1] == [kind]
     eyes.boot = "boot-2"
     eyes.restart()
     assert [eyes.later() for _ in range(5)] == [()] * 5
@@ -243,7 +247,7 @@ def test_an_error_neither_makes_a_sign_nor_ends_one(rig, eyes: Eyes, call: str, 
     rig.gpu(0).fail(call, None)
     before = change(rig, CASES[name].state)
     told = [eyes.later() for _ in range(5)][-1]
-    assert told == (Sign(CASES[name].ailment, CASES[name].detail),)
+    assert told == (Sign(CASES[name].kind, CASES[name].detail),)
     rig.gpu(0).set(before)
     rig.gpu(0).fail(call, code)
     assert eyes.later() == (told if call not in READ_WHILE_IT_WORKS else ())
@@ -261,9 +265,9 @@ def test_that_it_works_is_asked_and_not_remembered(rig, eyes: Eyes) -> None:
     rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
     assert [eyes.later() for _ in range(3)] == [()] * 3
     rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", None)
-    assert [[it.ailment for it in eyes.later()] for _ in range(2)] == [[], [Ailment.PCIE]]
+    assert [[it.kind for it in eyes.later()] for _ in range(2)] == [[], [AilmentKind.PCIE]]
     rig.gpu(0).fail("nvmlDeviceGetCurrentClocksEventReasons", UNKNOWN)
-    assert [it.ailment for it in eyes.later()] == [Ailment.PCIE]
+    assert [it.kind for it in eyes.later()] == [AilmentKind.PCIE]
 
 
 @OF_CALL
@@ -292,13 +296,13 @@ def test_slices_of_a_gpu_look_one_after_the_other_and_once(eyes: Eyes, monkeypat
     counted = iter(range(5000, 5999))
     inside, go_on, asked = threading.Event(), threading.Event(), []
 
-    def read(*_about: object) -> pcie.Reading:
+    def read(*_about: object) -> pcie.PcieReading:
         asked.append(threading.current_thread().name)
         number = next(counted)
         if asked[-1] == "slow":
             inside.set()
             assert go_on.wait(WITHIN)
-        return pcie.Reading(lanes=16, replays=number)
+        return pcie.PcieReading(lanes=16, replays=number)
 
     monkeypatch.setattr(pcie, "read", read)
     eyes.restart()
@@ -325,7 +329,7 @@ def test_after_a_reset_it_is_looked_at_at_once_and_links_have_time_to_be_trained
             rig.gpu(0).set(before)
         rig.library.let_go()
         rig.library.take_up()
-        assert [sign.ailment for sign in eyes.look()] == ([] if healed else [Ailment.PCIE])
+        assert [sign.kind for sign in eyes.look()] == ([] if healed else [AilmentKind.PCIE])
     assert [eyes.later() for _ in range(3)] == [()] * 3
 
 
@@ -334,18 +338,18 @@ def test_a_sliced_gpu_uses_neither_links_nor_fabric(rig, eyes: Eyes) -> None:
     for _ in range(5):
         eyes.now += EVERY
         told = eyes.look(whole=False)
-    assert [sign.ailment for sign in told] == [Ailment.PCIE]
+    assert [sign.kind for sign in told] == [AilmentKind.PCIE]
     for _ in range(5):
         eyes.later()
-    assert {sign.ailment for sign in eyes.look()} == {Ailment.PCIE, Ailment.LINKS, Ailment.FABRIC}
-    assert [sign.ailment for sign in eyes.look(whole=False)] == [Ailment.PCIE]
+    assert {sign.kind for sign in eyes.look()} == {AilmentKind.PCIE, AilmentKind.LINKS, AilmentKind.FABRIC}
+    assert [sign.kind for sign in eyes.look(whole=False)] == [AilmentKind.PCIE]
 
 
 def test_the_backend_tells_them_of_a_gpu_and_of_its_slices(rig) -> None:
     rig.gpu(0).set(CASES["sram"].state)
     backend = rig.backend()
     backend.inventory()
-    sram = (Sign(Ailment.SRAM, CASES["sram"].detail),)
+    sram = (Sign(AilmentKind.SRAM, CASES["sram"].detail),)
     assert [backend.vitals(rig.gpu(number).uuid).signs for number in range(2)] == [sram, ()]
     uuids = rig.cut(0, Slice(), Slice())
     backend.inventory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scrubber.core.model import Ailment, Vitals
+from scrubber.core.model import AilmentKind, Vitals
 from scrubber.devices.nvidia.health import listener
 from tests.devices.nvidia.health.hearing import FATAL, XID, heard, rings, uptime
 from tests.fakes.nvml.machine import Slice
@@ -19,7 +19,7 @@ def test_a_fatal_error_of_a_switch_is_every_gpus_and_no_slices_and_passes(rig, k
     for gpu in map(rig.gpu, range(7)):
         (sign,) = backend.vitals(gpu.uuid).signs
         told = "nvswitch3 of this node: SXid 24007, Link 30 sourcetrack timeout error"
-        assert (sign.ailment, sign.detail) == (Ailment.SWITCH, told)
+        assert (sign.kind, sign.detail) == (AilmentKind.SWITCH, told)
         assert backend.heard(gpu.uuid) == Vitals(signs=(sign,), partial=True)
     assert (backend.vitals(slice_), backend.heard(slice_)) == (Vitals(), Vitals(partial=True))
     monkeypatch.setattr(listener, "FATAL_FOR", 0.0)
@@ -48,7 +48,7 @@ def test_an_error_of_a_switch_that_is_heard_now_is_new_whatever_the_kernels_cloc
     backend = listen()
     kmsg.say(FATAL, at=uptime() - windows * window)
     assert rings(backend)
-    assert [sign.ailment for sign in backend.vitals(rig.gpu(0).uuid).signs] == [Ailment.SWITCH]
+    assert [sign.kind for sign in backend.vitals(rig.gpu(0).uuid).signs] == [AilmentKind.SWITCH]
     kmsg.xid(rig.gpu(1).pci, 13)
     heard(backend, rig.gpu(1).uuid, 13)
     assert backend.vitals(rig.gpu(0).uuid).signs  # by a message with another time it becomes no older

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from scrubber.core.model import Ailment, Sign, Vitals
+from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.health.vitals import worsened
 from tests.fakes.nvml.machine import Slice
@@ -55,7 +55,7 @@ REBOOTS = {
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 def test_whatever_the_driver_asks_for_is_a_reset_wanted_or_a_reboot(rig, action: int) -> None:
     rig.gpu(0).set({ACTION: action})
-    told = tuple(Sign(Ailment.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
+    told = tuple(Sign(AilmentKind.REBOOT_REQUIRED, REBOOTS[each]) for each in REBOOTS if each == action)
     wanted = action not in {pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *REBOOTS}
     assert vitals(rig) == Vitals(reset_required=wanted, signs=told)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from scrubber.core.model import Sign
-from scrubber.devices.nvidia.health.signs.best_seen import Keeper
-from scrubber.devices.nvidia.health.signs.watch import EVERY, Watch
+from scrubber.devices.nvidia.health.signs.best_seen import BestSeenFile
+from scrubber.devices.nvidia.health.signs.watch import EVERY, SignWatch
 
 UP, DOWN = "1 2 4 00000000:05:00.0", "0 2 4 00000000:05:00.0"
 
@@ -21,14 +21,14 @@ class Eyes:
     rig: Any
     boot: str = "boot-1"
     now: float = 1000.0
-    watch: Watch = field(init=False)
+    watch: SignWatch = field(init=False)
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
         """A new service: it remembers what is on the disk."""
-        self.watch = Watch(Keeper(self.rig.settings.parent / "seen", lambda: self.boot), lambda: self.now)
+        self.watch = SignWatch(BestSeenFile(self.rig.settings.parent / "seen", lambda: self.boot), lambda: self.now)
 
     def look(self, number: int = 0, *, whole: bool = True) -> tuple[Sign, ...]:
         gpu = self.rig.gpu(number)

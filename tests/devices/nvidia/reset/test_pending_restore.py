@@ -14,7 +14,7 @@ from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, reset
-from scrubber.devices.nvidia.reset.pending_restore import Notes, Owed
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestores
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import nobody, target, touch
 from tests.fakes.nvml.machine import Slice
@@ -55,8 +55,8 @@ def there(rig) -> set[str]:
     return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
 
 
-def notes(rig) -> Notes:
-    return Notes(rig.settings, rig.gpu(0).uuid)
+def notes(rig) -> PendingRestores:
+    return PendingRestores(rig.settings, rig.gpu(0).uuid)
 
 
 def files(rig) -> list[str]:
@@ -142,7 +142,7 @@ def test_two_slices_of_one_instance_are_owed_though_one_of_them_is_there() -> No
     first, second = slices.Part("MIG-1", 1, 0, 1), slices.Part("MIG-2", 1, 1, 1)
     other = slices.Part("MIG-3", 2, 0, 2)
     both = pending_restore.together(
-        Owed(False, (slices.Instance(9, 0, 4, (part,)),)) for part in (first, second, other)
+        PendingRestore(False, (slices.Instance(9, 0, 4, (part,)),)) for part in (first, second, other)
     )
     assert both.layout == (slices.Instance(9, 0, 4, (first, second)),)
 
@@ -325,16 +325,16 @@ def test_one_slice_is_owed_as_well(rig, cut, monkeypatch) -> None:
 # --- the file ---
 
 
-def owed() -> Owed:
+def owed() -> PendingRestore:
     part = slices.Part("MIG-1", 2, 0, 3)
-    return Owed(persistence=True, layout=(slices.Instance(9, 0, 4, (part,)),))
+    return PendingRestore(persistence=True, layout=(slices.Instance(9, 0, 4, (part,)),))
 
 
 def test_what_was_written_is_read(tmp_path) -> None:
-    kept = Notes(tmp_path / "new", "GPU-1")
+    kept = PendingRestores(tmp_path / "new", "GPU-1")
     kept.write(kept.file(), owed())
     assert kept.left() == {kept.file(): owed()}
-    assert Notes(tmp_path / "new", "GPU-2").left() == {}
+    assert PendingRestores(tmp_path / "new", "GPU-2").left() == {}
     kept.drop(kept.left())
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -346,7 +346,7 @@ def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -
         synced.append(Path(f"/proc/self/fd/{file}").readlink())
 
     monkeypatch.setattr("os.fsync", sync)
-    kept = Notes(tmp_path, "GPU-1")
+    kept = PendingRestores(tmp_path, "GPU-1")
     kept.write(kept.file(), owed())
     assert synced[0].name.startswith(f".{kept.file().name}.")
     assert synced[1:] == [tmp_path]
@@ -358,7 +358,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(DeviceError, match="cannot write down"):
-        Notes(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
+        PendingRestores(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -375,7 +375,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> 
     ],
 )
 def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, change: dict[str, object] | None) -> None:
-    kept = Notes(tmp_path, "GPU-1")
+    kept = PendingRestores(tmp_path, "GPU-1")
     kept.write(kept.file(), owed())
     text = kept.file().read_text()
     spoilt = text[:-5] if change is None else json.dumps(json.loads(text) | change)
@@ -388,5 +388,5 @@ def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, cha
 def test_what_cannot_be_removed_is_an_error(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DeviceError, match="cannot remove what a finished reset wrote down"):
-        Notes(tmp_path, "GPU-1").drop([tmp_path / "folder"])
-    Notes(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])
+        PendingRestores(tmp_path, "GPU-1").drop([tmp_path / "folder"])
+    PendingRestores(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])

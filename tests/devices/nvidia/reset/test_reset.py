@@ -15,7 +15,7 @@ from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset, smi
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
+from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import SHORT, by_kernel, by_tool, file, refused, somebody, target
 from tests.fakes.nvml.host import Root
@@ -89,7 +89,7 @@ def test_the_kernel_follows_a_tool_that_cannot_reset_this_device_or_is_not_there
 
 @pytest.mark.usefixtures("gpu")
 def test_the_tool_may_follow_the_kernel_whatever_that_did(rig, monkeypatch) -> None:
-    monkeypatch.setitem(reset.MEANS, KERNEL, lambda _target, _held: Failed("the kernel's reset failed"))
+    monkeypatch.setitem(reset.MEANS, KERNEL, lambda _target, _held: ResetFailed("the kernel's reset failed"))
     reset.reset(target(rig, means=(KERNEL, TOOL)))
     assert by_tool(rig)
 
@@ -207,7 +207,7 @@ def test_the_kernel_is_asked_for_nothing_but_a_function_level_reset(rig, methods
         (25, Unsupported("the kernel knows no way to reset this device")),
         (30, Unsupported("/sys is mounted read-only: mount it writable")),
         (2, Unsupported("the kernel offers no reset of this device")),
-        (5, Failed("the kernel's reset failed: Input/output error")),
+        (5, ResetFailed("the kernel's reset failed: Input/output error")),
     ],
 )
 def test_the_kernels_refusals_are_understood(rig, monkeypatch, number: int, meant: Attempt) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.nvidia.reset import smi
-from scrubber.devices.nvidia.reset.attempt import Attempt, Done, Failed, InUse, NoPermission, Stuck, Unsupported
+from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 
 UUID = "GPU-5e7f0000-1111-4222-8333-a0b1c2d3e4f5"
 GPU = "GPU 00000000:1B:00.0"
@@ -32,17 +32,21 @@ PLAIN = Unsupported("nvidia-smi says that this device cannot be reset")
         (255, f"Resetting {GPU} is not supported.", PLAIN),
         (4, "", NoPermission()),
         (255, f"Unable to reset {GPU}: Insufficient Permissions", NoPermission()),
-        (0, "", Failed("nvidia-smi ended with status 0: it said nothing")),
-        (0, "All done.", Failed("nvidia-smi ended with status 0: All done.")),
+        (0, "", ResetFailed("nvidia-smi ended with status 0: it said nothing")),
+        (0, "All done.", ResetFailed("nvidia-smi ended with status 0: All done.")),
         (
             255,
             f"{GPU} was successfully reset.",
-            Failed(f"nvidia-smi ended with status 255: {GPU} was successfully reset."),
+            ResetFailed(f"nvidia-smi ended with status 255: {GPU} was successfully reset."),
         ),
-        (255, f"{GPU} could not be reset.", Failed(f"nvidia-smi ended with status 255: {GPU} could not be reset.")),
-        (15, "lost", Failed("nvidia-smi ended with status 15 (a device that has fallen off the bus): lost")),
-        (-9, "", Failed("nvidia-smi ended with status -9: it said nothing")),
-        (1, "a\tb\x1b[2Jc\n\n d", Failed("nvidia-smi ended with status 1: a b [2Jc d")),
+        (
+            255,
+            f"{GPU} could not be reset.",
+            ResetFailed(f"nvidia-smi ended with status 255: {GPU} could not be reset."),
+        ),
+        (15, "lost", ResetFailed("nvidia-smi ended with status 15 (a device that has fallen off the bus): lost")),
+        (-9, "", ResetFailed("nvidia-smi ended with status -9: it said nothing")),
+        (1, "a\tb\x1b[2Jc\n\n d", ResetFailed("nvidia-smi ended with status 1: a b [2Jc d")),
     ],
 )
 def test_its_status_and_its_words_are_understood(status: int, said: str, meant: Attempt) -> None:
@@ -56,7 +60,7 @@ def test_no_status_but_0_is_ever_done(status: int) -> None:
 
 def test_what_it_says_at_length_is_cut() -> None:
     failed = smi.understood(1, "x" * 5000)
-    assert isinstance(failed, Failed)
+    assert isinstance(failed, ResetFailed)
     assert len(failed.why) < 400
 
 
@@ -106,7 +110,7 @@ def ended(pid: int) -> bool:
 
 def test_a_late_one_is_ended_with_its_children_though_they_will_not(program, tmp_path) -> None:
     program(f"trap '' TERM\nsh -c 'trap \"\" TERM; echo $$ > {tmp_path}/child; sleep 600; :' & wait")
-    assert smi.reset(UUID, 2.0) == Failed("nvidia-smi was not done within 2 s and was killed")
+    assert smi.reset(UUID, 2.0) == ResetFailed("nvidia-smi was not done within 2 s and was killed")
     assert ended(int((tmp_path / "child").read_text()))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import Settings
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.patience import WITHIN
 
@@ -35,9 +35,9 @@ def test_what_was_seen_first_is_never_seen_anew(rig, tmp_path) -> None:
 def test_of_two_that_look_first_at_once_one_counts_for_both(rig, tmp_path, monkeypatch) -> None:
     file, both, found = kept(tmp_path), Barrier(2), []
     capture = settings.capture
-    seen = iter((Settings(persistence=True), Settings(persistence=False)))
+    seen = iter((StoredSettings(persistence=True), StoredSettings(persistence=False)))
 
-    def together(session, uuid) -> Settings:
+    def together(session, uuid) -> StoredSettings:
         capture(session, uuid)
         first = next(seen)
         both.wait(WITHIN)

@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.settings import settings
-from scrubber.devices.nvidia.settings.settings import Settings
+from scrubber.devices.nvidia.settings.settings import StoredSettings
 from tests.devices.nvidia.bench import captured, kept, touch
 from tests.fakes.nvml.machine import Slice
 
@@ -97,7 +97,7 @@ def gpu(rig, tmp_path):
 
 
 def test_every_setting_has_a_change_here() -> None:
-    assert {change.name for change in CHANGES} == {field.name for field in fields(Settings)} - {"mig", "layout"}
+    assert {change.name for change in CHANGES} == {field.name for field in fields(StoredSettings)} - {"mig", "layout"}
 
 
 def test_nothing_drifted_is_nothing_told(gpu) -> None:

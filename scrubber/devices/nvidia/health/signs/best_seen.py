@@ -29,7 +29,7 @@ class Best:
         return Best(self.links | other.links, max(self.lanes, other.lanes), self.joined or other.joined)
 
 
-class Keeper:
+class BestSeenFile:
     """The best of every GPU, in a file each."""
 
     def __init__(self, folder: Path, boot_id: Callable[[], str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from scrubber.core.model import Ailment, Sign
+from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.nvml import Handle, Session
 
 _YES = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE  # in all of these; 0 is not told, 2 is no
@@ -20,7 +20,7 @@ _FAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class FabricReading:
     """As NVML numbers them. ``status`` and ``health`` say something once the state is completed."""
 
     state: int = pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
@@ -33,15 +33,15 @@ class Reading:
         return bool(self.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED)
 
 
-def read(nvml: Session, gpu: Handle) -> Reading:
+def read(nvml: Session, gpu: Handle) -> FabricReading:
     """The second form of the question: the first tells no health, and older drivers know no third."""
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
     if nvml.told(pynvml.nvmlDeviceGetGpuFabricInfoV, gpu, byref(info)) is None:
-        return Reading()
-    return Reading(int(info.state), int(info.status), int(info.healthMask))
+        return FabricReading()
+    return FabricReading(int(info.state), int(info.status), int(info.healthMask))
 
 
-def judge(reading: Reading, *, joined_before: bool) -> Sign | None:
+def judge(reading: FabricReading, *, joined_before: bool) -> Sign | None:
     """One that never was in a fabric since the node was started need not be in one: in a guest, none may be there.
 
     One that was, and is not or does not tell any more, has left it.
@@ -49,13 +49,13 @@ def judge(reading: Reading, *, joined_before: bool) -> Sign | None:
     Where there should be one, CUDA does not start before, so that no such GPU is ever proven clean.
     """
     if not reading.joined:
-        return Sign(Ailment.FABRIC, "it has left its fabric") if joined_before else None
+        return Sign(AilmentKind.FABRIC, "it has left its fabric") if joined_before else None
     if reading.status != pynvml.NVML_SUCCESS:
-        return Sign(Ailment.FABRIC, f"it could not join its fabric: error {reading.status} of NVML")
+        return Sign(AilmentKind.FABRIC, f"it could not join its fabric: error {reading.status} of NVML")
     faults = [words for shift, words in _FAULTS.items() if (reading.health >> shift) & 3 == _YES]
     if (wrong := _configuration(reading.health)) > pynvml.NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_NONE:
         faults.append(f"its configuration is wrong (kind {wrong})")
-    return Sign(Ailment.FABRIC, f"in its fabric {'; '.join(faults)}") if faults else None
+    return Sign(AilmentKind.FABRIC, f"in its fabric {'; '.join(faults)}") if faults else None
 
 
 def _configuration(health: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from scrubber.core.model import Ailment, Sign
+from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.nvml import Handle, Session
 
 _FAULTS = {
@@ -22,4 +22,4 @@ def read(nvml: Session, gpu: Handle) -> int | None:
 def judge(reasons: int | None) -> Sign | None:
     """Of all reasons these two."""
     faults = [words for bit, words in _FAULTS.items() if (reasons or 0) & bit]
-    return Sign(Ailment.HEAT, "; ".join(faults)) if faults else None
+    return Sign(AilmentKind.HEAT, "; ".join(faults)) if faults else None

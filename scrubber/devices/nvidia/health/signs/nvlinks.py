@@ -6,7 +6,7 @@ calls none of them fatal, and a recovery that failed leaves its link down.
 
 from __future__ import annotations
 
-from scrubber.core.model import Ailment, Sign
+from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.inventory import nvlinks
 from scrubber.devices.nvidia.nvml import Handle, Session
 
@@ -22,4 +22,4 @@ def judge(before: frozenset[int], up: frozenset[int]) -> Sign | None:
     if not down:
         return None
     detail = f"{len(down)} of {len(before)} NVLinks that were up are down: {', '.join(map(str, down))}"
-    return Sign(Ailment.LINKS, detail)
+    return Sign(AilmentKind.LINKS, detail)

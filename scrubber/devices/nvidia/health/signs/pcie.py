@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pynvml
 
-from scrubber.core.model import Ailment, Sign
+from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.health.signs import heat
 from scrubber.devices.nvidia.nvml import Handle, Session
 
@@ -17,7 +17,7 @@ REPLAYS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PcieReading:
     """None: not told."""
 
     lanes: int | None = None
@@ -26,17 +26,17 @@ class Reading:
     highest: int | None = None  # that the GPU and its slot have in common
 
 
-def read(nvml: Session, gpu: Handle) -> Reading:
+def read(nvml: Session, gpu: Handle) -> PcieReading:
     """A generation only of one that works."""
     lanes = nvml.told(pynvml.nvmlDeviceGetCurrPcieLinkWidth, gpu)
     replays = nvml.told(pynvml.nvmlDeviceGetPcieReplayCounter, gpu)
     if not _works(nvml, gpu):
-        return Reading(lanes, replays)
+        return PcieReading(lanes, replays)
     generation = nvml.told(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu)
-    return Reading(lanes, replays, generation, nvml.told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu))
+    return PcieReading(lanes, replays, generation, nvml.told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu))
 
 
-def judge(reading: Reading, lanes_before: int, replays_lately: int) -> Sign | None:
+def judge(reading: PcieReading, lanes_before: int, replays_lately: int) -> Sign | None:
     """``lanes_before``: the most that were ever seen since the node was started."""
     faults = []
     if reading.lanes is not None and reading.lanes < lanes_before:
@@ -45,7 +45,7 @@ def judge(reading: Reading, lanes_before: int, replays_lately: int) -> Sign | No
         faults.append(f"its PCIe link is of generation {reading.generation}, of {reading.highest}, while it works")
     if replays_lately > REPLAYS:
         faults.append(f"{replays_lately} PCIe replays within {WINDOW:g} s")
-    return Sign(Ailment.PCIE, "; ".join(faults)) if faults else None
+    return Sign(AilmentKind.PCIE, "; ".join(faults)) if faults else None
 
 
 def lately(counted: tuple[tuple[float, int], ...]) -> int:

@@ -6,7 +6,7 @@ from ctypes import byref
 
 import pynvml
 
-from scrubber.core.model import Ailment, Sign
+from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.nvml import Handle, Session
 
 
@@ -20,4 +20,4 @@ def read(nvml: Session, gpu: Handle) -> bool:
 def judge(exceeded: bool) -> Sign | None:  # noqa: FBT001 - it is all that there is to judge
     """What that means."""
     told = "it had more uncorrectable errors in its memory on the chip than the driver bears"
-    return Sign(Ailment.SRAM, told) if exceeded else None
+    return Sign(AilmentKind.SRAM, told) if exceeded else None

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.core.model import Ailment, Incarnation, Moment, Quarantine, Record, Sickness, State, Vitals
+from scrubber.core.model import Ailment, AilmentKind, Incarnation, Moment, Quarantine, Record, State, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.reset import locks
 from scrubber.node.processes import Processes
-from scrubber.observe.observer import Sight
+from scrubber.observe.observer import Observer
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.health.hearing import rings
 
@@ -31,13 +31,13 @@ def backend(rig) -> Nvidia:
     return found
 
 
-Eyes = Callable[..., Sight]
+Eyes = Callable[..., Observer]
 
 
-def over(backend: Nvidia, folder: Path, patience: float) -> Sight:
+def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
     """The eyes of a service that has this backend."""
     processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
-    return Sight(backend, processes, "boot", folder, 0.0, patience=patience)
+    return Observer(backend, processes, "boot", folder, 0.0, patience=patience)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def eyes(backend, tmp_path) -> Eyes:
 def watch(rig, kmsg, listen, tmp_path) -> Eyes:
     """Those of a service that listens, and whose second GPU has just fallen off its bus, as the kernel says it."""
 
-    def begin(patience: float = 5.0) -> Sight:
+    def begin(patience: float = 5.0) -> Observer:
         backend = listen()
         kmsg.xid(rig.gpu(1).pci, 79, ", GPU has fallen off the bus.")
         assert rings(backend)
@@ -73,60 +73,62 @@ async def test_a_slice_that_is_away_for_its_reset_is_free_for_nobody(rig, cut, b
     """Its files are those of its instance, and go with it."""
     backend.inventory()
     here = record(backend, cut[0])
-    sight = eyes()
-    async with sight.away(*cut):
-        assert (await sight.full(here)).holders == ()
+    observer = eyes()
+    async with observer.away(*cut):
+        assert (await observer.full(here)).holders == ()
         rig.cut(0)
-        assert (await sight.full(here)).holders is None
+        assert (await observer.full(here)).holders is None
 
 
 async def test_while_a_tool_is_at_it_a_device_is_not_asked_how_it_is_nor_who_uses_it(rig, gpu, backend, eyes) -> None:
     """What seems to be lost may only be in the middle of its reset."""
-    sight, here = eyes(), record(backend, gpu.uuid)
+    observer, here = eyes(), record(backend, gpu.uuid)
     with locks.claimed(bench.lock(rig)):
         gpu.set(lost=True)
         before = questions(rig)
-        assert await sight.vitals(gpu.uuid) is None
-        assert (await sight.full(here)).holders is None
-        assert (await sight.quick(here)).holders is None
+        assert await observer.vitals(gpu.uuid) is None
+        assert (await observer.full(here)).holders is None
+        assert (await observer.quick(here)).holders is None
         assert questions(rig) == before
-    vitals = await sight.vitals(gpu.uuid)
+    vitals = await observer.vitals(gpu.uuid)
     assert vitals is not None
     assert vitals.lost
 
 
 async def test_what_gpus_measure_is_told_of_none_while_the_driver_is_let_go(rig, gpu, eyes) -> None:
-    sight = eyes()
-    assert len(await sight.readings()) == len(rig.machine.gpus)
-    async with sight.away(gpu.uuid):
-        assert await sight.readings() == {}
-    await sight.back()
-    assert len(await sight.readings()) == len(rig.machine.gpus)
+    observer = eyes()
+    assert len(await observer.readings()) == len(rig.machine.gpus)
+    async with observer.away(gpu.uuid):
+        assert await observer.readings() == {}
+    await observer.back()
+    assert len(await observer.readings()) == len(rig.machine.gpus)
 
 
 async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_itself_is_done(rig, gpu, eyes) -> None:
-    sight = eyes()
+    observer = eyes()
     with locks.claimed(bench.lock(rig)):
-        async with sight.away(gpu.uuid):
+        async with observer.away(gpu.uuid):
             pass
         before = questions(rig)
-        assert len(await sight.inventory()) == 8
-        heard = {it.uuid: await sight.vitals(it.uuid) for it in rig.machine.gpus}  # the kernel's log is not the driver
+        assert len(await observer.inventory()) == 8
+        heard = {
+            it.uuid: await observer.vitals(it.uuid) for it in rig.machine.gpus
+        }  # the kernel's log is not the driver
         assert heard == {it.uuid: None if it.uuid == gpu.uuid else Vitals(partial=True) for it in rig.machine.gpus}
         assert questions(rig) == before
-    await sight.back()
-    assert await sight.vitals(gpu.uuid) is not None
+    await observer.back()
+    assert await observer.vitals(gpu.uuid) is not None
 
 
 async def test_but_not_for_ever(rig, gpu, eyes, monkeypatch) -> None:
     monkeypatch.setattr("scrubber.observe.driver_release.TOOL_ENDS_WITHIN", 0.1)
-    sight = eyes()
+    observer = eyes()
     with locks.claimed(bench.lock(rig)):
-        async with sight.away(gpu.uuid):
+        async with observer.away(gpu.uuid):
             pass
-        await sight.back()
-        assert await sight.vitals(rig.gpu(1).uuid) is not None
-        assert await sight.vitals(gpu.uuid) is None
+        await observer.back()
+        assert await observer.vitals(rig.gpu(1).uuid) is not None
+        assert await observer.vitals(gpu.uuid) is None
 
 
 async def test_a_lock_that_cannot_be_asked_for_keeps_us_off_the_driver_no_longer(
@@ -135,13 +137,13 @@ async def test_a_lock_that_cannot_be_asked_for_keeps_us_off_the_driver_no_longer
     def refuse(_uuid: str) -> bool:
         raise DeviceError("no locks available")
 
-    sight = eyes()
+    observer = eyes()
     with monkeypatch.context() as patch:
         patch.setattr(backend, "in_reset", refuse)
-        async with sight.away(gpu.uuid):
+        async with observer.away(gpu.uuid):
             pass
-        await sight.back()
-    assert await sight.vitals(gpu.uuid) is not None
+        await observer.back()
+    assert await observer.vitals(gpu.uuid) is not None
 
 
 async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(backend, eyes, monkeypatch) -> None:
@@ -154,51 +156,51 @@ async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(back
         opening()
 
     monkeypatch.setattr(backend._library, "_open_it", slowly)
-    sight, turn, done = eyes(patience=0.2), asyncio.Lock(), 0
+    observer, turn, done = eyes(patience=0.2), asyncio.Lock(), 0
 
     async def one() -> None:
         nonlocal done
-        async with turn, sight.away():
+        async with turn, observer.away():
             done += 1
 
     await asyncio.gather(*(one() for _ in range(3)))
     assert done == 3
-    await sight.back()
+    await observer.back()
 
 
 async def test_while_another_one_is_reset_an_error_is_known_at_once_and_that_it_is_well_is_not(rig, watch):
-    sight = watch()
+    observer = watch()
     well, sick = rig.gpu(0).uuid, rig.gpu(1).uuid
-    async with sight.away(rig.gpu(2).uuid):
-        found = await sight.vitals(sick)
+    async with observer.away(rig.gpu(2).uuid):
+        found = await observer.vitals(sick)
         assert (found.partial, [xid.code for xid in found.xids]) == (True, [79])
-        assert await sight.vitals(well) == Vitals(partial=True)
-    await sight.back()
-    assert await sight.vitals(well) == Vitals()
-    assert not (await sight.vitals(sick)).partial
+        assert await observer.vitals(well) == Vitals(partial=True)
+    await observer.back()
+    assert await observer.vitals(well) == Vitals()
+    assert not (await observer.vitals(sick)).partial
 
 
 async def test_what_is_reset_itself_says_what_is_no_news(rig, watch):
-    sight, sick = watch(), rig.gpu(1).uuid
-    async with sight.away(sick):
-        assert await sight.vitals(sick) is None
-    await sight.back()
+    observer, sick = watch(), rig.gpu(1).uuid
+    async with observer.away(sick):
+        assert await observer.vitals(sick) is None
+    await observer.back()
     bench.lock(rig, 1).parent.mkdir(parents=True)
     with bench.lock(rig, 1).open("w") as held:  # a tool that outlived its worker
         fcntl.flock(held, fcntl.LOCK_EX)
-        async with sight.away(rig.gpu(2).uuid):
-            assert await sight.vitals(sick) is None
-        assert await sight.vitals(sick) is None
-    await sight.back()
+        async with observer.away(rig.gpu(2).uuid):
+            assert await observer.vitals(sick) is None
+        assert await observer.vitals(sick) is None
+    await observer.back()
 
 
 async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
-    sight, sick = watch(patience=0.5), rig.gpu(1).uuid
+    observer, sick = watch(patience=0.5), rig.gpu(1).uuid
     with rig.machine.hanging("nvmlDeviceGetTotalEccErrors") as file:
-        found = [await sight.vitals(sick)]
+        found = [await observer.vitals(sick)]
         async with asyncio.timeout(30):
             while found[-1].partial:
-                found.append(await sight.vitals(sick))
+                found.append(await observer.vitals(sick))
                 await asyncio.sleep(0.01)
         file.unlink()
     assert len(found) > 1
@@ -209,9 +211,9 @@ async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
 AWAY = Vitals(lost=True, relaid=True)
 
 
-async def health(sight: Sight, here: Record) -> Vitals | None:
+async def health(observer: Observer, here: Record) -> Vitals | None:
     """As the service asks about one device by itself."""
-    return await sight.vitals(here.device.uuid, here.device.parent)
+    return await observer.vitals(here.device.uuid, here.device.parent)
 
 
 async def test_a_slice_that_was_laid_out_anew_is_told_from_one_whose_gpu_is_lost(
@@ -222,8 +224,8 @@ async def test_a_slice_that_was_laid_out_anew_is_told_from_one_whose_gpu_is_lost
     gone = record(backend, cut[0])
     assert await health(eyes(), gone) == Vitals()
     rig.cut(0)
-    for sight in (eyes(), over(rig.backend(), tmp_path, 2.0)):
-        assert await health(sight, gone) == AWAY
+    for observer in (eyes(), over(rig.backend(), tmp_path, 2.0)):
+        assert await health(observer, gone) == AWAY
     rig.gpu(0).uncut()
     assert await health(eyes(), gone) == AWAY, "its GPU is whole again"
     for trouble in ("lost", "absent", "reset_required"):
@@ -260,9 +262,9 @@ async def test_what_was_laid_out_anew_needs_no_look_by_itself_and_what_is_lost_d
     backend.inventory()
     gone = record(backend, cut[0])
     rig.cut(0)
-    sight = eyes()
-    for ailment, found in ((Ailment.RELAID, AWAY), (Ailment.LOST, None)):
-        out = Quarantine(Sickness(ailment, "x"), gone.since, "autoclave", next_probe=1.0)
-        seen = await sight.glance([replace(gone, state=State.QUARANTINED, quarantine=out)])
+    observer = eyes()
+    for kind, found in ((AilmentKind.RELAID, AWAY), (AilmentKind.LOST, None)):
+        out = Quarantine(Ailment(kind, "x"), gone.since, "autoclave", next_probe=1.0)
+        seen = await observer.glance([replace(gone, state=State.QUARANTINED, quarantine=out)])
         facts = seen.get(cut[0])
         assert (facts.vitals if facts is not None else None) == found
