@@ -211,12 +211,12 @@ async def test_whoever_waits_hears_of_the_next_row(ledger):
 
 
 @pytest.mark.parametrize("turns", range(4))
-async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, slots):
+async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, turns):
     waiting = asyncio.create_task(ledger.moved(ledger.seq, 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     ledger.announce()
-    for _ in range(slots):
+    for _ in range(turns):
         await asyncio.sleep(0)  # the news is on its way
     if not waiting.cancel():  # it was there
         return
