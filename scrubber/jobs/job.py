@@ -29,7 +29,7 @@ class Running:
     step: Step | None = None  # it stands in the ledger, or is about to
     cleared: float | None = None  # the uptime at which its last clear began
     why: str = "it was cut off"  # not clean, unless the end says otherwise
-    called_off: bool = False
+    cancelled: bool = False
     unrecorded: str = ""  # why its end is not in the ledger
     fault: Exception | None = None  # of ours
     finished: asyncio.Event = field(default_factory=asyncio.Event)
@@ -53,7 +53,7 @@ class Running:
         elif self.receipt is not None:
             logger.info("job ended", **about, outcome="ok", receipt=self.receipt.id, seconds=took)
         else:
-            outcome = "cancelled" if self.called_off else "failed"
+            outcome = "cancelled" if self.cancelled else "failed"
             logger.warning("job ended", **about, outcome=outcome, why=self.why, seconds=took)
         self.finished.set()
         self._turn()

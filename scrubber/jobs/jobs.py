@@ -7,8 +7,8 @@ what dies with the process: the running task and how far it is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 from policies.hardware import Slices
@@ -22,6 +22,7 @@ from scrubber.ground import aio
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.jobs import engine
 from scrubber.jobs.job import Running
+from scrubber.jobs.locks import DeviceLocks
 from scrubber.jobs.slots import Slots
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
@@ -32,22 +33,6 @@ from scrubber.workers.child import BrokenError
 MENDS_WITHIN = 60.0  # seconds
 Spawn = Callable[[str, Policy], Awaitable[engine.WorkerHandle]]  # for a device, as its policy wants it handled
 Mend = Callable[[Address], Awaitable[engine.WorkerHandle]]  # to bring back what a reset owes
-
-
-class DeviceLocks:
-    """One a device: held from a look at it to the record of what was decided, never while waiting."""
-
-    def __init__(self) -> None:
-        """None is held."""
-        self._locks: dict[str, asyncio.Lock] = {}
-
-    @asynccontextmanager
-    async def of(self, devices: Iterable[str]) -> AsyncIterator[None]:
-        """Always in the same order, so that nobody waits in a circle."""
-        async with AsyncExitStack() as stack:
-            for device in sorted(set(devices)):
-                await stack.enter_async_context(self._locks.setdefault(device, asyncio.Lock()))
-            yield
 
 
 class Jobs:
@@ -106,7 +91,7 @@ class Jobs:
         running.task = asyncio.create_task(self._carry(running), name=f"job {job.id}")
         return running
 
-    async def call_off(self, device: str) -> bool:
+    async def cancel_unless_resetting(self, device: str) -> bool:
         """Stop a job that nobody needs now; False while it is at its reset, which has to come to its end.
 
         Asked just before the deed: a job goes on while others look at what it does.
@@ -114,10 +99,10 @@ class Jobs:
         running = self._running.get(device)
         if running is not None and running.step is Step.RESET:
             return False
-        await self.cut(device)
+        await self.cancel(device)
         return True
 
-    async def cut(self, device: str) -> None:
+    async def cancel(self, device: str) -> None:
         """Stop a job that lost its device; what it did counts for nothing."""
         running = self._running.get(device)
         if running is None or running.task is None:
@@ -126,7 +111,7 @@ class Jobs:
         await asyncio.wait({running.task})
         if self._running.get(device) is running:  # cut before its first turn: it could not clear up after itself
             del self._running[device]
-            running.called_off = True
+            running.cancelled = True
             running.end(self._ledger.records[device].state, 0.0)
 
     async def stop(self) -> None:
@@ -144,8 +129,8 @@ class Jobs:
         try:
             await self._scrub(running)
         except asyncio.CancelledError:
-            running.called_off = True
-            await self._interrupt(running, "the service was stopped" if self._stopping else "it was called off")
+            running.cancelled = True
+            await self._interrupt(running, "the service was stopped" if self._stopping else "it was cancelled")
         except LedgerUnavailable as error:  # still SCRUBBING: the monitor closes it once the ledger can be written
             running.unrecorded = error.message
         except BrokenError as error:  # no worker is to be had, which the nursery has logged
@@ -364,7 +349,7 @@ class Jobs:
             # Whatever is left of it now is somebody on the device, and must be seen as such.
             self._observer.disown(hand.pid)
 
-    async def bring_back(self, device: str) -> StepResult | None:
+    async def restore(self, device: str) -> StepResult | None:
         """Have a worker give a device what a reset still owes it; None where nothing is owed any more.
 
         It takes no job: the device may be one that is not offered, for its slices are what is owed.

@@ -59,6 +59,7 @@ class Handover:
         """Nothing is done yet: ``recover`` comes first."""
         self.ledger = ledger
         self.jobs = jobs
+        self.locks = jobs.locks
         self.active_policy = active_policy
         self.now = tools.now
         self._observer = observer
@@ -164,7 +165,7 @@ class Handover:
             answer = decide.acquire(record, facts, policy, self.now(), announced=announced, fresh=fresh)
             match answer:
                 case answers.CancelJob():
-                    if not await self.jobs.call_off(device):
+                    if not await self.jobs.cancel_unless_resetting(device):
                         return decide.being_reset(record)
                 case answers.Note(event):
                     await self.ledger.append(op, (device, event))
@@ -180,7 +181,7 @@ class Handover:
             answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
             match answer:
                 case answers.CancelJob():
-                    if not await self.jobs.call_off(device):
+                    if not await self.jobs.cancel_unless_resetting(device):
                         return starting.refused(decide.being_reset(record))
                 case answers.Note(event):
                     await self.ledger.append(op, (device, event))
@@ -311,7 +312,7 @@ class Handover:
         async with AsyncExitStack() as locks:
             try:
                 async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
-                    await locks.enter_async_context(self.jobs.locks.of(devices))
+                    await locks.enter_async_context(self.locks.of(devices))
             except TimeoutError:
                 raise NotReady(Reason.UNRESPONSIVE, LATE) from None
             yield

@@ -83,7 +83,7 @@ class Service(Handover):
 
     async def scrub(self, device: str, path: Path | None, *, op: str = "") -> Running:
         """Start a scrub now, or join the one that runs."""
-        async with self.jobs.locks.of([device]):
+        async with self.locks.of([device]):
             op = self._op(op)
             await self._closed_orphan(device, op)
             record = self._known(device)
@@ -106,7 +106,7 @@ class Service(Handover):
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
         """Take a device out by hand. In use: reported sick now, taken out when it is released."""
-        async with self.jobs.locks.of([device]):
+        async with self.locks.of([device]):
             record = self._known(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
             event: ev.Event = ev.AilmentFound(upkeep.taken_out(record, f"{reason} (asked by {by})"))
@@ -115,11 +115,11 @@ class Service(Handover):
                 policy = self._policy(record.device.uuid)
                 event = upkeep.confine(record, ailment, by, vitals, policy, self.now(), self._tools.chance())
             await self.ledger.append(self._op(op), (device, event))
-            await self.jobs.cut(device)
+            await self.jobs.cancel(device)
 
     async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
         """Bring a quarantined device back by evidence: the slow path, passed."""
-        async with self.jobs.locks.of([device]):
+        async with self.locks.of([device]):
             op = self._op(op)
             await self._closed_orphan(device, op)
             running = self.jobs.of(device)
@@ -140,7 +140,7 @@ class Service(Handover):
 
     async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
         """End a quarantine without evidence, as a person wants it. Its memory is proven like after any tenant."""
-        async with self.jobs.locks.of([device]):
+        async with self.locks.of([device]):
             op = self._op(op)
             await self._closed_orphan(device, op)
             if self._known(device).quarantine is None:
@@ -175,7 +175,7 @@ class Service(Handover):
         orphaned = record is not None and record.job is not None and self.jobs.of(device.uuid) is None
         if orphaned or (record is not None and record.device == device):
             return  # a job whose end could not be recorded is closed first, by tend
-        async with self.jobs.locks.of([device.uuid]):
+        async with self.locks.of([device.uuid]):
             if record is None:
                 policy = self.active_policy.device_policy(device).policy
                 before = upkeep.history(await self._observer.vitals(device.uuid), policy)
@@ -185,7 +185,7 @@ class Service(Handover):
             record = self._known(device.uuid)  # as it is by now
             events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
             if _substance(device, record) != _substance(record.device, record):
-                await self.jobs.cut(device.uuid)  # it works on something else
+                await self.jobs.cancel(device.uuid)  # it works on something else
                 events.append((device.uuid, ev.Distrusted("its memory or its layout is another", incarnation)))
             await self.ledger.append(self._op(), *events)
 
@@ -205,7 +205,7 @@ class Service(Handover):
     async def _bring_back(self, device: str) -> None:
         self._mend_again[device] = self.now().uptime + MEND_AGAIN
         try:
-            result = await self.jobs.bring_back(device)
+            result = await self.jobs.restore(device)
             if result is not None and result.outcome is not Outcome.PASSED:
                 logger.warning("cannot bring back what a reset has taken", device=device, error=result.detail)
                 return
@@ -253,7 +253,7 @@ class Service(Handover):
         vitals = await self._observer.vitals(device, self._known(device).device.parent)
         if vitals is not None:
             self._notice(device, vitals)
-        async with self.jobs.locks.of([device]):
+        async with self.locks.of([device]):
             op = self._op(op)
             if await self._closed_orphan(device, op):
                 return None
@@ -269,7 +269,7 @@ class Service(Handover):
                     case answers.Note(event):
                         await self.ledger.append(op, (device, event))
                     case answers.CancelJob():
-                        if not await self.jobs.call_off(device):
+                        if not await self.jobs.cancel_unless_resetting(device):
                             return None
                     case answers.Blocked(why):
                         self.blocked[device] = why
@@ -338,7 +338,7 @@ class Service(Handover):
 
     async def _without_job(self, device: str) -> Record:
         """The record after its trial, which a person's word has overtaken, was called off."""
-        if not await self.jobs.call_off(device):
+        if not await self.jobs.cancel_unless_resetting(device):
             raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; ask again")
         return self._known(device)
 

@@ -356,7 +356,7 @@ async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(buil
 async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(world):
     device = world.uuids[0]
     running = await world.service.scrub(device, None)
-    await world.service.jobs.cut(device)
+    await world.service.jobs.cancel(device)
     assert running.finished.is_set()
     assert world.service.jobs.of(device) is None
     await world.life.monitor.round()

@@ -77,7 +77,7 @@ async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
     assert trial.finished.is_set()
     assert trial.receipt is None
     assert world.state(device) is State.CLEAN
-    assert "it was called off" in world.story(device)
+    assert "it was cancelled" in world.story(device)
 
 
 async def test_who_is_not_out_cannot_be_brought_back(world):

@@ -38,13 +38,13 @@ async def nothing(_world: World, _running: Running) -> None:
 
 async def at_once(world: World, running: Running) -> None:
     """Called off before its first turn."""
-    await world.service.jobs.cut(running.device)
+    await world.service.jobs.cancel(running.device)
 
 
 async def on_the_way(world: World, running: Running) -> None:
     """Called off in the middle."""
     await asyncio.sleep(0.3)
-    await world.service.jobs.cut(running.device)
+    await world.service.jobs.cancel(running.device)
 
 
 async def no_room(world: World, _running: Running) -> None:
@@ -91,7 +91,7 @@ async def test_a_job_that_is_cut_before_its_first_turn_is_told_of_as_well(world:
     with capture_logs() as lines:
         # not by ``begin``: it comes back a turn later
         running = await world.service.jobs._begin(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
-        await world.service.jobs.cut(device)
+        await world.service.jobs.cancel(device)
     assert (running.done, running.step) == (0, None)
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]
     assert shown == [("job ended", "cancelled", 0.0)]
