@@ -1,8 +1,8 @@
-"""The command line: one verb, one file. A verb asks, shows and leaves; it decides nothing.
+"""The command line: one verb, one file. A verb asks the service and prints the answer; it decides nothing.
 
-Verbs are loaded when they are called, so that ``autoclave --help`` is quick: this package itself imports click and
-nothing else that is slow. Data goes to stdout; progress, reasons and remedies go to stderr. Exit codes: 0 done and
-clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 130 interrupted.
+A verb is imported when it is called, so that ``autoclave --help`` is quick. Data goes to stdout; progress, reasons and
+remedies go to stderr. Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ VERBS = {
     "demo": ("demo", "Show the whole story on simulated GPUs."),
     "scrubber": ("scrubber", "Run the scrub service of this node."),
     "plugin": ("plugin", "Run the device plugin of this node."),
-    "status": ("status", "Show GPUs: where each stands, and why."),
+    "status": ("status", "Show the state of GPUs, and why."),
     "scrub": ("scrub", "Scrub GPUs now and prove them clean."),
-    "acquire": ("acquire", "Take clean GPUs for a job, where no kubelet hands them out."),
-    "release": ("release", "Give GPUs back that a job had, once the job has ended."),
-    "quarantine": ("quarantine", "Take a GPU out until somebody reinstates it."),
-    "reinstate": ("reinstate", "Bring a quarantined GPU back through the slow path."),
-    "explain": ("explain", "Tell how a GPU came to be where it is."),
-    "history": ("history", "List what happened, oldest first."),
+    "acquire": ("acquire", "Take clean GPUs for a job, on a node without a kubelet."),
+    "release": ("release", "Give back the GPUs of a job that has ended."),
+    "quarantine": ("quarantine", "Quarantine a GPU until it is reinstated."),
+    "reinstate": ("reinstate", "End the quarantine of a GPU with a scrub on the slow path."),
+    "explain": ("explain", "Explain why a GPU is in its state, and what to do."),
+    "history": ("history", "List the events of the ledger, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
-    "policy": ("policy", "Check and show policies, and say which one applies to a GPU."),
-    "xid": ("xid", "Say what a driver error code means, and what this node does on it."),
-    "doctor": ("doctor", "Say whether this node can keep the promise; each finding with its remedy."),
-    "simulate": ("simulate", "Cause things on simulated GPUs."),
+    "policy": ("policy", "Check and show policies, and name the one that applies to a GPU."),
+    "xid": ("xid", "Explain a driver error code, and what this node does on it."),
+    "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
+    "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
     "completion": ("completion", "Print the completion script of a shell."),
 }
-"""What there is to type: the file that holds the verb, and its line in the list."""
+"""For each verb: its module, and its line in the list."""
 
 EPILOG = """\
-A GPU is named by its index, its UUID, or the beginning of a UUID that only one GPU has.
+A GPU is named by its index, its UUID, or a unique prefix of its UUID.
 
-Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags win.
+Every flag can also be set in the environment: --run-dir is AUTOCLAVE_RUN_DIR. Flags override the environment.
 
 Exit codes: 0 done and clean, 1 not clean or refused, 2 wrong usage, 3 service not reachable, 130 interrupted.
 """
 
 
 class Verbs(click.Group):
-    """Knows its verbs by name, and ends every failure with one line and an exit code."""
+    """Imports verbs by name, and ends every failure with one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order a newcomer needs them."""
+        """The verbs, in the order in which a newcomer needs them."""
         del ctx
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load a verb."""
+        """Import a verb."""
         del ctx
         if cmd_name not in VERBS:
             return None
@@ -65,14 +65,14 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a verb, or propose the ones that are spelled much like it."""
+        """Find a verb, or propose verbs with a similar spelling."""
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
             raise click.NoSuchCommand(error.command_name, possibilities=VERBS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the verbs without loading one."""
+        """List the verbs without importing one."""
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
@@ -81,8 +81,8 @@ class Verbs(click.Group):
         """Run a verb and exit with its code."""
         try:
             code = super().main(*args, **{**extra, "standalone_mode": False})
-            sys.stdout.flush()  # here, where a closed pipe can still be answered
-        except Exception as error:  # noqa: BLE001 - the entry: whatever happens ends as one line and an exit code
+            sys.stdout.flush()  # here, where a closed pipe is still handled
+        except Exception as error:  # noqa: BLE001 - every error becomes one line and an exit code
             code = importlib.import_module("scrubber.cli.failure").report(error)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -97,5 +97,5 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The command ``autoclave``."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is loaded: what it chats is not for our users
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported; keeps its debug output from users
     cli.main(prog_name="autoclave")

@@ -1,4 +1,4 @@
-"""What tables say about devices, scrubs and history. Pure: views in, cells out."""
+"""The cells of the tables about devices, scrubs and history. Pure: views in, cells out."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ WIDE = (
     "UNITS", "TESTS", "POD", "MODEL", "NOTE",
 )  # fmt: skip
 RESULTS = ("GPU", "UUID", "CLEAN", "RESIDUE", "COVERAGE", "UNITS", "TESTS", "TIME", "RECEIPT")
-_NOTHING = ("",) * (len(RESULTS) - 3)  # beside its name and the verdict
+_NOTHING = ("",) * (len(RESULTS) - 3)  # the columns after the name and the verdict
 HISTORY = ("ROW", "TIME", "GPU", "WHAT")
 
 
 def status(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
-    """One row a device, in what fits into 80 columns."""
+    """One row for each device, at most 80 columns wide."""
     short = human.shortened([device.device for device in devices])
     return [[*_head(device, short[device.device], now), note(device)] for device in devices]
 
 
 def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
-    """One row a device, with everything that is short."""
+    """One row for each device, with every short field."""
     return [
         [
             *_head(device, device.device, now),
@@ -34,7 +34,7 @@ def wide(devices: Sequence[views.DeviceStatus], now: float) -> list[list[str]]:
             device.driver.rpartition(" ")[0],  # without the number of its instance
             device.policy_rule,
             device.receipt.id if device.receipt else "",
-            *_figures(device.receipt),
+            *_measurements(device.receipt),
             device.pod.replace(", ", ",") or device.owner,
             f"{device.model} (MIG)" if device.mig and "MIG" not in device.model else device.model,
             note(device),
@@ -51,15 +51,15 @@ def _head(device: views.DeviceStatus, uuid: str, now: float) -> list[str]:
 def _next(quarantine: views.QuarantineStatus) -> str:
     match quarantine.next_probe_seconds:
         case None:
-            return "waits for a person"
+            return "waits for an operator"
         case 0.0:
-            return "tried again once the cause is gone"
+            return "next probe when the cause is gone"
         case due:
-            return f"tried again in {human.span(due)}"
+            return f"next probe in {human.span(due)}"
 
 
 def note(device: views.DeviceStatus) -> str:
-    """The most telling thing about a device."""
+    """The most important fact about a device."""
     if device.quarantine is not None:
         return f"{device.quarantine.reason}: {device.quarantine.detail}; {_next(device.quarantine)}"
     if device.job is not None:
@@ -74,13 +74,13 @@ def note(device: views.DeviceStatus) -> str:
 
 
 def job(it: views.JobStatus) -> str:
-    """How far a job is."""
+    """The progress of a job."""
     share = f" {it.done_bytes / it.total_bytes:.0%}" if it.total_bytes else ""
     return f"{it.path} path: {it.step or 'starting'}{share}"
 
 
 def results(progress: Sequence[views.ScrubProgress], devices: Mapping[str, views.DeviceStatus]) -> list[list[str]]:
-    """One row a device: what was proven."""
+    """One row for each device: the result of its scrub."""
     short = human.shortened(list(devices))
     return [
         [devices[it.device].name, short[it.device], *_result(it.result)] for it in progress if it.result is not None
@@ -105,7 +105,7 @@ def _result(result: views.ScrubResult) -> list[str]:
 
 
 def proof(receipt: views.ReceiptView) -> Iterator[str]:
-    """The figures of a receipt, in words; what its path did not do is not told."""
+    """The measurements of a receipt, as phrases. Leaves out what the path did not do."""
     written = f"{' and '.join(receipt.patterns)} written" if receipt.patterns else "overwritten"
     covered = f"{human.size(receipt.covered_bytes)} of {human.size(receipt.allocatable_bytes)}"
     yield f"{covered} ({_coverage(receipt)}) {written} and read back"
@@ -114,14 +114,14 @@ def proof(receipt: views.ReceiptView) -> Iterator[str]:
         yield f"not covered: {', '.join(parts)}"
     if receipt.residue_bytes:
         first = f", the first at {receipt.residue_at[0]:#x}" if receipt.residue_at else ""
-        yield f"{human.size(receipt.residue_bytes)} of the last user found{first}"
+        yield f"{human.size(receipt.residue_bytes)} left by the last user{first}"
     if receipt.units is not None:
         yield f"memory on the chip overwritten on {_units(receipt)} units"
     if receipt.tests:
         yield f"tested: {', '.join(receipt.tests)}"
 
 
-def _figures(receipt: views.ReceiptView | None) -> list[str]:
+def _measurements(receipt: views.ReceiptView | None) -> list[str]:
     if receipt is None:
         return ["", "", ""]
     return [_coverage(receipt), _units(receipt), ",".join(receipt.tests)]
@@ -136,5 +136,5 @@ def _units(receipt: views.ReceiptView) -> str:
 
 
 def history(entries: Sequence[views.HistoryEntry]) -> list[list[str]]:
-    """One row an event."""
+    """One row for each event."""
     return [[str(entry.seq), human.local(entry.at), entry.name, entry.text] for entry in entries]

@@ -1,6 +1,6 @@
-"""A configuration file for a verb: YAML with its flags as keys, read as click would read the flags.
+"""Reads the configuration file of a verb: YAML whose keys are the flags of the verb.
 
-Only the process that is given a file loads this; whatever is wrong with the file is told at once, with places.
+Only a process with ``--config`` imports this module. All faults of the file are reported at once, with their places.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from scrubber.ground.errors import FatalError
 
 
 def load(file: Path, ctx: click.Context) -> dict[str, object]:
-    """The values of a file by the names of their parameters, each as its flag takes it."""
+    """The values of the file by parameter name, in the form that each flag takes."""
     options = {option.name: option for option in ctx.command.params if isinstance(option, click.Option) and option.name}
-    del options["file"]  # a file that names a file would be read by nobody
+    del options["file"]  # a configuration file cannot name another one
     values: dict[str, object] = {}
     wrong: list[faults.Fault] = []
     for key, node in _entries(file, wrong):
@@ -36,7 +36,7 @@ def load(file: Path, ctx: click.Context) -> dict[str, object]:
 def _entries(file: Path, wrong: list[faults.Fault]) -> Iterator[tuple[str, tree.Node]]:
     text = _text(file)
     if all(not line.split("#")[0].strip() for line in text.splitlines()):
-        return  # everything is commented out: all defaults
+        return  # all lines are comments: use the defaults
     try:
         root, found = tree.parse(text, str(file))
     except faults.PolicyError as error:
@@ -47,14 +47,14 @@ def _entries(file: Path, wrong: list[faults.Fault]) -> Iterator[tuple[str, tree.
         place = root.place
         wrong.append(faults.Fault(str(file), place.line, place.column, "", "no keys", "a mapping of keys and values"))
         return
-    yield from ((key, node) for key, node in root.value.items() if node.value is not None)  # that one is told already
+    yield from ((key, node) for key, node in root.value.items() if node.value is not None)  # already reported
 
 
 def _text(file: Path) -> str:
     try:
         return file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise FatalError(f"cannot read the configuration {file}: {why}; name another with --config") from error
 
 
@@ -63,7 +63,7 @@ def _twice(name: str, values: dict[str, object]) -> tuple[str, str] | None:
 
 
 def _unfit(option: click.Option | None, value: object, ctx: click.Context) -> tuple[str, str] | None:
-    """What was found and what was expected, if the flag would not take the value."""
+    """What was found and what is expected, when the flag does not take the value."""
     if option is None:
         return "a key that no flag has", f"one of the flags of `{ctx.command_path} --help`"
     found = faults.describe(value)
@@ -73,7 +73,7 @@ def _unfit(option: click.Option | None, value: object, ctx: click.Context) -> tu
     if not all(isinstance(item, str) for item in items):
         return found, "text, or a list of texts" if option.multiple else "text"
     if isinstance(option.type, click.Path) and not Path(str(value)).is_absolute():
-        return found, "an absolute path: a file does not know where you are"
+        return found, "an absolute path"
     try:
         option.type_cast_value(ctx, items if option.multiple else value)
     except click.BadParameter as error:

@@ -1,8 +1,8 @@
 """``-o json`` and ``-o yaml``: a stable contract.
 
 Every document has ``apiVersion`` and ``kind``; a list has ``items``. Fields are those of ``scrubber.core.views``. Times
-(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A text
-that is not there is empty; any other value that is not there is null.
+(``at``, ``since``, ``started``, ``finished``) are RFC 3339 in UTC, durations are seconds, sizes are bytes. A missing
+text is empty; any other missing value is null.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def single(kind: str, fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def listing(kind: str, items: Iterable[object]) -> dict[str, object]:
-    """A document about several things of a kind."""
+    """A document with a list of items of one kind."""
     return single(f"{kind}List", {"items": list(items)})
 
 
@@ -42,17 +42,17 @@ def fields(view: DataclassInstance) -> dict[str, object]:
 
 
 def entry(it: views.HistoryEntry) -> dict[str, object]:
-    """A row of the ledger, its event as data and not as text that holds data."""
+    """A row of the ledger, with the event as data instead of JSON text."""
     return {**fields(it), "body": json.loads(it.body)}
 
 
 def explanation(it: views.Explanation) -> dict[str, object]:
-    """An explanation, its entries as everywhere."""
+    """An explanation, with its entries in the form of ``entry``."""
     return {**fields(it), "entries": [entry(row) for row in it.entries]}
 
 
 def emit(document: Mapping[str, object], output: str) -> None:
-    """Print it on stdout."""
+    """Print the document on stdout."""
     if output == "yaml":
         _yaml(document, sys.stdout)
     else:
@@ -60,14 +60,14 @@ def emit(document: Mapping[str, object], output: str) -> None:
 
 
 def emit_line(document: Mapping[str, object]) -> None:
-    """Print it on one line: JSON lines."""
+    """Print the document on one line, for JSON Lines."""
     click.echo(json.dumps(document))
 
 
 def _yaml(document: Mapping[str, object], stream: TextIO) -> None:
-    yaml = importlib.import_module("ruamel.yaml").YAML(pure=True)  # few ask for it, and it takes its time to load
+    yaml = importlib.import_module("ruamel.yaml").YAML(pure=True)  # slow to import, and rarely used
     yaml.explicit_start = True  # so that a watch is a stream of documents
-    yaml.width = 4096  # a value stays on its line: people grep
+    yaml.width = 4096  # one line for each value, for grep
     yaml.dump(document, stream)
 
 

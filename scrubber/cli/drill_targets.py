@@ -1,4 +1,4 @@
-"""Which simulated GPU a drill is for: asked of the running service, or found in a directory."""
+"""Finds the simulated GPU of a drill, through the running service or in a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scrubber.ground.errors import InvalidRequest, Reason, Refused
 
 @dataclass(frozen=True, slots=True)
 class DrillTarget:
-    """A simulated GPU and where it lives."""
+    """A simulated GPU and its directory."""
 
     root: Path
     uuid: str
@@ -21,7 +21,7 @@ class DrillTarget:
 
 
 def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
-    """The GPU that this names."""
+    """The GPU with this name."""
     if simulated_dir is not None:
         found = _match(gpu, [place.info() for place in layout.places(simulated_dir)], simulated_dir)
         return DrillTarget(simulated_dir, found.uuid, found.index)
@@ -29,7 +29,7 @@ def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
     if not status.service.simulated_dir:
         raise Refused(
             Reason.INVALID_REQUEST,
-            f"cannot simulate anything on backend {status.service.backend}: its GPUs are real;"
+            f"cannot simulate on backend {status.service.backend}: its GPUs are real;"
             " start a service with --backend simulated for drills",
         )
     device = status.devices[0]
@@ -37,7 +37,7 @@ def find(gpu: str, simulated_dir: Path | None, run_dir: Path) -> DrillTarget:
 
 
 def _match(gpu: str, infos: list[DeviceInfo], root: Path) -> DeviceInfo:
-    """As the service would have it: an index, a UUID, or the beginning of one UUID."""
+    """By index, UUID, or unique UUID prefix, as the service does."""
     found = [it for it in infos if gpu == str(it.index) or (gpu and it.uuid.lower().startswith(gpu.lower()))]
     if len(found) == 1:
         return found[0]

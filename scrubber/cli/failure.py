@@ -1,4 +1,7 @@
-"""How every failure ends: a line on stderr (what could not be done, why, what to do now) and an exit code."""
+"""Turns every error into one line on stderr and an exit code.
+
+The line says what could not be done, why, and what to do.
+"""
 
 from __future__ import annotations
 
@@ -18,46 +21,48 @@ NOT_CLEAN, WRONG_USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 
 def report(error: Exception) -> int:
-    """Say what went wrong, and answer with the exit code for it."""
+    """Print the error and return its exit code."""
     match error:
         case click.exceptions.NoArgsIsHelpError():
             click.echo(error.format_message(), err=True)
             return WRONG_USAGE
         case click.UsageError():
-            return _say(_usage(error), WRONG_USAGE)
+            return _print(_usage(error), WRONG_USAGE)
         case click.Abort():
             return INTERRUPTED
         case BrokenPipeError():
-            # Whoever read has left; what is still buffered has no reader, and Python would complain about it at exit.
+            # The reader closed the pipe. Without this, Python prints an error about the buffered rest at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return NOT_CLEAN
         case Unreachable():
-            return _say(error.message, UNREACHABLE)
+            return _print(error.message, UNREACHABLE)
         case InvalidRequest():
-            return _say(_question(error), WRONG_USAGE)
+            return _print(_invalid_request(error), WRONG_USAGE)
         case FatalError() | PolicyError():
-            return _say(str(error), WRONG_USAGE)
+            return _print(str(error), WRONG_USAGE)
         case AutoclaveError() | DeviceError():
-            return _say(str(error), NOT_CLEAN)
+            return _print(str(error), NOT_CLEAN)
     return _unexpected(error)
 
 
-def _say(message: str, code: int) -> int:
+def _print(message: str, code: int) -> int:
     lines = [human.printable(line) for line in message.splitlines()]
-    click.echo("\n".join(["autoclave: " + lines[0], *lines[1:]]) if lines else "autoclave: it failed", err=True)
+    click.echo(
+        "\n".join(["autoclave: " + lines[0], *lines[1:]]) if lines else "autoclave: failed without a message", err=True
+    )
     return code
 
 
-def _question(error: InvalidRequest) -> str:
-    """The service's no to a question, told to the person who asked it."""
-    told = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
-    return f"{told}; `autoclave status` lists the GPUs" if error.reason is Reason.UNKNOWN_DEVICE else told
+def _invalid_request(error: InvalidRequest) -> str:
+    """The service's refusal of a request, as a sentence for the person at the shell."""
+    text = error.message if error.message.startswith("cannot") else f"cannot do that: {error.message}"
+    return f"{text}; `autoclave status` lists the GPUs" if error.reason is Reason.UNKNOWN_DEVICE else text
 
 
 def _usage(error: click.UsageError) -> str:
-    """What click found, as one line in the words of the house."""
-    told = error.format_message().strip().removesuffix(".")
-    what = f"{told[:1].lower()}{told[1:]}{_variable(error)}".replace("\n", " ")
+    """A usage error of click, as one line in our format."""
+    text = error.format_message().strip().removesuffix(".")
+    what = f"{text[:1].lower()}{text[1:]}{_variable(error)}".replace("\n", " ")
     if error.ctx is None:
         return what
     command = error.ctx.command_path
@@ -65,7 +70,7 @@ def _usage(error: click.UsageError) -> str:
 
 
 def _variable(error: click.UsageError) -> str:
-    """The variable that a bad value came from: somebody who typed no flag must be told where to look."""
+    """Names the environment variable that a wrong value came from."""
     parameter = getattr(error, "param", None)
     if not isinstance(parameter, click.Option) or error.ctx is None or parameter.name is None:
         return ""
@@ -77,9 +82,9 @@ def _variable(error: click.UsageError) -> str:
 def _unexpected(error: Exception) -> int:
     if os.environ.get("AUTOCLAVE_DEBUG"):
         traceback.print_exception(error)
-    return _say(f"it failed in an unexpected way ({_named(error)}); AUTOCLAVE_DEBUG=1 shows where", NOT_CLEAN)
+    return _print(f"unexpected error: {_named(error)}; set AUTOCLAVE_DEBUG=1 to see the traceback", NOT_CLEAN)
 
 
 def _named(error: Exception) -> str:
-    told = " ".join(str(error).split())
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""GPU names for the shell: asked of the service, quickly, and silent when it does not answer."""
+"""GPU names for shell completion. Returns none when the service does not answer quickly."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from scrubber.core import views
 from scrubber.ground import paths
 from scrubber.ground.errors import AutoclaveError
 
-PATIENCE = 0.5  # seconds that somebody at a prompt may be kept waiting
+PATIENCE = 0.5  # seconds that the person at the prompt waits at most
 
 
 def gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Indices and UUIDs that go on from what was typed."""
+    """Indices and UUIDs that start with the typed text."""
     del param
     run_dir = Path(ctx.params.get("run_dir") or paths.RUN_DIR)
     try:
@@ -27,5 +27,5 @@ def gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
 
 
 def _items(device: views.DeviceStatus) -> tuple[CompletionItem, ...]:
-    told = f"{device.state} {device.model}"
-    return CompletionItem(device.name, help=told), CompletionItem(device.device, help=told)
+    text = f"{device.state} {device.model}"
+    return CompletionItem(device.name, help=text), CompletionItem(device.device, help=text)

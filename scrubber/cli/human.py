@@ -1,4 +1,4 @@
-"""Values as a person reads them: sizes, durations, times, and text that a terminal cannot be tricked with."""
+"""Sizes, durations and times for people, and text that is safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from policies import units
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _AGO = re.compile(r"\s+ago$")
-SHORTEST = 12  # characters of a UUID that are shown at least: "GPU-" and a group
+SHORTEST = 12  # shortest UUID prefix to show: "GPU-" and the first group
 
 
 def printable(text: str) -> str:
-    """Text on one line that is only text: process names come from tenants, and a terminal obeys what it is sent."""
+    """The text with control characters escaped: a process name can hold codes that a terminal obeys."""
     return "".join(it if it.isprintable() else it.encode("unicode_escape").decode() for it in text)
 
 
 def size(count: int) -> str:
-    """Bytes in the largest unit that leaves a number of one or more."""
+    """Bytes in the largest unit in which the number is at least one."""
     amount, unit = float(count), "B"
     for unit in units.BYTES:
         if abs(amount) < 1024 or unit == "TiB":  # noqa: PLR2004 - one step between two units
@@ -35,22 +35,22 @@ def span(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """How long some work took."""
+    """The duration of some work."""
     return f"{seconds:.2f}s" if seconds < 60 else span(seconds)  # noqa: PLR2004 - a minute
 
 
 def local(moment: float) -> str:
-    """A time on this machine's clock, with its offset, so that it can be compared with other machines' logs."""
+    """A time in this machine's time zone, with the UTC offset."""
     return datetime.fromtimestamp(moment, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def iso(moment: float) -> str:
-    """A time for machines: UTC, RFC 3339."""
+    """A time in UTC, as in RFC 3339."""
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def since(text: str) -> float:
-    """A moment from ``10m`` (ago), ``2026-11-20 09:00`` (this machine's clock) or RFC 3339."""
+    """Parses ``10m`` (ago), ``2026-11-20 09:00`` (local time) or RFC 3339."""
     if units.DURATION.fullmatch(ago := _AGO.sub("", text)):
         return time.time() - units.parse_duration(ago)
     try:
@@ -60,7 +60,7 @@ def since(text: str) -> float:
 
 
 def shortened(names: list[str]) -> dict[str, str]:
-    """For each UUID the shortest beginning that no other has; it can be typed back."""
+    """For each UUID its shortest unique prefix. Verbs accept the prefix as a name."""
     for length in range(SHORTEST, max(map(len, names), default=0)):
         if len({name[:length] for name in names}) == len(set(names)):
             return {name: name[:length] for name in names}

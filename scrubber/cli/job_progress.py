@@ -1,6 +1,6 @@
-"""Following jobs to their end: bars on a terminal, a line per step elsewhere, then what was proven.
+"""Follows scrub jobs to their end: progress bars on a terminal, one line per step elsewhere, then the results.
 
-Progress and reasons go to stderr, results to stdout. A device whose result never came is not clean.
+Progress and reasons go to stderr, results to stdout. A device without a result is not clean.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Results = dict[str, views.ScrubProgress]
 Devices = Mapping[str, views.DeviceStatus]
 
 MISSING = views.ScrubResult(
-    clean=False, state="unknown", why="the service never said how it ended", reason=Reason.INTERNAL.value
+    clean=False, state="unknown", why="the service sent no result", reason=Reason.INTERNAL.value
 )
 
 
 class Show(Protocol):
-    """Shows one message of a stream."""
+    """Shows one progress message."""
 
     def __call__(self, message: views.ScrubProgress) -> None:
-        """Show it."""
+        """Show the message."""
         ...
 
 
 def wait(run_dir: Path, work: Callable[[client.AdminClient], Awaitable[int]]) -> int:
-    """Do the work and stay to its end; who leaves early is told that it goes on."""
+    """Run ``work`` to its end. After Ctrl-C, say that the scrub goes on."""
     try:
         return service_call.ask(run_dir, work)
     except KeyboardInterrupt:
@@ -47,7 +47,7 @@ def wait(run_dir: Path, work: Callable[[client.AdminClient], Awaitable[int]]) ->
 
 
 async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices) -> Results:
-    """The last message of each device; progress is shown meanwhile."""
+    """The last message of each device. Shows the progress meanwhile."""
     results = {device: views.ScrubProgress(device, "", result=MISSING) for device in devices}
     with _shown(devices) as show:
         async for message in stream:
@@ -58,7 +58,7 @@ async def follow(stream: AsyncIterator[views.ScrubProgress], devices: Devices) -
 
 
 def report(results: Results, devices: Devices, output: str) -> int:
-    """Print what was proven, say what was not; the exit code."""
+    """Print the results and return the exit code."""
     ordered = sorted(results.values(), key=lambda it: list(devices).index(it.device))
     if output == "table":
         table.show(cells.RESULTS, cells.results(ordered, devices))
@@ -71,7 +71,7 @@ def report(results: Results, devices: Devices, output: str) -> int:
 
 
 def named(devices: Sequence[views.DeviceStatus]) -> Devices:
-    """The devices by UUID, in their order."""
+    """The devices by UUID, in the given order."""
     return {device.device: device for device in devices}
 
 
@@ -83,7 +83,7 @@ def _item(it: views.ScrubProgress, devices: Devices) -> dict[str, object]:
 
 def _refusal(it: views.ScrubProgress, name: str) -> str:
     why = (it.result.why or it.result.reason or it.result.state) if it.result else ""
-    return human.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` tells what happened")
+    return human.printable(f"GPU {name} is not clean: {why}; `autoclave explain {name}` shows the history")
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def _shown(devices: Devices) -> Iterator[Show]:
 
 
 class _Lines:
-    """A line whenever a device comes to another step."""
+    """One line for each new step of a device."""
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
@@ -113,27 +113,27 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for each device; a new step starts it anew, so that its speed is that of the step."""
+    """A bar for each device. A new step restarts the bar, so that the speed is that of the step."""
 
     def __init__(self, progress: bars.Progress, devices: Devices) -> None:
         self._progress = progress
         self._devices = devices
         self._steps: dict[str, str] = {}
-        self._tasks = {it: progress.add_task(self._said(it, "waiting"), total=None, amount="") for it in devices}
+        self._tasks = {it: progress.add_task(self._label(it, "waiting"), total=None, amount="") for it in devices}
 
     def __call__(self, message: views.ScrubProgress) -> None:
         task = self._tasks[message.device]
         if message.result is not None:
             end = 1 if message.result.clean else 0
-            said = self._said(message.device, message.result.state)
-            self._progress.update(task, description=said, completed=end, total=1, amount="")
+            label = self._label(message.device, message.result.state)
+            self._progress.update(task, description=label, completed=end, total=1, amount="")
         elif message.step:
             if self._steps.get(message.device) != message.step:
                 self._steps[message.device] = message.step
-                self._progress.reset(task, description=self._said(message.device, message.step))
+                self._progress.reset(task, description=self._label(message.device, message.step))
             done, total = message.done_bytes, message.total_bytes
             amount = f"{human.size(done)} of {human.size(total)}" if total else ""
             self._progress.update(task, completed=done, total=total or None, amount=amount)
 
-    def _said(self, device: str, what: str) -> str:
+    def _label(self, device: str, what: str) -> str:
         return escape(f"GPU {self._devices[device].name} {what:<11}")

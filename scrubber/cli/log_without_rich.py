@@ -1,7 +1,7 @@
-"""Loads structlog without rich, for the verb that has to stay small.
+"""Imports structlog without rich, for the verb ``plugin``, which must stay small.
 
-structlog loads rich wherever it is installed, to draw tracebacks at a terminal. The plugin writes them as text, and
-would carry a tenth of its memory for nothing. Whatever else wants rich can still load it afterwards.
+structlog imports rich wherever it is installed, to draw tracebacks on a terminal. The plugin writes tracebacks as text,
+and rich would take a tenth of its memory. Other modules can still import rich afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import sys
 
 if "rich" not in sys.modules:
-    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's own way to say that there is none
+    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's way to say that a module does not exist
     try:
         importlib.import_module("structlog")
     finally:

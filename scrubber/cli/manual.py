@@ -1,4 +1,4 @@
-"""The manual: every ``--help`` on one page, so that it can be read, searched and never be out of date.
+"""The manual: every ``--help`` on one page.
 
 ``python -m scrubber.cli.manual > docs/cli.md`` writes it; a test keeps the two equal.
 """

@@ -1,4 +1,4 @@
-"""The flags that verbs share, and the types that their values have."""
+"""Flags and value types that several verbs share."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 
 
 class Parsed(click.ParamType[Any]):
-    """A value that a function reads; its ValueError says what was expected."""
+    """A value that a function parses. Its ValueError says what is expected."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
-        """Name it for the help text."""
+        """``name`` is what the help text calls the value."""
         self.name = name
         self._parse = parse
 
@@ -38,23 +38,27 @@ class Parsed(click.ParamType[Any]):
 
 
 def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """``-o``: the first choice is the default."""
+    """The flag ``-o``. The first choice is the default."""
     return click.option(
-        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="How to show it."
+        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="Output format."
     )
 
 
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names for the shell. Loaded late: who only parses flags needs no connection."""
+    """GPU names for the shell. Imported late, because parsing flags needs no connection."""
     items: list[CompletionItem] = importlib.import_module("scrubber.cli.gpu_names").gpus(ctx, param, incomplete)
     return items
 
 
 run_dir = click.option(
-    "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, show_default=True, help="Where the service has its sockets."
+    "--run-dir",
+    type=DIRECTORY,
+    default=paths.RUN_DIR,
+    show_default=True,
+    help="Directory with the sockets of the service.",
 )
 state_dir = click.option(
-    "--state-dir", type=DIRECTORY, default=paths.STATE_DIR, show_default=True, help="Where the ledger lives."
+    "--state-dir", type=DIRECTORY, default=paths.STATE_DIR, show_default=True, help="Directory with the ledger."
 )
 gpu = click.argument("gpu", shell_complete=complete_gpus)
 gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus)

@@ -1,4 +1,4 @@
-"""What a person or a prolog asks at the door for whoever hands devices out, which knows devices by UUID alone."""
+"""Calls the plugin's socket for ``acquire`` and ``release``. That socket knows devices by UUID only."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Devices = Mapping[str, views.DeviceStatus]
 gpus = click.argument("gpus", nargs=-1, required=True, metavar="GPU...", shell_complete=options.complete_gpus)
 
 
-def hand(
-    run_dir: Path, names: tuple[str, ...], deed: Callable[[client.ScrubberClient, Devices], Awaitable[T]]
+def call_with_uuids(
+    run_dir: Path, names: tuple[str, ...], call: Callable[[client.ScrubberClient, Devices], Awaitable[T]]
 ) -> tuple[Devices, T]:
-    """Do it to the GPUs of these names; which they are, and what came of it."""
+    """Run ``call`` on the GPUs with these names. Returns the GPUs and the result."""
     devices = job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(names)).devices)
-    return devices, asyncio.run(_hand(paths.socket(run_dir), devices, deed))
+    return devices, asyncio.run(_call(paths.socket(run_dir), devices, call))
 
 
-async def _hand(socket: Path, devices: Devices, deed: Callable[[client.ScrubberClient, Devices], Awaitable[T]]) -> T:
-    async with client.ScrubberClient(socket) as door:
-        return await deed(door, devices)
+async def _call(socket: Path, devices: Devices, call: Callable[[client.ScrubberClient, Devices], Awaitable[T]]) -> T:
+    async with client.ScrubberClient(socket) as scrubber:
+        return await call(scrubber, devices)

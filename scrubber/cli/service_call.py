@@ -1,4 +1,4 @@
-"""One question to the service and its answer: the loop, the connection, and what to say when nobody answers."""
+"""One request to the service, from an event loop of its own, with a helpful error when the service does not answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def ask(run_dir: Path, question: Callable[[client.AdminClient], Awaitable[T]]) -> T:
-    """The answer; Unreachable says what is missing as exactly as can be told from here."""
+    """The answer. Unreachable says why the service cannot be reached, as far as this process can find out."""
     return asyncio.run(_ask(paths.admin_socket(run_dir), question))
 
 
@@ -30,7 +30,7 @@ async def _ask(socket: Path, question: Callable[[client.AdminClient], Awaitable[
 
 
 def asker() -> str:
-    """Who sits here, for the ledger."""
+    """The user at this shell, for the ledger."""
     uid = os.getuid()
     try:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
@@ -42,7 +42,7 @@ def _hint(socket: Path) -> str:
     try:
         socket.stat()
     except PermissionError:
-        return f"{socket.parent} may not be entered by this user; become the user that runs the service (root, usually)"
+        return f"this user may not open {socket.parent}; run the command as the user of the service (usually root)"
     except OSError:
-        return "there is no such socket; start `autoclave scrubber`, or name its --run-dir"
-    return "nobody answers there; start `autoclave scrubber` again"
+        return "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir"
+    return "no process listens on it; start `autoclave scrubber` again"

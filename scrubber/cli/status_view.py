@@ -1,4 +1,4 @@
-"""What ``autoclave status`` shows, once or again and again: a status as a table, as a document, and its faults."""
+"""The output of ``autoclave status``: a table, a document, and the faults of the service."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def cells(status: views.Status, output: str) -> tuple[tuple[str, ...], list[list
 
 
 def as_document(status: views.Status) -> dict[str, object]:
-    """The stable form, with the service beside its devices."""
+    """The stable JSON form: the devices and the service."""
     devices = document.listing("DeviceStatus", map(document.fields, status.devices))
     return {**devices, "service": document.fields(status.service)}
 
 
 def faults(service: views.ServiceStatus) -> tuple[str, ...]:
-    """What is wrong with the service itself."""
-    ledger = f"the ledger cannot be written, so nothing is handed out: {service.ledger_fault}"
-    policy = f"the newest policy is not in force, the old one is: {service.policy_fault}"
+    """The faults of the service itself."""
+    ledger = f"the service cannot write the ledger, so it hands out no GPU: {service.ledger_fault}"
+    policy = f"the newest policy is not in force; the service still uses the old one: {service.policy_fault}"
     aside = (
-        f"a damaged ledger was set aside as {name}, and quarantines with it: read it with `autoclave ledger export`,"
-        " then move it away"
+        f"a damaged ledger, with its quarantines, was set aside as {name}: read it with `autoclave ledger export`,"
+        " then move it to another place"
         for name in service.set_aside
     )
     return (*([ledger] if service.ledger_fault else []), *([policy] if service.policy_fault else []), *aside)

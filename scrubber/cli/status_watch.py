@@ -1,4 +1,4 @@
-"""``status --watch``: a view that lives on a terminal, one table per change elsewhere. It outlives the service."""
+"""``status --watch``: a live view on a terminal, one table per change elsewhere. Survives a service restart."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from scrubber.cli import status_view, table
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
 
-TICK = 1.0  # seconds between two looks at a terminal, where ages and bytes move without an event
-QUIET = 30.0  # seconds that are waited for an event elsewhere
+TICK = 1.0  # seconds between two updates on a terminal, where ages and progress change without an event
+QUIET = 30.0  # seconds to wait for an event elsewhere
 RETRY = 0.5
-AWAY = "service not reachable, retrying"
+UNREACHABLE = "service not reachable, retrying"
 
 
 async def watch(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
-    """Show the status until somebody has seen enough."""
+    """Show the status until the user stops it."""
     if output in {"table", "wide"} and sys.stdout.isatty():
         await _live(admin, gpus, output)
     else:
@@ -36,7 +36,7 @@ async def _live(admin: client.AdminClient, gpus: Sequence[str], output: str) -> 
     with Live(auto_refresh=False) as live:
         async for answer in _answers(admin, gpus, TICK):
             last = answer or last
-            notes = [] if answer else [AWAY]
+            notes = [] if answer else [UNREACHABLE]
             notes += status_view.faults(answer.service) if answer else ()
             seen = [table.drawn(*status_view.cells(last, output))] if last else []
             live.update(Group(*seen, *(Text(note, style="bold red") for note in notes)), refresh=True)
@@ -44,23 +44,23 @@ async def _live(admin: client.AdminClient, gpus: Sequence[str], output: str) -> 
 
 async def _print(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
     shown: tuple[views.DeviceStatus, ...] | None = None
-    away = False
+    unreachable = False
     async for answer in _answers(admin, gpus, QUIET):
         if answer is None:
-            if not away:
-                click.echo(f"autoclave: {AWAY}", err=True)
-            away = True
+            if not unreachable:
+                click.echo(f"autoclave: {UNREACHABLE}", err=True)
+            unreachable = True
             continue
-        away = False
-        lasting = tuple(map(_lasting, answer.devices))
-        if lasting != shown:
+        unreachable = False
+        stable = tuple(map(_without_progress, answer.devices))
+        if stable != shown:
             status_view.show(answer, output)
             sys.stdout.flush()
-        shown = lasting
+        shown = stable
 
 
 async def _answers(admin: client.AdminClient, gpus: Sequence[str], wait: float) -> AsyncIterator[views.Status | None]:
-    """Each status as soon as there is another one; None when the service is away. It must have been there once."""
+    """Each new status; None while the service cannot be reached. The first request must succeed."""
     answer: views.Status | None = await admin.status(gpus)
     while True:
         yield answer
@@ -72,8 +72,8 @@ async def _answers(admin: client.AdminClient, gpus: Sequence[str], wait: float) 
             await asyncio.sleep(RETRY)
 
 
-def _lasting(device: views.DeviceStatus) -> views.DeviceStatus:
-    """A device without what moves by itself: only the rest is a change worth a table."""
+def _without_progress(device: views.DeviceStatus) -> views.DeviceStatus:
+    """The device without the fields that change all the time. A change of the rest prints a new table."""
     job = replace(device.job, done_bytes=0, total_bytes=0) if device.job else None
     quarantine = replace(device.quarantine, next_probe_seconds=None) if device.quarantine else None
     return replace(device, job=job, quarantine=quarantine)

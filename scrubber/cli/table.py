@@ -1,7 +1,7 @@
-"""Tables: for a person at a terminal, and for grep and awk everywhere else.
+"""Prints tables: for people on a terminal, for grep and awk elsewhere.
 
-Elsewhere means: no colours, no lines, no cut or wrapped cells; columns are two spaces apart and an empty cell is a
-dash, so that ``awk '{print $3}'`` always finds the third column.
+Elsewhere there are no colours, no lines, and no cut or wrapped cells. Two spaces separate columns, and an empty cell
+is a dash, so that ``awk '{print $3}'`` finds the third column.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def plain(headers: Sequence[str], rows: Rows) -> str:
 
 
 def drawn(headers: Sequence[str], rows: Rows) -> RenderableType:
-    """A table for a terminal: only the last column gives way when there is too little room."""
+    """A table for a terminal. Only the last column wraps when the terminal is too narrow."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
     for header in headers:
         table.add_column(header, no_wrap=header != headers[-1], overflow="fold")
     for row in rows:
-        # Text, never a string: what stands in brackets is somebody's text, not markup.
+        # Text, not str: rich would read brackets in a str as markup.
         table.add_row(*(Text(human.printable(cell) or EMPTY, style=STYLES.get(cell, "")) for cell in row))
     return table

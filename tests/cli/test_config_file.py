@@ -83,6 +83,6 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     verb = cli.cli.get_command(context, "plugin")
     assert verb is not None
-    for name, why in (("absent", "No such file"), ("binary", "it is no UTF-8 text")):
+    for name, why in (("absent", "No such file"), ("binary", "it is not UTF-8 text")):
         with pytest.raises(FatalError, match=why):
             config_file.load(tmp_path / name, click.Context(verb, parent=context, info_name="plugin"))

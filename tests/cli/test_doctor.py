@@ -48,7 +48,7 @@ def test_a_service_that_is_not_there_is_a_finding_and_the_others_are_made_all_th
     code, found = examine(kubelet.directory, short_tmp / "nowhere")
     assert code == 1
     assert "cannot reach the scrub service" in only(found, "service", "broken")
-    assert found["service"][0]["remedy"] == "start `autoclave scrubber`, or name its --run-dir"
+    assert found["service"][0]["remedy"] == "start `autoclave scrubber`, or pass its --run-dir"
     assert "no such file or directory" in only(found, "run-dir", "broken")
     assert levels(found) == {**dict.fromkeys(KUBELET, "ok"), "service": "broken", "run-dir": "broken", "clock": "ok"}
 
@@ -95,7 +95,7 @@ def test_a_link_and_a_file_are_no_run_directory(examine, kubelet, short_tmp):
     (short_tmp / "real").mkdir(mode=0o700)
     (short_tmp / "run").symlink_to(short_tmp / "real")
     _, found = examine(kubelet.directory, short_tmp / "run")
-    assert "it is no directory" in only(found, "run-dir", "broken")
+    assert "it is not a directory" in only(found, "run-dir", "broken")
     _, found = examine(kubelet.directory, short_tmp / "real")
     only(found, "run-dir", "ok")
 
@@ -300,7 +300,7 @@ def test_the_table_has_a_row_for_each_finding_with_its_remedy_and_stderr_the_sum
         ["ok", "plugin"],
     ]  # fmt: skip
     assert lines[7].endswith("kubelet.sock: connection refused; start the kubelet, or read its log if it runs")
-    assert run.stderr == "autoclave: 3 of 10 findings are broken; each says what to do\n"
+    assert run.stderr == "autoclave: 3 of 10 findings are broken; each names its remedy\n"
     assert run.exit_code == 1
 
 

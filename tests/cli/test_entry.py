@@ -101,8 +101,8 @@ def test_a_variable_that_others_set_for_their_own_use_is_no_flag(autoclave):
         (["statsu"], "no such command 'statsu'. Did you mean 'status'? see `autoclave --help`\n"),
         (["status", "--wach"], "`autoclave status`: no such option '--wach'. Did you mean '--watch'? see"),
         (["status", "-o", "xml"], "'xml' is not one of 'table', 'wide', 'json', 'yaml'"),
-        (["scrub"], "name GPUs, or say --all"),
-        (["scrub", "0", "--all"], "name GPUs, or say --all"),
+        (["scrub"], "name GPUs or pass --all"),
+        (["scrub", "0", "--all"], "name GPUs or pass --all"),
         (["scrub", "0", "--path", "medium"], "'medium' is not one of 'fast', 'slow'"),
         (["scrub", "0", "--timeout", "10"], "found '10', expected a duration such as 10s or 5m"),
         (["acquire"], "missing argument 'GPU...'"),
@@ -208,11 +208,11 @@ def test_a_reader_that_leaves_early_is_no_error_to_speak_of(verb):
 def test_without_a_service_the_exit_code_is_3_and_says_what_is_missing(autoclave, tmp_path):
     run = autoclave("status", "--run-dir", tmp_path)
     assert run.exit_code == 3
-    assert "there is no such socket; start `autoclave scrubber`, or name its --run-dir" in run.stderr
+    assert "the socket does not exist; start `autoclave scrubber`, or pass its --run-dir" in run.stderr
 
 
 def test_a_socket_that_nobody_listens_on_is_told_from_one_that_is_missing(autoclave, short_tmp):
     (short_tmp / "admin.sock").touch()
     run = autoclave("status", AUTOCLAVE_RUN_DIR=str(short_tmp))
     assert run.exit_code == 3
-    assert "nobody answers there" in run.stderr
+    assert "no process listens on it" in run.stderr

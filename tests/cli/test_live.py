@@ -91,7 +91,7 @@ def test_a_unit_that_computes_wrongly_is_found_by_the_slow_path_and_quarantined(
     assert run.exit_code == 1
     story = told(autoclave("explain", gpu))
     assert "quarantined by autoclave (compute-fault): selftest failed: these units compute something else" in story
-    assert "        out until `autoclave reinstate`; not tried again yet" in story
+    assert "        quarantined until `autoclave reinstate`; not probed yet" in story
     assert "advice  it computes wrongly: replace it (RMA); then `autoclave reinstate`" in story
     told(autoclave("simulate", "heal", gpu))
     told(autoclave("reinstate", gpu))
@@ -127,10 +127,10 @@ def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
     service.settled(gpu, "in_use")
     refused = autoclave("acquire", gpu)
     assert refused.exit_code == 1
-    assert f"{grant['device']}: it is exposed; once its job has ended, `autoclave release` it" in refused.stderr
+    assert f"{grant['device']}: it is in_use; once its job has ended, `autoclave release` it" in refused.stderr
     assert service.settled(gpu, "in_use").job is None
     tenants.kill(pid)
-    assert told(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) was given back\n"
+    assert told(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
     assert service.settled(gpu, "clean").receipt.id != grant["receipt"]
 
 
@@ -159,7 +159,7 @@ def test_acquire_takes_all_or_none(autoclave, service, gpu):
 def test_quarantine_takes_out_and_reinstate_brings_back(autoclave, gpu):
     out = told(autoclave("quarantine", gpu, "--reason", "smells [bold]odd"))
     assert re.fullmatch(
-        rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd; waits for a person\n", out
+        rf"GPU {gpu} \(GPU-\S+\) is quarantined: operator: smells \[bold\]odd; waits for an operator\n", out
     )
     (device,) = json.loads(told(autoclave("status", gpu, "-o", "json")))["items"]
     assert (device["state"], device["healthy"]) == ("quarantined", False)
@@ -195,7 +195,7 @@ def test_a_gpu_that_stays_sick_is_not_reinstated(autoclave, gpu):
     told(autoclave("simulate", "bad-memory", gpu, "--offset", "100B"))
     run = autoclave("reinstate", gpu)
     assert run.exit_code == 1
-    assert f"`autoclave explain {gpu}` tells what happened" in run.stderr
+    assert f"`autoclave explain {gpu}` shows the history" in run.stderr
     assert "quarantined" in told(autoclave("status", gpu))
 
 
@@ -229,7 +229,7 @@ def test_policy_which_names_the_rule(autoclave, gpu):
 
 
 def test_the_ledger_is_verified_beside_a_running_service(autoclave, service):
-    assert " holds: " in told(autoclave("ledger", "verify", "--state-dir", service.root / "state"))
+    assert " is intact: " in told(autoclave("ledger", "verify", "--state-dir", service.root / "state"))
 
 
 @pytest.mark.usefixtures("gpu")

@@ -32,7 +32,7 @@ def state(tmp_path):
 def test_a_whole_ledger_is_verified_without_a_service(autoclave, state):
     run = autoclave("ledger", "verify", "--state-dir", state)
     assert run.exit_code == 0
-    assert f"{state}/ledger.db holds: 3 rows, the last is 3 (" in run.stdout
+    assert f"{state}/ledger.db is intact: 3 rows, the last is 3 (" in run.stdout
 
 
 def test_a_flipped_byte_is_found_and_its_row_is_named(autoclave, state):
@@ -75,7 +75,7 @@ def test_policies_that_can_be_used_are_said_to_be(autoclave, tmp_path):
     (tmp_path / "mine.yaml").write_text("name: mine\n")
     run = autoclave("policy", "check", "default", tmp_path / "mine.yaml")
     assert run.exit_code == 0
-    assert run.stdout.splitlines()[1] == f"{tmp_path}/mine.yaml: policy mine can be used, 0 rules"
+    assert run.stdout.splitlines()[1] == f"{tmp_path}/mine.yaml: policy mine is valid, 0 rules"
 
 
 def test_every_fault_of_every_policy_is_told_with_its_place(autoclave, tmp_path):
@@ -83,7 +83,7 @@ def test_every_fault_of_every_policy_is_told_with_its_place(autoclave, tmp_path)
     bad.write_text("name: mine\nrulez: []\ndefaults:\n  budgets:\n    allocate: 5\n")
     run = autoclave("policy", "check", bad, "default", tmp_path / "none.yaml")
     assert run.exit_code == 2
-    assert "default: policy default can be used" in run.stdout
+    assert "default: policy default is valid" in run.stdout
     assert f"{bad}:2:1: rulez: found an unknown key" in run.stderr
     assert f"{bad}:5:15: defaults.budgets.allocate: found the number 5" in run.stderr
     assert f"{tmp_path}/none.yaml:1:1: found no such file" in run.stderr
@@ -96,7 +96,7 @@ def test_a_shipped_policy_is_shown_with_its_comments(autoclave):
 def test_a_policy_that_is_not_shipped_comes_with_the_names_that_are(autoclave):
     run = autoclave("policy", "show", "lax")
     assert run.exit_code == 2
-    assert "there are default, fast, observe, strict" in run.stderr
+    assert "the shipped policies are default, fast, observe, strict" in run.stderr
 
 
 def test_the_schema_is_json(autoclave):
@@ -145,20 +145,24 @@ def drill(autoclave, gpus, *args):
 @pytest.mark.parametrize(
     ("args", "told", "changed"),
     [
-        (["lost", "0"], "GPU 0: it fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
-        (["hang", "0"], "GPU 0: driver calls for it do not return", {"hang": True}),
-        (["stall-clears", "0"], "GPU 0: clears go nowhere", {"stall_clears": True}),
+        (["lost", "0"], "GPU 0: the GPU fell off the bus; `autoclave simulate heal 0` ends it\n", {"lost": True}),
+        (["hang", "0"], "GPU 0: driver calls for the GPU hang", {"hang": True}),
+        (["stall-clears", "0"], "GPU 0: clears stall", {"stall_clears": True}),
         (["skip-clears", "0"], "GPU 0: clears report success", {"skip_clears": True}),
         (
             ["skip-scratch", "0"],
-            "GPU 0: overwriting the memory on the chip reports success and does nothing; `autoclave simulate heal 0`",
+            "GPU 0: scratch reports success and overwrites nothing; `autoclave simulate heal 0`",
             {"skip_scratch": True},
         ),
-        (["bad-compute", "0"], "GPU 0: unit 0 computes wrongly; `autoclave simulate heal 0`", {"bad_units": (0,)}),
-        (["bad-compute", "0", "--unit", "7"], "GPU 0: unit 7 computes wrongly", {"bad_units": (7,)}),
+        (
+            ["bad-compute", "0"],
+            "GPU 0: unit 0 computes wrong results; `autoclave simulate heal 0`",
+            {"bad_units": (0,)},
+        ),
+        (["bad-compute", "0", "--unit", "7"], "GPU 0: unit 7 computes wrong results", {"bad_units": (7,)}),
         (
             ["sign", "0", "links"],
-            "GPU 0: links is told of it: so the drill says; `autoclave simulate heal 0` ends it\n",
+            "GPU 0: the GPU reports links: so the drill says; `autoclave simulate heal 0` ends it\n",
             {"signs": (Sign(AilmentKind.LINKS, "so the drill says"),)},
         ),
         (["reset-fails", "0"], "GPU 0: resets are fails", {"reset": documents.Resetting.FAILS}),
@@ -202,7 +206,7 @@ def test_an_xid_is_written_to_the_event_log(autoclave, gpus):
 
 def test_a_hot_gpu_says_so_until_it_is_healed(autoclave, gpus):
     told = drill(autoclave, gpus, "heat", "1", "--celsius", "97")
-    assert told == "GPU 1: it says that it is at 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
+    assert told == "GPU 1: the GPU reports 97 degrees Celsius; `autoclave simulate heal 1` ends it\n"
     cool, hot = (documents.read(place.readings, documents.Measured) for place in layout.places(gpus))
     assert (cool, hot) == (documents.Measured(), documents.Measured(celsius=97.0))
     drill(autoclave, gpus, "heal", "1")
@@ -218,11 +222,11 @@ def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):
     uuid = layout.places(gpus)[0].info().uuid
     told = drill(autoclave, gpus, "occupy", uuid, "--secret", "hush", "--container", "pod-7")
     pid = int(told.split()[3])
-    assert "of container pod-7 uses it" in told
+    assert "of container pod-7 uses the GPU" in told
     assert tenants.scan(gpus, uuid, b"hush") == 3
     assert drill(autoclave, gpus, "release", "0") == f"GPU 0: ended {pid}\n"
     assert lease.held(layout.find(gpus, uuid).memory) is False
-    assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses it\n"
+    assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses the GPU\n"
 
 
 def test_a_zombie_stays_until_it_is_killed_by_its_pid(autoclave, gpus):

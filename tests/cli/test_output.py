@@ -49,7 +49,7 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
     rows = cells.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
-        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; tried again in 45s"],
+        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; next probe in 45s"],
         ["2", "GPU-cccccccc", "scrubbing", "5m", "yes", "slow path: clear 75%"],
     ]
 
@@ -100,7 +100,7 @@ def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
         "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
-        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported; tried again in 45s"
+        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported; next probe in 45s"
     )
 
 
@@ -194,8 +194,8 @@ def test_an_explanation_tells_what_happened_where_it_stands_and_what_to_do():
     told = "\n".join(lines[4:])
     assert told.startswith("now     quarantined since ")
     assert "xid: xid 79 was reported" in told
-    assert "next try, on the slow path, in 45s; tried again 2 times so far, the last: clear failed" in told
-    assert "kept from the kubelet: quarantined: xid 79" in told
+    assert "next probe, on the slow path, in 45s; probed 2 times so far, last result: clear failed" in told
+    assert "not offered to the kubelet: quarantined: xid 79" in told
     assert lines[-2:] == ["policy  defaults: there are no rules", "advice  look the xid up"]
 
 
@@ -211,7 +211,7 @@ def test_an_explanation_shows_the_figures_of_the_proof():
     assert lines == [
         "995B of 1000B (99.50%) random and zero written and read back",
         "not covered: 3B own context, 2B unexplained",
-        "1MiB of the last user found, the first at 0x1000",
+        "1MiB left by the last user, the first at 0x1000",
         "memory on the chip overwritten on 132/132 units",
         "tested: address, arithmetic",
     ]
@@ -219,7 +219,7 @@ def test_an_explanation_shows_the_figures_of_the_proof():
 
 def test_an_explanation_does_not_tell_what_the_path_did_not_do():
     lines = [line.strip() for line in story(CLEAN) if line.startswith(" " * 10)]
-    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB of the last user found"]
+    assert lines == ["995B of 1000B (99.50%) overwritten and read back", "1MiB left by the last user"]
 
 
 def test_wide_shows_coverage_units_and_tests_a_word_each():
@@ -247,7 +247,7 @@ def test_an_explanation_names_the_pod_and_its_uid_by_which_the_history_tells_of_
 
 def test_a_quarantine_without_a_next_try_says_who_ends_it():
     sticky = replace(SICK, quarantine=replace(SICKNESS, probes=0, sticky=True, next_probe_seconds=None, last_try=""))
-    assert "        out until `autoclave reinstate`; not tried again yet" in story(sticky)
+    assert "        quarantined until `autoclave reinstate`; not probed yet" in story(sticky)
 
 
 def test_an_explanation_leaves_out_the_beginning_of_a_step_unless_it_is_the_last_word():
@@ -290,7 +290,7 @@ async def test_a_device_whose_result_never_came_is_not_clean(capsys):
     assert job_progress.report(results, BOTH, "table") == 1
     told = capsys.readouterr()
     assert "1    GPU-bbbbbbbb  no" in told.out
-    assert "GPU 1 is not clean: the service never said how it ended" in told.err
+    assert "GPU 1 is not clean: the service sent no result" in told.err
 
 
 def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsys):
@@ -302,7 +302,7 @@ def test_results_are_a_table_on_stdout_and_reasons_with_a_remedy_on_stderr(capsy
         "0    GPU-aaaaaaaa  yes    1MiB     99.50%    -      -      0.75s  3dac54cd6a98ac39\n"
         "1    GPU-bbbbbbbb  no     -        -         -      -      -      -\n"
     )
-    assert told.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` tells what happened\n"
+    assert told.err == "autoclave: GPU 1 is not clean: bit 3 is stuck; `autoclave explain 1` shows the history\n"
 
 
 def test_a_slow_result_shows_units_and_the_number_of_tests():

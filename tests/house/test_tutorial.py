@@ -146,7 +146,7 @@ def with_a_plugin(first, second, lines, again):
         assert code == 0, said
         if (verb := line.split()[1]) in told:
             first.see(told[verb])
-    assert len(re.findall(r"exposed|granted", said)) == 2
+    assert len(re.findall(r"in_use|granted", said)) == 2
     first.interrupt()
 
 

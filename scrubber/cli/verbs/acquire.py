@@ -1,4 +1,4 @@
-"""``autoclave acquire``: take GPUs for a job, where no kubelet hands them out."""
+"""``autoclave acquire``: take GPUs for a job, on a node without a kubelet."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from scrubber.core import views
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(gpus: tuple[str, ...], output: str, run_dir: Path) -> None:
-    """Take clean GPUs for a job, where no kubelet hands them out.
+    """Take clean GPUs for a job, on a node without a kubelet.
 
-    All or none. From then on they are the job's: nothing is done to them until `autoclave release`, whatever comes and
-    goes on them meanwhile. A GPU that is not clean is waited for as long as the policy's allocate budget says. Exit
-    code 1 when one is not clean by then, or is somebody's already.
+    Takes all of the GPUs or none. The GPUs belong to the job until `autoclave release`; the service does nothing to
+    them meanwhile. A GPU that is not clean is scrubbed first, within the allocate budget of the policy. Exit code 1
+    when a GPU is not clean by then, or is already granted or in use.
     """
 
-    async def acquire(door: client.ScrubberClient, devices: resolve_gpus.Devices) -> tuple[views.GrantedDevice, ...]:
-        return await door.acquire(list(devices), fresh=True)
+    async def acquire(
+        scrubber: client.ScrubberClient, devices: resolve_gpus.Devices
+    ) -> tuple[views.GrantedDevice, ...]:
+        return await scrubber.acquire(list(devices), fresh=True)
 
-    devices, grants = resolve_gpus.hand(run_dir, gpus, acquire)
+    devices, grants = resolve_gpus.call_with_uuids(run_dir, gpus, acquire)
     if output != "text":
         document.emit(document.listing("Grant", map(document.fields, grants)), output)
         return
     for grant in grants:
-        proof = f"receipt {grant.receipt}" if grant.receipt else "not proven clean, as the policy observes only"
-        told = f"GPU {devices[grant.device].name} ({grant.device}) is granted: grant {grant.grant}, {proof}"
-        click.echo(human.printable(told))
+        proof = f"receipt {grant.receipt}" if grant.receipt else "not proven clean, because the policy mode is observe"
+        text = f"GPU {devices[grant.device].name} ({grant.device}) is granted: grant {grant.grant}, {proof}"
+        click.echo(human.printable(text))

@@ -1,4 +1,4 @@
-"""``autoclave completion``: the script that teaches a shell our verbs, flags and GPU names."""
+"""``autoclave completion``: the script with which a shell completes verbs, flags and GPU names."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``autoclave doctor``: is this node able to keep the promise? Looks at everything first, then judges.
+"""``autoclave doctor``: checks whether this node can prove GPUs clean. Gathers facts first, then judges them.
 
-Looking changes nothing: files are read, sockets are connected to and left. ``scrubber.core.diagnosis`` judges.
+Gathering changes nothing: it reads files and connects to sockets. ``scrubber.core.diagnosis`` judges the facts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from scrubber.ground.errors import AutoclaveError, Unreachable
 from scrubber.node import checkpoint, container_toolkit, kernellog, kubelet_devices, posture, process_facts, safe_read
 
 HEADERS = ("LEVEL", "CHECK", "FINDING")
-PROC = Path("/proc")  # of whoever looks: the processes of the host show in no directory that is mounted
-RIVALS = "nvidia"  # how the sockets of NVIDIA's own plugins, and of those made from them, are called
-# Any other error says nothing of who listens: SELinux or a mode forbids us to ask, or too many others ask just now.
+PROC = Path("/proc")  # of this process: no mounted directory shows the processes of the host
+RIVALS = "nvidia"  # prefix of the sockets of NVIDIA's plugins and their forks
+# Any other error does not say that no process listens: SELinux, a file mode or a full backlog may refuse us.
 DEAD = (ConnectionRefusedError, FileNotFoundError, NotADirectoryError)
-AGAIN = 2.0  # seconds between two looks of who waits
-PATIENCE = 10.0  # seconds for a service that listens and is slow
+AGAIN = 2.0  # seconds between two checks with --wait
+PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
 
 
 @click.command(context_settings=options.ENVIRONMENT)
@@ -44,73 +44,73 @@ PATIENCE = 10.0  # seconds for a service that listens and is slow
     type=options.DIRECTORY,
     default=paths.KUBELET_DIR,
     show_default=True,
-    help="Where the kubelet keeps its socket and its checkpoint.",
+    help="Directory with the socket and the checkpoint of the kubelet.",
 )
 @click.option(
     "--host-root",
     type=options.DIRECTORY,
     default="/",
     show_default=True,
-    help="Where the host's /etc, /proc/driver, /run, /sys, /usr and /var are seen.",
+    help="Where this process sees the host's /etc, /proc/driver, /run, /sys, /usr and /var.",
 )
 @click.option(
     "--only",
     multiple=True,
     type=click.Choice(roster.NAMES),
     metavar="NAME",
-    help="Tell only this finding, and judge by it; may be given again.",
+    help="Report and judge only this finding; can be repeated.",
 )
 @click.option(
     "--cdi-kind",
     default="",
     metavar="VENDOR/CLASS",
-    help="The plugin will call devices by these names: without a CDI specification of them the node is broken.",
+    help="The CDI kind that the plugin uses: a missing CDI specification of this kind is broken.",
 )
 @click.option(
     "--wait",
     type=options.Parsed("duration", units.parse_duration),
     default="0s",
     show_default=True,
-    help="As long as something is broken look again, for this time, and tell what has changed.",
+    help="While a finding is broken, check again for this time and report changes.",
 )
 def command(
     output: str, run_dir: Path, kubelet_dir: Path, host_root: Path, only: tuple[str, ...], cdi_kind: str, wait: float
 ) -> int:
-    """Say whether this node can keep the promise; each finding with its remedy.
+    """Check whether this node can prove GPUs clean; each finding has a remedy.
 
-    Looks at the scrub service, its policy and its GPUs, at the driver and what hands GPUs to containers, at the node,
-    the kubelet and the device plugin, and changes nothing. Run it as the user that runs the service, and where that
-    runs. Exit code 1 when something is broken; a service that does not answer is, and so is a report without a finding.
+    Checks the scrub service, its policy and its GPUs, the driver, the container toolkit, the node, the kubelet and the
+    device plugin, and changes nothing. Run it as the user of the service and on its node (or in its container). Exit
+    code 1 when a finding is broken. A service that does not answer is broken, and so is a report without a finding.
     """
 
     def look() -> tuple[Finding, ...]:
         facts = gather(run_dir.absolute(), kubelet_dir.absolute(), host_root.absolute(), cdi_kind)
         return tuple(finding for finding in roster.judge(facts) if not only or finding.name in only)
 
-    findings = _until_well(look, output, wait) if wait else look()
-    _tell(findings, output)
+    findings = _until_not_broken(look, output, wait) if wait else look()
+    _print(findings, output)
     broken = sum(finding.level is Level.BROKEN for finding in findings)
     if broken:
-        click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each says what to do", err=True)
+        click.echo(f"autoclave: {broken} of {len(findings)} findings are broken; each names its remedy", err=True)
     return failure.NOT_CLEAN if roster.worst(findings) is Level.BROKEN else 0
 
 
-def _until_well(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:
-    """The findings once nothing is broken, or when the time is over. A table is told at each change, for a log."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process of a container does not end by itself
-    until, told = time.monotonic() + wait, None
+def _until_not_broken(look: Callable[[], tuple[Finding, ...]], output: str, wait: float) -> tuple[Finding, ...]:
+    """The findings once none is broken, or when the time is over. Prints a table at each change, for a log."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as PID 1 of a container, Python ignores SIGTERM
+    until, printed = time.monotonic() + wait, None
     while True:
         findings = look()
         if roster.worst(findings) is not Level.BROKEN or time.monotonic() >= until:
             return findings
-        if findings != told and output == "table":
-            _tell(findings, output)
-            click.echo(f"autoclave: looking again for {units.format_duration(wait)} at most", err=True)
-        told = findings
+        if findings != printed and output == "table":
+            _print(findings, output)
+            click.echo(f"autoclave: checking again for at most {units.format_duration(wait)}", err=True)
+        printed = findings
         time.sleep(min(AGAIN, max(0.0, until - time.monotonic())))
 
 
-def _tell(findings: Sequence[Finding], output: str) -> None:
+def _print(findings: Sequence[Finding], output: str) -> None:
     if output == "table":
         table.show(HEADERS, rows(findings))
     else:
@@ -118,47 +118,46 @@ def _tell(findings: Sequence[Finding], output: str) -> None:
 
 
 def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = "") -> base.NodeFacts:
-    """Everything that is judged, seen once."""
+    """All facts that the checks need, gathered once."""
     answer = _answer(run_dir)
     return base.NodeFacts(
         answer=answer,
         door=_socket(run_dir / "scrubber.sock"),
-        run_dir=_directory(run_dir, links=False),  # as the service does: a link could be led elsewhere
+        run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
         kubelet_dir=_directory(kubelet_dir, links=True),
         kubelet=_socket(kubelet_dir / "kubelet.sock"),
         checkpoint=_checkpoint(kubelet_dir),
         plugin=_plugins(kubelet_dir / sockets.SUBDIRECTORY),
         posture=_posture(answer, run_dir, kubelet_dir, host_root),
         cdi_kind=cdi_kind,
-        now=time.time(),  # last: what was asked for took its time
+        now=time.time(),  # last, because gathering takes time
     )
 
 
 def report(findings: Sequence[Finding]) -> dict[str, object]:
-    """The stable form: the level of the whole, and every finding."""
-    told = [
+    """The stable JSON form: the overall level and every finding."""
+    items = [
         {"name": it.name, "level": it.level.value, "text": _printable(it.text), "remedy": _printable(it.remedy)}
         for it in findings
     ]
-    return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": told})
+    return document.single("DoctorReport", {"level": roster.worst(findings).value, "findings": items})
 
 
 def rows(findings: Sequence[Finding]) -> list[list[str]]:
-    """One row a finding, its remedy in the same sentence: a table gives way in its last column only."""
+    """One row for each finding. The remedy is in the last column, the only one that wraps."""
     sentences = [f"{it.text}; {it.remedy}" if it.remedy else it.text for it in findings]
-    return [[it.level.value, it.name, _printable(said)] for it, said in zip(findings, sentences, strict=True)]
+    return [[it.level.value, it.name, _printable(text)] for it, text in zip(findings, sentences, strict=True)]
 
 
 def _printable(text: str) -> str:
-    """What is told quotes names of files and devices, which may hold what no terminal and no file can take."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+    """The text with unprintable characters replaced: findings quote names, which can hold any character."""
+    return "".join(it if it.isprintable() or it == "\n" else "?" for it in text)
 
 
 def _answer(run_dir: Path) -> views.Status | AutoclaveError:
-    """No answer is a finding like any other: the rest matters most then.
+    """The status, or the error instead of it: the other findings matter most when the service does not answer.
 
-    A connection is given up soon, and on a busy node too soon to say that nobody is there: as long as somebody listens,
-    he is asked again.
+    A connection attempt gives up soon. On a busy node that can be too soon, so a service that listens is asked again.
     """
     until = time.monotonic() + PATIENCE
     while True:
@@ -177,7 +176,7 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
     except OSError as error:
         return base.Directory(str(path), safe_read.fault(error))
     if not stat.S_ISDIR(found.st_mode):
-        return base.Directory(str(path), CheckFault("it is no directory"))
+        return base.Directory(str(path), CheckFault("it is not a directory"))
     private = stat.S_IMODE(found.st_mode) & 0o077 == 0
     return base.Directory(str(path), private=private, ours=found.st_uid == os.geteuid())
 
@@ -190,7 +189,7 @@ def _socket(path: Path) -> base.Socket:
 
 
 def _plugins(directory: Path, prefix: str = "") -> base.Sockets:
-    """The sockets of plugins; those of the kubelet itself and of other vendors have other names."""
+    """The sockets of plugins whose names start with ``prefix``."""
     found = safe_read.names(directory)
     if isinstance(found, CheckFault):
         return base.Sockets(str(directory), fault=found)

@@ -1,4 +1,4 @@
-"""``autoclave explain``: how a GPU came to be where it is, in order and in plain words."""
+"""``autoclave explain``: why a GPU is in its state, step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scrubber.core import views
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(gpu: str, output: str, run_dir: Path) -> None:
-    """Tell how a GPU came to be where it is."""
+    """Explain why a GPU is in its state, and what to do."""
     explanation = service_call.ask(run_dir, lambda admin: admin.explain(gpu))
     if output == "text":
         click.echo("\n".join(map(human.printable, story(explanation, time.time()))))
@@ -26,51 +26,51 @@ def command(gpu: str, output: str, run_dir: Path) -> None:
 
 
 def story(explanation: views.Explanation, now: float) -> Iterator[str]:
-    """The lines: who it is, what happened, where it stands, which policy, what to do."""
+    """The lines: the GPU, its events, its state, its policy, and what to do."""
     device = explanation.device
     yield f"GPU {device.name}  {device.device}  {device.model}, {human.size(device.memory_bytes)}"
     yield ""
-    for entry in _worth_telling(explanation.entries):
+    for entry in _without_step_starts(explanation.entries):
         yield f"{human.local(entry.at)}  {_ago(now - entry.at):>8}  {entry.text}"
     yield ""
     yield f"now     {device.state} since {human.local(device.since)} ({_ago(now - device.since)})"
-    yield from _standing(device)
+    yield from _state(device)
     yield f"policy  {explanation.policy_why}"
     for line in explanation.advice or ("nothing to do",):
         yield f"advice  {line}"
 
 
-def _worth_telling(entries: Sequence[views.HistoryEntry]) -> Iterator[views.HistoryEntry]:
-    """Without the beginnings of steps whose end is told too; ``history`` has them all."""
+def _without_step_starts(entries: Sequence[views.HistoryEntry]) -> Iterator[views.HistoryEntry]:
+    """The entries without the starts of steps that have ended. ``autoclave history`` lists all entries."""
     for number, entry in enumerate(entries):
         if entry.kind != "step-started" or number == len(entries) - 1:
             yield entry
 
 
-def _standing(device: views.DeviceStatus) -> Iterator[str]:
-    """What follows from where it stands."""
+def _state(device: views.DeviceStatus) -> Iterator[str]:
+    """The lines about the present state."""
     if device.quarantine is not None:
         yield f"        {device.quarantine.reason}: {device.quarantine.detail}"
         yield f"        {_way_back(device.quarantine)}"
     elif note := cells.note(device):
         yield f"        {note}"
-    if device.owner and device.pod:  # what happened is told of the UID
+    if device.owner and device.pod:  # the entries above name the pod by its UID
         yield f"        its UID is {device.owner}"
     if device.receipt is not None:
         yield f"        proven by receipt {device.receipt.id}"
         yield from (f"          {line}" for line in cells.proof(device.receipt))
-    yield f"        {'offered to the kubelet' if device.healthy else 'kept from the kubelet'}: {device.why}"
+    yield f"        {'offered to the kubelet' if device.healthy else 'not offered to the kubelet'}: {device.why}"
 
 
 def _way_back(quarantine: views.QuarantineStatus) -> str:
-    tried = f"tried again {quarantine.probes} times so far" if quarantine.probes else "not tried again yet"
+    tried = f"probed {quarantine.probes} times so far" if quarantine.probes else "not probed yet"
     if quarantine.last_try:
-        tried = f"{tried}, the last: {quarantine.last_try}"
+        tried = f"{tried}, last result: {quarantine.last_try}"
     if quarantine.next_probe_seconds is None:
-        return f"out until `autoclave reinstate`; {tried}"
+        return f"quarantined until `autoclave reinstate`; {tried}"
     due = quarantine.next_probe_seconds
-    when = f"in {human.span(due)}" if due else "once the cause is gone and nobody is on it"
-    return f"next try, on the {quarantine.next_path} path, {when}; {tried}"
+    when = f"in {human.span(due)}" if due else "when the cause is gone and no process holds the GPU"
+    return f"next probe, on the {quarantine.next_path} path, {when}; {tried}"
 
 
 def _ago(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""``autoclave history``: what happened, from the ledger of the running service."""
+"""``autoclave history``: the events in the ledger of the running service."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from scrubber.cli import cells, document, human, options, service_call, table
     default=0.0,
     help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )
-@click.option("--limit", type=click.IntRange(1, 10000), default=1000, show_default=True, help="The newest so many.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10000), default=1000, show_default=True, help="How many of the newest events."
+)
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
 def command(gpu: str, since: float, limit: int, output: str, run_dir: Path) -> None:
-    """List what happened, oldest first.
+    """List the events of the ledger, oldest first.
 
-    The table shows this machine's time with its offset, json and yaml show UTC.
+    The table shows local time with the UTC offset; json and yaml show UTC.
     """
     entries = service_call.ask(run_dir, lambda admin: admin.history(gpu, since=since, limit=limit))
     if output == "table":

@@ -1,4 +1,4 @@
-"""``autoclave ledger``: look at the file itself, whether a service runs or not."""
+"""``autoclave ledger``: check and export the ledger file, with or without a running service."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def command() -> None:
 def verify(output: str, file: Path | None, state_dir: Path) -> int:
     """Check that no row was changed, lost or moved.
 
-    FILE is a ledger, one that was set aside for example; without it, it is the one in the state directory. Exit code 1,
-    and the first row that does not hold, when one was.
+    FILE is a ledger, for example one that was set aside; the default is the ledger in the state directory. Exit code 1,
+    with the first wrong row, when the check fails.
     """
     path = file or paths.ledger(state_dir)
     found = audit.verify(path)
     if output != "text":
         document.emit(document.single("LedgerAudit", {"path": str(path), **dataclasses.asdict(found)}), output)
     elif found.broken is None:
-        click.echo(human.printable(f"{path} holds: {_rows(found)}"))
+        click.echo(human.printable(f"{path} is intact: {_rows(found)}"))
     for name in found.set_aside:
         click.echo(
             human.printable(f"autoclave: a damaged ledger was set aside before: {path.with_name(name)}"), err=True
         )
     if found.broken is None:
         return 0
-    told = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; {_rows(found)} before that held"
-    click.echo(human.printable(told), err=True)
+    text = f"autoclave: cannot trust the ledger {path}: {found.broken.why}; {_rows(found)} before that are intact"
+    click.echo(human.printable(text), err=True)
     return 1
 
 
@@ -52,7 +52,7 @@ def verify(output: str, file: Path | None, state_dir: Path) -> int:
 def export(file: Path | None, state_dir: Path) -> None:
     """Print every row as a line of JSON, hashes included.
 
-    FILE is a ledger, one that was set aside for example. Whether it can be trusted is said by verify.
+    FILE is a ledger, for example one that was set aside. Use verify to check it.
     """
     for row in audit.export(file or paths.ledger(state_dir)):
         document.emit_line(row)

@@ -1,6 +1,6 @@
-"""``autoclave plugin``: the device plugin of this node, until it is told to stop.
+"""``autoclave plugin``: run the device plugin of this node until a signal stops it.
 
-It must stay small, so nothing is imported here that would load more than it needs: no configuration model, no YAML.
+The plugin must stay small, so this module imports no configuration model and no YAML.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
 
 
-class _Place(click.Path):
-    """A path that was really given: a manifest with an unset variable gives an empty one, which would mean "here"."""
+class _NonEmptyPath(click.Path):
+    """A path that is not empty. A manifest with an unset variable passes an empty path, which would mean "here"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
         """The path."""
         if value == "":
-            self.fail("found nothing, expected a path", param, ctx)
+            self.fail("the value is empty, expected a path", param, ctx)
         return super().convert(value, param, ctx)
 
 
-PLACE = _Place(path_type=Path)
+PATH = _NonEmptyPath(path_type=Path)
 
 
 def _read_settings(ctx: click.Context, param: click.Parameter, file: Path | None) -> None:
-    """Make the file's values the defaults: the environment and flags win over it."""
+    """Make the values of the file the defaults. The environment and flags override them."""
     del param
     if file is not None:
         ctx.default_map = importlib.import_module("scrubber.cli.config_file").load(file, ctx)
 
 
-class _Words(click.ParamType[Any]):
-    """One or more strategies: the flag may be given again, and a value may hold several with commas between them."""
+class _Strategies(click.ParamType[Any]):
+    """One or more strategies. The flag can be repeated, and one value can list several, separated by commas."""
 
     name = "strategy"
 
@@ -66,34 +66,46 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 
 
 @click.command(context_settings=environment.ENVIRONMENT)
-@click.option("--kubelet-dir", type=PLACE, default=config.KUBELET_DIR, show_default=True, help="Where kubelet.sock is.")
-@click.option("--run-dir", type=PLACE, default=config.RUN_DIR, show_default=True, help="Where the scrub service is.")
+@click.option(
+    "--kubelet-dir", type=PATH, default=config.KUBELET_DIR, show_default=True, help="Directory with kubelet.sock."
+)
+@click.option(
+    "--run-dir",
+    type=PATH,
+    default=config.RUN_DIR,
+    show_default=True,
+    help="Directory with the sockets of the scrub service.",
+)
 @click.option(
     "--resource-prefix",
     default=config.PREFIX,
     show_default=True,
     metavar="DOMAIN",
-    help="What the names of resources begin with.",
+    help="Prefix of resource names.",
 )
 @click.option(
     "--strategy",
-    type=_Words(),
+    type=_Strategies(),
     multiple=True,
     default=["cdi-cri"],
     show_default=True,
     metavar="|".join(it.value for it in response.Strategy),
-    help="How containers get their devices; several with commas between them.",
+    help="How containers get their devices; several are separated by commas.",
 )
 @click.option(
     "--cdi-kind",
     default="nvidia.com/gpu",
     show_default=True,
     metavar="VENDOR/CLASS",
-    help="What CDI names of devices begin with.",
+    help="The kind in CDI device names.",
 )
-@click.option("--pass-device-specs", is_flag=True, help="Also name the device nodes, for runtimes without CDI.")
+@click.option("--pass-device-specs", is_flag=True, help="Also list the device nodes, for runtimes without CDI.")
 @click.option(
-    "--driver-root", type=PLACE, default="/", show_default=True, help="Where the host keeps the driver's device nodes."
+    "--driver-root",
+    type=PATH,
+    default="/",
+    show_default=True,
+    help="The host directory with the driver's device nodes.",
 )
 @click.option(
     "--mig-strategy", type=_choice(MigStrategy), default="none", show_default=True, help="How MIG devices are offered."
@@ -103,49 +115,51 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
     type=_choice(config.Way),
     default="kubelet",
     show_default=True,
-    help="Tell the kubelet, or let it find a socket in its registry.",
+    help="Register with the kubelet, or let the kubelet find a socket in its plugin registry.",
 )
 @click.option(
-    "--registry-dir", type=PLACE, default=config.REGISTRY_DIR, show_default=True, help="The kubelet's plugin registry."
+    "--registry-dir", type=PATH, default=config.REGISTRY_DIR, show_default=True, help="The kubelet's plugin registry."
 )
 @click.option(
     "--cluster-reports",
     type=_choice(Reports),
     default="auto",
     show_default=True,
-    help="Tell Kubernetes of the devices' health; auto does where a service account and the node's name are there.",
+    help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
 @click.option(
     "--node-name",
     envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
     default="",
     metavar="NAME",
-    help="What the cluster calls this node; NODE_NAME is read too.",
+    help="Name of this node in the cluster; NODE_NAME is read too.",
 )
-@click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are out.")
+@click.option("--taint-when-all-out", is_flag=True, help="Taint the node while all its devices are quarantined.")
 @click.option(
     "--metrics-address",
     default="",
     metavar="HOST:PORT",
-    help="Where to show /metrics, /healthz and /readyz  [default: nowhere].",
+    help="Address for /metrics, /healthz and /readyz  [default: none].",
 )
-@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="From which on.")
+@click.option(
+    "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="The lowest level to log."
+)
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
     default="auto",
     show_default=True,
-    help="How log lines look; auto is console on a terminal, json elsewhere.",
+    help="Format of log lines; auto is console on a terminal, json elsewhere.",
 )
 @click.option(
-    "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=PLACE, is_eager=True, expose_value=False,
-    callback=_read_settings, help="A YAML file with any of these flags as keys; the environment and flags win over it.",
+    "--config", "file", envvar="AUTOCLAVE_CONFIG", metavar="FILE", type=PATH, is_eager=True, expose_value=False,
+    callback=_read_settings, help="A YAML file with any of these flags as keys; the environment and flags override it.",
 )  # fmt: skip
 def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its flag says
     """Run the device plugin of this node.
 
-    It offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets one. It keeps
-    serving until SIGTERM or SIGINT. Logs go to stderr.
+    Offers the GPUs of the scrub service to the kubelet, and asks that service before a pod gets a GPU. Runs until
+    SIGTERM or SIGINT. Logs go to stderr.
     """
     chosen = config.Config(
         kubelet_dir=flags["kubelet_dir"].absolute(),

@@ -1,4 +1,4 @@
-"""``autoclave policy``: policies before they are in force, and the one that is."""
+"""``autoclave policy``: check policy files, show shipped policies and the one in force."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scrubber.ground.errors import FatalError
 
 @click.group()
 def command() -> None:
-    """Check and show policies, and say which one applies to a GPU."""
+    """Check and show policies, and name the one that applies to a GPU."""
 
 
 @command.command(context_settings=options.ENVIRONMENT)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 def check(files: tuple[str, ...]) -> int:
-    """Check policy files: every fault at once, each with its place.
+    """Check policy files and list every fault with its place.
 
     Exit code 2 when a service would refuse one of them.
     """
@@ -35,7 +35,7 @@ def _check(file: str) -> int:
         click.echo("\n".join(human.printable(str(fault)) for fault in error.faults), err=True)
         return 2
     rules = f"{len(found.rules)} {'rule' if len(found.rules) == 1 else 'rules'}"
-    click.echo(human.printable(f"{file}: policy {found.name} can be used, {rules}"))
+    click.echo(human.printable(f"{file}: policy {found.name} is valid, {rules}"))
     return 0
 
 
@@ -47,9 +47,9 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 @command.command(context_settings=options.ENVIRONMENT)
 @click.argument("name", shell_complete=_names)
 def show(name: str) -> None:
-    """Print a shipped policy, its comments included: the start of your own."""
+    """Print a shipped policy with its comments, as a start for your own."""
     if name not in load.shipped():
-        raise FatalError(f"cannot show policy {name}: it is not shipped; there are {', '.join(load.shipped())}")
+        raise FatalError(f"cannot show policy {name}: the shipped policies are {', '.join(load.shipped())}")
     click.echo(load.read_shipped(name), nl=False)
 
 

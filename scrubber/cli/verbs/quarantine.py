@@ -1,4 +1,4 @@
-"""``autoclave quarantine``: take a GPU out."""
+"""``autoclave quarantine``: quarantine a GPU by hand."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scrubber.cli import cells, human, options, service_call
 
 @click.command(context_settings=options.ENVIRONMENT)
 @options.gpu
-@click.option("--reason", required=True, help="Why; shown to whoever asks where the GPU is.")
+@click.option("--reason", required=True, help="Why; shown by status and explain.")
 @options.run_dir
 def command(gpu: str, reason: str, run_dir: Path) -> None:
-    """Take a GPU out until somebody reinstates it.
+    """Quarantine a GPU until it is reinstated.
 
-    In use, it is only reported as unhealthy: nobody's work is cut off, and it is taken out as soon as it is released.
+    A GPU that is granted or in use is reported unhealthy at once and quarantined when it is released. Its pod goes on.
     """
     device = service_call.ask(run_dir, lambda admin: admin.quarantine(gpu, reason, service_call.asker()))
-    told = f"GPU {device.name} ({device.device}) is {device.state}: {cells.note(device)}"
-    click.echo(human.printable(told))
+    text = f"GPU {device.name} ({device.device}) is {device.state}: {cells.note(device)}"
+    click.echo(human.printable(text))

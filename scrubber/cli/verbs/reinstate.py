@@ -1,4 +1,4 @@
-"""``autoclave reinstate``: bring a GPU back, if it can be proven clean and healthy."""
+"""``autoclave reinstate``: end the quarantine of a GPU, when a scrub proves it clean and healthy."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from scrubber.cli import job_progress, options, service_call
 
 @click.command(context_settings=options.ENVIRONMENT)
 @options.gpu
-@click.option("--reason", default="", help="Why it may come back; kept in the ledger.")
-@click.option("--without-scrub", is_flag=True, help="Not through the slow path: needs --i-know and --reason.")
-@click.option("--i-know", is_flag=True, help="With --without-scrub: nobody has tested that the GPU is well.")
+@click.option("--reason", default="", help="Why; stored in the ledger.")
+@click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")
+@click.option("--i-know", is_flag=True, help="Confirms --without-scrub: no test shows that the GPU is healthy.")
 @options.output("table", "json", "yaml")
 @options.run_dir
 def command(gpu: str, reason: str, without_scrub: bool, i_know: bool, output: str, run_dir: Path) -> int:
-    """Bring a quarantined GPU back through the slow path.
+    """End the quarantine of a GPU with a scrub on the slow path.
 
-    It stays out unless the scrub ends clean. Exit code 1 when it does.
+    The GPU stays quarantined unless the scrub ends clean; then the exit code is 1.
 
-    With --without-scrub the quarantine ends at once, without a reset and a test, and the ledger says who wanted that.
-    The GPU is dirty then: it is cleared and read back as after any tenant before it is handed out.
+    With --without-scrub the quarantine ends at once, without a reset and without a test. The ledger stores who asked
+    for it. The GPU is dirty then: it is cleared and read back before it is handed out.
     """
     if without_scrub and not (i_know and reason):
-        raise click.UsageError("--without-scrub needs --i-know and a --reason: nobody has tested that the GPU is well")
+        raise click.UsageError("--without-scrub needs --i-know and --reason: no test shows that the GPU is healthy")
     if i_know and not without_scrub:
-        raise click.UsageError("--i-know goes with --without-scrub")
+        raise click.UsageError("--i-know needs --without-scrub")
 
     async def reinstate(admin: client.AdminClient) -> int:
         devices = job_progress.named((await admin.status([gpu])).devices)

@@ -1,4 +1,4 @@
-"""``autoclave release``: give GPUs back that ``autoclave acquire`` took."""
+"""``autoclave release``: give back GPUs that ``autoclave acquire`` took."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from scrubber.cli import human, options, resolve_gpus
 @resolve_gpus.gpus
 @options.run_dir
 def command(gpus: tuple[str, ...], run_dir: Path) -> None:
-    """Give GPUs back that a job had, once the job has ended.
+    """Give back the GPUs of a job that has ended.
 
-    They are dirty then, and are scrubbed. What the job has left on them is ended as the policy says (evict.leftovers);
-    while a container is on one, all stay the job's, and the exit code is 1. A GPU that nobody has is left alone.
+    The GPUs become dirty and are scrubbed. The policy (evict.leftovers) says what happens to processes that the job
+    left behind. While a container uses one of the GPUs, none is given back and the exit code is 1. A GPU that is
+    neither granted nor in use stays as it is.
     """
 
-    async def release(door: client.ScrubberClient, devices: resolve_gpus.Devices) -> None:
-        await door.release(list(devices))
+    async def release(scrubber: client.ScrubberClient, devices: resolve_gpus.Devices) -> None:
+        await scrubber.release(list(devices))
 
-    devices, _ = resolve_gpus.hand(run_dir, gpus, release)
+    devices, _ = resolve_gpus.call_with_uuids(run_dir, gpus, release)
     for device in devices.values():
-        click.echo(human.printable(f"GPU {device.name} ({device.device}) was given back"))
+        click.echo(human.printable(f"GPU {device.name} ({device.device}) is given back"))

@@ -14,7 +14,7 @@ from scrubber.ground.errors import NotReady, Reason
 
 
 class How(TypedDict):
-    """The flags that say how, not what."""
+    """The flags that say how to scrub."""
 
     path: str | None
     no_wait: bool
@@ -27,9 +27,9 @@ class How(TypedDict):
 @click.option(
     "--path",
     type=click.Choice(["fast", "slow"]),
-    help="How thoroughly; the policy says it when not given, and nothing less than is due.",
+    help="Which path; the default is the policy's. A due slow path is never replaced by a fast one.",
 )
-@click.option("--no-wait", is_flag=True, help="Start, and do not wait for the end.")
+@click.option("--no-wait", is_flag=True, help="Start the scrub and do not wait.")
 @click.option(
     "--timeout", type=options.Parsed("duration", units.parse_duration), help="Stop waiting after this time, as in 90s."
 )
@@ -38,13 +38,14 @@ class How(TypedDict):
 def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **how: Unpack[How]) -> int:
     """Scrub GPUs now and prove them clean.
 
-    A GPU that is in use is left alone. Leaving (Ctrl-C, --timeout) stops no scrub. Exit code 1 when any is not clean.
+    A GPU that is in use is not touched. Ctrl-C and --timeout end the waiting, not the scrub. Exit code 1 when a GPU is
+    not clean.
     """
     if bool(gpus) is every:
-        raise click.UsageError("name GPUs, or say --all; one of both")
+        raise click.UsageError("name GPUs or pass --all, not both")
 
     async def scrub(admin: client.AdminClient) -> int:
-        # Names first, so that a wrong one touches nothing.
+        # Resolve the names first, so that a wrong name starts no scrub.
         devices = job_progress.named((await admin.status(gpus)).devices)
         stream = admin.scrub(gpus, every=every, path=how["path"] or "", no_wait=how["no_wait"], timeout=how["timeout"])
         try:
@@ -57,8 +58,8 @@ def command(gpus: tuple[str, ...], every: bool, output: str, run_dir: Path, **ho
 
 
 def _late(error: NotReady, timeout: float | None) -> NotReady:
-    """What it means for the scrub that the wait is over."""
+    """The error when --timeout ends the waiting."""
     if error.reason is not Reason.TIMED_OUT or timeout is None:
         return error
     why = f"it took longer than {units.format_duration(timeout)}"
-    return NotReady(error.reason, f"cannot tell the end: {why}; the scrub goes on, `autoclave status` shows it")
+    return NotReady(error.reason, f"stopped waiting: {why}; the scrub goes on, `autoclave status` shows it")

@@ -1,4 +1,4 @@
-"""``autoclave simulate``: drills. What happens here happens to simulated GPUs only."""
+"""``autoclave simulate``: drills on simulated GPUs. Real GPUs are never touched."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from scrubber.devices.simulated import chip, documents, drills, tenants
 
 DURATION = options.Parsed("duration", units.parse_duration)
 SIZE = options.Parsed("size", units.parse_size)
-SECRET = "the last tenant was here"  # noqa: S105 - nobody's, but for a drill to be found
+SECRET = "the last tenant was here"  # noqa: S105 - no secret, only text for a scrub to find
 
 simulated_dir = click.option(
-    "--simulated-dir", type=options.DIRECTORY, help="Where simulated GPUs live; the running service says it otherwise."
+    "--simulated-dir",
+    type=options.DIRECTORY,
+    help="Directory of the simulated GPUs; the default is that of the running service.",
 )
-secret = click.option("--secret", default=SECRET, show_default=True, help="What it leaves in the memory.")
+secret = click.option("--secret", default=SECRET, show_default=True, help="Text to write into the memory.")
 
 
 @click.group()
 def command() -> None:
-    """Cause things on simulated GPUs.
+    """Inject faults and processes on simulated GPUs.
 
-    The service is not told: it has to find out, as it would with real ones.
+    The service is not told. It has to find out by itself, as with real GPUs.
     """
 
 
 def drill(act: Callable[..., str]) -> click.Command:
-    """A verb that acts on one simulated GPU and answers with what a person should know then."""
+    """A verb that acts on one simulated GPU. ``act`` returns the sentence to print."""
 
     @functools.wraps(act)
     def run(gpu: str, simulated_dir: Path | None, run_dir: Path, **extra: Any) -> None:  # noqa: ANN401 - flags of act
@@ -47,40 +49,43 @@ def drill(act: Callable[..., str]) -> click.Command:
 
 @drill
 @secret
-@click.option("--container", default="tenant", show_default=True, help="Who the process belongs to.")
+@click.option("--container", default="tenant", show_default=True, help="The container of the process.")
 @click.option(
-    "--offset", type=SIZE, default=0, help="Where the secret is written, as in 1MiB; also halfway and at the end."
+    "--offset",
+    type=SIZE,
+    default=0,
+    help="Where to write the secret, as in 1MiB; it is also written halfway and at the end.",
 )
 def occupy(target: drill_targets.DrillTarget, secret: str, container: str, offset: int) -> str:
     """Start a process of a container that uses the GPU."""
     pid = tenants.occupy(target.root, target.uuid, secret.encode(), container, offset)
-    return f"process {pid} of container {container} uses it; `autoclave simulate release {target.index}` ends it"
+    return f"process {pid} of container {container} uses the GPU; `autoclave simulate release {target.index}` ends it"
 
 
 @drill
 def release(target: drill_targets.DrillTarget) -> str:
     """End the container processes that use the GPU."""
     ended = tenants.release(target.root, target.uuid)
-    return f"ended {', '.join(map(str, ended))}" if ended else "no process of a container uses it"
+    return f"ended {', '.join(map(str, ended))}" if ended else "no process of a container uses the GPU"
 
 
 @drill
 @secret
 def zombie(target: drill_targets.DrillTarget, secret: str) -> str:
-    """Leave a process behind that nobody owns.
+    """Leave a process behind that belongs to no container.
 
-    It belongs to no container, holds the memory open and ignores SIGTERM.
+    It holds the memory open and ignores SIGTERM.
     """
     pid = tenants.zombie(target.root, target.uuid, secret.encode())
-    return f"process {pid} holds its memory, belongs to nobody and ignores SIGTERM; `kill -9 {pid}` ends it"
+    return f"process {pid} holds the memory, belongs to no container and ignores SIGTERM; `kill -9 {pid}` ends it"
 
 
 @drill
-@click.option("--size", type=SIZE, default="1MiB", show_default=True, help="How much.")
+@click.option("--size", type=SIZE, default="1MiB", show_default=True, help="How much memory.")
 def leak(target: drill_targets.DrillTarget, size: int) -> str:
-    """Take memory that no process has, until the next reset."""
+    """Leak memory: no process holds it, and only a reset frees it."""
     drills.leak(target.root, target.uuid, size)
-    return f"{human.size(size)} are taken and no process has them; a reset brings them back"
+    return f"{human.size(size)} are leaked: no process holds them, and only a reset frees them"
 
 
 @drill
@@ -93,17 +98,17 @@ def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
 
 
 @drill
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many errors.")
 def ecc(target: drill_targets.DrillTarget, count: int) -> str:
-    """Count uncorrectable memory errors."""
+    """Report uncorrectable memory errors."""
     drills.ecc(target.root, target.uuid, count)
-    return f"{count} more uncorrectable memory errors were counted"
+    return f"{count} more uncorrectable memory errors are reported"
 
 
 @drill
-@click.option("--failed", is_flag=True, help="No spare row is left: it failed for good.")
+@click.option("--failed", is_flag=True, help="The remap failed: no spare row is left.")
 def remap(target: drill_targets.DrillTarget, failed: bool) -> str:
-    """Have a row remap pending, or failed."""
+    """Report a row remap that is pending or failed."""
     drills.remap(target.root, target.uuid, failed=failed)
     return (
         "a row remap failed; its memory cannot be repaired" if failed else "a row remap is pending; a reset applies it"
@@ -112,25 +117,25 @@ def remap(target: drill_targets.DrillTarget, failed: bool) -> str:
 
 @drill
 def lost(target: drill_targets.DrillTarget) -> str:
-    """Let the GPU fall off the bus."""
+    """Make the GPU fall off the bus."""
     drills.lose(target.root, target.uuid)
-    return f"it fell off the bus; {_healed_by(target)}"
+    return f"the GPU fell off the bus; {_healed_by(target)}"
 
 
 @drill
 def hang(target: drill_targets.DrillTarget) -> str:
-    """Let driver calls for the GPU never return."""
+    """Make driver calls for the GPU hang."""
     drills.hang(target.root, target.uuid)
-    return f"driver calls for it do not return; {_healed_by(target)}"
+    return f"driver calls for the GPU hang; {_healed_by(target)}"
 
 
 @drill
 @click.option(
     "--how", type=click.Choice(["refused", "slow", "fails"]), default="fails", show_default=True, help="In which way."
 )
-@click.option("--duration", type=DURATION, default="30s", show_default=True, help="How long a slow one takes.")
+@click.option("--duration", type=DURATION, default="30s", show_default=True, help="How long a slow reset takes.")
 def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) -> str:
-    """Let resets be refused, fail, or take long."""
+    """Make resets refuse, fail, or take long."""
     drills.break_reset(target.root, target.uuid, documents.Resetting(how), duration)
     return f"resets are {how}; {_healed_by(target)}"
 
@@ -139,81 +144,78 @@ def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) ->
 @click.option("--offset", type=SIZE, default="0B", show_default=True, help="Which byte, as in 1MiB.")
 @click.option("--bit", type=click.IntRange(0, 7), default=0, show_default=True, help="Which bit of it.")
 def bad_memory(target: drill_targets.DrillTarget, offset: int, bit: int) -> str:
-    """Let a memory cell always read one."""
+    """Make one bit of the memory stick at one."""
     drills.bad_memory(target.root, target.uuid, offset, bit)
     return f"bit {bit} of byte {offset} is stuck at one; {_healed_by(target)}"
 
 
 @drill
 def stall_clears(target: drill_targets.DrillTarget) -> str:
-    """Let clears go nowhere."""
+    """Make clears stall."""
     drills.stall_clears(target.root, target.uuid)
-    return f"clears go nowhere; {_healed_by(target)}"
+    return f"clears stall; {_healed_by(target)}"
 
 
 @drill
 def skip_clears(target: drill_targets.DrillTarget) -> str:
-    """Let clears report success and write nothing."""
+    """Make clears report success and write nothing."""
     drills.skip_clears(target.root, target.uuid)
     return f"clears report success and write nothing; {_healed_by(target)}"
 
 
 @drill
 def skip_scratch(target: drill_targets.DrillTarget) -> str:
-    """Let overwriting the memory on the chip do nothing.
-
-    It reports success all the same.
-    """
+    """Make scratch overwrite nothing and report success."""
     drills.skip_scratch(target.root, target.uuid)
-    return f"overwriting the memory on the chip reports success and does nothing; {_healed_by(target)}"
+    return f"scratch reports success and overwrites nothing; {_healed_by(target)}"
 
 
 @drill
 @click.option("--unit", type=click.IntRange(0, chip.UNITS - 1), default=0, show_default=True, help="Which unit.")
 def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
-    """Let a unit compute wrongly."""
+    """Make one unit compute wrong results."""
     drills.bad_compute(target.root, target.uuid, unit)
-    return f"unit {unit} computes wrongly; {_healed_by(target)}"
+    return f"unit {unit} computes wrong results; {_healed_by(target)}"
 
 
 @drill
 @click.argument("kind", type=click.Choice([symptom.value for symptom in Symptom]))
-@click.option("--detail", default="so the drill says", show_default=True, help="What is told of it.")
+@click.option("--detail", default="so the drill says", show_default=True, help="The text of the sign.")
 def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
-    """Tell of something wrong, for as long as it is not healed.
+    """Report a sign until it is healed.
 
-    Whether it makes the device sick is for the policy to say: quarantine.signs.
+    The policy (quarantine.signs) says whether the sign leads to a quarantine.
     """
     drills.sign(target.root, target.uuid, AilmentKind(kind), detail)
-    return f"{kind} is told of it: {detail}; {_healed_by(target)}"
+    return f"the GPU reports {kind}: {detail}; {_healed_by(target)}"
 
 
 @drill
 @click.option(
-    "--watts", type=click.IntRange(1), default=200, show_default=True, help="The power limit that is left behind."
+    "--watts", type=click.IntRange(1), default=200, show_default=True, help="The power limit to leave behind."
 )
 def drift(target: drill_targets.DrillTarget, watts: int) -> str:
-    """Leave a changed setting behind, as a tenant might."""
+    """Leave a changed setting behind, as a container could."""
     drills.drift(target.root, target.uuid, watts)
-    return f"its power limit is {watts} W now; a scrub brings it back"
+    return f"the power limit is {watts} W now; a scrub restores it"
 
 
 @drill
-@click.option("--celsius", type=click.IntRange(1, 150), default=95, show_default=True, help="How hot.")
+@click.option("--celsius", type=click.IntRange(1, 150), default=95, show_default=True, help="The temperature.")
 def heat(target: drill_targets.DrillTarget, celsius: int) -> str:
-    """Let the GPU say that it is hot.
+    """Report a high temperature.
 
-    Figures show it, and nothing is judged by it: `simulate sign GPU heat` is what a policy can act on.
+    Metrics show it, and no policy acts on it: a policy acts on `simulate sign GPU heat`.
     """
     drills.heat(target.root, target.uuid, celsius)
-    return f"it says that it is at {celsius} degrees Celsius; {_healed_by(target)}"
+    return f"the GPU reports {celsius} degrees Celsius; {_healed_by(target)}"
 
 
 @drill
 def heal(target: drill_targets.DrillTarget) -> str:
-    """Take every fault back. What was counted stays, and so do processes."""
+    """Remove every injected fault. Counters and processes stay."""
     drills.heal(target.root, target.uuid)
-    return "nothing is broken on purpose any more"
+    return "no injected fault is left"
 
 
 def _healed_by(target: drill_targets.DrillTarget) -> str:

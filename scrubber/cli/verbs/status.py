@@ -1,4 +1,4 @@
-"""``autoclave status``: where each GPU stands, once or live."""
+"""``autoclave status``: the state of each GPU, once or live."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from scrubber.cli import human, options, service_call, status_view, status_watch
 @click.command(context_settings=options.ENVIRONMENT)
 @options.gpus
 @options.output("table", "wide", "json", "yaml")
-@click.option("--watch", is_flag=True, help="Stay, and show every change.")
+@click.option("--watch", is_flag=True, help="Keep running and show every change.")
 @options.run_dir
 def command(gpus: tuple[str, ...], output: str, watch: bool, run_dir: Path) -> None:
-    """Show GPUs: where each stands, and why."""
+    """Show the state of GPUs, and why."""
     if watch:
         service_call.ask(run_dir, lambda admin: status_watch.watch(admin, gpus, output))
         return

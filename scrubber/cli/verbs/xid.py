@@ -1,4 +1,4 @@
-"""``autoclave xid``: what a driver error code means, what each preset does on it, and what this node does."""
+"""``autoclave xid``: explains a driver error code, what each preset does on it, and what this node does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from policies.xids import Preset, Treatment, Xids
 from scrubber.cli import document, human, options, service_call, table
 from scrubber.ground.errors import AutoclaveError, Unreachable
 
-PATIENCE = 2.0  # seconds: what a code means is known without the service
+PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
 DEFAULT = "default"
 SCOPES = {
     xids.Scope.APP: "one process",
@@ -27,8 +27,8 @@ SCOPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Book:
-    """The policy that is asked, where it is from, and its words on XIDs by rule; no rules when it cannot be read."""
+class XidPolicy:
+    """A policy, its origin, and its XID rules by rule name; no rules when it cannot be read."""
 
     name: str
     origin: str
@@ -44,68 +44,70 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 @click.command(context_settings=options.ENVIRONMENT)
 @click.argument("code", required=False, type=click.IntRange(1), shell_complete=complete)
-@click.option("--policy", metavar="NAME|FILE", help="Ask this policy instead of the one in force.")
+@click.option("--policy", metavar="NAME|FILE", help="Use this policy instead of the one in force.")
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
-    """Say what a driver error code means, and what this node does on it.
+    """Explain a driver error code, and what this node does on it.
 
-    Without CODE, all codes that the catalogue knows. The running service is asked which policy is in force; where none
-    answers, it is the shipped default. The policy in force is read from the file that the service names: where that is
-    another one here, as beside a service in a container, name yours with --policy.
+    Without CODE, lists all codes of the catalogue. The running service says which policy is in force; when it does
+    not answer, the shipped default is used. The policy file is read from this machine. When the service runs in a
+    container and its file is another one, name your file with --policy.
     """
-    book = _named(policy) if policy else _in_force(run_dir)
+    chosen = _named(policy) if policy else _in_force(run_dir)
     if output != "text" and code is None:
-        document.emit(document.listing("Xid", [_fields(known, book) for known in xids.ROWS]), output)
+        document.emit(document.listing("Xid", [_fields(known, chosen) for known in xids.ROWS]), output)
     elif output != "text":
-        document.emit(document.single("Xid", _fields(code or 0, book)), output)
+        document.emit(document.single("Xid", _fields(code or 0, chosen)), output)
     elif code is None:
-        table.show(("CODE", "NAME", "ASKS", *(it.value.upper() for it in Preset), "POLICY"), list(_rows(book)))
+        table.show(("CODE", "NAME", "ASKS", *(it.value.upper() for it in Preset), "POLICY"), list(_rows(chosen)))
     else:
-        click.echo("\n".join(map(human.printable, _story(code, book))))
+        click.echo("\n".join(map(human.printable, _story(code, chosen))))
 
 
-def _named(policy: str) -> Book:
+def _named(policy: str) -> XidPolicy:
     return _read(load.load(policy), f"as named: {policy}")
 
 
-def _in_force(run_dir: Path) -> Book:
+def _in_force(run_dir: Path) -> XidPolicy:
     try:
         service = service_call.ask(run_dir, lambda admin: admin.status(timeout=PATIENCE)).service
     except Unreachable:
         return _read(load.load(DEFAULT), f"the shipped default, as no service answers in {run_dir}")
-    except AutoclaveError as error:  # it is there and out of order: that is when people look up what a code means
+    except AutoclaveError as error:  # a service with a fault: people look up codes just then
         why = f"as the service in {run_dir} does not answer: {error.message}"
         return _read(load.load(DEFAULT), f"the shipped default, {why}")
     source = service.policy_source
     try:
         policies = load.load(source)
-    except (PolicyError, OSError):  # the service goes on with what it has read before
-        return Book(service.policy, f"in force here; {source} cannot be read now: see --policy", {})
-    if policies.name != service.policy:  # its files may be others than ours
-        return Book(service.policy, f"in force here; {source} is {policies.name} as seen from here: see --policy", {})
+    except (PolicyError, OSError):  # the service goes on with the policy it has read before
+        return XidPolicy(service.policy, f"in force here; {source} cannot be read now: see --policy", {})
+    if policies.name != service.policy:  # the service may see other files
+        return XidPolicy(
+            service.policy, f"in force here; {source} is {policies.name} as seen from here: see --policy", {}
+        )
     return _read(policies, f"in force here, read from {source}")
 
 
-def _read(policies: PolicySet, origin: str) -> Book:
+def _read(policies: PolicySet, origin: str) -> XidPolicy:
     rules = {match.DEFAULTS: policies.defaults.quarantine.xids}
     rules |= {rule.name: rule.policy.quarantine.xids for rule in policies.rules}
-    return Book(policies.name, origin, rules)
+    return XidPolicy(policies.name, origin, rules)
 
 
-def _story(code: int, book: Book) -> Iterator[str]:
-    """The lines: what it is, who does what on it, what a person should do."""
+def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
+    """The lines: the code, what each policy does on it, and what a person should do."""
     known = xids.row(code)
     yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
     if known:
         yield known.description
-    pairs = list(_pairs(code, book))
+    pairs = list(_pairs(code, chosen))
     width = max(len(name) for name, _ in pairs)
     yield ""
     yield from (f"{name.ljust(width)}  {value}" for name, value in pairs)
 
 
-def _pairs(code: int, book: Book) -> Iterator[tuple[str, str]]:
+def _pairs(code: int, chosen: XidPolicy) -> Iterator[tuple[str, str]]:
     known = xids.row(code)
     if known:
         yield "concerns", SCOPES[known.scope]
@@ -113,14 +115,14 @@ def _pairs(code: int, book: Book) -> Iterator[tuple[str, str]]:
     yield from _presets(code).items()
     if note := _note(code):
         yield "", note
-    for rule, rules in book.rules.items():
-        yield f"{book.name}/{rule}", _does(rules, code)
-    yield "policy", f"{book.name}, {book.origin}"
+    for rule, rules in chosen.rules.items():
+        yield f"{chosen.name}/{rule}", _does(rules, code)
+    yield "policy", f"{chosen.name}, {chosen.origin}"
     yield "to do", xids.remedy(code)
 
 
 def _does(rules: Xids, code: int) -> str:
-    """What these words do on a code, with how many would be too many."""
+    """What a policy does on a code, with the limit for repeats."""
     done, limit = xids.treatment(rules, code), xids.limit(rules, code)
     if done is Treatment.QUARANTINE or limit is None:
         return done.value
@@ -128,7 +130,7 @@ def _does(rules: Xids, code: int) -> str:
 
 
 def _note(code: int) -> str:
-    """Why the presets say what they say, where it cannot be seen."""
+    """The reason behind the presets, when the table does not show it."""
     known = xids.row(code)
     if known is None:
         return f"NVIDIA's catalogue of {xids.DATE} does not know it: under each preset the policy's `unknown` decides"
@@ -145,14 +147,14 @@ def _presets(code: int) -> dict[str, str]:
     return {it.value: xids.treatment(Xids(preset=it), code).value for it in Preset}
 
 
-def _rows(book: Book) -> Iterator[list[str]]:
+def _rows(chosen: XidPolicy) -> Iterator[list[str]]:
     for known in xids.ROWS.values():
-        done = {xids.treatment(rules, known.code).value for rules in book.rules.values()}
+        done = {xids.treatment(rules, known.code).value for rules in chosen.rules.values()}
         policy = "by rule" if len(done) > 1 else "".join(done)
         yield [str(known.code), known.mnemonic, known.action.value, *_presets(known.code).values(), policy]
 
 
-def _fields(code: int, book: Book) -> dict[str, object]:
+def _fields(code: int, chosen: XidPolicy) -> dict[str, object]:
     known = xids.row(code)
     return {
         "code": code,
@@ -165,9 +167,9 @@ def _fields(code: int, book: Book) -> dict[str, object]:
         "remedy": xids.remedy(code),
         "presets": _presets(code),
         "policy": {
-            "name": book.name,
-            "origin": book.origin,
-            "rules": [_ruled(rule, rules, code) for rule, rules in book.rules.items()],
+            "name": chosen.name,
+            "origin": chosen.origin,
+            "rules": [_ruled(rule, rules, code) for rule, rules in chosen.rules.items()],
         },
     }
 
