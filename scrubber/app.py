@@ -17,7 +17,7 @@ from policies.model import Policy
 from scrubber.config import BackendChoice as Chosen
 from scrubber.config import ScrubberConfig
 from scrubber.config import SightMode as Eyes
-from scrubber.core import grounds, states
+from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.devices.base import Address, Backend, Care, DeviceError
 from scrubber.devices.calls import Caller
@@ -182,7 +182,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     ledger = Ledger(opened, clock.now, loaded=believed[-1], witness=counters)
-    counters.watch(record.device for record in ledger.records.values() if not grounds.has_left(record))
+    counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from policies.model import Policy
-from scrubber.core import answers, grounds, remedy, upkeep, views
+from scrubber.core import answers, presence, remedy, upkeep, views
 from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State, Vitals
 
 SHOWN = 900.0  # seconds for which what was taken away is shown all the same: who looks at it hears what became of it
@@ -118,7 +118,7 @@ def _called(uid: str, held: Mapping[str, Collection[str]], names: Mapping[str, s
 
 def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
     """Whether it is only told of to who asks for it: it was taken away on purpose, and has not come back since."""
-    if record.quarantine is None or not grounds.has_left(record) or (vitals is not None and not vitals.lost):
+    if record.quarantine is None or not presence.taken_away(record) or (vitals is not None and not vitals.lost):
         return False
     return not 0 <= now.wall - record.quarantine.since.wall < SHOWN
 

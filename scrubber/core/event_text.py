@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from policies.units import format_size
 from scrubber.core import events as ev
-from scrubber.core import grounds
+from scrubber.core import ownership
 from scrubber.core.model import Findings, Grant, Holder, Job, Outcome, Owner, Quarantine, Receipt, StepResult, Uncovered
 
 
@@ -65,7 +65,7 @@ def _announced(grant: Grant) -> str:
 
 
 def _by(holders: tuple[Holder, ...]) -> str:
-    return f" by {grounds.holder_names(holders)}" if holders else ""
+    return f" by {ownership.holder_names(holders)}" if holders else ""
 
 
 def _xids(codes: tuple[tuple[int, int], ...]) -> str:

@@ -1,37 +1,50 @@
-"""Who may be ended of those who are left on a device: said here alone, for who decides it and for who does it.
+"""Which processes a scrub may end. The decisions and the deeds ask here, and nowhere else.
 
-A leftover was started while a tenant had the device that was let start on it. Who came before him, who came after him
-and who came where nobody was let start is somebody else, such as an operator's shell: foreign, whatever is due to be
-done. Who came while the tenant had it cannot be told from what the tenant started.
+A leftover was started while a tenant had the device on which its start was admitted. Any process from before or after
+that time, or from a time without an admitted start, is foreign: an operator's shell, for example. A process that
+another program started meanwhile cannot be told from what the tenant started.
 """
 
 from __future__ import annotations
 
 import math
 
-from scrubber.core.model import Holder, Record
+from policies.model import Eviction, Policy
+from scrubber.core.model import Facts, Holder, Record
 
-Span = tuple[float, float]  # uptime: from the grant, to the end that was recorded
+Span = tuple[float, float]  # uptime: from the grant to the recorded end
 
 
-def let_start(record: Record) -> bool:
-    """Whether somebody was let start on it who has it still. An unannounced grant is all that some ever say."""
+def start_admitted(record: Record) -> bool:
+    """Whether the device has an owner whose start was admitted. A grant that announces no start counts as one."""
     if record.owner is not None and not record.owner.unannounced:
         return True
     return record.grant is not None and not record.grant.announced
 
 
 def span(record: Record) -> Span | None:
-    """When its last tenant had it; None where none was let start."""
+    """When the last admitted tenant had the device; None where no start was admitted."""
     if record.tenancy_began is None:
         return None
-    ended = math.inf if let_start(record) else record.tenancy_ended
+    ended = math.inf if start_admitted(record) else record.tenancy_ended
     return None if ended is None else (record.tenancy_began, ended)
 
 
 def may_end(holder: Holder, tenancy: Span | None, *, leftovers: bool, foreign: bool) -> bool:
-    """Whether this process may be ended, if these may: never one of a live container."""
+    """Whether this process may be ended, given which kinds may be: never a process of a live container."""
     if holder.container is not None:
         return False
     left = tenancy is not None and tenancy[0] <= holder.started <= tenancy[1]
     return leftovers if left else foreign
+
+
+def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
+    """Whether the policy lets a scrub end this process: never a process of a live container."""
+    ends = Eviction.TERMINATE
+    leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
+    return may_end(holder, span(record), leftovers=leftovers, foreign=foreign)
+
+
+def all_terminable(record: Record, facts: Facts, policy: Policy) -> bool:
+    """Whether a scrub may end every holder. False when the holders are not known."""
+    return facts.holders is not None and all(terminable(holder, record, policy) for holder in facts.holders)

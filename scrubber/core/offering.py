@@ -1,14 +1,39 @@
-"""What the kubelet is told of a device: whether it may count on it."""
+"""Whether the kubelet may count on a device: the one place that decides what ListAndWatch calls Healthy."""
 
 from __future__ import annotations
 
 from policies.model import Mode, Policy
-from scrubber.core import answers, grounds
+from scrubber.core import answers, burn_in, pauses, proof
 from scrubber.core.model import Moment, Path, Record, State, Trigger
 
 
-def advertise(record: Record, policy: Policy, now: Moment) -> answers.Offer:
-    """Whether the kubelet may be told that this device is healthy."""
+def offer(
+    record: Record,
+    policy: Policy,
+    now: Moment,
+    *,
+    ledger_fault: bool = False,
+    withheld: bool = False,
+    blocked: str = "",
+) -> answers.Offer:
+    """Whether to advertise this device as Healthy, and why.
+
+    ``withheld``: it was asked for in vain lately. ``blocked``: what is in the way of its next scrub.
+    """
+    answer = _by_record(record, policy, now)
+    if not answer.healthy:
+        return answer
+    # A device that cannot be granted must not be offered: the kubelet would try it with pod after pod.
+    if ledger_fault and record.state not in (State.GRANTED, State.IN_USE):
+        return answers.Offer(healthy=False, why="the ledger cannot be written")
+    if withheld:
+        return answers.Offer(healthy=False, why="it was asked for and could not be handed out")
+    if blocked and record.state is State.CLEAN:
+        return answers.Offer(healthy=False, why=blocked)
+    return answer
+
+
+def _by_record(record: Record, policy: Policy, now: Moment) -> answers.Offer:
     if record.quarantine is not None:
         return answers.Offer(healthy=False, why=f"quarantined: {record.quarantine.ailment.detail}")
     if record.ailment is not None:
@@ -18,7 +43,7 @@ def advertise(record: Record, policy: Policy, now: Moment) -> answers.Offer:
     match record.state:
         case State.CLEAN | State.GRANTED | State.IN_USE:
             return answers.Offer(healthy=True, why=record.state.value)
-        case State.SCRUBBING if grounds.yields(record):
+        case State.SCRUBBING if burn_in.gives_way(record):
             return answers.Offer(healthy=True, why="being tested; whoever asks for it gets it")
         case State.SCRUBBING if _soon_done(record, policy, now):
             return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
@@ -29,10 +54,10 @@ def advertise(record: Record, policy: Policy, now: Moment) -> answers.Offer:
 
 
 def _just_released(record: Record, policy: Policy, now: Moment) -> bool:
-    """A tenant has just left. What is still dirty after the allocate budget has somebody on it who does not leave."""
-    if record.setback is not None or grounds.path_for(record, policy) is not Path.FAST:
+    """Whether a tenant has just left. A device that is dirty for longer has a holder that does not leave."""
+    if record.setback is not None or proof.next_path(record, policy) is not Path.FAST:
         return False
-    if not grounds.quick(record, policy):
+    if not pauses.fits_allocate_budget(record, policy):
         return False
     return record.tenancy_began is not None and now.uptime - record.since.uptime <= policy.budgets.allocate
 
@@ -41,4 +66,4 @@ def _soon_done(record: Record, policy: Policy, now: Moment) -> bool:
     job = record.job
     if job is None or record.setback is not None or job.path is not Path.FAST or job.trigger is Trigger.REINSTATE:
         return False
-    return grounds.quick(record, policy) and now.uptime - job.started.uptime <= policy.budgets.allocate
+    return pauses.fits_allocate_budget(record, policy) and now.uptime - job.started.uptime <= policy.budgets.allocate

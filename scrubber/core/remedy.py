@@ -80,6 +80,8 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.OPERATOR: Remedy(Course.PERSON, "bring it back with `autoclave reinstate` when you are done with it"),
 }
 
+# They say nothing about the device: a return from one of them does not count as flapping.
+BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 
 _ASKED = {
     Action.CONTACT_SUPPORT: Remedy(Course.PERSON, "open a case with the vendor; then `autoclave reinstate`"),

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scrubber.core import events as ev
-from scrubber.core import grounds, leftover
+from scrubber.core import leftover, pauses, remedy
 from scrubber.core.model import Baseline, Job, Moment, Path, Record, State, Trigger
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
@@ -182,7 +182,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.ScrubPassed():
             return _pass(record, event, at)
         case ev.ScrubFailed():
-            return replace(record, job=None, setback=grounds.setback(record, event.why, at))
+            return replace(record, job=None, setback=pauses.setback(record, event.why, at))
         case ev.ScrubInterrupted():
             return replace(record, job=None)
         case ev.ErrorsNoted():
@@ -203,7 +203,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
 
 def _ended(record: Record, at: Moment) -> float | None:
     """When the last tenant that was let start had to leave: whoever comes later is none of his."""
-    return at.uptime if leftover.let_start(record) else record.tenancy_ended
+    return at.uptime if leftover.start_admitted(record) else record.tenancy_ended
 
 
 def _job(record: Record) -> Job:
@@ -225,7 +225,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
     if event.incarnation.boot_id != record.incarnation.boot_id:  # errors are numbered and counted anew
         baseline = Baseline()
     if quarantine is not None:
-        due = None if quarantine.next_probe is None else at.uptime + grounds.pause_after_cut(quarantine)
+        due = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
         quarantine = replace(quarantine, next_probe=due, baseline=baseline)
     return replace(
         record,
@@ -244,7 +244,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
 
 
 def _to_blame(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.ailment.kind not in grounds.BLAMELESS
+    return record.quarantine is not None and record.quarantine.ailment.kind not in remedy.BLAMELESS
 
 
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:

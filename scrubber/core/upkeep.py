@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, decide, grounds, remedy, verdict
+from scrubber.core import answers, burn_in, leftover, ownership, pauses, presence, proof, remedy, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, known, news, silent, worst
 from scrubber.core.model import (
@@ -44,7 +44,7 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
     if record.quarantine is None:
         return ev.ScrubInterrupted(record.job.id, why)
     waits = record.quarantine.next_probe is None
-    again = None if waits else now.uptime + grounds.pause_after_cut(record.quarantine)
+    again = None if waits else now.uptime + pauses.after_interruption(record.quarantine)
     return ev.Quarantined(replace(record.quarantine, next_probe=again, last_try=why))
 
 
@@ -61,15 +61,15 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.ProbationA
 def trial(record: Record, policy: Policy) -> Path:
     """What a device in quarantine has to pass: what its reason asks for, and no less than if it were well."""
     asked = remedy.of(record.quarantine.ailment).course.path if record.quarantine else Path.SLOW
-    return Path.SLOW if Path.SLOW in (asked, grounds.path_for(record, policy)) else Path.FAST
+    return Path.SLOW if Path.SLOW in (asked, proof.next_path(record, policy)) else Path.FAST
 
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
     """What the monitor should do about a device nobody asked for just now. ``chance`` in [0, 1) spreads probes."""
-    stale = grounds.distrust(record, facts)
+    stale = proof.ended_by_restart(record, facts)
     if stale is not None:
         return answers.Note(stale)
-    if record.state is State.UNKNOWN and (container := grounds.user_of(facts.holders or ())) is not None:
+    if record.state is State.UNKNOWN and (container := ownership.live_container(facts.holders or ())) is not None:
         return answers.Note(ev.PutInUse(Owner(container, now, seen=True, unannounced=True)))
     if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.IN_USE):
         # Nobody lays out anew what is in use: whoever has it misses it.
@@ -83,13 +83,13 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
     match record.state:
         case State.SCRUBBING:
             # A device that is tested is offered meanwhile.
-            ill = grounds.yields(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
+            ill = burn_in.gives_way(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
             return answers.CancelJob() if ill else answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
         case State.GRANTED | State.IN_USE:
             return _tend_tenancy(record, facts, policy, now)
-        case State.CLEAN if (soiled := grounds.soiled(facts)) is not None:
+        case State.CLEAN if (soiled := proof.ended_by_use(facts)) is not None:
             return answers.Note(soiled)
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
@@ -103,9 +103,9 @@ def confine(
     rules = policy.quarantine.probation
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
     # What is out already comes back no more often for being lost; and it must be known as lost, or it is told for ever.
-    lost = record.quarantine is not None and ailment.kind in grounds.GONE
+    lost = record.quarantine is not None and ailment.kind in presence.GONE
     alone = remedy.of(ailment).course is remedy.Course.PERSON  # says why already, and more than that it flaps
-    excused = lost or ailment.kind in grounds.BLAMELESS
+    excused = lost or ailment.kind in remedy.BLAMELESS
     if len(recent) >= rules.flap_limit and not alone and not excused:
         detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
@@ -113,13 +113,13 @@ def confine(
     told = ailment
     if before is not None and _stands(before, ailment):
         ailment = before.ailment
-    pause = grounds.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
+    pause = pauses.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
     # What waits for a person goes on waiting: a failed reinstatement must not start probation by itself.
     alone = remedy.of(ailment).course is remedy.Course.PERSON
     sticky = alone or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
     last_try = told.detail if before is not None and record.job is not None else ""
-    since = now if ailment.kind in grounds.LEFT else _since(record, now)
+    since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
     out = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
     if told.kind is AilmentKind.OPERATOR:  # a person's word is no judgement of what the device has told
         return ev.Quarantined(out)
@@ -141,7 +141,7 @@ def _stands(before: Quarantine, ailment: Ailment) -> bool:
     person = remedy.Course.PERSON
     if ailment.kind is AilmentKind.OPERATOR:
         return remedy.of(before.ailment).course is person
-    return before.next_probe is None and remedy.of(ailment).course is not person and ailment.kind not in grounds.GONE
+    return before.next_probe is None and remedy.of(ailment).course is not person and ailment.kind not in presence.GONE
 
 
 def _since(record: Record, now: Moment) -> Moment:
@@ -206,12 +206,12 @@ def _isolate(
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
         return answers.Proceed()
-    visit = grounds.visit(record, facts, now)
+    visit = ownership.unannounced_use(record, facts, now)
     if visit is not None:
         return answers.Note(visit)
     if _outstayed(record, facts):
         return _tend_hung(record, facts, policy, now)
-    owner, user = record.owner, grounds.user_of(facts.holders)
+    owner, user = record.owner, ownership.live_container(facts.holders)
     kept = (
         record.grant is not None and record.grant.until_release
     )  # whoever has it gives it back, whatever comes and goes on it
@@ -219,19 +219,19 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
         why = "it fell sick" if record.ailment is not None else "it was asked for in vain"
         return answers.Note(ev.Released(f"{why} before anybody started on it"))
-    rightful = grounds.rightful(record, facts, now)
+    rightful = ownership.confirmed_by_checkpoint(record, facts, now)
     if rightful is not None:
         return answers.Note(rightful)
-    crowd = grounds.crowd(record, facts)
+    crowd = ownership.shared_use(record, facts)
     if crowd is not None:
         return answers.Note(crowd)
-    seen = grounds.sighting(record, facts)
+    seen = ownership.first_seen(record, facts)
     if seen is not None:
         return answers.Note(seen)
     if owner is None or user is not None or kept:
         return answers.Proceed()
     # Given to another pod, it waits for that one's start: after a restart of the kubelet that may come without a word.
-    if grounds.passed_by(record, facts) and not facts.assigned_pods:
+    if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
         return answers.Note(ev.Released("who was met on it before its first start has let go of it"))
     # An owner that was never seen has not gone: its container may be about to start. Whoever asks for the device next
     # has a better reason to say so than we.
@@ -266,14 +266,14 @@ def _held_for_another(record: Record, facts: Facts) -> bool:
 def _outstayed(record: Record, facts: Facts) -> bool:
     """Who had it does not end: the kubelet has given it to somebody else, or taken it, and all on it hang."""
     owner = record.owner
-    if owner is None or not grounds.hanging(facts):
+    if owner is None or not ownership.all_holders_hang(facts):
         return False
     return facts.wanted or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
 
 
 def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     """Nothing can be done about whoever hangs in the kernel, and he is not to be disturbed: he is told of."""
-    told = f"whoever had it hangs in the kernel (state D): {grounds.holder_names(facts.holders or ())}"
+    told = f"whoever had it hangs in the kernel (state D): {ownership.holder_names(facts.holders or ())}"
     waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
     if waited and record.ailment is None:
         return answers.Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, told)))
@@ -294,7 +294,7 @@ def _tend_quarantined(
     seen = facts.vitals  # None while another one is reset: then nobody can tell
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
     ill = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
-    if not isinstance(due, answers.Probe) or absent or ill or not grounds.clearable(record, facts, policy):
+    if not isinstance(due, answers.Probe) or absent or ill or not leftover.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
     return due if before is None else answers.Note(before)
@@ -325,7 +325,7 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
     told = Ailment(
         AilmentKind.LOST, f"the device has fallen off its bus; it was out before: {record.quarantine.ailment.detail}"
     )
-    return told if reason not in grounds.GONE or reason is AilmentKind.RELAID else None
+    return told if reason not in presence.GONE or reason is AilmentKind.RELAID else None
 
 
 def _relaid(out: Quarantine, facts: Facts) -> Ailment | None:
@@ -351,19 +351,18 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     if record.state is State.CLEAN:
         if facts.holders is None:
             return answers.Blocked("it cannot be proven that nobody uses it")
-        if grounds.proof_stands(record.receipt, facts, policy, now):
+        if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
-        return answers.Scrub(grounds.path_for(record, policy), Trigger.PROOF_EXPIRED)
+        return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
     if record.setback is not None:
-        pause = grounds.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
+        pause = pauses.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
         if now.uptime - record.setback.at.uptime < pause:
             return answers.Proceed()
-    answer = decide.from_dirty(record, facts, policy, _idle_trigger(record))
-    if isinstance(answer, answers.Scrub):
-        return answer
+    if leftover.all_terminable(record, facts, policy):
+        return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
         return answers.Blocked("it cannot be proven that nobody uses it")
-    return answers.Blocked(f"waiting for {grounds.holder_names(facts.holders)} to leave it")
+    return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to leave it")
 
 
 def _idle_trigger(record: Record) -> Trigger:
@@ -377,7 +376,7 @@ def _idle_trigger(record: Record) -> Trigger:
 def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
     """Nobody was ever seen to hold it on, and nobody is about to."""
     gone = owner.container is None or facts.owner_alive is False
-    return facts.holders == () and gone and not grounds.about_to_start(owner, now)
+    return facts.holders == () and gone and not ownership.about_to_start(owner, now)
 
 
 def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from policies.hardware import Slices
 from policies.model import Eviction, Policy
-from scrubber.core import answers, decide, grounds, leftover, upkeep, verdict
+from scrubber.core import answers, fence, leftover, pauses, siblings, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Facts, Job, Moment, Record, State, Step, StepResult, Trigger, Vitals
 from scrubber.core.model import Path as ScrubPath
@@ -198,7 +198,7 @@ class Jobs:
             name = (device_policy.rule, device_policy.policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, self._now()))
         escalate, confined = device_policy.policy.paths.escalate, record.quarantine is not None
-        given_up = grounds.given_up(record, device_policy.policy, self._now())
+        given_up = pauses.given_up(record, device_policy.policy, self._now())
         match verdict.consequence(judged, job.path, escalate=escalate, confined=confined, given_up=given_up):
             case verdict.Escalate(path):
                 return ev.Escalated(job.id, judged.detail, path)
@@ -254,7 +254,7 @@ class Jobs:
         return record if record.job is not None and record.job.id == running.id else None
 
     def _fence(self, running: Running, step: Step, facts: Facts) -> answers.Fenced | None:
-        return decide.fence(self._ledger.records[running.device], running.id, step, facts)
+        return fence.check(self._ledger.records[running.device], running.id, step, facts)
 
     def _task(self, record: Record, job: Job, running: Running, key: str) -> engine.Task:
         policy = running.device_policy.policy
@@ -278,7 +278,7 @@ class Jobs:
         async def look() -> Facts:
             record = self._ledger.records[device]
             facts = await self._observer.full(record, self._siblings(record))
-            return replace(facts, domain_resetting=grounds.resetting(record, self._ledger.records.values()))
+            return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
 
         async def note(event: ev.Event) -> None:
             # Under the siblings' locks: a grant of one of them comes wholly before the reset, or sees it.
@@ -316,7 +316,7 @@ class Jobs:
             return []  # it is made anew, alone
         return [
             replace(other, state=State.DIRTY) if self.slots.waits(other.device.uuid) else other
-            for other in grounds.siblings(record, self._ledger.records.values())
+            for other in siblings.siblings(record, self._ledger.records.values())
         ]
 
     @asynccontextmanager

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from policies import xids
 from scrubber.core import events as ev
-from scrubber.core import grounds
+from scrubber.core import presence
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, Step, StepResult, Vitals
 from scrubber.ground.metric_table import Instruments
@@ -80,7 +80,7 @@ class ServiceCounters:
                 self._exposed_since.pop(entry.device, None)
                 if before is None or before.quarantine is None:
                     self._instruments.count(table.QUARANTINES, quarantine.ailment.kind.value)
-                if quarantine.ailment.kind in grounds.LEFT:
+                if quarantine.ailment.kind in presence.TAKEN_AWAY:
                     self._forget(entry.device)
             case ev.Reinstated():
                 self._instruments.count(table.RETURNS, PERSON)
@@ -138,7 +138,7 @@ class ServiceCounters:
         """What a device says of itself: errors are counted when they are first told."""
         uuid = record.device.uuid
         last = self._heard.get(uuid, record.baseline.last_xid)
-        gone = vitals.lost and grounds.has_left(record)  # what is told then is of others in its place
+        gone = vitals.lost and presence.taken_away(record)  # what is told then is of others in its place
         for xid in vitals.xids:
             if xid.number > last and not gone:
                 code = str(xid.code) if xids.row(xid.code) is not None else OTHER

@@ -14,7 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
-from scrubber.core import grounds
+from scrubber.core import presence
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Moment, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import Caller, Round, in_turn
@@ -164,7 +164,7 @@ class Observer:
         uuid, parent = record.device.uuid, record.device.parent
         unchanged = self._unchanged(record) if self.backend.lists_users else None
         free = record.state is not State.IN_USE and (not self.backend.lists_users or self._visits.met_nobody(record))
-        left = grounds.has_left(record)  # nobody is on it, and nobody waits for it: it needs no look by itself
+        left = presence.taken_away(record)  # nobody is on it, and nobody waits for it: it needs no look by itself
         if unchanged is None and not (free or left):
             return None
 
@@ -305,7 +305,7 @@ class Observer:
             return told
         try:
             ours = parent in self.backend.owed()  # it was we who took them: they are missed
-            return told if ours else grounds.relaid(told, self.backend.vitals(parent))
+            return told if ours else presence.slice_vitals(told, self.backend.vitals(parent))
         except DeviceError:
             return told
 

@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from policies.model import Policy
-from scrubber.core import answers, decide, grounds, starting
+from scrubber.core import acquire, answers, ownership, refusals, siblings, start
 from scrubber.core import events as ev
 from scrubber.core.model import DeviceInfo, Facts, Grant, Moment, Record, State, Vitals
+from scrubber.core.refusals import Deed
 from scrubber.devices.base import DeviceError
 from scrubber.ground import aio, log
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
@@ -162,11 +163,11 @@ class Handover:
             seen = await self._allotted(record, await self._observer.quick(record, last=not announced))
             facts = self._with_domain(record, seen)
             policy = self._policy(record.device.uuid)
-            answer = decide.acquire(record, facts, policy, self.now(), announced=announced, fresh=fresh)
+            answer = acquire.decide(record, facts, policy, self.now(), announced=announced, fresh=fresh)
             match answer:
                 case answers.CancelJob():
                     if not await self.jobs.cancel_unless_resetting(device):
-                        return decide.being_reset(record)
+                        return refusals.being_reset(Deed.HAND_OUT, record)
                 case answers.Note(event):
                     await self.ledger.append(op, (device, event))
                 case _:
@@ -178,11 +179,11 @@ class Handover:
             record = self._known(device)
             seen = await self._allotted(record, await self._observer.full(record, starting_pod=owner))
             facts = self._with_domain(record, seen)
-            answer = starting.start(record, facts, self._policy(record.device.uuid), owner, self.now())
+            answer = start.decide(record, facts, self._policy(record.device.uuid), owner, self.now())
             match answer:
                 case answers.CancelJob():
                     if not await self.jobs.cancel_unless_resetting(device):
-                        return starting.refused(decide.being_reset(record))
+                        return refusals.final(refusals.being_reset(Deed.START_ON, record))
                 case answers.Note(event):
                     await self.ledger.append(op, (device, event))
                 case _:
@@ -190,11 +191,11 @@ class Handover:
         return answers.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
 
     def _with_domain(self, record: Record, facts: Facts) -> Facts:
-        return replace(facts, domain_resetting=grounds.resetting(record, self.ledger.records.values()))
+        return replace(facts, domain_resetting=siblings.resetting(record, self.ledger.records.values()))
 
     async def _allotted(self, record: Record, seen: Facts) -> Facts:
         """With whom the kubelet has given it to, where that bears on whether its owner is one."""
-        if not grounds.doubtful(record.owner, seen) or grounds.about_to_start(record.owner, self.now()):
+        if not ownership.needs_checkpoint(record.owner, seen) or ownership.about_to_start(record.owner, self.now()):
             return seen
         device = record.device.uuid
         try:
@@ -210,7 +211,7 @@ class Handover:
             logger.error("cannot tell who is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
             why = "cannot start: the kubelet's checkpoint cannot be read, so nobody knows whose the devices are"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
-        starting_pod = starting.starting_pod(owners)
+        starting_pod = start.starting_pod(owners)
         if isinstance(starting_pod, str):
             return starting_pod
         if starting_pod.reason is Reason.OWNER_AMBIGUOUS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from policies import concessions
 from policies.model import Policy
-from scrubber.core import answers, device_status, event_text, grounds, offering, views
+from scrubber.core import answers, device_status, event_text, offering, presence, views
 from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record, State
@@ -159,16 +159,15 @@ class StatusReporter:
         ]
 
     def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
-        advert = offering.advertise(record, policy, now)
-        # What cannot be granted must not be offered: the kubelet would try it with pod after pod.
-        if advert.healthy and self._service.ledger.fault and record.state not in (State.GRANTED, State.IN_USE):
-            return answers.Offer(healthy=False, why="the ledger cannot be written")
-        if advert.healthy and self._service.withheld(record):
-            return answers.Offer(healthy=False, why="it was asked for and could not be handed out")
-        blocked = self._service.blocked.get(record.device.uuid)
-        if advert.healthy and blocked and record.state is State.CLEAN:
-            return answers.Offer(healthy=False, why=blocked)
-        return advert
+        service = self._service
+        return offering.offer(
+            record,
+            policy,
+            now,
+            ledger_fault=service.ledger.fault is not None,
+            withheld=service.withheld(record),
+            blocked=service.blocked.get(record.device.uuid, ""),
+        )
 
     def _with_signs(self, record: Record, advert: answers.Offer) -> answers.Offer:
         """What is told of it is shown also where it keeps nobody out."""
@@ -224,7 +223,7 @@ def _ailment(record: Record) -> str:
 
 
 def _gone(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.ailment.kind in grounds.GONE
+    return record.quarantine is not None and record.quarantine.ailment.kind in presence.GONE
 
 
 def _chapter(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:

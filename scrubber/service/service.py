@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from scrubber.core import answers, decide, grounds, upkeep
+from scrubber.core import answers, burn_in, leftover, ownership, presence, proof, release, siblings, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import (
     Ailment,
@@ -100,7 +100,7 @@ class Service(Handover):
             device_policy = self.active_policy.device_policy(record.device)
             if record.ailment is not None:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
-            due = grounds.path_for(record, device_policy.policy)
+            due = proof.next_path(record, device_policy.policy)
             wanted = due if path is None or due is Path.SLOW else path  # nobody is asked for less than is due
             return await self.jobs.begin(device, wanted, Trigger.REQUEST, device_policy, self._op(op))
 
@@ -152,7 +152,7 @@ class Service(Handover):
             device_policy = self.active_policy.device_policy(record.device)
             await self._hear(device, op)
             await self.ledger.append(self._op(op), (device, ev.Reinstated(_words(by, reason))))
-            path = grounds.path_for(self._known(device), device_policy.policy)
+            path = proof.next_path(self._known(device), device_policy.policy)
             return await self.jobs.begin(device, path, Trigger.REINSTATE, device_policy, op)
 
     # -- for the monitor
@@ -235,7 +235,9 @@ class Service(Handover):
         device, vitals = record.device.uuid, seen.vitals
         if self._stopping or record.job is not None or self.ledger.records.get(device) is not record:
             return False
-        if grounds.doubtful(record.owner, seen) or grounds.hanging(seen):  # takes a look at the checkpoint
+        if ownership.needs_checkpoint(record.owner, seen):
+            return False
+        if ownership.all_holders_hang(seen):
             return False
         if vitals is None or vitals != self.vitals.get(device) or device in self.blocked:
             return False
@@ -291,7 +293,7 @@ class Service(Handover):
     def _hung_since(self, device: str, seen: Facts) -> float | None:
         """Since when nobody is on it but these, and each was found to hang whenever it was looked at."""
         known, since = self._hung.pop(device, (frozenset(), 0.0))
-        if not grounds.hanging(seen):
+        if not ownership.all_holders_hang(seen):
             return None
         who = frozenset((holder.pid, holder.started) for holder in seen.holders or ())
         since = since if who <= known else self.now().uptime
@@ -301,7 +303,7 @@ class Service(Handover):
     def _in_company(self, record: Record, seen: Facts) -> Facts:
         """With what others have to do with it: whoever asked for it, and the devices beside it."""
         records = self.ledger.records.values()
-        successor, resetting = grounds.successor(record, records), grounds.resetting(record, records)
+        successor, resetting = presence.successor(record, records), siblings.resetting(record, records)
         wanted = self.withheld(record)
         if not (wanted or successor or resetting):
             return seen  # of most, in every round
@@ -320,7 +322,7 @@ class Service(Handover):
     def _test_due(self, record: Record, device_policy: DevicePolicy) -> bool:
         if not device_policy.policy.periodic.every or self._lacks(record.device) is not None:
             return False
-        return grounds.burn_in_due(record, self.ledger.records.values(), device_policy.policy, self.now())
+        return burn_in.is_due(record, self.ledger.records.values(), device_policy.policy, self.now())
 
     async def stop(self) -> None:
         """No more deeds; running jobs are cut off and recorded as such."""
@@ -334,7 +336,7 @@ class Service(Handover):
     async def _ask_release(self, device: str) -> answers.ReleaseAnswer:
         record = self._known(device)
         facts = await self._allotted(record, await self._observer.full(record))
-        return decide.release(record, facts, self.now())
+        return release.decide(record, facts, self.now())
 
     async def _without_job(self, device: str) -> Record:
         """The record after its trial, which a person's word has overtaken, was called off."""
@@ -345,7 +347,7 @@ class Service(Handover):
     async def _settled(self, device: str, op: str) -> Record:
         """The record after what is stale about it was recorded."""
         record = self._known(device)
-        stale = grounds.distrust(record, await self._observer.quick(record))
+        stale = proof.ended_by_restart(record, await self._observer.quick(record))
         if stale is not None:
             await self.ledger.append(self._op(op), (device, stale))
         return self._known(device)
@@ -358,9 +360,9 @@ class Service(Handover):
             raise NotReady(
                 Reason.NOT_PROVEN_FREE, f"cannot scrub {record.device.uuid}: cannot prove that nobody uses it"
             )
-        stuck = [holder for holder in facts.holders if not grounds.terminable(holder, record, policy)]
+        stuck = [holder for holder in facts.holders if not leftover.terminable(holder, record, policy)]
         if stuck:
-            names = grounds.holder_names(tuple(stuck))
+            names = ownership.holder_names(tuple(stuck))
             raise Refused(Reason.IN_USE, f"cannot scrub {record.device.uuid}: it is used by {names}; end that first")
 
     async def _hear(self, device: str, op: str) -> None:

@@ -25,7 +25,7 @@ from plugin.listing import Listing
 from plugin.metrics import counters
 from plugin.response import Strategy, Style
 from scrubber.core import events as ev
-from scrubber.core import grounds
+from scrubber.core import ownership
 from scrubber.core.events import LedgerEntry
 from scrubber.ground import log, operation_id
 from scrubber.ground.errors import AutoclaveError, Reason, Refused
@@ -99,7 +99,7 @@ async def test_an_allocate_that_scrubs_is_one_operation_in_both_logs_and_in_the_
 
 
 async def test_each_question_is_one_line_at_its_end(house, monkeypatch) -> None:
-    monkeypatch.setattr(grounds, "STARTS_WITHIN", 3600.0)  # who was let start may come yet, however slow we are
+    monkeypatch.setattr(ownership, "STARTS_WITHIN", 3600.0)  # who was let start may come yet, however slow we are
     one, other = house.uuids
     with capture_logs() as lines:
         async with house.scrubber() as scrubber:

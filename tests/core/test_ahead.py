@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import grounds, offering, upkeep
+from scrubber.core import offering, ownership, upkeep
 from scrubber.core.answers import Note, Proceed
 from scrubber.core.model import Owner, Path
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, STRICT, A, B, facts, later, live
 
-LATE = later(grounds.STARTS_WITHIN + 1)
+LATE = later(ownership.STARTS_WITHIN + 1)
 AWAITED = live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
 TAKEN = Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
 
@@ -19,14 +19,14 @@ TAKEN = Note(ev.Released("nobody came, and the kubelet has taken it from its own
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
 def test_a_device_whose_scrubs_do_not_fit_the_allocate_budget_is_not_offered_for_them(record):
     budget = ENFORCE.budgets.allocate
-    assert offering.advertise(replace(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy, (
+    assert offering.offer(replace(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy, (
         "one may be late"
     )
-    assert not offering.advertise(replace(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
+    assert not offering.offer(replace(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
 
 
 def test_a_device_that_was_released_to_the_slow_path_is_not_offered_for_it():
-    assert not offering.advertise(replace(lives.DIRTY, due_path=Path.SLOW), STRICT, NOW).healthy
+    assert not offering.offer(replace(lives.DIRTY, due_path=Path.SLOW), STRICT, NOW).healthy
 
 
 def tended(assigned_pods, *, holders=(), alive=False, at=LATE):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Clear, Gate, Paths, Proof, Route
-from scrubber.core import decide, grounds, starting
+from scrubber.core import acquire, fence, leftover, ownership, proof, release, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
@@ -63,13 +63,13 @@ DEFER = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
 def test_gate_prestart_leaves_the_wait_to_the_start(record, seen, answer):
-    assert decide.acquire(record, seen, PRESTART, later(1), announced=True) == answer
+    assert acquire.decide(record, seen, PRESTART, later(1), announced=True) == answer
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
 def test_gate_prestart_defers_nothing_for_who_does_not_announce_a_start(record, seen, answer):
-    unannounced = decide.acquire(record, seen, PRESTART, later(1))
-    assert unannounced == decide.acquire(record, seen, ENFORCE, later(1), announced=True)
+    unannounced = acquire.decide(record, seen, PRESTART, later(1))
+    assert unannounced == acquire.decide(record, seen, ENFORCE, later(1), announced=True)
     assert not isinstance(unannounced, Defer)
     assert isinstance(answer, Defer) is (unannounced != answer)
 
@@ -154,12 +154,12 @@ OBSERVED = rows(
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), ACQUIRE)
 def test_acquire(record, seen, policy, answer):
-    assert decide.acquire(record, seen, policy, later(1)) == answer
+    assert acquire.decide(record, seen, policy, later(1)) == answer
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), OBSERVED)
 def test_acquire_under_observe(record, seen, answer):
-    assert decide.acquire(record, seen, OBSERVE, later(1)) == answer
+    assert acquire.decide(record, seen, OBSERVE, later(1)) == answer
 
 
 FRESH = {  # by state, with whoever might be on it
@@ -177,51 +177,51 @@ FRESH = {  # by state, with whoever might be on it
 def test_who_wants_what_nobody_has_is_refused_what_somebody_was_granted(state):
     record, answer = FRESH[state]
     assert record.state is state
-    assert decide.acquire(record, facts(alive=False), ENFORCE, later(1), fresh=True) == answer
+    assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), fresh=True) == answer
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
 def test_no_policy_and_nothing_that_is_seen_makes_a_yes_of_that(policy, record, seen):
-    answer = decide.acquire(record, seen, policy, later(1), announced=True, fresh=True)
+    answer = acquire.decide(record, seen, policy, later(1), announced=True, fresh=True)
     assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
 
 
 def test_a_grant_of_another_boot_is_nobody_s():
-    answer = decide.acquire(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), fresh=True)
+    answer = acquire.decide(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), fresh=True)
     assert answer == Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
 def test_a_tenant_without_a_grant_is_somebody_too():
-    assert decide.acquire(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), fresh=True) == IN_USE
+    assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), fresh=True) == IN_USE
 
 
 @pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
 def test_a_proof_stands_until_it_is_too_old(seconds, stands):
-    assert grounds.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
+    assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
 
 
 def test_s17_the_age_of_a_proof_is_not_told_by_the_wall_clock():
     jumped = replace(later(1), wall=NOW.wall + 10 * DAY)
-    assert grounds.proof_stands(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
+    assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
 
 
 def test_no_receipt_is_no_proof():
-    assert not grounds.proof_stands(None, facts(), ENFORCE, NOW)
+    assert not proof.is_valid(None, facts(), ENFORCE, NOW)
 
 
 @pytest.mark.parametrize("said", [(), ("zero",), ("random",)])
 def test_a_receipt_that_does_not_say_what_the_policy_orders_is_no_proof(said):
     """It may have been written by a version that did not tell: whatever else the receipt says, it is proven again."""
     receipt = lives.proof(lives.CLEAN)
-    assert grounds.proof_stands(receipt, facts(), ENFORCE, NOW)
-    assert not grounds.proof_stands(replace(receipt, patterns=said), facts(), ENFORCE, NOW)
+    assert proof.is_valid(receipt, facts(), ENFORCE, NOW)
+    assert not proof.is_valid(replace(receipt, patterns=said), facts(), ENFORCE, NOW)
 
 
 @pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
 def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
-    assert grounds.proof_stands(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
+    assert proof.is_valid(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
 
 
 GIVEN_BACK = Note(ev.Released("it was given back"))
@@ -243,7 +243,7 @@ RELEASE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "answer"), RELEASE)
 def test_release(record, seen, answer):
-    assert decide.release(record, seen, later(1)) == answer
+    assert release.decide(record, seen, later(1)) == answer
 
 
 FENCE = rows(
@@ -267,12 +267,12 @@ FENCE = rows(
 
 @pytest.mark.parametrize(("step", "seen", "why"), FENCE)
 def test_fence(step, seen, why):
-    fenced = decide.fence(lives.SCRUBBING, "job-1" if seen else "job-9", step, seen or facts())
+    fenced = fence.check(lives.SCRUBBING, "job-1" if seen else "job-9", step, seen or facts())
     assert fenced is None if why is None else fenced is not None and why in fenced.why
 
 
 def test_a_fence_before_a_record_that_is_not_being_scrubbed_is_shut():
-    assert decide.fence(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
+    assert fence.check(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
         Blame.SERVICE, "the device does not belong to this job any more"
     )
 
@@ -289,7 +289,7 @@ def test_a_fence_before_a_record_that_is_not_being_scrubbed_is_shut():
     ],
 )
 def test_a_device_is_never_to_blame_for_a_fence(seen, blame):
-    fenced = decide.fence(lives.SCRUBBING, "job-1", Step.RESET, seen)
+    fenced = fence.check(lives.SCRUBBING, "job-1", Step.RESET, seen)
     assert fenced is not None
     assert fenced.blame is blame
 
@@ -323,12 +323,12 @@ TERMINABLE = rows(
 
 @pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
 def test_terminable(holder, record, policy, may):
-    assert grounds.terminable(holder, record, policy) is may
+    assert leftover.terminable(holder, record, policy) is may
 
 
 def test_the_sentence_for_b_names_nobody_else():
     """B asks for a device that A holds: the answer must not say who A is."""
-    answer = decide.acquire(lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, NOW)
+    answer = acquire.decide(lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, NOW)
     assert isinstance(answer, Wait)
     assert B not in answer.message
     assert not {"41", "train-a", A} & set(answer.message.split())
@@ -340,20 +340,20 @@ UNSEEN_A = replace(lives.IN_USE, owner=Owner("pod-a", NOW, seen=False))
 def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
     """The kubelet can give a device away between a permitted start and its first process."""
     gone = facts(alive=False)
-    soon = later(grounds.STARTS_WITHIN - 0.1)
-    late = later(grounds.STARTS_WITHIN)
-    assert isinstance(decide.acquire(UNSEEN_A, gone, ENFORCE, soon), Wait)
-    assert isinstance(starting.start(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
-    assert decide.acquire(UNSEEN_A, gone, ENFORCE, late) == Note(
+    soon = later(ownership.STARTS_WITHIN - 0.1)
+    late = later(ownership.STARTS_WITHIN)
+    assert isinstance(acquire.decide(UNSEEN_A, gone, ENFORCE, soon), Wait)
+    assert isinstance(start.decide(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
+    assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == Note(
         ev.Released("it was asked for again and its last user is gone")
     )
-    assert decide.release(UNSEEN_A, gone, soon) == TAKE_BACK
-    assert decide.release(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))
+    assert release.decide(UNSEEN_A, gone, soon) == TAKE_BACK
+    assert release.decide(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))
 
 
 def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():
     for vitals in (Vitals(unresponsive=True), Vitals(lost=True)):
-        answer = decide.acquire(lives.CLEAN, facts(vitals=vitals), ENFORCE, NOW)
+        answer = acquire.decide(lives.CLEAN, facts(vitals=vitals), ENFORCE, NOW)
         assert isinstance(answer, Refuse)
         assert answer.reason is Reason.SICK
 
@@ -361,14 +361,14 @@ def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():
 def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
     """So that the next one need not wait for a container that has come and gone."""
     seen = Note(ev.PutInUse(Owner("pod-a", NOW, seen=True)))
-    assert decide.acquire(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
+    assert acquire.decide(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
 
 
 @pytest.mark.parametrize("policy", [ENFORCE, OBSERVE], ids=["enforce", "observe"])
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
 def test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody(record, policy):
     seen = replace(facts(), domain_resetting=True)
-    refusal = starting.start(record, seen, policy, A, NOW)
-    assert isinstance(decide.acquire(record, seen, policy, NOW), Wait)
+    refusal = start.decide(record, seen, policy, A, NOW)
+    assert isinstance(acquire.decide(record, seen, policy, NOW), Wait)
     assert isinstance(refusal, Refuse)
     assert refusal.reason is Reason.NOT_READY

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import grounds, leftover
+from scrubber.core import leftover, ownership, presence, proof, siblings
 from scrubber.core.model import Ailment, AilmentKind, Holder, Job, Owner, Record, Step, Vitals
 from tests.core import lives
 from tests.core.lives import NOW, OF_A, OF_B, A, facts, later, live, rows
@@ -25,11 +25,11 @@ def test_a_sibling_is_whoever_goes_down_with_it():
     one, other = device("GPU-1", "switch", resetting), device("GPU-2", "switch", clearing)
     stranger, alone = device("GPU-3", "elsewhere", resetting), device("GPU-4", None, resetting)
     everybody = [one, other, stranger, alone]
-    assert grounds.siblings(one, everybody) == [other]
-    assert grounds.siblings(alone, everybody) == []
-    assert grounds.resetting(other, everybody)
-    assert not grounds.resetting(one, everybody)
-    assert not grounds.resetting(alone, everybody)
+    assert siblings.siblings(one, everybody) == [other]
+    assert siblings.siblings(alone, everybody) == []
+    assert siblings.resetting(other, everybody)
+    assert not siblings.resetting(one, everybody)
+    assert not siblings.resetting(alone, everybody)
 
 
 def test_what_is_not_there_any_more_is_nobodys_sibling():
@@ -40,15 +40,15 @@ def test_what_is_not_there_any_more_is_nobodys_sibling():
     assert gone.quarantine.ailment.kind is AilmentKind.LOST
     sick = replace(gone, quarantine=replace(gone.quarantine, ailment=Ailment(AilmentKind.ECC, "")))
     here = replace(lives.CLEAN, device=replace(info, uuid="GPU-2"))
-    assert grounds.siblings(here, [gone, here]) == []
-    assert grounds.siblings(here, [sick, here]) == [sick]
+    assert siblings.siblings(here, [gone, here]) == []
+    assert siblings.siblings(here, [sick, here]) == [sick]
 
 
 def test_a_clean_device_is_soiled_by_whoever_is_on_it_or_holds_its_memory_unseen():
-    assert grounds.soiled(facts()) is None
-    assert grounds.soiled(facts((OF_B,))) == ev.Soiled("it was used without a grant", (OF_B,))
+    assert proof.ended_by_use(facts()) is None
+    assert proof.ended_by_use(facts((OF_B,))) == ev.Soiled("it was used without a grant", (OF_B,))
     leaking = facts(vitals=Vitals(leaked_bytes=7))
-    assert grounds.soiled(leaking) == ev.Soiled("7 bytes are held by no visible process")
+    assert proof.ended_by_use(leaking) == ev.Soiled("7 bytes are held by no visible process")
 
 
 HANGS = Holder(41, 100.0, "python", A, "D")
@@ -66,7 +66,7 @@ DOUBTFUL = rows(
 
 @pytest.mark.parametrize(("owner", "holders", "doubtful"), DOUBTFUL)
 def test_the_kubelets_word_is_asked_for_where_nothing_else_could_tell(owner, holders, doubtful):
-    assert grounds.doubtful(owner, facts(holders)) is doubtful
+    assert ownership.needs_checkpoint(owner, facts(holders)) is doubtful
 
 
 def test_what_was_pulled_is_not_missed_and_a_gpu_that_waits_for_a_person_is_whatever_its_layout():
@@ -74,12 +74,12 @@ def test_what_was_pulled_is_not_missed_and_a_gpu_that_waits_for_a_person_is_what
         info = replace(lives.DEVICE, parent=parent)
         return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), due))
 
-    assert grounds.has_left(out(AilmentKind.REPLACED))
-    assert grounds.has_left(out(AilmentKind.RELAID, due=1.0))
-    assert not grounds.has_left(out(AilmentKind.RELAID))
-    assert grounds.has_left(out(AilmentKind.RELAID, parent="GPU-p"))
-    assert not grounds.has_left(out(AilmentKind.LOST, due=1.0))
-    assert not grounds.has_left(lives.CLEAN)
+    assert presence.taken_away(out(AilmentKind.REPLACED))
+    assert presence.taken_away(out(AilmentKind.RELAID, due=1.0))
+    assert not presence.taken_away(out(AilmentKind.RELAID))
+    assert presence.taken_away(out(AilmentKind.RELAID, parent="GPU-p"))
+    assert not presence.taken_away(out(AilmentKind.LOST, due=1.0))
+    assert not presence.taken_away(lives.CLEAN)
 
 
 def test_whoever_starts_without_a_word_may_have_come_since_the_first_grant():

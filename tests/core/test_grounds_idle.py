@@ -8,8 +8,8 @@ import pytest
 
 from policies.health import Periodic
 from policies.model import Mode, Policy
+from scrubber.core import burn_in
 from scrubber.core import events as ev
-from scrubber.core import grounds
 from scrubber.core.model import Path, Record, State, Trigger
 from tests.core import lives
 from tests.core.lives import ENFORCE, later, live, rows
@@ -37,7 +37,7 @@ SPARE = rows(
 
 @pytest.mark.parametrize(("others", "spare"), SPARE)
 def test_who_is_left_alone_while_it_is_tested(others: list[Record], spare: int) -> None:
-    assert grounds.spare(ONE, [ONE, *others]) == spare
+    assert burn_in.spare_devices(ONE, [ONE, *others]) == spare
 
 
 NEAR = rows(
@@ -50,7 +50,7 @@ NEAR = rows(
 @pytest.mark.parametrize(("others", "spare"), NEAR)
 def test_who_goes_down_with_it_is_no_spare_and_must_be_disturbed_by_nobody(others: list[Record], spare: int) -> None:
     one = named("GPU-1", domain="switch")
-    assert grounds.spare(one, [one, *others]) == spare
+    assert burn_in.spare_devices(one, [one, *others]) == spare
 
 
 def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> Policy:
@@ -61,15 +61,15 @@ def policy(every: str = "1h", keep_free: int = 0, mode: Mode = Mode.ENFORCE) -> 
 
 @pytest.mark.parametrize("record", [it for it in lives.LIVES.values() if it.state is not State.CLEAN])
 def test_only_a_clean_device_is_tested(record: Record) -> None:
-    assert not grounds.burn_in_due(record, [record], policy(), OVERDUE)
+    assert not burn_in.is_due(record, [record], policy(), OVERDUE)
 
 
 def test_a_clean_device_is_tested_where_policy_says_so_and_enough_are_left():
-    assert grounds.burn_in_due(ONE, [ONE], policy(), OVERDUE)
-    assert not grounds.burn_in_due(ONE, [ONE], ENFORCE, OVERDUE)
-    assert not grounds.burn_in_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
-    assert not grounds.burn_in_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
-    assert grounds.burn_in_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
+    assert burn_in.is_due(ONE, [ONE], policy(), OVERDUE)
+    assert not burn_in.is_due(ONE, [ONE], ENFORCE, OVERDUE)
+    assert not burn_in.is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
+    assert not burn_in.is_due(ONE, [ONE], policy(keep_free=1), OVERDUE)
+    assert burn_in.is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
 
 
 def test_a_test_that_nobody_needs_is_never_owed_and_any_other_job_is_no_test():

@@ -37,11 +37,38 @@ ADVERT = rows(
 
 @pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
 def test_advertise(record, policy, healthy, why):
-    assert offering.advertise(record, policy, AT) == Offer(healthy=healthy, why=why)
+    assert offering.offer(record, policy, AT) == Offer(healthy=healthy, why=why)
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])
 def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record):
     budget = ENFORCE.budgets.allocate
-    assert offering.advertise(record, ENFORCE, later(budget)).healthy
-    assert not offering.advertise(record, ENFORCE, later(budget + 0.001)).healthy
+    assert offering.offer(record, ENFORCE, later(budget)).healthy
+    assert not offering.offer(record, ENFORCE, later(budget + 0.001)).healthy
+
+
+WITHHELD = "it was asked for and could not be handed out"
+FAULT = "the ledger cannot be written"
+SERVICE_KNOWS = rows(
+    ("ledger fault: a clean device cannot be granted", lives.CLEAN, {"ledger_fault": True}, FAULT),
+    ("ledger fault: a granted device stays listed", lives.GRANTED, {"ledger_fault": True}, None),
+    ("ledger fault: a device in use stays listed", lives.IN_USE, {"ledger_fault": True}, None),
+    ("withheld", lives.CLEAN, {"withheld": True}, WITHHELD),
+    ("withheld while granted", lives.GRANTED, {"withheld": True}, WITHHELD),
+    ("blocked", lives.CLEAN, {"blocked": "waiting"}, "waiting"),
+    ("blocked in use", lives.IN_USE, {"blocked": "waiting"}, None),
+    ("blocked and just released", lives.DIRTY, {"blocked": "waiting"}, None),
+    ("the ledger fault is named first", lives.CLEAN, {"ledger_fault": True, "withheld": True, "blocked": "x"}, FAULT),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "known", "why"), SERVICE_KNOWS)
+def test_what_the_service_knows_can_only_take_an_offer_back(record, known, why):
+    plain = offering.offer(record, ENFORCE, AT)
+    assert plain.healthy
+    assert offering.offer(record, ENFORCE, AT, **known) == (plain if why is None else Offer(healthy=False, why=why))
+
+
+def test_an_unhealthy_device_keeps_its_own_reason():
+    plain = offering.offer(lives.QUARANTINED, ENFORCE, AT)
+    assert offering.offer(lives.QUARANTINED, ENFORCE, AT, ledger_fault=True, withheld=True, blocked="x") == plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.core import decide, upkeep, verdict
+from scrubber.core import acquire, upkeep, verdict
 from scrubber.core import events as ev
 from scrubber.core.answers import Wait
 from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, Path, Quarantine, Record, Step, Trigger, Vitals
@@ -66,6 +66,6 @@ def test_who_cannot_be_ended_is_waited_for_unless_somebody_says_that_it_was_long
 def test_who_asks_for_a_device_in_the_reset_of_a_test_hears_that_it_is_scrubbed():
     begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
     resetting = live(begun, ev.StepStarted("job-1", Step.RESET, Path.SLOW))
-    asked = decide.acquire(resetting, facts(), ENFORCE, NOW)
+    asked = acquire.decide(resetting, facts(), ENFORCE, NOW)
     assert isinstance(asked, Wait)
     assert asked.reason is Reason.SCRUBBING

@@ -7,7 +7,7 @@ import pytest
 from policies.health import Periodic
 from policies.model import Paths, Route
 from policies.xids import Action, asked
-from scrubber.core import decide, grounds, offering, remedy, starting, upkeep
+from scrubber.core import acquire, burn_in, offering, presence, remedy, siblings, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import CancelJob, Note, Probe, Proceed, Refuse, Wait
 from scrubber.core.model import Ailment, AilmentKind, Mismatch, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
@@ -107,7 +107,7 @@ SUCCESSORS = rows(
 
 @pytest.mark.parametrize(("record", "others", "wanted"), SUCCESSORS)
 def test_a_gpu_that_was_pulled_has_the_one_in_its_slot_for_a_successor(record, others, wanted):
-    assert grounds.successor(record, [record, *others]) == wanted
+    assert presence.successor(record, [record, *others]) == wanted
 
 
 def test_a_gpu_that_was_pulled_is_remembered_as_such_and_comes_back_by_evidence_if_it_is_put_back():
@@ -167,7 +167,7 @@ def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
     assert (after.ailment.kind, after.next_probe) == (AilmentKind.XID, None)
 
 
-@pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in grounds.GONE])
+@pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
 def test_a_device_that_is_lost_while_it_is_out_is_told_so_whatever_it_was_out_for(kind):
     record = out(kind)
     found = tend(record, Vitals(lost=True))
@@ -197,12 +197,12 @@ def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out
     assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
 
 
-@pytest.mark.parametrize("kind", sorted(grounds.GONE, key=str))
+@pytest.mark.parametrize("kind", sorted(presence.GONE, key=str))
 def test_nobody_is_on_what_is_not_there(kind):
     gone = replace(there("GPU-1", record=out(kind)))
     gone = replace(gone, device=replace(gone.device, reset_domain="d"))
     here = there("GPU-2", reset_domain="d")
-    assert grounds.siblings(here, [gone, here]) == []
+    assert siblings.siblings(here, [gone, here]) == []
 
 
 STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)})
@@ -293,13 +293,13 @@ def burning(step=None):
 def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
     for step in (None, Step.EVICT, Step.CLEAR, Step.SELFTEST):
         record = burning(step)
-        assert decide.acquire(record, facts(), ENFORCE, LATE) == CancelJob()
-        assert starting.start(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
-        assert offering.advertise(record, ENFORCE, LATE).healthy
+        assert acquire.decide(record, facts(), ENFORCE, LATE) == CancelJob()
+        assert start.decide(record, facts(), ENFORCE, "pod-a", LATE) == CancelJob()
+        assert offering.offer(record, ENFORCE, LATE).healthy
     resetting = burning(Step.RESET)
-    assert isinstance(decide.acquire(resetting, facts(), ENFORCE, LATE), Wait)
-    assert isinstance(starting.start(resetting, facts(), ENFORCE, "pod-a", LATE), Refuse)
-    assert not offering.advertise(resetting, ENFORCE, LATE).healthy
+    assert isinstance(acquire.decide(resetting, facts(), ENFORCE, LATE), Wait)
+    assert isinstance(start.decide(resetting, facts(), ENFORCE, "pod-a", LATE), Refuse)
+    assert not offering.offer(resetting, ENFORCE, LATE).healthy
 
 
 def test_a_device_that_falls_sick_while_it_is_tested_and_offered_is_cut_off_at_once():
@@ -312,7 +312,7 @@ HOURLY = ENFORCE.model_copy(update={"periodic": Periodic.model_validate({"every"
 
 
 def due(record, at, policy=HOURLY):
-    return grounds.burn_in_due(record, [record], policy, at)
+    return burn_in.is_due(record, [record], policy, at)
 
 
 def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_was_put_back_tells_nothing():
@@ -333,7 +333,7 @@ def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_wa
 def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_proven():
     record = live(out(AilmentKind.ECC), ev.Reinstated("ann"))
     record = live(record, ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE)))
-    assert not offering.advertise(record, ENFORCE, lives.NOW).healthy
+    assert not offering.offer(record, ENFORCE, lives.NOW).healthy
 
 
 def test_what_was_reported_before_a_device_was_first_seen_is_no_verdict_and_owes_it_the_slow_path():

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths, Route
-from scrubber.core import answers, device_status, grounds, offering, remedy, states, upkeep
+from scrubber.core import answers, device_status, offering, presence, remedy, siblings, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
 from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, Vitals
@@ -58,7 +58,7 @@ PARENTS = rows(
 
 @pytest.mark.parametrize(("told", "parent", "found"), PARENTS)
 def test_a_slice_was_laid_out_anew_only_where_its_gpu_is_there_and_answers(told, parent, found):
-    assert grounds.relaid(told, parent) == found
+    assert presence.slice_vitals(told, parent) == found
 
 
 @pytest.mark.parametrize("record", FREE)
@@ -66,7 +66,7 @@ def test_a_slice_was_laid_out_anew_only_where_its_gpu_is_there_and_answers(told,
 def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
     out = after(record if whole else slice_of(record), RELAID)
     assert (out.state, reason(out)) == (State.QUARANTINED, AilmentKind.RELAID)
-    assert not offering.advertise(out, ENFORCE, LATE).healthy
+    assert not offering.offer(out, ENFORCE, LATE).healthy
     assert tend(out, RELAID, later(900_000)) == Proceed(), "told once, and never tried"
     assert device_status.advice(out)[0].startswith("nothing: ")
 
@@ -126,7 +126,7 @@ COMEBACKS = rows(
 def test_one_that_returns_is_dirty_and_proven_like_one_that_was_never_seen(policy, path):
     out = gone()
     assert out.receipt is None
-    assert not offering.advertise(out, policy, later(20_000)).healthy
+    assert not offering.offer(out, policy, later(20_000)).healthy
     assert tend(out, lives.WELL, later(20_000), policy) == Probe(path)
 
 
@@ -145,7 +145,7 @@ def test_nobody_is_on_what_is_not_there_so_it_keeps_no_neighbour_from_a_reset():
     here = replace(lives.CLEAN, device=replace(lives.DEVICE, uuid="MIG-2", reset_domain="d"))
     left = gone()
     left = replace(left, device=replace(left.device, uuid="MIG-1", reset_domain="d"))
-    assert grounds.siblings(here, [left, here]) == []
+    assert siblings.siblings(here, [left, here]) == []
 
 
 def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_returns():

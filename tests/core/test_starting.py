@@ -10,7 +10,7 @@ import pytest
 
 from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
-from scrubber.core import remedy, starting
+from scrubber.core import remedy, start
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
 from scrubber.core.model import Ailment, AilmentKind, Owner, Path, Trigger
 from scrubber.ground.errors import Reason
@@ -113,7 +113,7 @@ START = rows(
 
 @pytest.mark.parametrize(("record", "seen", "policy", "answer"), START)
 def test_start(record, seen, policy, answer):
-    assert starting.start(record, seen, policy, A, later(1)) == answer
+    assert start.decide(record, seen, policy, A, later(1)) == answer
 
 
 HERE = facts(alive=True)  # something of the pod runs, and nobody is on the device
@@ -122,8 +122,8 @@ PER_POD, PER_CONTAINER, CACHED = (
     ENFORCE.model_copy(update={"model": word})
     for word in (Starts.PER_POD, Starts.PER_CONTAINER, Starts.PER_CONTAINER_CACHED)
 )
-LEFT = Note(ev.Released(starting.LEFT_BEHIND))
-EACH = Note(ev.Released(starting.EACH_CONTAINER))
+LEFT = Note(ev.Released(start.LEFT_BEHIND))
+EACH = Note(ev.Released(start.EACH_CONTAINER))
 HOT_IN_USE = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
 # What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
 MODELS = rows(
@@ -143,7 +143,7 @@ MODELS = rows(
     ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
     ("somebody else's container has appeared", lives.IN_USE, facts((OF_B,), alive=True), (CROWD,) * 3),
     ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
-     (Note(ev.Released(starting.CROWDED)),) * 3),
+     (Note(ev.Released(start.CROWDED)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
     ("nobody can look", lives.IN_USE, facts(None),
      (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that nobody uses it"),) * 3),
@@ -154,19 +154,19 @@ MODELS = rows(
 def test_a_restart_on_a_sick_device_is_refused_where_its_results_are_in_doubt_unless_policy_allows_it(kind):
     record = live(lives.IN_USE, ev.AilmentFound(Ailment(kind, "so it is")))
     allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
-    answered = [starting.start(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
+    answered = [start.decide(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
     assert answered == [SICK if remedy.REMEDIES[kind].doubtful else Proceed(), Proceed()]
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)
 def test_the_three_models_differ_where_the_proposal_says_and_nowhere_else(record, seen, wanted):
-    found = tuple(starting.start(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
+    found = tuple(start.decide(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
     assert found == wanted
 
 
 def test_processes_that_policy_does_not_let_us_end_hold_up_a_restart():
     policy = CACHED.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
-    assert starting.start(lives.IN_USE, facts((LEFTOVER,)), policy, A, later(1)) == BUSY
+    assert start.decide(lives.IN_USE, facts((LEFTOVER,)), policy, A, later(1)) == BUSY
 
 
 CLAIMS = rows(
@@ -180,5 +180,5 @@ CLAIMS = rows(
 
 @pytest.mark.parametrize(("owners", "wanted"), CLAIMS)
 def test_whose_devices_these_are(owners, wanted):
-    found = starting.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
+    found = start.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
     assert (found.reason if isinstance(found, Refuse) else found) == wanted

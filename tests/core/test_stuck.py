@@ -9,7 +9,7 @@ import pytest
 
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
-from scrubber.core import grounds, remedy, upkeep, verdict
+from scrubber.core import pauses, remedy, upkeep, verdict
 from scrubber.core.answers import Blocked, Note, Probe, Proceed
 from scrubber.core.model import (
     Ailment,
@@ -86,17 +86,17 @@ def test_each_one_is_waited_for_anew(stuck, since):
 )
 def test_it_is_given_up_when_policy_says_so(policy, seconds, given_up):
     record = trial(STUCK, before=failed(trial(STUCK), NOW))
-    assert grounds.given_up(record, policy, later(seconds)) is given_up
+    assert pauses.given_up(record, policy, later(seconds)) is given_up
 
 
 def test_who_is_seen_for_the_first_time_is_given_up_at_once_only_where_there_is_no_time_to_wait():
-    assert not grounds.given_up(trial(STUCK), ENFORCE, later(1e6))
-    assert grounds.given_up(trial(STUCK), patient("0s"), NOW)
+    assert not pauses.given_up(trial(STUCK), ENFORCE, later(1e6))
+    assert pauses.given_up(trial(STUCK), patient("0s"), NOW)
 
 
 @pytest.mark.parametrize("stuck", [(), (OTHER,)], ids=["nobody was told to end", "another one was"])
 def test_who_is_waited_for_is_never_given_up(stuck):
-    assert not grounds.given_up(trial(*stuck, before=failed(trial(STUCK), NOW)), ENFORCE, later(1e6))
+    assert not pauses.given_up(trial(*stuck, before=failed(trial(STUCK), NOW)), ENFORCE, later(1e6))
 
 
 def test_the_reason_is_what_evict_says_of_the_process():

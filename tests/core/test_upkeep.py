@@ -8,7 +8,7 @@ from policies.health import Probation
 from policies.health import Quarantine as QuarantineRules
 from policies.model import Evict, Eviction
 from scrubber.core import events as ev
-from scrubber.core import grounds, upkeep
+from scrubber.core import ownership, upkeep
 from scrubber.core.answers import AskOperator, Blocked, Note, NotYet, Probe, Proceed, Scrub
 from scrubber.core.model import (
     Ailment,
@@ -298,7 +298,7 @@ def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
 def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
     nameless = replace(lives.NAMELESS, ailment=LOST)
     unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
-    late = later(1 + grounds.STARTS_WITHIN)
+    late = later(1 + ownership.STARTS_WITHIN)
     deserted = Note(ev.Released("it is sick and nobody is on it"))
     assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted

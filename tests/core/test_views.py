@@ -14,7 +14,7 @@ AT = later(10)
 
 
 def shown(record, progress=(0, 0)):
-    return device_status.device_status(record, offering.advertise(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
+    return device_status.device_status(record, offering.offer(record, ENFORCE, AT), "rule-1", ENFORCE, AT, progress)
 
 
 def test_a_clean_device_shows_its_receipt():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import decide, starting, upkeep
+from scrubber.core import acquire, release, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Admit, Note, Proceed, Refuse, Wait
 from scrubber.core.model import Facts, Owner, Record
@@ -97,8 +97,8 @@ IN_USE = rows(
 
 @pytest.mark.parametrize(("record", "seen", "reason"), IN_USE)
 def test_whoever_asks_for_it_waits_for_the_visitors_end(record: Record, seen: Facts, reason: Reason) -> None:
-    asked, given_back = decide.acquire(record, seen, ENFORCE, LATE), decide.release(record, seen, LATE)
-    begun = starting.start(record, seen, ENFORCE, A, LATE)
+    asked, given_back = acquire.decide(record, seen, ENFORCE, LATE), release.decide(record, seen, LATE)
+    begun = start.decide(record, seen, ENFORCE, A, LATE)
     assert isinstance(asked, Wait)
     assert isinstance(begun, Refuse)
     assert isinstance(given_back, Refuse)
@@ -111,9 +111,9 @@ def test_whoever_asks_does_not_wait_for_one_who_let_go_of_what_was_granted_to_so
     seen = facts(alive=alive, assigned_pods=given)
     again = "it was asked for again and its last user is gone"
     another = "another owner is about to start and its last user is gone"
-    assert decide.acquire(lives.VISITED, seen, ENFORCE, LATE) == Note(ev.Released(again))
-    assert decide.release(lives.VISITED, seen, LATE) == Note(ev.Released("it was given back"))
-    assert starting.start(lives.VISITED, seen, ENFORCE, A, LATE) == Note(ev.Released(another))
+    assert acquire.decide(lives.VISITED, seen, ENFORCE, LATE) == Note(ev.Released(again))
+    assert release.decide(lives.VISITED, seen, LATE) == Note(ev.Released("it was given back"))
+    assert start.decide(lives.VISITED, seen, ENFORCE, A, LATE) == Note(ev.Released(another))
 
 
 START = rows(
@@ -125,4 +125,4 @@ START = rows(
 
 @pytest.mark.parametrize(("seen", "owner"), START)
 def test_a_visitor_that_is_let_start_is_none_any_more(seen: Facts, owner: Owner) -> None:
-    assert starting.start(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.PutInUse(owner))
+    assert start.decide(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.PutInUse(owner))

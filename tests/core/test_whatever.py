@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import answers, decide, grounds, offering, starting, states, upkeep
+from scrubber.core import acquire, answers, fence, leftover, offering, pauses, proof, release, start, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
 from tests.core import lives
@@ -38,10 +38,10 @@ ENOUGH = 5  # notes that one question may lead to
 def everything_asked(record, seen, policy, now, chance=0.0):
     """The answers to all questions about a device, by question."""
     return {
-        "acquire": decide.acquire(record, seen, policy, now),
-        "start": starting.start(record, seen, policy, A, now),
+        "acquire": acquire.decide(record, seen, policy, now),
+        "start": start.decide(record, seen, policy, A, now),
         "tend": upkeep.tend(record, seen, policy, now, chance),
-        "release": decide.release(record, seen, now),
+        "release": release.decide(record, seen, now),
     }
 
 
@@ -91,7 +91,7 @@ def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, po
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
         assert not isinstance(answer, answers.Note) or not isinstance(answer.event, ev.Released)
-    assert not any(grounds.terminable(holder, record, policy) for holder in seen.holders if holder.container)
+    assert not any(leftover.terminable(holder, record, policy) for holder in seen.holders if holder.container)
 
 
 @given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)
@@ -135,7 +135,7 @@ def test_a_sentence_for_tenants_names_no_process_and_no_container(record, seen, 
 @given(RECORD, SEEN, MOMENT)
 def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_out(record, seen, now):
     seen = replace(seen, incarnation=record.incarnation)
-    record, answer = settle(lambda it: decide.acquire(it, seen, OBSERVE, now), record, now)
+    record, answer = settle(lambda it: acquire.decide(it, seen, OBSERVE, now), record, now)
     if record.state is State.QUARANTINED:
         assert isinstance(answer, answers.Refuse)
     else:
@@ -146,7 +146,7 @@ def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_
 def test_i3_quarantined_and_sick_devices_are_never_advertised_nor_are_unknown_ones_but_under_observe(
     record, policy, now
 ):
-    advert = offering.advertise(record, policy, now)
+    advert = offering.offer(record, policy, now)
     assert advert.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
     if unproven or record.quarantine is not None or record.ailment is not None:
@@ -163,31 +163,31 @@ def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
 def test_whatever_is_asked_settles(record, seen, policy, now, chance):
-    settle(lambda it: decide.acquire(it, seen, policy, now), record, now)
-    settle(lambda it: starting.start(it, seen, policy, A, now), record, now)
-    settle(lambda it: decide.release(it, seen, now), record, now)
+    settle(lambda it: acquire.decide(it, seen, policy, now), record, now)
+    settle(lambda it: start.decide(it, seen, policy, A, now), record, now)
+    settle(lambda it: release.decide(it, seen, now), record, now)
     settle(lambda it: upkeep.tend(it, seen, policy, now, chance), record, now)
 
 
 @given(st.sampled_from(GRANTED), lives.sights(st.just(())), MOMENT)
 def test_i1_where_policy_enforces_nothing_starts_on_a_grant_without_a_standing_proof(record, seen, now):
-    answer = starting.start(record, seen, ENFORCE, A, now)
+    answer = start.decide(record, seen, ENFORCE, A, now)
     if isinstance(answer, answers.Admit):
-        assert grounds.proof_stands(record.receipt, seen, ENFORCE, now)
+        assert proof.is_valid(record.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, MOMENT)
 def test_i1_where_policy_enforces_whatever_goes_out_has_a_standing_proof_and_no_user(record, seen, now):
-    if decide.acquire(record, seen, ENFORCE, now) == answers.HandOut():
+    if acquire.decide(record, seen, ENFORCE, now) == answers.HandOut():
         assert seen.holders == ()
         assert record.ailment is None
         assert seen.incarnation == record.incarnation == record.receipt.incarnation
-        assert grounds.proof_stands(record.receipt, seen, ENFORCE, now)
+        assert proof.is_valid(record.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, st.sampled_from(Step))
 def test_i2_a_step_goes_on_only_where_its_own_job_is_alone(record, seen, step):
-    if decide.fence(record, "job-1", step, seen) is None:
+    if fence.check(record, "job-1", step, seen) is None:
         assert record.job.id == "job-1"
         assert seen.holders is not None
         assert not any(holder.container for holder in seen.holders)
@@ -283,4 +283,4 @@ def test_no_device_is_kept_waiting_by_the_clock_of_another_boot(name, incarnatio
     if name not in STUCK_BY_INTENT and record.quarantine is None:
         assert isinstance(answer, answers.Scrub)
     elif name not in STUCK_BY_INTENT:
-        assert record.quarantine.next_probe <= early.uptime + grounds.CUT_LONGEST
+        assert record.quarantine.next_probe <= early.uptime + pauses.INTERRUPTED_LONGEST

@@ -16,7 +16,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core import event_text, grounds
+from scrubber.core import event_text, ownership
 from scrubber.core import events as ev
 from scrubber.ground import log, process_names
 from tests.core import lives
@@ -140,7 +140,7 @@ NAME = st.text(max_size=20) | st.sampled_from(['" (pid 1, x)', '"', " in no cont
 def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, before: str, after: str) -> None:
     one, two = (replace(lives.FOREIGN, command=f"secret{it}secret") for it in (command, other))
     for told in (
-        grounds.holder_names((one, two)),
+        ownership.holder_names((one, two)),
         f"pid 3 ({process_names.quoted(one.command)} in no container, state S)",
     ):
         shown = process_names.unnamed(f"{before}{told}{after}")

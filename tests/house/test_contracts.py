@@ -41,7 +41,7 @@ CUDA, NO_NVML = "CUDA's room is entered", "CUDA's room knows no NVML"
 STEPS, LOOKS, DRIVER = "steps do not know each other", "looks never act", "the plugin never loads a driver library"
 
 PLANTED = [
-    ("scrubber/core/decide.py", "import time", PURE),
+    ("scrubber/core/acquire.py", "import time", PURE),
     ("scrubber/core/states.py", "import structlog", PURE),
     ("scrubber/core/verdict.py", "import random", PURE),
     ("scrubber/core/event_text.py", "import asyncio", PURE),
@@ -49,7 +49,7 @@ PLANTED = [
     ("scrubber/ground/errors.py", "import grpc", PURE),  # core sees it through errors
     ("policies/match.py", "import pathlib", PURE),
     ("policies/units.py", "import os", PURE),  # the model sees it through units
-    ("scrubber/core/decide.py", "from scrubber.ledger import ledger", FLOORS),
+    ("scrubber/core/acquire.py", "from scrubber.ledger import ledger", FLOORS),
     ("scrubber/jobs/engine.py", "from scrubber import service", FLOORS),
     ("scrubber/observe/observer.py", "from scrubber import jobs", FLOORS),
     ("scrubber/ground/log.py", "from scrubber.core import model", FLOORS),
@@ -76,7 +76,7 @@ PLANTED = [
     ("scrubber/devices/nvidia/backend.py", "from scrubber.devices.nvidia import gpu", HANDS),
     ("scrubber/cuda/device.py", "import cupy", CUPY),
     ("scrubber/cuda/memory.py", "import numpy", CUPY),
-    ("plugin/__init__.py", "from scrubber.core import decide", DOOR),
+    ("plugin/__init__.py", "from scrubber.core import acquire", DOOR),
     ("dashboards/__init__.py", "from scrubber import service", DOOR),
     ("dashboards/query.py", "from scrubber.core import states", DOOR),
     ("dashboards/node.py", "from plugin import gate", FIGURES),
@@ -175,7 +175,7 @@ def test_a_line_in_a_file_is_seen(tmp_path):
     for room in ("scrubber", "plugin", "policies", "dashboards"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__", "kernels"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    with (tmp_path / "scrubber/core/decide.py").open("a") as source:
+    with (tmp_path / "scrubber/core/acquire.py").open("a") as source:
         source.write("import time\n")
     command = [LINT_IMPORTS, "--no-cache", "--no-logo"]
     said = subprocess.run(

@@ -25,7 +25,10 @@ from scrubber.core import model as words
 from scrubber.ground import errors
 
 ROOT = Path(__file__).parents[2]
-MUTATED = ("states", "decide", "starting", "grounds", "leftover", "upkeep", "offering", "verdict")
+MUTATED = (
+    "states", "acquire", "start", "release", "fence", "ownership", "proof", "pauses", "siblings", "presence", "burn_in",
+    "leftover", "upkeep", "offering", "verdict",
+)  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 IN_GATE = 8
 LONG = 100  # seconds that nobody's tests take
@@ -83,7 +86,7 @@ class Mutant:
 
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 LEFTOVER = "scrubber/core/leftover.py"
-DECIDE = "scrubber/core/decide.py"
+ACQUIRE = "scrubber/core/acquire.py"
 ROSTER = "tests/steps/test_roster.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN"),
@@ -102,7 +105,7 @@ PLANTED = [
     Mutant(VERDICT, "or findings.units_faulty", "or not findings"),
     Mutant(VERDICT, "if findings.deviating else None", "if findings.deviating and not findings.tests else None"),
     Mutant(VERDICT, "if explained <= rest and", "if"),
-    Mutant(DECIDE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:"),
+    Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:"),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else wanted", "if wanted else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),
@@ -119,7 +122,7 @@ PLANTED = [
 
 # Mutants that nobody could tell from the original, each with the reason. Where a test could, write the test instead.
 EQUIVALENT: dict[str, str] = {
-    "offering advertise: State.QUARANTINED => State.IN_USE": "its quarantine is answered above it",
+    "offering _by_record: State.QUARANTINED => State.IN_USE": "its quarantine is answered above it",
 }
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from scrubber.core import events as ev
-from scrubber.core import grounds
+from scrubber.core import ownership
 from scrubber.core.model import State
 from scrubber.node import checkpoint
 from tests.service.asking import healthy, rows, scrubs, written_down
@@ -27,7 +27,7 @@ async def test_a_pod_that_never_came_and_has_lost_the_device_by_the_checkpoint_i
     device = world.uuids[0]
     await never_comes(world, device)
     written_down(world, other=[world.uuids[1]])
-    await asyncio.sleep(grounds.STARTS_WITHIN - 1)
+    await asyncio.sleep(ownership.STARTS_WITHIN - 1)
     assert world.state(device) is State.IN_USE, "its container may come any moment"
     await asyncio.sleep(5)
     assert world.state(device) is State.CLEAN

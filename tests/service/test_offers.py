@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from scrubber.core import grounds
+from scrubber.core import ownership, pauses
 from scrubber.core.model import Facts, State
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
 from scrubber.service.handover import WITHHELD
@@ -55,7 +55,7 @@ async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(worl
     began = world.loop.time()
     assert not healthy(world, device)
     await world.clean(device)
-    assert world.loop.time() - began <= grounds.STARTS_WITHIN + 5
+    assert world.loop.time() - began <= ownership.STARTS_WITHIN + 5
     assert healthy(world, device)
 
 
@@ -174,8 +174,6 @@ async def test_a_hand_over_that_is_known_to_take_longer_is_told_once_and_once_th
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await hand_over(world, device, "pod", "next")  # from now on it is known
-    assert (
-        grounds.quick(world.record(device), world.active_policy.device_policy(world.record(device).device).policy)
-        is False
-    )
+    record = world.record(device)
+    assert not pauses.fits_allocate_budget(record, world.active_policy.device_policy(record.device).policy)
     assert await hand_over(world, device, "next", "last") == [True, False, True]

@@ -8,7 +8,7 @@ from plugin.cluster import judging
 from plugin.cluster.judging import Code, Condition, ConditionStatus, Outlook, Verdict
 from plugin.devices import GONE, Device
 from plugin.devices import LEFT as TAKEN_AWAY
-from scrubber.core import grounds
+from scrubber.core import presence
 
 LATER = judging.NOT_READY_AFTER
 
@@ -130,7 +130,7 @@ def test_what_was_replaced_is_told_by_an_event_and_in_the_message_by_its_uuid():
 
 
 def test_the_words_for_what_has_left_are_those_of_the_service():
-    assert {ailment.value for ailment in grounds.LEFT} == TAKEN_AWAY
+    assert {ailment.value for ailment in presence.TAKEN_AWAY} == TAKEN_AWAY
 
 
 def test_what_an_operator_laid_out_anew_counts_neither_for_the_condition_nor_for_the_taint():

@@ -1,0 +1,139 @@
+"""The first gate: may this device go to a new tenant?
+
+A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second gate, and the same
+rules hold there.
+
+Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a deed.
+Rule 2: a process of a live container is never touched. ``leftover.terminable`` says which processes may be ended.
+Rule 3: the answer ``Note`` means: record this event, observe again, ask again.
+"""
+
+from __future__ import annotations
+
+from policies.model import Gate, Mode, Policy
+from scrubber.core import answers, burn_in, leftover, ownership, proof, refusals
+from scrubber.core import events as ev
+from scrubber.core.ailments import diagnose
+from scrubber.core.model import Facts, Moment, Record, State, Trigger
+from scrubber.core.refusals import Deed
+from scrubber.core.release import still_in_use
+from scrubber.ground.errors import Reason
+
+
+def decide(
+    record: Record,
+    facts: Facts,
+    policy: Policy,
+    now: Moment,
+    *,
+    announced: bool = False,
+    fresh: bool = False,
+    deed: Deed = Deed.HAND_OUT,
+) -> answers.AcquireAnswer:
+    """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
+
+    ``fresh``: the question does not show that the last tenant has ended, so a granted device is refused, whatever else
+    could make a yes of it. Only a grant from before a reboot does not count.
+    """
+    stale = proof.ended_by_restart(record, facts)
+    if stale is not None:
+        return answers.Note(stale)
+    if fresh and record.state in (State.GRANTED, State.IN_USE):
+        why = f"it is {record.state.value}; once its job has ended, `autoclave release` it"
+        return answers.Refuse(Reason.IN_USE, refusals.sentence(deed, record, why))
+    answer = _enforced(record, facts, policy, now, deed)
+    if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
+        return under_way(deed, record)  # also when it is sick: no device goes out before its job ends
+    if policy.mode is Mode.OBSERVE and facts.domain_resetting and isinstance(answer, (answers.Wait, answers.Refuse)):
+        return answer  # policy observe lets no container start during a reset either
+    if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
+        return _observed(answer)
+    if policy.gate is Gate.PRESTART and announced:
+        return _deferred(answer)
+    return answer
+
+
+def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
+    """The answer under policy ``observe``: yes, with the reason for the no."""
+    match answer:
+        case answers.Wait(_, message) | answers.Refuse(_, message):
+            return answers.HandOut(unproven=message)
+        case answers.Scrub(path, trigger):
+            return answers.HandOut(unproven=f"not scrubbed: would have taken the {path.value} path ({trigger.value})")
+        case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.Note():
+            return answer
+
+
+def _deferred(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
+    """The answer under policy ``gate: prestart``: any wait is left to the start."""
+    match answer:
+        case answers.Scrub():
+            return answers.Defer(answer)
+        case answers.Wait() | answers.Join():
+            return answers.Defer()
+        case answers.HandOut() | answers.Defer() | answers.CancelJob() | answers.Refuse() | answers.Note():
+            return answer
+
+
+def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, deed: Deed) -> answers.AcquireAnswer:
+    if record.ailment is not None or (facts.vitals and diagnose(facts.vitals, record.baseline, policy)):
+        return answers.Refuse(Reason.SICK, refusals.sentence(deed, record, "it is unhealthy"))
+    if record.state is State.QUARANTINED:
+        return answers.Refuse(Reason.QUARANTINED, refusals.sentence(deed, record, "it is quarantined"))
+    if record.state is State.SCRUBBING:
+        return under_way(deed, record)
+    if facts.domain_resetting:
+        return answers.Wait(Reason.NOT_READY, refusals.sentence(deed, record, "it is being reset"))
+    match record.state:
+        case State.CLEAN:
+            return _from_clean(record, facts, policy, now, deed)
+        case State.GRANTED if _reusable(record, facts, policy, now):
+            return answers.HandOut()
+        case State.GRANTED | State.IN_USE:
+            return _from_tenancy(record, facts, now, deed)
+        case State.DIRTY | State.UNKNOWN:
+            return _from_dirty(record, facts, policy, deed)
+
+
+def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
+    """Whether a grant can be given again without a scrub: announced, never started on, in the same kubelet life."""
+    grant = record.grant
+    if grant is None or record.owner is not None or not proof.is_valid(record.receipt, facts, policy, now):
+        return False
+    return grant.announced and grant.epoch == facts.epoch and facts.holders == () and not proof.leaked_bytes(facts)
+
+
+def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, deed: Deed) -> answers.AcquireAnswer:
+    if facts.holders is None:
+        return refusals.unproven(deed, record)
+    soiled = proof.ended_by_use(facts)
+    if soiled is not None:
+        return answers.Note(soiled)
+    if not proof.is_valid(record.receipt, facts, policy, now):
+        return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
+    return answers.HandOut()
+
+
+def _from_tenancy(record: Record, facts: Facts, now: Moment, deed: Deed) -> answers.Wait | answers.Note:
+    seen = ownership.unannounced_use(record, facts, now) or ownership.first_seen(record, facts)
+    if seen is not None:
+        return answers.Note(seen)
+    gone = answers.Note(ev.Released("it was asked for again and its last user is gone"))
+    return still_in_use(deed, record, facts, now) or gone
+
+
+def _from_dirty(record: Record, facts: Facts, policy: Policy, deed: Deed) -> answers.Scrub | answers.Wait:
+    """Start a scrub, unless a holder must not be disturbed."""
+    if facts.holders is None:
+        return refusals.unproven(deed, record)
+    if not leftover.all_terminable(record, facts, policy):
+        return refusals.busy(deed, record)
+    return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)
+
+
+def under_way(deed: Deed, record: Record) -> answers.Join | answers.CancelJob | answers.Wait:
+    """The device has a job: wait for it, or cancel it where it only tests an idle device. A reset is not cancelled."""
+    job = record.job
+    if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
+        return answers.Join()
+    return answers.CancelJob() if burn_in.gives_way(record) else refusals.being_reset(deed, record)

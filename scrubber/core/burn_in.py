@@ -1,0 +1,51 @@
+"""The test of an idle device: when it is due, and when it gives way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+
+from policies.model import Mode, Policy
+from scrubber.core import proof
+from scrubber.core.model import Moment, Path, Record, State, Step, Trigger
+from scrubber.core.siblings import siblings
+
+SPREAD = 0.25  # of the pause between two tests: the pauses of two devices may differ by so much
+
+
+def is_due(record: Record, records: Collection[Record], policy: Policy, now: Moment) -> bool:
+    """Whether to test an idle device. Each has a pause of its own length, so that no fleet tests in step."""
+    rules = policy.periodic
+    if not rules.every or policy.mode is Mode.OBSERVE or record.state is not State.CLEAN:
+        return False
+    if spare_devices(record, records) < rules.keep_free or proof.next_path(record, policy) is Path.SLOW:
+        return False  # where the policy wants the slow path for each tenant, every tenant's end is a test
+    # A time in the future is from before the clock was set back: it says nothing.
+    known = [wall for wall in (record.tested, record.burn_in_begun) if wall is not None and wall <= now.wall]
+    last = max(known, default=record.since.wall)
+    own = int(hashlib.sha256(record.device.uuid.encode()).hexdigest()[:4], 16) / 2**16
+    return not 0 <= now.wall - last < rules.every * (1 + SPREAD * own)
+
+
+def spare_devices(record: Record, records: Collection[Record]) -> int:
+    """How many other devices stay clean and usable while this one is tested together with its reset domain.
+
+    Negative while another device is tested, or where a sibling is not idle.
+    """
+    near = {it.device.uuid: it for it in siblings(record, records)}
+    tested = any(it.job is not None and it.job.trigger is Trigger.BURN_IN for it in records)
+    if tested or any(it.state is not State.CLEAN for it in near.values()):
+        return -1
+    return sum(
+        it.state is State.CLEAN and it.device.resource == record.device.resource
+        for it in records
+        if it.device.uuid not in {record.device.uuid, *near}
+    )
+
+
+def gives_way(record: Record) -> bool:
+    """Whether the device's job is a test that ends when a pod needs the device. A reset is never cancelled."""
+    job = record.job
+    if job is None or record.quarantine is not None or job.step is Step.RESET:
+        return False
+    return job.trigger is Trigger.BURN_IN

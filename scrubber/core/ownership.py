@@ -1,0 +1,95 @@
+"""Who uses a device, and to which pod it was given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core import events as ev
+from scrubber.core import names
+from scrubber.core.model import Facts, Holder, Moment, Owner, Record
+from scrubber.ground import process_names
+
+STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
+
+
+def live_container(holders: tuple[Holder, ...]) -> str | None:
+    """The live container among these holders, if there is one."""
+    return next((holder.container for holder in holders if holder.container is not None), None)
+
+
+def all_holders_hang(facts: Facts) -> bool:
+    """Whether there are holders and all of them hang in the kernel (state D), where no signal reaches them."""
+    return bool(facts.holders) and all(holder.state == "D" for holder in facts.holders or ())
+
+
+def about_to_start(owner: Owner | None, now: Moment) -> bool:
+    """Whether the owner's container was admitted and may still appear: it was not seen yet."""
+    return owner is not None and not owner.seen and now.uptime - owner.since.uptime < STARTS_WITHIN
+
+
+def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:
+    """The owner runs for the first time. From now on its absence means that it has ended."""
+    if record.owner is None or record.owner.seen or facts.owner_alive is not True:
+        return None
+    return ev.PutInUse(replace(record.owner, seen=True))
+
+
+def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
+    """A holder on a device on which no start was admitted, or the first name for such a holder.
+
+    Record it at once: an unannounced pod that has left before the next observation would be forgotten.
+    """
+    owner, container = record.owner, live_container(facts.holders or ())
+    if not facts.holders or (owner is not None and (owner.container is not None or container is None)):
+        return None
+    return ev.PutInUse(Owner(container, now, seen=container is not None, unannounced=True))
+
+
+def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
+    """Whether an unannounced pod, such as a monitor, has let go of a device that was granted to another pod.
+
+    The grant must be proven, announced and of this life of the kubelet. Then no container starts on it without asking,
+    and no holder was on it when it was granted. An unannounced pod of any other grant may be the owner: it keeps the
+    device while it lives. So does a container that is in no pod, which the kubelet does not know.
+    """
+    grant, owner, assigned = record.grant, record.owner, facts.assigned_pods
+    if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():
+        return False
+    proven = grant.announced and grant.receipt is not None and grant.epoch == facts.epoch
+    return proven and names.is_pod(owner.container) and assigned is not None and owner.container not in assigned
+
+
+def needs_checkpoint(owner: Owner | None, facts: Facts) -> bool:
+    """Whether only the kubelet's checkpoint can show that the recorded owner no longer owns the device."""
+    if owner is None or owner.container is None:
+        return False
+    return owner.unannounced or not owner.seen or all_holders_hang(facts)
+
+
+def confirmed_by_checkpoint(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
+    """The kubelet has given the device to an unannounced pod: that pod is the owner, also while it does not use it.
+
+    Record it at once: the kubelet forgets a pod that was deleted by force and still runs.
+    """
+    owner, assigned = record.owner, facts.assigned_pods or frozenset()
+    if owner is None or not owner.unannounced or owner.container is None:
+        return None
+    if owner.container in assigned:
+        return ev.PutInUse(replace(owner, unannounced=False))
+    here = sorted(holder.container for holder in facts.holders or () if holder.container in assigned)
+    return ev.PutInUse(Owner(here[0], now, seen=True, crowded=True)) if here else None
+
+
+def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
+    """Another pod's container uses the owner's device: what it leaves there must not outlive it unnoticed."""
+    owner = record.owner
+    if owner is None or owner.container is None or owner.crowded:
+        return None
+    if all(holder.container in (owner.container, None) for holder in facts.holders or ()):
+        return None
+    return ev.PutInUse(replace(owner, crowded=True))
+
+
+def holder_names(holders: tuple[Holder, ...]) -> str:
+    """The holders as operators read them."""
+    return ", ".join(process_names.process(it.command, it.pid, it.container or "no container") for it in holders)

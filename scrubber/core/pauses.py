@@ -1,0 +1,46 @@
+"""How long to wait: for a scrub, before the next try, and for a process that does not end."""
+
+from __future__ import annotations
+
+from policies.model import Policy
+from scrubber.core.model import Moment, Quarantine, Record, Setback
+
+INTERRUPTED_FIRST = 60.0  # seconds until a probation that a crash or a reboot interrupted is tried again ...
+INTERRUPTED_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
+
+
+def growing(first: float, factor: float, longest: float, times: int) -> float:
+    """A pause that grew so many times."""
+    pause = first
+    for _ in range(times):  # step by step: a power overflows after some weeks of tries
+        pause = min(pause * factor, longest)
+    return pause
+
+
+def after_interruption(quarantine: Quarantine) -> float:
+    """How long a device rests after its probation was interrupted."""
+    return growing(INTERRUPTED_FIRST, 2, INTERRUPTED_LONGEST, quarantine.probes)
+
+
+def fits_allocate_budget(record: Record, policy: Policy) -> bool:
+    """Whether the device's fast path usually ends within the budget of Allocate. True until one was measured."""
+    times = sorted(record.fast_seconds)
+    return not times or times[len(times) // 2] <= policy.budgets.allocate
+
+
+def setback(record: Record, why: str, at: Moment) -> Setback:
+    """What the failed job of this record leaves behind, with the processes that no scrub could end."""
+    before = record.setback
+    count = before.count + 1 if before is not None else 1
+    stuck = tuple(it for result in record.job.results for it in result.findings.stuck) if record.job else ()
+    if not stuck:
+        return Setback(why, at, count)
+    known = {(it.pid, it.started) for it in before.stuck} if before is not None else set()
+    same = any((it.pid, it.started) in known for it in stuck)
+    return Setback(why, at, count, stuck, before.stuck_since if before is not None and same else at)
+
+
+def given_up(record: Record, policy: Policy, now: Moment) -> bool:
+    """Whether the job has waited for processes that do not end for as long as the policy says."""
+    since = setback(record, "", now).stuck_since
+    return since is not None and now.uptime - since.uptime >= policy.evict.give_up

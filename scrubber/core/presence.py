@@ -1,0 +1,39 @@
+"""Whether a device is still there, and what is in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from scrubber.core.model import AilmentKind, Record, Vitals
+
+TAKEN_AWAY = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # on purpose: no person waits for the device
+GONE = TAKEN_AWAY | {AilmentKind.LOST}  # the device is not there, so no process can use it
+
+
+def taken_away(record: Record) -> bool:
+    """Whether the device was taken away on purpose. Its vitals say whether it is back.
+
+    A GPU that waits for a person still waits after a new MIG layout: that is no repair.
+    """
+    out = record.quarantine
+    if out is None or out.ailment.kind not in TAKEN_AWAY:
+        return False
+    waits = out.next_probe is None and record.device.parent is None
+    return out.ailment.kind is AilmentKind.REPLACED or not waits
+
+
+def successor(record: Record, records: Iterable[Record]) -> str | None:
+    """The GPU at the PCI address of this quarantined one, if there is one. A slice has no address of its own."""
+    address, out = record.device.pci_address, record.quarantine
+    if out is None or address is None or record.device.parent is not None:
+        return None
+    there = (it for it in records if it.device.pci_address == address and it.device.parent is None)
+    return next((it.device.uuid for it in there if it.quarantine is None), None)
+
+
+def slice_vitals(vitals: Vitals, parent: Vitals | None) -> Vitals:
+    """The vitals of a slice that is lost: its GPU has another layout, if the GPU itself is there and says so."""
+    if not vitals.lost or parent is None or parent.unresponsive or parent.partial or parent.reset_required:
+        return vitals
+    return replace(vitals, relaid=parent.relaid or not parent.lost)

@@ -1,0 +1,48 @@
+"""Whether the proof that a device is clean is valid, and how thorough the next scrub must be."""
+
+from __future__ import annotations
+
+from policies.model import Policy, Route
+from scrubber.core import events as ev
+from scrubber.core.model import AilmentKind, Facts, Moment, Path, Receipt, Record, State
+
+
+def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment) -> bool:
+    """Whether a receipt still proves what the policy in force asks for."""
+    if receipt is None or receipt.policy_digest != policy.proof_digest:
+        return False
+    if receipt.patterns != policy.clear.passes.patterns:  # a receipt of an older version does not name its patterns
+        return False
+    # A proof also says that no process has used the device since. While the service was away, it could not observe.
+    if receipt.finished.uptime < facts.observed_since and not policy.proof.survives_restart:
+        return False
+    return now.uptime - receipt.finished.uptime <= policy.proof.max_age
+
+
+def leaked_bytes(facts: Facts) -> int:
+    """Bytes of memory that are in use and belong to no visible process."""
+    return 0 if facts.vitals is None else facts.vitals.leaked_bytes
+
+
+def ended_by_use(facts: Facts) -> ev.Soiled | None:
+    """What ends the proof of a clean device: a holder, or memory that no visible process holds."""
+    if facts.holders:
+        return ev.Soiled("it was used without a grant", facts.holders)
+    leaked = leaked_bytes(facts)
+    return ev.Soiled(f"{leaked} bytes are held by no visible process") if leaked else None
+
+
+def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:
+    """What ends the proof of any device: a reboot of the node, or another instance of the driver."""
+    if record.incarnation == facts.incarnation or record.state is State.SCRUBBING:
+        return None
+    rebooted = record.incarnation.boot_id != facts.incarnation.boot_id
+    return ev.Distrusted("the node was rebooted" if rebooted else "the driver was loaded anew", facts.incarnation)
+
+
+def next_path(record: Record, policy: Policy) -> Path:
+    """Which path the device's next scrub takes."""
+    relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
+    # The policy for a first observation applies: what has happened to the memory since is not known.
+    route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
+    return Path.SLOW if route is Route.SLOW or record.due_path is Path.SLOW else Path.FAST

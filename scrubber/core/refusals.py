@@ -1,0 +1,42 @@
+"""Why a device cannot be had just now, in one sentence for tenants."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from scrubber.core import answers
+from scrubber.core.model import Record
+from scrubber.ground.errors import Reason
+
+
+class Deed(Enum):
+    """What cannot be done with the device."""
+
+    HAND_OUT = "hand out"
+    START_ON = "start on"
+    TAKE_BACK = "take back"
+
+
+def sentence(deed: Deed, record: Record, why: str) -> str:
+    """What cannot be done, with which device, and why."""
+    return f"cannot {deed.value} {record.device.uuid}: {why}"
+
+
+def unproven(deed: Deed, record: Record) -> answers.Wait:
+    """Its holders could not be determined."""
+    return answers.Wait(Reason.NOT_PROVEN_FREE, sentence(deed, record, "it cannot be proven that nobody uses it"))
+
+
+def busy(deed: Deed, record: Record) -> answers.Wait:
+    """It has a holder that must not be disturbed, or an owner that is about to start."""
+    return answers.Wait(Reason.IN_USE, sentence(deed, record, "it is still in use"))
+
+
+def being_reset(deed: Deed, record: Record) -> answers.Wait:
+    """Its job has begun a reset, which cannot be cancelled."""
+    return answers.Wait(Reason.SCRUBBING, sentence(deed, record, "it is being reset; ask again"))
+
+
+def final(answer: answers.Wait) -> answers.Refuse:
+    """The same no, for a caller that does not wait."""
+    return answers.Refuse(answer.reason, answer.message)

@@ -1,0 +1,30 @@
+"""May a device be taken back? The caller's word that the last tenant has ended is not enough."""
+
+from __future__ import annotations
+
+from scrubber.core import answers, ownership, refusals
+from scrubber.core import events as ev
+from scrubber.core.model import Facts, Moment, Record, State
+from scrubber.core.refusals import Deed
+
+
+def decide(record: Record, facts: Facts, now: Moment) -> answers.ReleaseAnswer:
+    """Record the release, or refuse it. Proceed where the device is not granted."""
+    if record.state not in (State.GRANTED, State.IN_USE):
+        return answers.Proceed()
+    used = still_in_use(Deed.TAKE_BACK, record, facts, now)
+    return refusals.final(used) if used is not None else answers.Note(ev.Released("it was given back"))
+
+
+def still_in_use(deed: Deed, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
+    """Why a granted device is not free: it is in use, about to be, or that is not known. None where it is free."""
+    if ownership.unannounced_pod_has_left(record, facts):
+        return None
+    named = record.owner is not None and record.owner.container is not None
+    if facts.holders is None or (named and facts.owner_alive is None):
+        return refusals.unproven(deed, record)
+    if facts.owner_alive is True or ownership.live_container(facts.holders) is not None:
+        return refusals.busy(deed, record)
+    if named and ownership.about_to_start(record.owner, now):
+        return refusals.busy(deed, record)
+    return None

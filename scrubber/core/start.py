@@ -1,0 +1,187 @@
+"""The second gate: may a container start on this device? A restart of the node may have skipped the first gate.
+
+A record, fresh facts, the policy, the starting pod and the time go in; one answer comes out. The rules of ``acquire``
+hold here as well, and one more:
+
+Rule 4: whether a start is that of a new tenant is derived, never guessed. A grant without an owner is a first start,
+the same owner again is the same pod, and another owner is a new tenant whose grant was not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from policies.model import Mode, OnSick, Policy, Starts
+from scrubber.core import acquire, answers, leftover, ownership, proof, refusals, remedy
+from scrubber.core import events as ev
+from scrubber.core.model import Ailment, Facts, Moment, Owner, Record, State, Trigger
+from scrubber.core.refusals import Deed
+from scrubber.core.release import still_in_use
+from scrubber.ground.errors import Reason
+
+LEFT_BEHIND = "a container of the pod died and left processes behind"
+CROWDED = "somebody else's container was on it"
+EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
+
+
+def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
+    """The one pod that all of these devices are written down for. None, or more than one, is a no."""
+    for device, pods in owners.items():
+        if not pods:
+            why = f"cannot start on {device}: the kubelet has not written down whose it is"
+            return answers.Refuse(Reason.OWNER_UNKNOWN, why)
+        if len(pods) > 1:
+            why = f"cannot start on {device}: the kubelet has given it to more than one pod"
+            return answers.Refuse(Reason.OWNER_AMBIGUOUS, why)
+    everybody = frozenset().union(*owners.values())
+    if len(everybody) == 1:
+        return next(iter(everybody))
+    return answers.Refuse(Reason.OWNER_AMBIGUOUS, "cannot start: the devices asked for belong to different pods")
+
+
+def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+    """May a container of this pod start on it?"""
+    answer = _enforced(record, facts, policy, pod, now)
+    in_tenancy = record.state in (State.GRANTED, State.IN_USE)
+    unproven = isinstance(answer, answers.Refuse) and not facts.domain_resetting  # no container starts during a reset
+    if policy.mode is Mode.OBSERVE and in_tenancy and unproven:
+        return _same_owner(record, facts, now) if _owned_by(record, pod) else _admit(facts, pod, now)
+    return answer
+
+
+def _enforced(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+    stale = proof.ended_by_restart(record, facts)
+    if stale is not None:
+        return answers.Note(stale)
+    match record.state:
+        case State.QUARANTINED:
+            return answers.Refuse(Reason.QUARANTINED, refusals.sentence(Deed.START_ON, record, "it is quarantined"))
+        case State.SCRUBBING:
+            return _as_start(acquire.under_way(Deed.START_ON, record))
+        case State.CLEAN | State.DIRTY | State.UNKNOWN:
+            # The grant was not seen: after a reboot, while the service was away, or under ``gate: prestart``.
+            return _as_start(acquire.decide(record, facts, policy, now, deed=Deed.START_ON))
+        case State.GRANTED:
+            return _from_grant(record, facts, policy, pod, now)
+        case State.IN_USE if _owned_by(record, pod):
+            return _again(record, facts, policy, pod, now)
+        case State.IN_USE:
+            return _as_another(record, facts, pod, now)
+
+
+def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+    """The first start of a grant."""
+    # Holders before the first start: either the kubelet was restarted and they are the starting pod's, or the device
+    # was taken without a start. Record any other container at once: it may leave before the next observation.
+    unannounced = ownership.unannounced_use(record, facts, now)
+    if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
+        return answers.Note(unannounced)
+    if record.grant is not None and not record.grant.announced:
+        return _busy(record)  # it was granted to a tenant that announces no start
+    if facts.domain_resetting:
+        return answers.Refuse(Reason.NOT_READY, refusals.sentence(Deed.START_ON, record, "it is being reset"))
+    if record.ailment is not None:
+        return _sick(record)
+    if facts.holders is None:
+        return _unproven(record)
+    if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
+        return answers.Note(ev.Released("its proof ended before it was started on"))
+    if policy.model is Starts.PER_CONTAINER and _may_have_run(record, facts):
+        return _busy(record) if facts.holders else answers.Note(ev.Released(EACH_CONTAINER))
+    return _admit(facts, pod, now)
+
+
+def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+    """A restart, or another container of the same pod: policy ``model`` says what happens."""
+    if facts.holders is None:
+        return _unproven(record)
+    shared = ownership.shared_use(record, facts)
+    if shared is not None:
+        return answers.Note(shared)
+    if any(holder.container not in (pod, None) for holder in facts.holders):
+        return _busy(record)
+    if record.ailment is not None and _bars(record.ailment, policy):
+        return _sick(record)
+    crowded = record.owner is not None and record.owner.crowded
+    if policy.model is Starts.PER_POD and not crowded:
+        return _same_owner(record, facts, now)
+    siblings = any(holder.container == pod for holder in facts.holders)
+    leftovers = any(holder.container is None for holder in facts.holders)
+    if policy.model is Starts.PER_CONTAINER_CACHED and not leftovers and not crowded:
+        return _same_owner(record, facts, now)
+    if siblings or not leftover.all_terminable(record, facts, policy):
+        return _busy(record)
+    return answers.Note(ev.Released(CROWDED if crowded else LEFT_BEHIND if leftovers else EACH_CONTAINER))
+
+
+def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
+    """Yes. The start of an unannounced pod is admitted now.
+
+    Where nothing of the pod runs just now, it counts as not seen: its absence must not be taken for its end.
+    """
+    owner = record.owner
+    if owner is None:
+        return answers.Proceed()
+    if facts.owner_alive is not True and facts.starting_pod_alive is not True:
+        return answers.Admit(ev.PutInUse(replace(owner, since=now, seen=False, unannounced=False)))
+    return answers.Admit(ev.PutInUse(replace(owner, unannounced=False))) if owner.unannounced else answers.Proceed()
+
+
+def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
+    """Another owner, or the first with a name: a new tenant, unless all holders are the starting pod's."""
+    if facts.holders is None:
+        return _unproven(record)
+    nameless = record.owner is not None and record.owner.container is None
+    if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
+        return _admit(facts, pod, now)
+    used = still_in_use(Deed.START_ON, record, facts, now)
+    if used is not None:
+        return refusals.final(used)
+    return answers.Note(ev.Released("another owner is about to start and its last user is gone"))
+
+
+def _may_have_run(record: Record, facts: Facts) -> bool:
+    """Whether a container may have run before: after a restart of the kubelet, containers start without asking."""
+    return bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
+
+
+def _owned_by(record: Record, pod: str) -> bool:
+    return record.owner is not None and record.owner.container == pod
+
+
+def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
+    """Counts as seen where the pod itself is seen before its containers: then its absence later means its end."""
+    return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
+
+
+def _bars(ailment: Ailment, policy: Policy) -> bool:
+    """The kubelet restarts a crashed container on the device it had. Only a refused start prevents that."""
+    return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
+
+
+def _sick(record: Record) -> answers.Refuse:
+    return answers.Refuse(Reason.SICK, refusals.sentence(Deed.START_ON, record, "it is unhealthy"))
+
+
+def _busy(record: Record) -> answers.Refuse:
+    return refusals.final(refusals.busy(Deed.START_ON, record))
+
+
+def _unproven(record: Record) -> answers.Refuse:
+    return refusals.final(refusals.unproven(Deed.START_ON, record))
+
+
+def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
+    """A start does not wait: the kubelet asks again by itself."""
+    match answer:
+        case answers.Wait():
+            return refusals.final(answer)
+        case answers.Scrub(path, Trigger.ACQUIRE):
+            return answers.Scrub(path, Trigger.START)
+        case answers.Defer():
+            raise AssertionError("only an announced acquire is deferred to the start")
+        case answers.HandOut() | answers.Scrub() | answers.Join() | answers.CancelJob():
+            return answer
+        case answers.Refuse() | answers.Note():
+            return answer
