@@ -211,7 +211,7 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
     world = await node(TESTED)
     device = await burning(world, Step.EVICT)
     eye = "quick" if ask == "acquire" else "full"
-    look = getattr(world.life.sight, eye)
+    look = getattr(world.life.observer, eye)
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
@@ -219,7 +219,7 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
             await at(world, device, Step.RESET)
         return facts
 
-    monkeypatch.setattr(world.life.sight, eye, slow)
+    monkeypatch.setattr(world.life.observer, eye, slow)
     deed = world.service.acquire([device], announced=True) if ask == "acquire" else world.service.start([device], "p")
     try:
         await deed

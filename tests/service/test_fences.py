@@ -198,7 +198,7 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
     assert not [it for it in Eyes.heard if it.startswith("does")]
     assert len(hands) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
-    assert not world.life.sight._ours
+    assert not world.life.observer._ours
 
 
 @pytest.mark.parametrize(("step", "nth"), TURNS)
@@ -230,7 +230,7 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
 
 
 async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt_it_as_well(world, monkeypatch):
-    device, observer = world.uuids[0], world.life.sight
+    device, observer = world.uuids[0], world.life.observer
     came: list[Process] = []
     ask = observer.vitals
 
