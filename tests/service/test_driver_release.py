@@ -11,8 +11,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import NotReady, Refused
-from scrubber.jobs.engine import ON_MEMORY
-from scrubber.jobs.slots import USES_DRIVER
+from scrubber.jobs.slots import ON_MEMORY, USES_DRIVER
 from scrubber.service.service import MEND_AGAIN
 from scrubber.steps.base import Report
 from tests.service import hand
