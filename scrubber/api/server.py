@@ -20,7 +20,7 @@ from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
 from scrubber.ground import request_limits, unix_sockets
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
-from scrubber.jobs.job import Running
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
@@ -163,7 +163,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             return answer
 
     async def _job(
-        self, asked: Asked, begin: Callable[[], Awaitable[Running]], *, no_wait: bool
+        self, asked: Asked, begin: Callable[[], Awaitable[ScrubJob]], *, no_wait: bool
     ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
         """Start or join a job and tell how it goes. A refusal is this device's result, not the stream's end."""
         (uuid,) = asked.devices
@@ -181,12 +181,12 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 yield self._progress(running)
         yield views.ScrubProgress(uuid, running.id, result=self._result(running))
 
-    def _progress(self, running: Running) -> views.ScrubProgress:
+    def _progress(self, running: ScrubJob) -> views.ScrubProgress:
         job = self._service.ledger.records[running.device].job
         step = job.step.value if job and job.step else ""
         return views.ScrubProgress(running.device, running.id, step, running.done, running.total)
 
-    def _result(self, running: Running) -> views.ScrubResult:
+    def _result(self, running: ScrubJob) -> views.ScrubResult:
         record = self._service.ledger.records[running.device]
         if not running.finished.is_set():
             return views.ScrubResult(clean=False, state=record.state.value, running=True)

@@ -1,4 +1,4 @@
-"""Whose turn it is: what jobs of several devices must not do at the same time."""
+"""Slots: what the jobs of several devices must not do at the same time."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from scrubber.core.model import Job, Path, Record, Step
 from scrubber.ground.rwlock import RWLock
-from scrubber.jobs import engine
 from scrubber.observe.observer import Observer
 
+ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  # these steps share one worker
 USES_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})  # for as long as they take
 MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
 PASSED_FOR = 60.0  # seconds for which a reset waits behind scrubs that test nothing: a self-test keeps it as long
 
 
 class Slots:
-    """One a service."""
+    """The slots of one service."""
 
     def __init__(self, observer: Observer) -> None:
-        """Nobody is at work."""
+        """All slots are free."""
         self._observer = observer
         self.workers = asyncio.Semaphore(MOST_WORKERS)
-        self.driver = RWLock(PASSED_FOR)  # where a reset bears nobody who uses it
+        self.driver = RWLock(PASSED_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
         self._queued: set[str] = set()
 
     def waits(self, device: str) -> bool:
-        """Whether its job waits for its turn: nothing of ours is on it yet."""
+        """Whether the job of the device still waits for the device: no worker has the device open yet."""
         return device in self._queued
 
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
-        """When the job may touch its device.
+        """Wait until the job may touch its device.
 
-        One job a reset domain comes to its reset at a time: two would take each other for users of it, for ever. Who
-        resets nothing waits until it is over. And no more workers at once than a node has room for: each is a process
-        of its own.
+        Only one job of a reset domain at a time gets to its reset: two jobs would take each other's workers for
+        holders. A job on the fast path waits until such a job is over. The number of workers on the node is limited.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
@@ -54,7 +53,7 @@ class Slots:
             yield
 
     def at_driver(self, step: Step) -> AbstractAsyncContextManager[None]:
-        """When nobody of ours is in the way of a step there: no reset while it is used for another device."""
+        """Wait until the step may use the driver: a reset excludes the workers of all other devices."""
         if not self._observer.backend.one_driver:
             return nullcontext()
         if step is Step.RESET:
@@ -62,14 +61,14 @@ class Slots:
         return self._when_back(self.driver.with_others(brief=True)) if step in USES_DRIVER else nullcontext()
 
     def at_memory(self, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
-        """When a worker may take the memory in hand; until it has ended."""
-        if not (self._observer.backend.one_driver and engine.ON_MEMORY.issuperset(steps)):
+        """Hold the driver for a worker that runs these steps on the memory, until the worker has ended."""
+        if not (self._observer.backend.one_driver and ON_MEMORY.issuperset(steps)):
             return nullcontext()
         return self._when_back(self.driver.with_others(brief=Step.SELFTEST not in steps))
 
     @asynccontextmanager
     async def _when_back(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-        """The driver, when its turn has come and no tool of a reset that was cut off is at it any more."""
+        """Take the turn, then wait until the tool of a cancelled reset has left the driver."""
         async with turn:
             await self._observer.back()
             yield

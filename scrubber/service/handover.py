@@ -22,8 +22,8 @@ from scrubber.core.refusals import Deed
 from scrubber.devices.base import DeviceError
 from scrubber.ground import aio, log
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
-from scrubber.jobs.job import Running
 from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.observe.observer import Observer
@@ -249,7 +249,7 @@ class Handover:
             await self.ledger.append(op, *events)
         return {device: event.grant for device, event in events}
 
-    async def _start_jobs(self, replies: Mapping[str, Answer], op: str) -> list[Running]:
+    async def _start_jobs(self, replies: Mapping[str, Answer], op: str) -> list[ScrubJob]:
         running = []
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
@@ -265,7 +265,7 @@ class Handover:
         return running
 
     async def _wait(
-        self, running: Sequence[Running], waiting: Sequence[answers.Wait], budget: float, patience: float
+        self, running: Sequence[ScrubJob], waiting: Sequence[answers.Wait], budget: float, patience: float
     ) -> None:
         """Until something may have changed; over the limit, the answer is not now."""
         now = self.now().uptime

@@ -27,8 +27,8 @@ from scrubber.core.model import (
 )
 from scrubber.ground import log
 from scrubber.ground.errors import NotReady, Reason, Refused
-from scrubber.jobs.job import Running
 from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy, DevicePolicy
@@ -81,7 +81,7 @@ class Service(Handover):
 
     # -- for operators
 
-    async def scrub(self, device: str, path: Path | None, *, op: str = "") -> Running:
+    async def scrub(self, device: str, path: Path | None, *, op: str = "") -> ScrubJob:
         """Start a scrub now, or join the one that runs."""
         async with self.locks.of([device]):
             op = self._op(op)
@@ -117,7 +117,7 @@ class Service(Handover):
             await self.ledger.append(self._op(op), (device, event))
             await self.jobs.cancel(device)
 
-    async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
+    async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
         """Bring a quarantined device back by evidence: the slow path, passed."""
         async with self.locks.of([device]):
             op = self._op(op)
@@ -138,7 +138,7 @@ class Service(Handover):
                 device, Path.SLOW, Trigger.REINSTATE, device_policy, self._op(op), _words(by, reason)
             )  # fmt: skip
 
-    async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> Running:
+    async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
         """End a quarantine without evidence, as a person wants it. Its memory is proven like after any tenant."""
         async with self.locks.of([device]):
             op = self._op(op)

@@ -50,7 +50,7 @@ PLANTED = [
     ("policies/match.py", "import pathlib", PURE),
     ("policies/units.py", "import os", PURE),  # the model sees it through units
     ("scrubber/core/acquire.py", "from scrubber.ledger import ledger", FLOORS),
-    ("scrubber/jobs/engine.py", "from scrubber import service", FLOORS),
+    ("scrubber/jobs/scrub_job.py", "from scrubber import service", FLOORS),
     ("scrubber/observe/observer.py", "from scrubber import jobs", FLOORS),
     ("scrubber/ground/log.py", "from scrubber.core import model", FLOORS),
     ("scrubber/service/service.py", "from scrubber.api import server", FLOORS),

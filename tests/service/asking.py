@@ -27,7 +27,7 @@ def written_down(world, **pods):
         for pod, devices in pods.items()
     ]
     text = json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1})
-    (world.life.sight._kubelet_dir / checkpoint.NAME).write_text(text)
+    (world.life.observer._kubelet_dir / checkpoint.NAME).write_text(text)
 
 
 async def let_on(world, pod, *devices):

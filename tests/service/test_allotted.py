@@ -39,7 +39,7 @@ async def test_a_pod_that_has_not_come_yet_keeps_the_device_unless_the_checkpoin
     device = world.uuids[0]
     await never_comes(world, device)
     if lost:
-        (world.life.sight._kubelet_dir / checkpoint.NAME).unlink()
+        (world.life.observer._kubelet_dir / checkpoint.NAME).unlink()
     await asyncio.sleep(LONG)
     assert (world.state(device), scrubs(world, device)) == (State.IN_USE, 1)
     assert healthy(world, device)

@@ -11,8 +11,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import NotReady, Refused
-from scrubber.jobs.engine import ON_MEMORY
-from scrubber.jobs.slots import USES_DRIVER
+from scrubber.jobs.slots import ON_MEMORY, USES_DRIVER
 from scrubber.service.service import MEND_AGAIN
 from scrubber.steps.base import Report
 from tests.service import hand
@@ -40,7 +39,7 @@ async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world
 
 async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
     first, second = world.uuids
-    async with world.life.sight.away():
+    async with world.life.observer.away():
         await asyncio.sleep(30)
         assert {world.state(first), world.state(second)} == {State.CLEAN}
         await world.acquire("pod", second)
@@ -49,7 +48,7 @@ async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
 
 async def test_meanwhile_a_device_that_reports_an_error_goes_out_to_nobody(world):
     first, second = world.uuids
-    async with world.life.sight.away(first):
+    async with world.life.observer.away(first):
         world.node.report(second, (79,))
         await asyncio.sleep(5)
         assert world.state(second) is State.QUARANTINED
@@ -64,7 +63,7 @@ async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(w
     """Nothing is heard of any device any more: none of them may be called well."""
     device = world.uuids[0]
     world.node.take_up = lambda: None
-    async with world.life.sight.away():
+    async with world.life.observer.away():
         pass
     await world.reach(device, State.QUARANTINED)
     with pytest.raises(Refused):
@@ -87,10 +86,10 @@ async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
 
 async def test_our_own_reset_is_no_such_thing(world):
     device = world.uuids[0]
-    async with world.life.sight.away(device):
+    async with world.life.observer.away(device):
         world.node.at_it.add(device)
-        assert (await world.life.sight.full(world.record(device))).holders == ()
-    assert (await world.life.sight.full(world.record(device))).holders is None
+        assert (await world.life.observer.full(world.record(device))).holders == ()
+    assert (await world.life.observer.full(world.record(device))).holders is None
     world.node.at_it.clear()
 
 
@@ -195,7 +194,7 @@ async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_lef
 
     monkeypatch.setattr(Hand, "perform", noted)
     first, second = world.uuids
-    async with world.life.sight.away(first):
+    async with world.life.observer.away(first):
         world.node.at_it.add(first)
     running = await world.service.scrub(second, Path.FAST)
     await asyncio.sleep(20)

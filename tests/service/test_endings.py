@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(
 
 async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_had(world, monkeypatch):
     device = world.uuids[0]
-    spawn = world.service.jobs._spawn
+    spawn = world.service.jobs._context.spawn
 
     async def none_for_the_slow_path(uuid: str, policy: Policy) -> Hand:
         if world.record(uuid).job.path is Path.SLOW:
@@ -96,7 +97,8 @@ async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_h
         hand: Hand = await spawn(uuid, policy)
         return hand
 
-    monkeypatch.setattr(world.service.jobs, "_spawn", none_for_the_slow_path)
+    jobs = world.service.jobs
+    monkeypatch.setattr(jobs, "_context", replace(jobs._context, spawn=none_for_the_slow_path))
     world.node.gpus[device].bad_memory = True
     running = await world.service.scrub(device, Path.FAST)
     await running.finished.wait()
@@ -211,7 +213,7 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
     world = await node(TESTED)
     device = await burning(world, Step.EVICT)
     eye = "quick" if ask == "acquire" else "full"
-    look = getattr(world.life.sight, eye)
+    look = getattr(world.life.observer, eye)
 
     async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
         facts: Facts = await look(record, *args, **more)
@@ -219,7 +221,7 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
             await at(world, device, Step.RESET)
         return facts
 
-    monkeypatch.setattr(world.life.sight, eye, slow)
+    monkeypatch.setattr(world.life.observer, eye, slow)
     deed = world.service.acquire([device], announced=True) if ask == "acquire" else world.service.start([device], "p")
     try:
         await deed

@@ -12,8 +12,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core import verdict
 from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
-from scrubber.jobs.engine import Surroundings
-from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.observe.look_cache import UNWATCHED
 from scrubber.workers.child import BrokenError
 from tests.service.asking import rows
@@ -44,7 +43,7 @@ class Words(list[str]):
                 await self._more.wait()
 
 
-class Eyes(Jobs):
+class Eyes(ScrubJob):
     """Tells when it looks, and takes its time over it."""
 
     heard: Words
@@ -52,28 +51,23 @@ class Eyes(Jobs):
     blinded = 0  # so many looks at a verify can tell nothing
     cleared = staticmethod(lambda: None)  # called once a clear is over, before anybody looks again
 
-    def _surroundings(self, running) -> Surroundings:
-        around = super()._surroundings(running)
+    async def _observe(self) -> Facts:
+        self.heard.say("looks")
+        facts = await super()._observe()
+        await asyncio.sleep(self.takes)
+        self.heard.say("has looked")
+        if self.blinded and self.step is Step.VERIFY:
+            Eyes.blinded -= 1
+            return replace(facts, holders=None)
+        return facts
 
-        async def look() -> Facts:
-            self.heard.say("looks")
-            facts = await around.look()
-            await asyncio.sleep(self.takes)
-            self.heard.say("has looked")
-            if self.blinded and running.step is Step.VERIFY:
-                Eyes.blinded -= 1
-                return replace(facts, holders=None)
-            return facts
-
-        async def note(event) -> None:
-            await around.note(event)
-            begins = isinstance(event, ev.StepStarted)
-            step = event.step if begins else event.result.step
-            self.heard.say(f"step-{'started' if begins else 'finished'} {step.value}")
-            if self.heard[-1] == "step-finished clear":
-                self.cleared()
-
-        return replace(around, look=look, note=note)
+    async def _note(self, event) -> None:
+        await super()._note(event)
+        begins = isinstance(event, ev.StepStarted)
+        step = event.step if begins else event.result.step
+        self.heard.say(f"step-{'started' if begins else 'finished'} {step.value}")
+        if self.heard[-1] == "step-finished clear":
+            self.cleared()
 
 
 class Busy(Hand):
@@ -90,7 +84,7 @@ class Busy(Hand):
 async def seen(build, monkeypatch):
     """A clean world whose jobs are listened to from now on."""
     monkeypatch.setattr(Eyes, "heard", Words(), raising=False)
-    world = build(gpus=1, hand=Busy, jobs=Eyes)
+    world = build(gpus=1, hand=Busy, job=Eyes)
     await world.start()
     await world.clean()
     Eyes.heard.clear()
@@ -156,14 +150,14 @@ async def test_a_worker_that_dies_under_a_look_is_looked_past_once(seen, monkeyp
 
 
 async def test_a_worker_is_made_while_its_first_step_is_looked_at(seen, monkeypatch):
-    hire = seen.life.jobs._spawn
+    hire = seen.life.jobs._context.spawn
 
     async def slowly(*who) -> Hand:
         await asyncio.sleep(A_WHILE)
         hand: Hand = await hire(*who)
         return hand
 
-    monkeypatch.setattr(seen.life.jobs, "_spawn", slowly)
+    monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
     running = await seen.service.scrub(seen.uuids[0], Path.FAST)
     began = seen.loop.time()
@@ -177,7 +171,7 @@ async def test_a_worker_is_made_while_its_first_step_is_looked_at(seen, monkeypa
 async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(seen, monkeypatch, made):
     """The fence says no while it is being made; whether it is there by then or could not be had is all the same."""
     world, device = seen, seen.uuids[0]
-    hire, hands = world.life.jobs._spawn, list[Hand]()
+    hire, hands = world.life.jobs._context.spawn, list[Hand]()
 
     async def slowly(*who) -> Hand:
         if made == "never":
@@ -187,7 +181,7 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
         hands.append(await hire(*who))
         return hands[-1]
 
-    monkeypatch.setattr(world.life.jobs, "_spawn", slowly)
+    monkeypatch.setattr(world.life.jobs, "_context", replace(world.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
     running = await world.service.scrub(device, Path.FAST)
     world.intrude(device, container=True)
@@ -198,7 +192,7 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
     assert not [it for it in Eyes.heard if it.startswith("does")]
     assert len(hands) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
-    assert not world.life.sight._ours
+    assert not world.life.observer._ours
 
 
 @pytest.mark.parametrize(("step", "nth"), TURNS)
@@ -230,7 +224,7 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
 
 
 async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt_it_as_well(world, monkeypatch):
-    device, observer = world.uuids[0], world.life.sight
+    device, observer = world.uuids[0], world.life.observer
     came: list[Process] = []
     ask = observer.vitals
 

@@ -224,7 +224,7 @@ async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world)
     """Two devices are asked for and one cannot be recorded: the look at the other must end with the question."""
     first, second = world.uuids
     world.node.end_container(await world.tenancy(first, second))
-    quick, late = world.life.sight.quick, asyncio.Event()
+    quick, late = world.life.observer.quick, asyncio.Event()
 
     async def slow(record, **_) -> Facts:
         facts: Facts = await quick(record)
@@ -232,11 +232,11 @@ async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world)
             await late.wait()
         return facts
 
-    world.life.sight.quick = slow
+    world.life.observer.quick = slow
     world.life.disk.failures = 1
     with pytest.raises(LedgerUnavailable):
         await world.acquire("next", first, second, announced=True)
-    world.life.sight.quick = quick
+    world.life.observer.quick = quick
     await world.acquire("tenant", second, announced=True)
     written_down(world, tenant=[second])
     await world.service.start([second], None)

@@ -69,7 +69,7 @@ async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
 
 async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_again(world):
     """One look that saw nothing must not take a device out until the next restart of the service."""
-    device, observer = world.uuids[0], world.life.sight
+    device, observer = world.uuids[0], world.life.observer
     await world.acquire("gone", device, announced=True)
     full, quick = observer.full, observer.quick
 
@@ -102,7 +102,7 @@ async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
 
 
 async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world):
-    device, observer = world.uuids[0], world.life.sight
+    device, observer = world.uuids[0], world.life.observer
     quick = observer.quick
 
     async def slow(record) -> Facts:

@@ -255,14 +255,14 @@ async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tes
     """Between the end of its last step and its verdict there is a moment: whoever asks then is refused."""
     world = await tested()
     device = await begun(world)
-    look = world.life.sight.vitals
+    look = world.life.observer.vitals
 
     async def slow(uuid: str) -> Vitals | None:
         await asyncio.sleep(1.5)
         seen: Vitals | None = await look(uuid)
         return seen
 
-    world.life.sight.vitals = slow
+    world.life.observer.vitals = slow
     world.node.gpus[device].errs = True
     while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
         await world.life.ledger.moved(world.life.ledger.seq, 60.0)
@@ -275,14 +275,14 @@ async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tes
 async def test_a_device_that_nobody_could_look_at_in_the_end_is_not_called_clean(world):
     device = world.uuids[0]
     running = await world.service.scrub(device, Path.FAST)
-    look = world.life.sight.vitals
+    look = world.life.observer.vitals
 
     async def silent(_uuid: str) -> None:
         return None
 
-    world.life.sight.vitals = silent
+    world.life.observer.vitals = silent
     await running.finished.wait()
-    world.life.sight.vitals = look
+    world.life.observer.vitals = look
     assert (running.receipt, running.why) == (None, "its health could not be read at the end")
     await world.reach(device, State.CLEAN)
 

@@ -16,7 +16,7 @@ from scrubber.core import verdict
 from scrubber.core.events import Event
 from scrubber.core.model import Findings, Outcome, State, Step, Vitals
 from scrubber.ground.errors import AutoclaveError
-from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.steps.base import Report
 from tests.service.hand import ALL, UNITS, Hand
 from tests.service.node import Kind
@@ -111,31 +111,31 @@ class Idler(Hand):
         return result
 
 
-class Fenceless(Jobs):
+class Fenceless(ScrubJob):
     """Never looks before it leaps."""
 
-    def _fence(self, _running, _step, _facts) -> None:
+    def _fence(self, _step, _facts) -> None:
         return None
 
 
-class Lenient(Jobs):
+class Lenient(ScrubJob):
     """Overlooks a verify that did not pass."""
 
-    def _conclusion(self, record, job, judged, vitals, device_policy) -> Event:
+    def _conclusion(self, record, job, judged, vitals) -> Event:
         if isinstance(judged, verdict.Failed) and judged.step is Step.VERIFY:
             passed = tuple(replace(it, outcome=Outcome.PASSED, findings=Findings(ALL, ALL)) for it in job.results)
             steps = tuple((it.step, it.seconds) for it in passed)
-            patterns = device_policy.policy.clear.passes.patterns
+            patterns = self.device_policy.policy.clear.passes.patterns
             judged = verdict.Passed(steps, ALL, ALL, 0, 0, 0, record.baseline, patterns=patterns)
-        return super()._conclusion(record, job, judged, vitals, device_policy)
+        return super()._conclusion(record, job, judged, vitals)
 
 
-class Trusting(Jobs):
+class Trusting(ScrubJob):
     """Does not look itself at what a worker calls well."""
 
-    def _conclusion(self, record, job, _judged, vitals, device_policy) -> Event:
-        trusted = verdict.judge(job, record.baseline, device_policy.policy)
-        return super()._conclusion(record, job, trusted, vitals, device_policy)
+    def _conclusion(self, record, job, _judged, vitals) -> Event:
+        trusted = verdict.judge(job, record.baseline, self.device_policy.policy)
+        return super()._conclusion(record, job, trusted, vitals)
 
 
 async def hand_over(world):
@@ -234,17 +234,17 @@ async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(bu
     ("kinds", "scene", "charge"),
     [
         ({"hand": LazyAndBlind}, hand_over, r"leak: GPU-0000 was called clean with bytes of pod-1"),
-        ({"hand": Lazy, "jobs": Lenient}, hand_over, r"leak: GPU-0000 was granted with bytes of pod-1"),
+        ({"hand": Lazy, "job": Lenient}, hand_over, r"leak: GPU-0000 was granted with bytes of pod-1"),
         ({"hand": Idler}, hand_over, r"was called clean after \[.*\] \(I6\)"),
         (
             {"hand": SkipsScratch, "policy": "strict"},
             hand_over,
             r"clean by a slow path with bytes of pod-1 on its chip",
         ),
-        ({"hand": Flatterer, "jobs": Trusting}, ailment, r"was called clean although it is not well"),
-        ({"jobs": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),
-        ({"jobs": Fenceless}, intrusion, r"was called clean while it is used"),
-        ({"hand": Butcher, "jobs": Fenceless}, squatter, r"pod-x of a live container was killed"),
+        ({"hand": Flatterer, "job": Trusting}, ailment, r"was called clean although it is not well"),
+        ({"job": Fenceless}, intrusion, r"clear on GPU-0000 while pod-1 uses it"),
+        ({"job": Fenceless}, intrusion, r"was called clean while it is used"),
+        ({"hand": Butcher, "job": Fenceless}, squatter, r"pod-x of a live container was killed"),
     ],
 )
 async def test_a_broken_promise_is_told(build, kinds, scene, charge):

@@ -10,12 +10,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import Path, Trigger
-from scrubber.jobs.job import Running
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.workers.child import BrokenError
 from tests.service.hand import Hand
 from tests.service.world import World
 
-Befalls = Callable[[World, Running], Awaitable[None]]
+Befalls = Callable[[World, ScrubJob], Awaitable[None]]
 
 
 class NoMore(Hand):
@@ -32,22 +32,22 @@ class Broken(Hand):
         raise ZeroDivisionError
 
 
-async def nothing(_world: World, _running: Running) -> None:
+async def nothing(_world: World, _running: ScrubJob) -> None:
     """It is left to itself."""
 
 
-async def at_once(world: World, running: Running) -> None:
+async def at_once(world: World, running: ScrubJob) -> None:
     """Called off before its first turn."""
     await world.service.jobs.cancel(running.device)
 
 
-async def on_the_way(world: World, running: Running) -> None:
+async def on_the_way(world: World, running: ScrubJob) -> None:
     """Called off in the middle."""
     await asyncio.sleep(0.3)
     await world.service.jobs.cancel(running.device)
 
 
-async def no_room(world: World, _running: Running) -> None:
+async def no_room(world: World, _running: ScrubJob) -> None:
     """The disk is full from the middle on."""
     await asyncio.sleep(0.3)
     world.life.disk.full = True

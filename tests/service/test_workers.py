@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core.model import Outcome, State, Step
-from scrubber.jobs.engine import ON_MEMORY
+from scrubber.jobs.slots import ON_MEMORY
 from tests.service.asking import rows
 from tests.service.hand import Hand
 

@@ -1,4 +1,4 @@
-"""The real service on a pretend node: real Service, Jobs, engine, Sight, Ledger and rulebook, on virtual time.
+"""The real service on a pretend node: real Service, Jobs, Observer, Ledger and rulebook, on virtual time.
 
 ``start`` brings the service up over whatever the store holds, ``die`` is SIGKILL: nothing that the dead service would
 still do reaches the store, a device or a caller. ``check`` compares what the service believes with the truth.
@@ -24,6 +24,7 @@ from scrubber.devices.base import Address
 from scrubber.devices.calls import Caller
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.ledger import store
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.sqlite import SqliteStore
@@ -77,7 +78,7 @@ class World:
         policy: str = "default",
         reopen: Callable[[], store.Store] | None = None,
         hand: type[Hand] = Hand,
-        jobs: type[Jobs] = Jobs,
+        job: type[ScrubJob] = ScrubJob,
         seed: int = 0,
         interval: float = 1.0,
         arm: Callable[[Disk], None] = lambda _: None,
@@ -98,7 +99,7 @@ class World:
         self._arm = arm
         self._interval = interval
         self._hand = hand
-        self._jobs = jobs
+        self._job = job
         self._lives = 0
         self._names = 0
         self._run_dir = tempfile.TemporaryDirectory(prefix="ac-")
@@ -335,7 +336,8 @@ class World:
             now=self.node.now,
         )
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
-        jobs = self._jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
+        jobs = Jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
+        jobs.job_type = self._job
         tools = Tools(self.node.now, token, self.chance.random)
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
         service = Service(ledger, observer, jobs, self.active_policy, tools, lacks)

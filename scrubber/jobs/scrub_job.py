@@ -1,0 +1,534 @@
+"""One scrub of one device, from its start to its receipt.
+
+The job runs the steps of its path one after the other, each with a deadline, in a worker process that can be killed.
+Before each step the job records the step, observes the device and asks the fence. During each step it watches for
+intruders. After each step it records the result. The first step that does not pass ends the path.
+
+A step that only reads begins while the device is still observed, because observations take most of a short path. The
+result of such a step counts only after the fence has let the step pass.
+
+The steps on memory share one worker, because one step reads what another step wrote. That worker has ended before
+anything else on the device is observed or changed, and the workers before it have ended before it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Protocol
+
+from policies.hardware import Slices
+from policies.model import Eviction, Policy
+from scrubber.core import events as ev
+from scrubber.core import fence, leftover, pauses, siblings, upkeep, verdict
+from scrubber.core.answers import Fenced
+from scrubber.core.model import (
+    Blame,
+    Facts,
+    Findings,
+    Job,
+    Moment,
+    Outcome,
+    Receipt,
+    Record,
+    State,
+    Step,
+    StepResult,
+    Vitals,
+)
+from scrubber.core.model import Path as ScrubPath
+from scrubber.devices.base import DeviceError, Progress
+from scrubber.ground import log
+from scrubber.ground.errors import LedgerUnavailable
+from scrubber.jobs.locks import DeviceLocks
+from scrubber.jobs.slots import ON_MEMORY, Slots
+from scrubber.ledger.ledger import Ledger
+from scrubber.observe.observer import Observer
+from scrubber.policy import DevicePolicy
+from scrubber.steps.base import Order
+from scrubber.workers.child import BrokenError
+
+READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on the device
+
+logger = log.get("jobs")
+
+
+class WorkerHandle(Protocol):
+    """A worker process, as a job uses it."""
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        ...
+
+    async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+        """Run one step. There is always a result: a worker that is late or dies is a result too."""
+        ...
+
+    async def finish(self, last: StepResult) -> StepResult:
+        """Dismiss the worker. Returns ``last`` if the worker then ended well, and a failed result otherwise."""
+        ...
+
+    async def kill(self) -> None:
+        """Make sure that the worker is gone."""
+        ...
+
+
+StartingWorker = asyncio.Task[WorkerHandle]  # the worker may still be starting while its device is observed
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """What all jobs of the service share."""
+
+    ledger: Ledger
+    observer: Observer
+    slots: Slots
+    locks: DeviceLocks
+    spawn: Callable[[str, Policy], Awaitable[WorkerHandle]]  # a worker for a device, as its policy wants it
+    now: Callable[[], Moment]
+    token: Callable[[int], str]  # fresh hex of so many bytes
+    watch_every: float  # seconds between two observations for intruders
+    running: dict[str, ScrubJob]  # by device; a job removes itself when it ends
+
+
+class ScrubJob:
+    """One job: its progress, for callers who wait for it, and its work.
+
+    The events of the job are in the ledger. What is here ends with the process.
+    """
+
+    def __init__(self, context: JobContext, device: str, job: Job, device_policy: DevicePolicy, op: str) -> None:
+        """Nothing runs yet. ``op`` is the id of the operation that asked for the job."""
+        self.id = job.id
+        self.device = device
+        self.op = op
+        self.device_policy = device_policy
+        self.path = job.path
+        self.trigger = job.trigger
+        self.done = 0  # bytes of the present step
+        self.total = 0
+        self.step: Step | None = None  # recorded in the ledger, or about to be recorded
+        self.receipt: Receipt | None = None
+        self.why = "it was cancelled"  # why the device is not clean; a job that runs to its end says more
+        self.finished = asyncio.Event()
+        self._context = context
+        self._policy = device_policy.policy
+        self._ledger = context.ledger
+        self._observer = context.observer
+        self._task: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        self._cleared: float | None = None  # the uptime at which the last clear began
+        self._cancel_why = "it was cancelled"
+        self._cancelled = False
+        self._unrecorded = ""  # why the end of the job is not in the ledger
+        self._fault: Exception | None = None  # a fault of the service
+
+    # -- for those who wait for the job
+
+    async def updates(self) -> AsyncIterator[None]:
+        """One turn at every change until the job is over. Any number of callers may wait."""
+        while not self.finished.is_set():
+            await self._moved.wait()
+            yield
+
+    def begin(self) -> None:
+        """Run the job in a task of its own."""
+        self._task = asyncio.create_task(self._run(), name=f"job {self.id}")
+
+    def cancel(self, why: str = "it was cancelled") -> None:
+        """Ask the job to end. What it did counts for nothing."""
+        self._cancel_why = why
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until a cancelled job is over."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        if not self.finished.is_set():  # cancelled before its task ran for the first time
+            self._cancelled = True
+            self._end(0.0)
+
+    # -- from the first step to the last record
+
+    async def _run(self) -> None:
+        """Run the job to its end, and record that end whatever it is."""
+        started = self._context.now().uptime
+        try:
+            await self._scrub()
+        except asyncio.CancelledError:
+            self._cancelled = True
+            await self._interrupt(self._cancel_why)
+        except LedgerUnavailable as error:  # still SCRUBBING: the monitor closes it once the ledger can be written
+            self.why = self._unrecorded = error.message
+        except BrokenError as error:  # no worker can be started, which the nursery has logged
+            await self._give_up(str(error))
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the device in SCRUBBING for ever
+            if self._record() is not None:
+                self._fault = error
+                await self._give_up(f"a fault inside the service: {error!r}")
+        finally:
+            self._end(self._context.now().uptime - started)
+
+    def _end(self, seconds: float) -> None:
+        """Nothing more happens. The only place that logs the end of a job."""
+        del self._context.running[self.device]
+        state = self._ledger.records[self.device].state
+        about = {"op": self.op, "device": self.device, "job": self.id, "path": self.path.value}
+        about |= {"trigger": self.trigger.value, "state": state.value}
+        took = round(seconds, 3)
+        if self._fault is not None:
+            logger.error("job ended", **about, outcome="fault", seconds=took, exc_info=self._fault)
+        elif self._unrecorded:
+            logger.error("job ended", **about, outcome="unrecorded", error=self._unrecorded, seconds=took)
+        elif self.receipt is not None:
+            logger.info("job ended", **about, outcome="ok", receipt=self.receipt.id, seconds=took)
+        else:
+            outcome = "cancelled" if self._cancelled else "failed"
+            logger.warning("job ended", **about, outcome=outcome, why=self.why, seconds=took)
+        self.finished.set()
+        self._changed()
+
+    async def _scrub(self) -> None:
+        """Path, verdict, consequence; the slow path after the fast path where policy says so."""
+        key = self._context.token(16)
+        while True:
+            record = self._record()
+            if record is None or record.job is None:
+                return
+            self.path = record.job.path
+            async with self._context.slots.at_device(record, record.job):
+                await self._run_path(self._order(record, key))
+            if await self._concluded():
+                return
+
+    async def _run_path(self, order: Order) -> None:
+        """Run the steps of the path. Everything that happens is recorded before the next thing happens."""
+        for _, together in groupby(verdict.PLANS[self.path], ON_MEMORY.__contains__):
+            steps = tuple(together)
+            async with self._worker(steps) as worker:
+                for step in steps:
+                    async with self._turn(step) as intruder:
+                        # Recorded before the observation: a hook that wants the device, or a sibling of it, either
+                        # sees the step in the ledger, or is seen here.
+                        await self._note(ev.StepStarted(self.id, step, self.path))
+                        result = await self._result(worker, step, order, intruder, last=step is steps[-1])
+                        await self._note(ev.StepFinished(self.id, result))
+                        if result.outcome is not Outcome.PASSED:
+                            return
+
+    async def _result(
+        self, worker: StartingWorker, step: Step, order: Order, intruder: Fenced | None, *, last: bool
+    ) -> StepResult:
+        if intruder is not None:
+            result = self._aborted(step, intruder)
+        elif step in READING:
+            result = await self._read(worker, step, order)
+        else:
+            result = await self._change(worker, step, order)
+        if last and result.outcome is Outcome.PASSED:
+            result = await (await worker).finish(result)
+        return result
+
+    async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
+        """Run a step beside the observation. If the fence says no, the worker is killed and its result is dropped."""
+        doing = asyncio.create_task(self._watched(worker, step, order))
+        try:
+            fenced = self._fence(step, await self._observe())
+            if fenced is not None and await _has_died(doing, self._context.watch_every):
+                # The first observation may have found the dying worker.
+                fenced = self._fence(step, await self._observe())
+            return await doing if fenced is None else self._aborted(step, fenced)
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def _change(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
+        """Run a step after the observation. A reset needs the driver released first.
+
+        While the service cannot release the driver, the reset does not begin. That is no fault of the device.
+        """
+        fenced = self._fence(step, await self._observe())
+        if fenced is not None:
+            return self._aborted(step, fenced)
+        if step is not Step.RESET:  # the observation just taken is the last thing before the step
+            return await self._watched(worker, step, order)
+        try:
+            async with self._observer.away(self.device, *(it.device.uuid for it in self._siblings())):
+                fenced = self._fence(step, await self._observe())  # again: the release may have taken its time
+                if fenced is not None:
+                    return self._aborted(step, fenced)
+                return await self._watched(worker, step, order)
+        except DeviceError as error:
+            return self._aborted(step, Fenced(Blame.SERVICE, str(error)))
+
+    async def _watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
+        """Run the step unless an intruder appears on the device: then the worker is killed at once."""
+        handle = await worker
+        deadline = getattr(self._policy.timeouts, step.value)
+        doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
+        regard = _under_reset if step is Step.RESET else _as_seen
+        watching = asyncio.create_task(self._intruder(lambda seen: self._fence(step, regard(seen))))
+        try:
+            await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done():
+                return doing.result()
+            fenced = watching.result()
+            await handle.kill()
+            return replace(self._aborted(step, fenced), seconds=(await doing).seconds)
+        finally:
+            doing.cancel()
+            watching.cancel()
+            await asyncio.gather(doing, watching, return_exceptions=True)
+
+    def _aborted(self, step: Step, fenced: Fenced) -> StepResult:
+        return StepResult(step, self.path, Outcome.ABORTED, 0.0, fenced.why, fenced.blame, Findings())
+
+    # -- intruders
+
+    async def _intruder(self, against: Callable[[Facts], Fenced | None]) -> Fenced:
+        """Observe the device again and again, until an observation speaks against the step."""
+        while True:
+            await asyncio.sleep(self._context.watch_every)
+            fenced = against(await self._observe())
+            if fenced is not None:
+                return fenced
+
+    @asynccontextmanager
+    async def _watching(self, step: Step) -> AsyncIterator[Callable[[], Fenced | None]]:
+        """Watch for intruders inside the block. The function that it yields tells of one that appeared so far.
+
+        An intruder may have written to memory that was cleared and verified, even if the intruder has left again.
+        """
+        # An observation that fails does not count here: the step itself begins with an observation.
+        watching = asyncio.create_task(self._intruder(lambda seen: self._fence(step, seen) if seen.holders else None))
+        try:
+            yield lambda: watching.result() if watching.done() else None
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _turn(self, step: Step) -> AsyncIterator[Fenced | None]:
+        """Hold the slot of a step. After a clear, yields the intruder that appeared while the job waited for it."""
+        slots, plan = self._context.slots, verdict.PLANS[self.path]
+        async with AsyncExitStack() as turn:
+            intruder = None
+            if Step.CLEAR in plan[: plan.index(step)]:
+                async with self._watching(step) as found:
+                    await turn.enter_async_context(slots.at_driver(step))
+                    intruder = found()
+            else:
+                await turn.enter_async_context(slots.at_driver(step))
+            yield intruder
+
+    def _fence(self, step: Step, facts: Facts) -> Fenced | None:
+        return fence.check(self._ledger.records[self.device], self.id, step, facts)
+
+    async def _observe(self) -> Facts:
+        record = self._ledger.records[self.device]
+        facts = await self._observer.full(record, self._siblings())
+        return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
+
+    def _siblings(self) -> list[Record]:
+        """The siblings in the reset domain, as they are now. A queued job has not touched its device yet."""
+        records = self._ledger.records
+        record = records[self.device]
+        if record.device.parent is not None and self._policy.reset.slices is Slices.RECREATE:
+            return []  # the slice is made anew, alone
+        waits = self._context.slots.waits
+        return [
+            replace(other, state=State.DIRTY) if waits(other.device.uuid) else other
+            for other in siblings.siblings(record, records.values())
+        ]
+
+    # -- the ledger
+
+    async def _note(self, event: ev.StepStarted | ev.StepFinished) -> None:
+        step = event.step if isinstance(event, ev.StepStarted) else None
+        if step is not Step.RESET:
+            await self._append_step(step, event)
+            return
+        # Under the locks of the siblings: a grant of a sibling is recorded before the reset, or sees the reset.
+        async with self._context.locks.of(it.device.uuid for it in self._siblings()):
+            await self._append_step(step, event)
+
+    async def _append_step(self, step: Step | None, event: ev.StepStarted | ev.StepFinished) -> None:
+        self.step = step
+        if step is Step.CLEAR:
+            self._cleared = self._context.now().uptime
+        await self._ledger.append(self.op, (self.device, event))
+
+    def _record(self) -> Record | None:
+        """The record of the device while the device still belongs to this job."""
+        record = self._ledger.records[self.device]
+        return record if record.job is not None and record.job.id == self.id else None
+
+    # -- the end
+
+    async def _concluded(self) -> bool:
+        """Record what the path proved, and what the device reported. False when the job goes on with another path."""
+        record = self._record()
+        if record is None or record.job is None:
+            return True
+        judged = verdict.judge(record.job, record.baseline, self._policy)
+        if isinstance(judged, verdict.Passed):
+            vitals, intruder = await self._last_vitals()
+        else:
+            vitals, intruder = await self._observer.vitals(self.device), None
+        judged = verdict.confirmed(judged, vitals, record.baseline, self._policy)
+        if isinstance(judged, verdict.Passed):
+            judged = await self._still_alone(judged, intruder)
+        event = self._conclusion(record, record.job, judged, vitals)
+        await self._ledger.append(self.op, (self.device, event))
+        self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
+        self.receipt = event.receipt if isinstance(event, ev.ScrubPassed) else None
+        return not isinstance(event, ev.Escalated)
+
+    async def _last_vitals(self) -> tuple[Vitals | None, Fenced | None]:
+        """The vitals after the last step, and the intruder that appeared meanwhile.
+
+        The slot keeps resets of other devices away, because the driver is closed during a reset. One late answer is
+        asked for again.
+        """
+        async with self._watching(Step.HEALTH) as found, self._context.slots.at_driver(Step.HEALTH):
+            vitals = await self._observer.vitals(self.device)
+            if vitals is None or vitals.partial:
+                await asyncio.sleep(self._observer.patience)
+                vitals = await self._observer.vitals(self.device)
+            return vitals, found()
+
+    async def _still_alone(self, judged: verdict.Verdict, intruder: Fenced | None) -> verdict.Verdict:
+        """Observe the device once more, after the last step and before the device is called clean."""
+        facts = await self._observer.full(self._ledger.records[self.device])
+        fenced = intruder or self._fence(Step.HEALTH, facts)
+        if fenced is not None:
+            return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
+        if self._cleared is not None and facts.observed_since > self._cleared:
+            return verdict.failed(
+                Step.HEALTH, Blame.SERVICE, "nobody could look at it for a while after it was cleared"
+            )
+        return judged
+
+    def _conclusion(self, record: Record, job: Job, judged: verdict.Verdict, vitals: Vitals | None) -> ev.Event:
+        now = self._context.now()
+        if isinstance(judged, verdict.Passed):
+            name = (self.device_policy.rule, self._policy.proof_digest)
+            return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, now))
+        escalate, confined = self._policy.paths.escalate, record.quarantine is not None
+        given_up = pauses.given_up(record, self._policy, now)
+        match verdict.consequence(judged, job.path, escalate=escalate, confined=confined, given_up=given_up):
+            case verdict.Escalate(path):
+                return ev.Escalated(job.id, judged.detail, path)
+            case verdict.Confine(ailment):
+                chance = int(self._context.token(2), 16) / 2**16
+                return upkeep.confine(record, ailment, "autoclave", vitals, self._policy, now, chance)
+            case verdict.StayConfined():
+                return upkeep.interruption(record, judged.detail, now)
+            case verdict.LeaveDirty():
+                return ev.ScrubFailed(job.id, judged.detail)
+
+    async def _give_up(self, why: str) -> None:
+        """End the job after a fault of the service.
+
+        The device gets a setback: it is tried again with pauses, and is not offered meanwhile. A device that was proven
+        bad before the fault is quarantined.
+        """
+        record = self._record()
+        proven = record is not None and record.job is not None and verdict.proven_fault(record.job) is not None
+        if record is not None and record.quarantine is None and not proven:
+            await self._close(ev.ScrubFailed(self.id, why), why)
+        else:
+            await self._interrupt(why)
+
+    async def _interrupt(self, why: str) -> None:
+        record = self._record()
+        if record is not None:
+            await self._close(upkeep.interruption(record, why, self._context.now()), why)
+
+    async def _close(self, event: ev.Event, why: str) -> None:
+        self.why = why
+        try:
+            await self._ledger.append(self.op, (self.device, event))
+        except LedgerUnavailable as error:
+            self._unrecorded = error.message
+
+    # -- the worker
+
+    @asynccontextmanager
+    async def _worker(self, steps: tuple[Step, ...]) -> AsyncIterator[StartingWorker]:
+        """A worker for these steps; it is gone when the block ends, whatever happened."""
+        context = self._context
+        async with (
+            context.slots.at_memory(steps),
+            own_worker(self._observer, lambda: context.spawn(self.device, self._policy)) as worker,
+        ):
+            yield worker
+
+    def _order(self, record: Record, key: str) -> Order:
+        policy = self._policy
+        return Order(
+            patterns=policy.clear.passes.patterns,
+            key=key,
+            terminate_leftovers=policy.evict.leftovers is Eviction.TERMINATE,
+            terminate_foreign=policy.evict.foreign is Eviction.TERMINATE,
+            tenancy=leftover.span(record),
+            grace=policy.evict.grace,
+            patience=policy.budgets.owner_wait,
+            seconds=policy.selftest.time,
+        )
+
+    def _progress(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+        self._changed()
+
+    def _changed(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+
+@asynccontextmanager
+async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[WorkerHandle]]) -> AsyncIterator[StartingWorker]:
+    """Start a worker that the observer does not take for an intruder. It is gone when the block ends."""
+
+    async def start() -> WorkerHandle:
+        worker = await spawn()
+        observer.own(worker.pid)
+        return worker
+
+    starting = asyncio.create_task(start())
+    try:
+        yield starting
+    finally:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+        if not starting.cancelled() and starting.exception() is None:
+            worker = starting.result()
+            try:
+                await worker.kill()
+            finally:
+                observer.disown(worker.pid)  # a worker that is still there now must be seen as a holder
+
+
+async def _has_died(doing: asyncio.Task[StepResult], within: float) -> bool:
+    await asyncio.wait({doing}, timeout=within)
+    return doing.done() and doing.result().outcome is Outcome.DIED
+
+
+def _as_seen(facts: Facts) -> Facts:
+    return facts
+
+
+def _under_reset(facts: Facts) -> Facts:
+    """Only a holder that is seen can be an intruder on a device during its reset.
+
+    The files of slices go while their GPU is reset, so that the holders of the slices are unknown. A reset cannot
+    be called back: to kill the worker would only keep it from making the slices again. The worker itself has proven
+    that the device is free.
+    """
+    return replace(facts, holders=facts.holders or (), siblings_busy=bool(facts.siblings_busy))
