@@ -25,9 +25,7 @@ Size = Annotated[int, BeforeValidator(units.parse_size), PlainSerializer(units.f
 class Model(BaseModel):
     """Strict and frozen: an unknown key is an error, and a policy in force never changes."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Word(str, Enum):

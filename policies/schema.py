@@ -5,9 +5,12 @@ Both are made from the model; ``python -m policies.schema > policies/schema.json
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -43,9 +46,25 @@ class _FileSchema(GenerateJsonSchema):
                 made["default"] = format_duration(seconds)
         return made
 
+    def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
+        """Each field with its text."""
+        made = super().model_schema(schema)
+        for name, text in _field_texts(schema["cls"]):
+            made["properties"][name]["description"] = text
+        return made
+
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - the name is the library's
         """Titles only repeat the keys."""
         return False
+
+
+def _field_texts(model: type) -> Iterator[tuple[str, str]]:
+    """The text below each field of a model. Read here, and not by pydantic at every start of a service."""
+    parsed = ast.parse(inspect.getsource(model)).body[0]
+    for field, text in pairwise(parsed.body if isinstance(parsed, ast.ClassDef) else ()):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as said)):
+                yield name, inspect.cleandoc(said)
 
 
 def render() -> str:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import os
 import random
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import scrubber
-from policies import xids
 from policies.model import Policy
 from scrubber.config import BackendChoice as Chosen
 from scrubber.config import ScrubberConfig
 from scrubber.config import SightMode as Eyes
 from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder
-from scrubber.devices.base import Address, Backend, Care, DeviceError
+from scrubber.devices.base import Address, Backend, Care
 from scrubber.devices.calls import Caller
-from scrubber.devices.nvidia.backend import Nvidia
-from scrubber.devices.nvidia.host import Host
-from scrubber.devices.nvidia.nvml import Library
 from scrubber.devices.simulated import creation, layout
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.ground import log
@@ -36,8 +32,6 @@ from scrubber.metrics.collector import ServiceCollector
 from scrubber.metrics.counters import ServiceCounters
 from scrubber.node import clock, identity, proc
 from scrubber.node.bystanders import Bystander, Bystanders
-from scrubber.node.cgroups import Containers
-from scrubber.node.kernellog import KernelLog
 from scrubber.node.pods import Pods
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
@@ -55,8 +49,6 @@ from scrubber.workers.worker_wire import Assignment
 logger = log.get("app")
 
 PROC = Path("/proc")
-LAST_RESET = 30.0  # seconds for which a start waits for a reset that the last service has left behind
-FIRST_ANSWER = 30.0  # seconds that a driver has to answer at all: without persistence it sets its devices up first
 NAMES_WITHIN = 1.0  # seconds that a status waits for the names of pods, which it can do without
 WATCH_EVERY = 0.25  # seconds between looks for intruders while a step runs
 
@@ -78,34 +70,11 @@ class App:
 
 def build_backend(config: ScrubberConfig) -> Backend:
     """The hardware that was asked for; what is not there is said at once."""
-    return _simulated(config) if config.backend is Chosen.SIMULATED else _nvidia(config)
-
-
-def _nvidia(config: ScrubberConfig) -> Nvidia:
-    """What a node has that was not told to simulate."""
-    host, library = Host(config.host_root), Library()
-    namespace = _pid_namespace(config)
-    if namespace is not None:
-        host = replace(host, pid_namespace=namespace)
-    settings = config.state_dir / "settings"
-    if not Nvidia.quiet(settings, LAST_RESET):
-        logger.warning("a reset that the last service began does not end; the driver is asked beside it")
-    try:
-        why_not = asyncio.run(Caller().ask("driver", lambda: Nvidia.probe(host, library), FIRST_ANSWER))
-    except DeviceError as error:
-        why_not = str(error)
-    if why_not is None:
-        pods = Containers(PROC, namespace)
-        return Nvidia(host, pods.of, pods.living, settings, library, KernelLog(host.dev / "kmsg"), _hits_whole_gpu)
-    if config.backend is Chosen.AUTO:
-        raise FatalError(f"cannot choose a backend: {why_not}; for simulated GPUs say --backend simulated")
-    raise FatalError(f"cannot use backend {config.backend.value}: {why_not}")
-
-
-def _hits_whole_gpu(code: int) -> bool:
-    """Whether an XID concerns all slices of a GPU, though it names one; one that nobody knows does."""
-    known = xids.row(code)
-    return known is None or known.scope is not xids.Scope.APP
+    if config.backend is Chosen.SIMULATED:
+        return _simulated(config)
+    # Loaded by name, because a node with simulated GPUs would start later by all the modules for NVIDIA.
+    nvidia: Backend = importlib.import_module("scrubber.app_nvidia").build(config, _pid_namespace(config))
+    return nvidia
 
 
 def _pid_namespace(config: ScrubberConfig) -> int | None:

@@ -5,6 +5,7 @@ Progress and reasons go to stderr, results to stdout. A device without a result 
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 import click
-from rich import progress as bars
-from rich.console import Console
-from rich.markup import escape
 
 from scrubber.api import client
 from scrubber.cli import cells, document, human, service_call, table
@@ -91,12 +89,8 @@ def _shown(devices: Devices) -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield _Lines(devices)
         return
-    columns = (
-        bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TextColumn("{task.fields[amount]}"),
-        bars.TransferSpeedColumn(),
-    )  # fmt: skip
-    with bars.Progress(*columns, console=Console(stderr=True)) as progress:
-        yield _Bars(progress, devices)
+    with importlib.import_module("scrubber.cli.terminal").progress(devices) as show:
+        yield show
 
 
 class _Lines:
@@ -110,30 +104,3 @@ class _Lines:
         if message.step and self._steps.get(message.device) != message.step:
             self._steps[message.device] = message.step
             click.echo(f"GPU {self._devices[message.device].name}: {message.step} (job {message.job})", err=True)
-
-
-class _Bars:
-    """A bar for each device. A new step restarts the bar, so that the speed is that of the step."""
-
-    def __init__(self, progress: bars.Progress, devices: Devices) -> None:
-        self._progress = progress
-        self._devices = devices
-        self._steps: dict[str, str] = {}
-        self._tasks = {it: progress.add_task(self._label(it, "waiting"), total=None, amount="") for it in devices}
-
-    def __call__(self, message: views.ScrubProgress) -> None:
-        task = self._tasks[message.device]
-        if message.result is not None:
-            end = 1 if message.result.clean else 0
-            label = self._label(message.device, message.result.state)
-            self._progress.update(task, description=label, completed=end, total=1, amount="")
-        elif message.step:
-            if self._steps.get(message.device) != message.step:
-                self._steps[message.device] = message.step
-                self._progress.reset(task, description=self._label(message.device, message.step))
-            done, total = message.done_bytes, message.total_bytes
-            amount = f"{human.size(done)} of {human.size(total)}" if total else ""
-            self._progress.update(task, completed=done, total=total or None, amount=amount)
-
-    def _label(self, device: str, what: str) -> str:
-        return escape(f"GPU {self._devices[device].name} {what:<11}")

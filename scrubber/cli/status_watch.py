@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import click
-from rich.console import Group
-from rich.live import Live
-from rich.text import Text
 
 from scrubber.api import client
-from scrubber.cli import status_view, table
+from scrubber.cli import status_view
 from scrubber.core import views
 from scrubber.ground.errors import NotReady, Unreachable
 
@@ -33,13 +31,14 @@ async def watch(admin: client.AdminClient, gpus: Sequence[str], output: str) -> 
 
 async def _live(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:
     last: views.Status | None = None
-    with Live(auto_refresh=False) as live:
+    terminal = importlib.import_module("scrubber.cli.terminal")
+    with terminal.view() as show:
         async for answer in _answers(admin, gpus, TICK):
             last = answer or last
             notes = [] if answer else [UNREACHABLE]
             notes += status_view.faults(answer.service) if answer else ()
-            seen = [table.drawn(*status_view.cells(last, output))] if last else []
-            live.update(Group(*seen, *(Text(note, style="bold red") for note in notes)), refresh=True)
+            seen = [terminal.drawn(*status_view.cells(last, output))] if last else []
+            show(seen, notes)
 
 
 async def _print(admin: client.AdminClient, gpus: Sequence[str], output: str) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scrubber.cuda import warmth
+from scrubber.devices import roster
 from scrubber.workers import __main__ as worker
 from scrubber.workers import zygote_wire
 
@@ -143,6 +144,7 @@ def _become(files: Sequence[int]) -> None:
 
 def _warmed() -> zygote_wire.Ready:
     """A CuPy that cannot be loaded is told: what needs none is done all the same."""
+    roster.load_nvidia()
     try:
         return zygote_wire.Ready(warmth.warm())
     except warmth.UnusableError as error:

@@ -43,14 +43,29 @@ finally:
 ASKING = ("status", "scrub", "acquire", "release", "quarantine", "reinstate", "explain", "history")
 
 
+def loaded_by(module):
+    """Which modules are loaded once this one is."""
+    return set(python(f"import sys, {module}; print(*sys.modules)").stdout.split())
+
+
 @pytest.mark.parametrize("verb", ASKING)
-def test_a_verb_that_asks_the_service_loads_no_model_of_policies_and_no_yaml(verb):
-    """They take as long to load as all the rest."""
-    module = f"scrubber.cli.verbs.{cli.VERBS[verb][0]}"
-    script = f"import sys, {module}; print(*{{it.partition('.')[0] for it in sys.modules}})"
-    loaded = set(python(script).stdout.split())
+def test_a_verb_that_asks_the_service_loads_no_policies_no_yaml_and_no_rich(verb):
+    """Each takes as long to load as all the rest."""
+    loaded = loaded_by(f"scrubber.cli.verbs.{cli.VERBS[verb][0]}")
     assert "click" in loaded
-    assert not loaded & {"pydantic", "ruamel", "structlog", "prometheus_client"}
+    assert not loaded & {"pydantic", "ruamel", "structlog", "prometheus_client", "rich"}
+
+
+def test_the_service_loads_no_rich_and_nothing_for_nvidia_before_it_knows_its_node():
+    loaded = loaded_by("scrubber.cli.verbs.scrubber")
+    assert "pydantic" in loaded
+    assert not loaded & {"rich", "pygments", "pynvml", "scrubber.devices.nvidia.backend"}
+
+
+def test_the_zygote_loads_nothing_for_nvidia_before_it_knows_its_node():
+    loaded = loaded_by("scrubber.workers.zygote")
+    assert "scrubber.devices.simulated.gpu" in loaded
+    assert not loaded & {"pynvml", "scrubber.devices.nvidia.gpu"}
 
 
 def test_the_module_is_the_command():

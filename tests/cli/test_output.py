@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from ruamel.yaml import YAML
 
-from scrubber.cli import cells, document, job_progress, status_view, table
+from scrubber.cli import cells, document, job_progress, status_view, table, terminal
 from scrubber.cli.verbs import explain
 from scrubber.core import views
 from scrubber.core.model import Uncovered
@@ -124,7 +124,7 @@ def drawn(width):
     paper = io.StringIO()
     console = Console(width=width, force_terminal=True, file=paper)
     rows = cells.status([CLEAN, replace(SICK, quarantine=replace(SICKNESS, detail="[bold]x[/bold] " * 9))], NOW)
-    console.print(table.drawn(cells.STATUS, rows))
+    console.print(terminal.drawn(cells.STATUS, rows))
     return paper.getvalue()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-import scrubber.cli.log_without_rich  # noqa: F401 - it does its work while it is loaded, before anything else loads structlog
+import scrubber.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
 
 # isort: split
 from plugin import app, config, response

@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+import scrubber.cli.log_without_rich  # noqa: F401 - must be loaded before any module that loads structlog
+
+# isort: split
 from scrubber import config, daemon
 from scrubber.cli import options
 from scrubber.ground import paths
