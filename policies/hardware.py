@@ -45,10 +45,10 @@ class Reset(Model):
         Means.NVIDIA_SMI,
         Means.FUNCTION,
     )
-    """What is tried, in this order: the driver's tool, then a reset of its PCI function through sysfs."""
+    """The means, in this order: the driver's tool, then a reset of the PCI function through sysfs."""
 
     slices: Slices = Slices.WAIT
-    """A MIG slice: wait until all slices of its GPU are free and reset that, or destroy the slice and create it."""
+    """A MIG slice: wait until all slices are free and reset the GPU, or destroy the slice and create it again."""
 
 
 class Clocks(Model):
@@ -65,7 +65,7 @@ class Settings(Model):
     """How a device is set before it goes out; what is not given goes back to the driver's default or the first look."""
 
     persistence: bool | None = None
-    """Whether the driver keeps the device ready while nobody uses it."""
+    """Whether the driver keeps the device ready while it is not in use."""
 
     ecc: bool | None = None
     """Whether the memory corrects errors; a change takes effect at the next reset."""
@@ -74,7 +74,7 @@ class Settings(Model):
     """Whether the driver keeps accounts of processes."""
 
     compute_mode: ComputeMode | None = None
-    """Who may use the device at the same time."""
+    """How many programs may use the device at the same time."""
 
     power_limit: Annotated[int, Field(gt=0)] | None = None
     """The power limit in watts."""

@@ -30,13 +30,13 @@ class Probation(Model):
     """How a quarantined device is tried again."""
 
     first: Annotated[Duration, Field(gt=0)] = 60.0
-    """The pause before the first try."""
+    """The pause before the first probation."""
 
     longest: Annotated[Duration, Field(gt=0)] = 3600.0
-    """The pause that is never exceeded, however often a try failed."""
+    """The longest pause, however often a probation failed."""
 
     factor: Annotated[float, Field(ge=1)] = 2.0
-    """By how much each pause is longer than the one before."""
+    """The factor by which each pause is longer than the one before."""
 
     flap_limit: Annotated[int, Field(ge=1, le=10)] = 3
     """After this many returns from quarantine within flap_window, the next quarantine waits for a person."""
@@ -63,7 +63,7 @@ class Quarantine(Model):
     xids: Xids = Xids()
 
     signs: tuple[Symptom, ...] = (Symptom.SRAM, Symptom.LINKS, Symptom.FABRIC, Symptom.SWITCH, Symptom.REBOOT_REQUIRED)
-    """Which of these put a device into quarantine: sram, links, fabric, switch, reboot-required, pcie, heat."""
+    """Which signs quarantine a device: sram, links, fabric, switch, reboot-required, pcie, heat."""
 
     probation: Probation = Probation()
 
@@ -72,7 +72,7 @@ class Periodic(Model):
     """Tests of devices that nobody uses."""
 
     every: Annotated[Duration, Field(ge=0)] = 0.0
-    """How long after its last slow path an idle device takes it again, a node's devices one by one; 0s is never."""
+    """How long after its last slow path an idle device takes it again, one device at a time; 0s is never."""
 
     keep_free: Annotated[int, Field(ge=0)] = 1
-    """So many clean devices of its resource outside its reset domain are left alone; with 1 a lone device always is."""
+    """How many clean devices of the resource, outside the reset domain, are left alone; with 1 also a lone device."""

@@ -119,16 +119,16 @@ class Budgets(Model):
     """How long a caller is kept waiting before the answer is no."""
 
     allocate: Annotated[Duration, Field(gt=0, le=5)] = 5.0
-    """How long Allocate may wait for a device to become clean; at most 5s, as it blocks every pod of the node."""
+    """How long Allocate may wait for a clean device; at most 5s, because it blocks every pod of the node."""
 
     start: Annotated[Duration, Field(gt=0, lt=30)] = 25.0
     """How long PreStartContainer may wait; less than 30s, where the kubelet gives up."""
 
     owner_wait: Annotated[Duration, Field(ge=0)] = 2.0
-    """How much of the allocate budget is spent waiting for the last tenant to be gone."""
+    """How much of the allocate budget may be spent waiting for the previous owner to end."""
 
     silence: Annotated[Duration, Field(ge=0, le=300)] = 5.0
-    """How long the device plugin shows the last list once the service does not answer; then all are unhealthy."""
+    """How long the plugin keeps the last list if the service does not answer; then all devices are unhealthy."""
 
     @model_validator(mode="after")
     def owner_wait_fits(self) -> Self:
@@ -175,10 +175,10 @@ class Timeouts(Model):
     """The deadline for overwriting the memory on the chip (slow path only)."""
 
     selftest: Annotated[Duration, Field(gt=0)] = 90.0
-    """The deadline for the self-test, its clearing up included (slow path only)."""
+    """The deadline for the self-test, including clearing up (slow path only)."""
 
     settings: Annotated[Duration, Field(gt=0)] = 10.0
-    """The deadline for bringing clocks, power limit and modes back to the baseline."""
+    """The deadline for restoring clocks, power limit and modes."""
 
     health: Annotated[Duration, Field(gt=0)] = 10.0
     """The deadline for reading the health counters."""
@@ -195,62 +195,62 @@ class Evict(Model):
     """What is done about processes that no live container owns. A live container's are never touched."""
 
     leftovers: Eviction = Eviction.TERMINATE
-    """What happens to processes of the last tenant whose container is gone."""
+    """What happens to processes of the last owner whose container is gone."""
 
     foreign: Eviction = Eviction.WAIT
-    """What happens to processes that belong to no tenant, such as a host daemon or somebody's shell."""
+    """What happens to processes that belong to no owner, such as a host daemon or a shell."""
 
     grace: Annotated[Duration, Field(ge=0)] = 2.0
     """The time between TERM and KILL."""
 
     give_up: Annotated[Duration, Field(ge=0)] = 600.0
-    """How long one that was told to end and has not is waited for; then the device is quarantined until it is gone."""
+    """How long a scrub may fail because a process does not end; then the device is quarantined until it has ended."""
 
     bystanders: tuple[Bystander, ...] = _operators()
-    """Programs, as [NAMESPACE:]PATH, that are left alone and are no users; no device is reset while one has it open."""
+    """Programs, as [NAMESPACE:]PATH, that do not count as holders; no device is reset while one has it open."""
 
 
 class Clear(Model):
     """What is written, and how much of the memory must be reached."""
 
     passes: Passes = Passes.RANDOM_ZERO
-    """What is written: a keyed pattern that is read back and then zeros, or zeros alone."""
+    """What is written and read back: a keyed pattern and then zeros, or zeros alone."""
 
     min_coverage: Annotated[float, Field(gt=0, le=1)] = 0.995
-    """The part of the allocatable memory that must be overwritten and read back for a pass, from 0 to 1."""
+    """The share of the allocatable memory that must be overwritten and read back, from 0 to 1."""
 
 
 class Selftest(Model):
     """How thoroughly a device is tested, on the slow path."""
 
     time: Annotated[Duration, Field(gt=0)] = 60.0
-    """How long memory and arithmetic are tested; the receipt names the tests that came to their end in that time."""
+    """How long memory and arithmetic are tested; the receipt names the tests that were completed in that time."""
 
 
 class Proof(Model):
     """How long a proof stands."""
 
     max_age: Annotated[Duration, Field(gt=0)] = 86400.0
-    """How old a proof may grow before an idle device is scrubbed again."""
+    """How old a proof may become before an idle device is scrubbed again."""
 
     survives_restart: bool = False
-    """Whether a proof is still believed after the service was away, when nobody watched the device."""
+    """Whether a proof stays valid after a restart of the service, which did not observe the device meanwhile."""
 
 
 class Policy(Model):
     """Everything that applies to one device."""
 
     mode: Mode = Mode.ENFORCE
-    """Whether a device that is not proven clean is refused (enforce) or handed out and written down (observe)."""
+    """Whether a device that is not proven clean is refused (enforce), or handed out and recorded (observe)."""
 
     gate: Gate = Gate.ALLOCATE
-    """Which hook of the kubelet waits for a device that is not clean: allocate, or prestart, which has a hole."""
+    """Which call of the kubelet waits for a device that is not clean: allocate, or prestart, which has a hole."""
 
     model: Starts = Starts.PER_CONTAINER_CACHED
     """What is done before the later container starts of a pod: nothing, a scrub, or a check."""
 
     restart_on_sick: OnSick = OnSick.REFUSE
-    """Whether a pod's containers may start again on a device that fell sick so that its results are in doubt."""
+    """Whether a pod's containers may restart on a device with a fault that puts its results in doubt."""
 
     budgets: Budgets = Budgets()
     paths: Paths = Paths()

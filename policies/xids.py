@@ -75,23 +75,23 @@ class Repeats(Model):
     """When a code that is only counted is too much all the same."""
 
     count: Annotated[int, Field(ge=0, le=32)] = 5  # no log of ours keeps more of one code
-    """After so many of one code within the window the device is quarantined as well; 0 never."""
+    """After this many events of one code within the window the device is quarantined as well; 0 is never."""
 
     within: Annotated[Duration, Field(gt=0)] = 600.0
-    """The window over which they are counted."""
+    """The window over which the events are counted."""
 
 
 class Xids(Model):
     """What the driver's error codes (XIDs) do to a device."""
 
     preset: Preset = Preset.CATALOG
-    """What a known code does: as NVIDIA's catalogue asks, as NVIDIA's device plugin does, or as GKE does."""
+    """What a known code does: as in NVIDIA's catalogue, as in NVIDIA's device plugin, or as in GKE."""
 
     unknown: Treatment = Treatment.QUARANTINE
-    """What a code does that the catalogue does not know, or of which it says nothing."""
+    """What a code does that the catalogue does not know, or for which it names no action."""
 
     codes: Mapping[Code, Treatment] = Field(default_factory=dict, json_schema_extra={"additionalProperties": False})
-    """Exceptions by code, such as {94: quarantine}; they win over everything else, repeats included."""
+    """Exceptions by code, such as {94: quarantine}; they have priority over everything else, also over repeats."""
 
     repeats: Repeats = Repeats()
 

@@ -1,20 +1,20 @@
 # shellcheck shell=sh
-# What prolog.sh and epilog.sh share; they read it from their own directory. See docs/without-kubernetes.md.
+# Shared by prolog.sh and epilog.sh, which read it from their own directory. See docs/without-kubernetes.md.
 #
-# slurmd starts both without a search path. These can be set in its environment:
-#   AUTOCLAVE_SLURM_LIMIT      seconds for everything a script waits for; less than PrologEpilogTimeout
-#   AUTOCLAVE_SLURM_NUMBERING  what Slurm's numbers count: auto (only where it makes no difference), pci or minor
-#   AUTOCLAVE_SLURM_DRAIN      no: leave it to Slurm to drain the node, with a reason that says less
-#   AUTOCLAVE_SLURM_STATE      where the prolog notes what it took, for root alone
-#   AUTOCLAVE_SLURM_DRIVER     where the driver tells of its GPUs
-set -uf # no names of files are made of what stands in a variable
+# slurmd starts both without a search path. Set these in the environment of slurmd:
+#   AUTOCLAVE_SLURM_LIMIT      seconds that a script may wait in total; less than PrologEpilogTimeout
+#   AUTOCLAVE_SLURM_NUMBERING  what Slurm's numbers mean: auto (only if both agree), pci or minor
+#   AUTOCLAVE_SLURM_DRAIN      no: only Slurm drains the node, with a shorter reason
+#   AUTOCLAVE_SLURM_STATE      where the prolog records the acquired GPUs, readable by root only
+#   AUTOCLAVE_SLURM_DRIVER     the driver's information files
+set -uf # the shell must not expand patterns in variables to file names
 umask 077
 PATH="${PATH:+$PATH:}/opt/autoclave/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 export PATH
 
 LIMIT=${AUTOCLAVE_SLURM_LIMIT:-120}
 NUMBERING=${AUTOCLAVE_SLURM_NUMBERING:-auto}
-# shellcheck disable=SC2034 # of the two scripts
+# shellcheck disable=SC2034 # used by the two scripts
 STATE=${AUTOCLAVE_SLURM_STATE:-/run/autoclave-slurm}
 DRIVER=${AUTOCLAVE_SLURM_DRIVER:-/proc/driver/nvidia}
 JOB=${SLURM_JOB_ID:-${SLURM_JOBID:-}}
@@ -22,10 +22,10 @@ BEGAN=$(date +%s)
 
 say() { printf 'autoclave: %s\n' "$*" >&2; }
 
-# End as failed, which drains the node. The reason is everybody's to read: it names no process and no file.
+# Exit with a failure, which drains the node. All users can read the reason, so it names no process and no file.
 fail() { # CODE TEXT
   say "$2"
-  node=$(uname -n) # Slurm's own name of the node, where it says one, may have dots
+  node=$(uname -n) # Slurm's own name of the node, if it gives one, may contain dots
   node=${SLURMD_NODENAME:-${node%%.*}}
   if [ "${AUTOCLAVE_SLURM_DRAIN:-yes}" != no ]; then
     timeout -k 2 10 scontrol update "nodename=$node" state=drain "reason=autoclave: $2" >&2 ||
@@ -34,14 +34,14 @@ fail() { # CODE TEXT
   exit "$1"
 }
 
-# Run autoclave for as long as there is time; 124 or 137 is late.
+# Run autoclave within the remaining time; 124 or 137 means that the time is over.
 ask() {
   left=$((BEGAN + LIMIT - $(date +%s)))
   [ "$left" -gt 0 ] || return 124
   timeout -k 5 "$left" autoclave "$@" >&2
 }
 
-# What an exit code of ask means.
+# The meaning of an exit code of ask.
 meaning() {
   case $1 in
     1) echo "not proven clean" ;;
@@ -52,14 +52,14 @@ meaning() {
   esac
 }
 
-# The job's number, which is also the name of a file.
+# Check the job's number, which is also a file name.
 demand_job() {
   case $JOB in
     '' | *[!0-9]*) fail 2 "cannot tell which job this is" ;;
   esac
 }
 
-# The job's GPUs, as autoclave is to be asked for them: one a line, nothing for none, and 1 where it cannot be told.
+# Print the job's GPUs as autoclave names them: one on each line, nothing for none. Return 1 if they cannot be determined.
 job_gpus() {
   numbers=$(listed "${SLURM_JOB_GPUS:-}") && visible=$(listed "${CUDA_VISIBLE_DEVICES:-}") || return 1
   case $visible in
@@ -79,7 +79,7 @@ job_gpus() {
 
 count() { printf '%s\n' "$1" | grep -c .; }
 
-# A list as Slurm writes it (0,2-3), one a line, each once.
+# Print the entries of a Slurm list (0,2-3), one on each line, each once.
 listed() {
   [ "$1" != NoDevFiles ] || return 0
   printf '%s\n' "$1" | tr ',' '\n' | awk '
@@ -95,13 +95,13 @@ listed() {
     { exit 1 }' || { say "cannot tell the job's GPUs: '$1' is no list of them"; return 1; }
 }
 
-# Numbers as UUIDs, where a driver tells them; on simulated GPUs there is none, and a number is autoclave's own.
+# Convert numbers to UUIDs with the driver's files. Simulated GPUs have none; there, autoclave knows the numbers itself.
 numbered() {
   [ -n "$1" ] || return 0
   [ -d "$DRIVER/gpus" ] || { printf '%s\n' "$1"; return; }
   [ -z "$(find "$DRIVER/capabilities" -path '*/mig/gi*' 2>/dev/null)" ] ||
     { say "cannot tell the job's GPUs: numbers do not name MIG slices, see gres.conf, Flags=env_uuid"; return 1; }
-  # The driver's files are named by PCI address, so that their order is that of the bus.
+  # The driver's files are named by PCI address, so their order is the order of the bus.
   # shellcheck disable=SC2016 # fields of awk
   find "$DRIVER/gpus" -name information | LC_ALL=C sort | WANTED=$1 BY=$NUMBERING xargs awk '
     BEGIN { by = ENVIRON["BY"] }

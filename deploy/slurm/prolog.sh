@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's Prolog: the job gets its GPUs proven clean, or does not start. Exit code 0 is the only yes.
+# Slurm's Prolog: the job starts only if its GPUs are proven clean. Only exit code 0 means success.
 # shellcheck source=deploy/slurm/autoclave.sh
 . "${0%/*}/autoclave.sh"
 
@@ -9,9 +9,9 @@ demand_job
 [ -z "${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-}${SLURM_SHARDS_ON_NODE:-}" ] ||
   fail 2 "job $JOB shares a GPU, and what is shared cannot be proven clean"
 
-# shellcheck disable=SC2086 # one word a GPU
+# shellcheck disable=SC2086 # one word for each GPU
 set -- $GPUS
-# A GPU that needs longer than the policy's budget is waited for by the scrub. One that is somebody's is refused by both.
+# If a GPU needs longer than the policy's budget, the scrub waits for it. A GPU of another job is refused by both commands.
 ask acquire "$@"
 code=$?
 if [ "$code" -eq 1 ]; then
@@ -20,5 +20,5 @@ if [ "$code" -eq 1 ]; then
 fi
 [ "$code" -eq 0 ] || fail "$code" "GPUs of job $JOB are $(meaning "$code")"
 
-# The epilog gives back what stands here and nothing else: a GPU that was refused just now is another job's.
+# The epilog releases only the GPUs recorded here: a GPU that was refused just now belongs to another job.
 { mkdir -p "$STATE" && printf '%s\n' "$GPUS" >"$STATE/$JOB"; } || fail 1 "cannot note what job $JOB has"
