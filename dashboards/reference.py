@@ -1,6 +1,6 @@
-"""``docs/metrics.md``: both tables of metrics as one page, so that it cannot be out of date.
+"""``docs/metrics.md``, generated from both tables of metrics.
 
-``python -m dashboards.reference > docs/metrics.md`` writes it; a test keeps the two equal.
+``python -m dashboards.reference > docs/metrics.md`` writes it; a test compares the two.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _line(row: Row) -> str:
 
 def _buckets(row: Row) -> str:
     bounds = ", ".join(f"{bound:g}" for bound in row.buckets)
-    return f"* `{row.name}`: buckets up to {bounds} {row.unit}, and without a limit."
+    return f"* `{row.name}`: buckets up to {bounds} {row.unit}, and +Inf."
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from dashboards import shipped
-from dashboards.preview import asking, drawing
+from dashboards.preview import queries, rendering
 
 
 def _duration(_: click.Context, __: click.Parameter, said: str) -> str:
     try:
-        asking.seconds(said or "1s")
+        queries.seconds(said or "1s")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return said
@@ -38,24 +38,24 @@ def main(
 ) -> None:
     """Ask, draw, and say where the pictures are."""
     url, ends = url.rstrip("/"), time.time()
-    scrape = asking.scrape_interval(url)
+    scrape = queries.scrape_interval(url)
     chosen = {name: value for name, _, value in (choice.partition("=") for choice in choices)}
     out.mkdir(parents=True, exist_ok=True)
-    site = drawing.prepared()
-    with drawing.served(site) as address:
+    site = rendering.prepared()
+    with rendering.served(site) as address:
         for uid, page in sorted(shipped.pages().items()):
             if uids and uid not in uids:
                 continue
             span = last or page["time"]["from"].removeprefix("now-")
-            source = asking.Source(url, ends - asking.seconds(span), ends, scrape)
-            panels, values = asking.unfolded(page), asking.choices(page, source, chosen)
+            source = queries.Source(url, ends - queries.seconds(span), ends, scrape)
+            panels, values = queries.unfolded(page), queries.choices(page, source, chosen)
             data = {
                 "dashboard": {**page, "panels": panels}, "theme": theme, "from": source.begins, "to": ends,
-                "span": span, "chosen": values, "asked": asking.asked(panels, source, values),
-                "marks": asking.marks(page, source, values),
+                "span": span, "chosen": values, "asked": queries.asked(panels, source, values),
+                "marks": queries.marks(page, source, values),
             }  # fmt: skip
             into = out / f"{uid}.png"
-            drawing.picture(site, address, data, cells or asking.height(panels), into)
+            rendering.picture(site, address, data, cells or queries.height(panels), into)
             click.echo(f"{into} {into.stat().st_size // 1024} KiB")
 
 

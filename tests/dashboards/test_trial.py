@@ -40,9 +40,9 @@ class Observed:
     def end(self, number=signal.SIGTERM):
         """Its exit status, and what it said to stderr."""
         self.process.send_signal(number)
-        told, wrong = self.process.communicate(timeout=30)
+        told, problems = self.process.communicate(timeout=30)
         self.said += told
-        return self.process.returncode, wrong
+        return self.process.returncode, problems
 
     def left(self):
         """What still runs of it, and the files that are still there."""
@@ -101,7 +101,7 @@ def test_without_prometheus_it_says_what_to_install_and_goes_on(observe, tmp_pat
 def test_a_port_that_somebody_has_is_told_in_one_line(observe):
     with socket.create_server(("127.0.0.1", port := free_ports())):
         observed = observe(port)
-        told, wrong = observed.process.communicate(timeout=60)
-    assert (observed.process.returncode, told, wrong.count("\n")) == (1, "", 1)
-    assert "address already in use" in wrong
+        told, problems = observed.process.communicate(timeout=60)
+    assert (observed.process.returncode, told, problems.count("\n")) == (1, "", 1)
+    assert "address already in use" in problems
     assert observed.left() == []

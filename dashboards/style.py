@@ -1,6 +1,6 @@
-"""How things look, the same on every page: the colours of states, the words for numbers, what makes a figure alarming.
+"""The look of all pages: colours of states, words for numbers, thresholds.
 
-The colours are Okabe's and Ito's, which people with any colour vision can tell apart; a test measures it.
+The colours are those of Okabe and Ito, which people with any colour vision can distinguish. A test measures this.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ HEALTH_COLOURS = {"/ healthy$/": GREEN, "/ unhealthy$/": ORANGE}
 PATH_COLOURS = {"fast": SKY, "slow": PURPLE}
 QUANTILE_COLOURS = {"p50": SKY, "p95": ORANGE, "p99": VERMILLION}
 
-# Drawn where a figure is not there although everything works, so that it is not taken for a collector that failed.
+# A series with this name means that the collector works and there is nothing to show.
 NONE = "none"
 NO_ROW = -1
 
 
-def apart(*names: str) -> dict[str, str]:
-    """Colours for a few names that are neither good nor bad, so that neighbours differ."""
+def distinct_colours(*names: str) -> dict[str, str]:
+    """Different colours for a few names that are neither good nor bad."""
     return dict(zip(names, cycle((SKY, ORANGE, GREEN, PURPLE, YELLOW, BLUE)), strict=False))
 
 
-def words(said: dict[float, tuple[str, str]]) -> list[ValueMapping]:
-    """Numbers shown as words, each in its colour."""
+def value_words(said: dict[float, tuple[str, str]]) -> list[ValueMapping]:
+    """Value mappings: numbers shown as words, each in its colour."""
     results = {
         f"{number:g}": ValueMappingResult(text=word, color=colour, index=place)
         for place, (number, (word, colour)) in enumerate(said.items())
@@ -48,29 +48,29 @@ def words(said: dict[float, tuple[str, str]]) -> list[ValueMapping]:
     return [ValueMap(options=results)]
 
 
-STEP_COLOURS = apart(*(step.value for step in Step))
-TRIGGER_COLOURS = apart(*(trigger.value for trigger in Trigger))
+STEP_COLOURS = distinct_colours(*(step.value for step in Step))
+TRIGGER_COLOURS = distinct_colours(*(trigger.value for trigger in Trigger))
 NUMBER_OF = {state: number for number, state in enumerate(State)}
-STATE_WORDS = words({number: (state.value, STATES[state]) for state, number in NUMBER_OF.items()})
+STATE_WORDS = value_words({number: (state.value, STATES[state]) for state, number in NUMBER_OF.items()})
 
 
 def yes_or_no(yes: str, no: str) -> list[ValueMapping]:
-    """1 is good, 0 is not."""
-    return words({1: (yes, GOOD), 0: (no, BAD)})
+    """Words for a metric whose 1 is good."""
+    return value_words({1: (yes, GOOD), 0: (no, BAD)})
 
 
 def no_or_yes(no: str, yes: str) -> list[ValueMapping]:
-    """0 is good, 1 is not."""
-    return words({0: (no, GOOD), 1: (yes, BAD)})
+    """Words for a metric whose 1 is bad."""
+    return value_words({0: (no, GOOD), 1: (yes, BAD)})
 
 
 Levels = tuple[tuple[float, str], ...]
 
-NEUTRAL: Levels = ()  # a figure that is neither good nor bad
+NEUTRAL: Levels = ()  # a value that is neither good nor bad
 SHOULD_BE_ZERO: Levels = ((0, GOOD), (1, BAD))
 BETTER_ZERO: Levels = ((0, GOOD), (1, WARN))
 
 
 def steps(levels: Levels) -> list[Threshold]:
-    """A colour from each of these values on; without any, Grafana would put a red from 80 on."""
+    """Thresholds with their colours. Without any, Grafana colours values from 80 on red."""
     return [Threshold(value=None, color=PLAIN), *(Threshold(value=value, color=colour) for value, colour in levels)]
