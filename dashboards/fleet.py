@@ -20,7 +20,7 @@ from dashboards.query import (
     SCRUBS,
     SCRUBS_OF_NODES,
     TIMES_TO_CLEAN,
-    Scope,
+    QueryScope,
     largest,
     smallest,
     sum_of,
@@ -44,8 +44,8 @@ from dashboards.style import (
 from scrubber.core.model import State
 from scrubber.metrics.table import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
-SCOPE = Scope(("cluster",))
-IN_USE = (State.GRANTED.value, State.EXPOSED.value)
+SCOPE = QueryScope(("cluster",))
+IN_USE = (State.GRANTED.value, State.IN_USE.value)
 NOT_CLEAN = (State.UNKNOWN.value, State.DIRTY.value, State.SCRUBBING.value)
 TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 from dashboards.outages import GPU_PAGE, WHERE, problems, quarantined_gpus
 from dashboards.page import Page, Section
 from dashboards.panels import Column, Query, graph, stat, table, timeline
-from dashboards.query import DEVICE_ID, PLACE, RECENT, Scope, age, largest
+from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest
 from dashboards.style import (
     BAD,
     BETTER_ZERO,
@@ -20,7 +20,7 @@ from dashboards.style import (
 )  # fmt: skip
 from scrubber.metrics import table as service
 
-SCOPE = Scope((*PLACE, "gpu"))
+SCOPE = QueryScope((*PLACE, "gpu"))
 NAME = "GPU {{gpu}} {{uuid}}"  # a replaced GPU is shown beside its successor
 UNPROVEN = "The GPU was never proven clean, or no scrub service is scraped"
 RUNS = value_words({1: ("runs", YELLOW), 0: ("no step runs", GREY)})

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.page import Page, Section
 from dashboards.panels import NO_PLUGIN, Column, Query, graph, heatmap, stat, table
-from dashboards.query import CPU, PLACE, RECENT, RESIDENT, Scope, age, largest, smallest, sum_of
+from dashboards.query import CPU, PLACE, RECENT, RESIDENT, QueryScope, age, largest, smallest, sum_of
 from dashboards.scrubs import QUANTILES
 from dashboards.style import HEALTH_COLOURS, QUANTILE_COLOURS, SHOULD_BE_ZERO, distinct_colours
 from plugin.metrics import table as plugin

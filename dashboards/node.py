@@ -18,7 +18,7 @@ from dashboards.panels import (
     table,
     timeline,
 )
-from dashboards.query import DEVICE_ID, PLACE, RECENT, Scope, age, largest, smallest, sum_of, with_device
+from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, sum_of, with_device
 from dashboards.style import (
     BAD,
     GOOD,

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 
 from dashboards.page import link
 from dashboards.panels import Column, Query, table, timeline
-from dashboards.query import DEVICE_ID, Scope, age, largest, with_device
+from dashboards.query import DEVICE_ID, QueryScope, age, largest, with_device
 from dashboards.style import BAD, GOOD, GREY, NO_ROW, PLAIN, value_words
 from scrubber.metrics.table import (
     BLOCKED,
@@ -29,7 +29,7 @@ WAITS_FOR_PERSON = value_words({NO_ROW: ("-", GREY), NEVER: ("waits for a person
 HOLDS = value_words({1: ("now", BAD), 0: ("nothing", GOOD)})
 
 
-def quarantined_gpus(scope: Scope) -> grafana.Panel:
+def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
     """Every quarantined device: reason, duration, tests and the next test."""
     because = largest(scope.of(QUARANTINED), *DEVICE_ID, "reason")
 
@@ -56,7 +56,7 @@ def quarantined_gpus(scope: Scope) -> grafana.Panel:
     )  # fmt: skip
 
 
-def problems(scope: Scope) -> grafana.Panel:
+def problems(scope: QueryScope) -> grafana.Panel:
     """The signs that the driver reports, sick devices in use, and blocked scrubs."""
     signs = f'label_replace({largest(scope.of(SIGN), *DEVICE_ID, "sign")}, "what", "$1", "sign", "(.*)")'
     in_use = largest(scope.of(SICK), *DEVICE_ID, "reason")

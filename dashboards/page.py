@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import prometheus
 
 from dashboards.panels import SOURCE
-from dashboards.query import DEVICE_ID, Scope, largest
+from dashboards.query import DEVICE_ID, QueryScope, largest
 from dashboards.style import BAD
 from scrubber.metrics.table import DEVICE, QUARANTINED
 
@@ -48,7 +48,7 @@ class Page:
     uid: str
     title: str
     description: str
-    scope: Scope
+    scope: QueryScope
     sections: tuple[Section, ...]
     one: tuple[str, ...] = ()  # the variables with a single value
 

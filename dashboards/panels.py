@@ -1,6 +1,6 @@
 """One function for each kind of panel: its title, a description, its queries, and its look.
 
-``empty`` is the text for an empty result. It must be true in that case: see ``Scope.or_zero``.
+``empty`` is the text for an empty result. It must be true in that case: see ``QueryScope.or_zero``.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ Series = Row | RecordedSeries | ForeignSeries
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class QueryScope:
     """The variables of a page. Every query is narrowed by them."""
 
     variables: tuple[str, ...]
@@ -127,7 +127,7 @@ class Scope:
         return largest(" or ".join(arms), *by)
 
     def or_zero(self, expression: str, label: str = "", alive: Row = BUILD) -> str:
-        """The expression, or a zero if it is empty and the service is scraped."""
+        """The expression, or a zero for a scraped service if the expression is empty."""
         zero = f"0 * max({self.of(alive)})"
         zero = f'label_replace({zero}, "{label}", "{NONE}", "", "")' if label else zero
         return f"({expression}) or on () {zero}"
@@ -144,16 +144,11 @@ class Scope:
         return self.or_zero(f"{self.increase(row, label, within=RECENT)} > 0", label)
 
     def recent_by_labels(self, row: Row, *by: str, alive: Row = BUILD) -> str:
-        """How often an event happened lately, by several labels joined to ``at``, or a zero if the service is
-        scraped.
-        """
+        """How often an event happened lately, by several labels joined to ``at``. Like ``recent_by`` with a zero."""
         return self.or_zero(with_labels(f"{self.increase(row, *by, within=RECENT)} > 0", *by), "at", alive)
 
     def or_not_scraped(self, expression: str, label: str, value: float, alive: Row = BUILD) -> str:
-        """The expression, or one row that says that nothing is scraped.
-
-        So an empty table means that there is nothing to show.
-        """
+        """The expression, or one row that says that nothing is scraped: an empty table means nothing to show."""
         row = "nothing is scraped" if alive is BUILD else "no plugin is scraped"
         return f'({expression}) or label_replace({value:g} * absent({self.of(alive)}), "{label}", "{row}", "", "")'
 

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Page, Section
 from dashboards.panels import Column, Query, graph, heatmap, stat, table
-from dashboards.query import DEVICE_ID, PLACE, RECENT, Scope, largest, smallest, sum_of
+from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, largest, smallest, sum_of
 from dashboards.style import (
     BETTER_ZERO,
     NEUTRAL,

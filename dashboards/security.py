@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 from dashboards.outages import TO_GPU, WHERE
 from dashboards.page import Page, Section, link
 from dashboards.panels import Column, Query, graph, stat, table
-from dashboards.query import DEVICE_ID, PLACE, RECENT, Scope, age, largest, smallest, with_device
+from dashboards.query import DEVICE_ID, PLACE, RECENT, QueryScope, age, largest, smallest, with_device
 from dashboards.style import BAD, BETTER_ZERO, GOOD, GREY, NO_ROW, SHOULD_BE_ZERO, WARN, value_words
 from scrubber.core.model import State
 from scrubber.ground.metric_table import Row

@@ -29,14 +29,14 @@ def _duration(_: click.Context, __: click.Parameter, said: str) -> str:
     metavar="TIME",
     default="",
     callback=_duration,
-    help="How much to show, as in 15m [default: what each page says].",
+    help="The time range, as in 15m [default: the time range of each page].",
 )
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="A variable, as in gpu=3.")
-@click.option("--cells", type=click.IntRange(min=1), help="Only the top of each page, so many cells of its grid high.")
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="The value of a variable, as in gpu=3.")
+@click.option("--cells", type=click.IntRange(min=1), help="Draw only the first rows of the grid of each page.")
 def main(
     url: str, out: Path, uids: tuple[str, ...], theme: str, last: str, choices: tuple[str, ...], cells: int | None
 ) -> None:
-    """Ask, draw, and say where the pictures are."""
+    """Run the queries, draw the pages, and print the paths of the pictures."""
     url, ends = url.rstrip("/"), time.time()
     scrape = queries.scrape_interval(url)
     chosen = {name: value for name, _, value in (choice.partition("=") for choice in choices)}

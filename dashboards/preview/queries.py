@@ -1,4 +1,4 @@
-"""What a page asks, asked: every panel's queries at one Prometheus, over one stretch of time, as Grafana would."""
+"""The queries of all panels of a page, run at a Prometheus over a time range, as Grafana runs them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,32 @@ from dashboards import shipped
 
 ANSWERS_WITHIN = 30.0
 PIXELS_OF_A_COLUMN = 60
-STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)  # what Grafana rounds to
+STEPS = (
+    1,
+    2,
+    5,
+    10,
+    15,
+    20,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1800,
+    3600,
+    7200,
+    21600,
+    86400,
+)  # the steps to which Grafana rounds
 SCRAPES_OF_A_RATE = 4
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A Prometheus, and the stretch of time that is looked at."""
+    """A Prometheus, and a time range."""
 
     url: str
     begins: float
@@ -32,12 +50,12 @@ class Source:
     scrape: int  # seconds between two scrapes
 
     def step(self, columns: int) -> int:
-        """Seconds between two points of a panel that is so many columns wide."""
+        """Seconds between two points of a panel of this width."""
         wanted = max(self.scrape, (self.ends - self.begins) / (columns * PIXELS_OF_A_COLUMN))
         return next((step for step in STEPS if step >= wanted), STEPS[-1])
 
     def get(self, path: str, **words: str | float) -> dict[str, Any]:
-        """An answer, or what was wrong with the question; raises where nobody answers."""
+        """The result of a request, or the error that Prometheus returned. Raises if Prometheus does not answer."""
         try:
             with urlopen(f"{self.url}/api/v1/{path}?{urlencode(words)}", timeout=ANSWERS_WITHIN) as reply:  # noqa: S310 - whoever calls names it
                 answer = json.load(reply)
@@ -49,13 +67,13 @@ class Source:
 
 
 def scrape_interval(url: str) -> int:
-    """Seconds between two scrapes of whatever is scraped least often."""
+    """The longest scrape interval of all targets, in seconds."""
     targets = Source(url, 0, 0, 1).get("targets", state="active")["result"]["activeTargets"]
     return max((round(seconds(target["scrapeInterval"])) for target in targets), default=15) or 1
 
 
 def choices(page: Mapping[str, Any], source: Source, chosen: Mapping[str, str]) -> dict[str, str]:
-    """What is chosen, and of the variables that have no All the first value, as Grafana takes it."""
+    """The chosen values, and the first value of each other variable without All, as Grafana chooses."""
     made = dict(chosen)
     for variable in page["templating"]["list"]:
         if variable["type"] != "query" or variable["includeAll"] or variable["name"] in made:
@@ -68,7 +86,7 @@ def choices(page: Mapping[str, Any], source: Source, chosen: Mapping[str, str]) 
 
 
 def unfolded(page: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All panels and headings, folded bands opened and what stands below them moved down."""
+    """All panels and headings, with folded sections opened and the panels below moved down."""
     made: list[dict[str, Any]] = []
     down = 0
     for panel in page["panels"]:
@@ -80,17 +98,17 @@ def unfolded(page: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def height(panels: list[dict[str, Any]]) -> int:
-    """Of all of them, in cells of the grid."""
+    """The height of all panels, in cells of the grid."""
     return max(map(_bottom, panels))
 
 
 def asked(panels: list[dict[str, Any]], source: Source, chosen: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """For each panel by its id: the answers by the letters of its queries, the step, and the receipts to show."""
+    """For each panel id: the results by query letter, the step, and the receipts."""
     return {str(panel["id"]): _panel(panel, source, chosen) for panel in panels if panel["type"] != "row"}
 
 
 def marks(page: Mapping[str, Any], source: Source, chosen: Mapping[str, str]) -> list[dict[str, float]]:
-    """When what the page's annotations mark began and ended."""
+    """The begin and the end of each annotation."""
     found = []
     for event in page["annotations"]["list"]:
         step = round(seconds(event["step"]))
@@ -128,7 +146,7 @@ def _receipts(expression: str, source: Source, step: int, chosen: Mapping[str, s
 
 
 def filled(expression: str, source: Source, step: int, chosen: Mapping[str, str]) -> str:
-    """A query as it is asked: at least four scrapes for a rate, and one more than the step."""
+    """A query with its variables replaced. A rate covers at least four scrapes, and one more than the step."""
     rate = max(step + source.scrape, SCRAPES_OF_A_RATE * source.scrape)
     times = {
         "__interval": f"{step}s",
@@ -143,7 +161,7 @@ def _result(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def stretches(values: list[tuple[float, str]], step: int) -> Iterator[tuple[float, float]]:
-    """Where samples that are not zero follow each other step by step: the first and the last of each row."""
+    """The first and the last time of each run of samples that are not zero."""
     begins = before = None
     for at, value in values:
         if float(value) == 0:
@@ -167,7 +185,7 @@ def _bottom(panel: Mapping[str, Any]) -> int:
 
 
 def seconds(duration: str) -> float:
-    """Of a duration as Prometheus writes it: 1m30s."""
+    """The seconds of a Prometheus duration, as in 1m30s."""
     if not re.fullmatch(r"(\d+(ms|[smhd]))+", duration):
         raise ValueError(f"{duration}: a duration is like 30s, 15m, 3h or 7d")
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+)(ms|[smhd])", duration))

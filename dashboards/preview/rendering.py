@@ -1,4 +1,4 @@
-"""The workshop: npm's packages, the bundle, and a browser without a screen that takes the picture."""
+"""The npm packages, the bundle, and the headless browser that takes the pictures."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from click import ClickException
 HERE = Path(__file__).parent
 BUILD = HERE.parent.parent / "build" / "preview"
 PINNED = ("package.json", "package-lock.json")
-WIDTH, TOP, CELL, FOOT = 1600, 96, 38, 12  # pixels; page.tsx has the same
+WIDTH, TOP, CELL, FOOT = 1600, 96, 38, 12  # pixels; page.tsx has the same values
 INSTALLS_WITHIN, DRAWS_WITHIN = 900.0, 60.0
-SETTLES = 5000  # milliseconds of the browser's own clock, which runs as fast as it can
+SETTLES = 5000  # milliseconds of the virtual clock of the browser
 HTML = """<!doctype html><meta charset="utf-8"><title>{title}</title><link rel="stylesheet" href="page.css">
 <div id="page"></div><script>window.__grafana_public_path__ = "public/"; window.PREVIEW = {data};</script>
 <script src="page.js"></script>
@@ -29,7 +29,7 @@ HTML = """<!doctype html><meta charset="utf-8"><title>{title}</title><link rel="
 
 
 def prepared() -> Path:
-    """What is served: the bundle and Grafana's icons, installed and made anew where they are old."""
+    """The folder to serve: the bundle and the icons of Grafana, rebuilt if they are outdated."""
     modules, site = BUILD / "node_modules", BUILD / "site"
     icons = site / "public" / "build" / "img"
     wanted = (HERE / "package-lock.json").read_text(encoding="utf-8")
@@ -54,7 +54,7 @@ def prepared() -> Path:
 
 @contextmanager
 def served(site: Path) -> Iterator[str]:
-    """The address of a server on loopback that has these files."""
+    """Serve a folder on the loopback, and return its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         try:
@@ -64,7 +64,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 def picture(site: Path, address: str, data: Mapping[str, Any], cells: int, into: Path) -> None:
-    """One page, as a PNG of its full height."""
+    """Write one page as a PNG of its full height."""
     title = data["dashboard"]["uid"]
     said = json.dumps(data).replace("<", "\\u003c")
     (site / f"{title}.html").write_text(HTML.format(title=title, data=said), encoding="utf-8")
@@ -79,7 +79,7 @@ def picture(site: Path, address: str, data: Mapping[str, Any], cells: int, into:
 
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody wants to know."""
+        """Write no access log."""
 
 
 def _run(*command: str, within: float, **env: str) -> None:

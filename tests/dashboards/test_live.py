@@ -177,11 +177,11 @@ async def a_bad_day() -> AsyncIterator[Seen]:
                     await asyncio.sleep(EVERY / 5)  # Prometheus has no way to say so
 
         try:
-            await node.up()
+            await node.start_node()
             began = time.time()
             await prometheus.start(node)
             await day.play(node, day.DAY, until_told, heard.append)
-            async with day.in_force(node, day.EVENING, until_told, heard.append):
+            async with day.running(node, day.EVENING, until_told, heard.append):
                 yield Seen(prometheus, node, began)
         except TimeoutError as error:
             pytest.fail(f"stuck at: {heard[-1:]} {error}", pytrace=False)

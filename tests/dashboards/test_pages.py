@@ -150,7 +150,7 @@ def test_what_a_page_takes_from_the_rules_is_recorded_with_these_labels():
 
 def test_nothing_is_asked_by_a_label_that_is_not_there():
     with pytest.raises(ValueError, match="cannot select autoclave_device_healthy by pod"):
-        query.Scope(()).of(TABLE["autoclave_device_healthy"], pod="mine")
+        query.QueryScope(()).of(TABLE["autoclave_device_healthy"], pod="mine")
 
 
 def test_every_question_can_be_asked_as_it_stands():

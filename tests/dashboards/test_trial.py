@@ -76,7 +76,7 @@ def observe(short_tmp):
 def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
     port = free_ports()
     observed = observe(port)
-    observed.hear("refused its GPUs")
+    observed.hear("the next pods are refused")
     for offset, page in enumerate(("metrics", "metrics", "-/ready")):
         assert f"http://127.0.0.1:{port + offset}" in observed.said
         with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/{page}") as answer:
@@ -84,7 +84,7 @@ def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
     assert offset + 1 == PORTS
     assert "Import" in observed.said
     assert observed.end(signal.SIGINT) == (0, "")
-    assert observed.said.endswith("ended, and nothing is left of it\n")
+    assert observed.said.endswith("ended; everything is cleaned up\n")
     assert observed.left() == []
 
 
