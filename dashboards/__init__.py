@@ -1,1 +1,1 @@
-"""Dashboards as code (``build``) and as they are committed (``shipped``), alert rules and runbooks."""
+"""Dashboards as Python code (``build``) and as committed JSON (``shipped``), with alert rules."""

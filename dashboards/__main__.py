@@ -1,4 +1,4 @@
-"""``python -m dashboards``: write all pages anew (``make dashboards``)."""
+"""``python -m dashboards``: write the JSON of all pages (``make dashboards``)."""
 
 from pathlib import Path
 

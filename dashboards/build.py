@@ -1,4 +1,4 @@
-"""All pages, and how they are written to where they are committed. What only reads them takes ``shipped``."""
+"""All pages, and how they are written. Code that only reads the committed JSON uses ``shipped``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES = (FLEET, NODE, GPU, SCRUBS, HOOKS, SECURITY)
 
 
 def write(folder: Path) -> None:
-    """Each page into a file of its name; what is there and is no page goes."""
+    """Write each page into a file with its name, and delete every other JSON file."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {f"{page.uid}.json": page.text() for page in PAGES}
     for old in folder.glob("*.json"):

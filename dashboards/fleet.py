@@ -1,11 +1,32 @@
-"""The first page: is the fleet well, and if not, where? At 1,000 nodes it asks recording rules for all that adds up."""
+"""The fleet page: is the fleet healthy, and if not, where? It reads recording rules for sums over all nodes."""
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import units
 
-from dashboards.look import (
+from dashboards.outages import TO_GPU, WHERE, quarantined_gpus
+from dashboards.page import Page, Section, link
+from dashboards.panels import NO_RECORDING, Column, Query, graph, heatmap, stat, table
+from dashboards.query import (
+    ALERTS,
+    DEVICE_ID,
+    DEVICES,
+    HOOK_TIMES,
+    LATE,
+    PLACE,
+    RECENT,
+    REFUSALS,
+    SCRUBS,
+    SCRUBS_OF_NODES,
+    TIMES_TO_CLEAN,
+    QueryScope,
+    largest,
+    smallest,
+    sum_of,
+    with_labels,
+)  # fmt: skip
+from dashboards.style import (
     BAD,
     BETTER_ZERO,
     GOOD,
@@ -17,209 +38,197 @@ from dashboards.look import (
     SHOULD_BE_ZERO,
     STATE_COLOURS,
     Levels,
-    apart,
-    words,
-)  # fmt: skip
-from dashboards.outages import TO_GPU, WHERE, kept_out
-from dashboards.page import Band, Page, link
-from dashboards.panels import UNRECORDED, Ask, Column, figure, heat, lines, rows
-from dashboards.query import (
-    ALERTS,
-    DEVICE_ID,
-    DEVICES,
-    HOOK_TIMES,
-    LATE,
-    LATELY,
-    PLACE,
-    REFUSALS,
-    SCRUBS,
-    SCRUBS_OF_NODES,
-    TIMES_TO_CLEAN,
-    QueryScope,
-    least,
-    most,
-    together,
-    total,
+    distinct_colours,
+    value_words,
 )  # fmt: skip
 from scrubber.core.model import State
 from scrubber.metrics.table import COVERAGE, HEALTHY, QUARANTINED, RESIDUE, TIME_TO_CLEAN
 
 SCOPE = QueryScope(("cluster",))
 IN_USE = (State.GRANTED.value, State.IN_USE.value)
-ON_THE_WAY = (State.UNKNOWN.value, State.DIRTY.value, State.SCRUBBING.value)
+NOT_CLEAN = (State.UNKNOWN.value, State.DIRTY.value, State.SCRUBBING.value)
 TO_NODE = link("autoclave-node", node="node")
 NODE = {"cluster": "Cluster", "node": "Node"}
 
 
-SILENT = words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})
-# What was replaced by another in its place stays where it is, and nobody waits for it.
-OUT = f"{most(SCOPE.of(QUARANTINED), *DEVICE_ID)} unless {most(SCOPE.of(QUARANTINED, reason='replaced'), *DEVICE_ID)}"
+SILENT = value_words({0: ("all", BAD), 1: ("service", BAD), 2: ("plugin", BAD), 3: ("both", BAD)})
+# A replaced GPU stays in quarantine for good. It does not count.
+REPLACED = SCOPE.of(QUARANTINED, reason="replaced")
+OUT = f"{largest(SCOPE.of(QUARANTINED), *DEVICE_ID)} unless {largest(REPLACED, *DEVICE_ID)}"
 
 
-def _counted(title: str, about: str, count: str, levels: Levels = NEUTRAL) -> grafana.Panel:
-    """A state that no GPU is in has no series: it counts as 0 as long as there are GPUs at all."""
-    known = f"{count} or 0 * {total(SCOPE.of(DEVICES))}"
-    return figure(title, about, known, levels=levels, empty="Not scraped, or no recording rules")
+def _counted(title: str, description: str, count: str, levels: Levels = NEUTRAL) -> grafana.Panel:
+    """A number that falls back to 0: a state without GPUs has no series."""
+    known = f"{count} or 0 * {sum_of(SCOPE.of(DEVICES))}"
+    return stat(title, description, known, levels=levels, empty="Not scraped, or no recording rules")
 
 
 def _in(*states: str) -> str:
-    return total(SCOPE.of(DEVICES, state=states))
+    return sum_of(SCOPE.of(DEVICES, state=states))
 
 
-def _glance() -> Band:
-    return Band("At a glance", 4, (
-        (3, _counted("GPUs", "GPUs and slices that are watched over, without those replaced.",
-                     total(SCOPE.of(DEVICES)))),
-        (3, figure("Offered", "GPUs that the kubelets may hand out or have handed out.", total(SCOPE.of(HEALTHY)))),
-        (3, _counted("In use", "Granted to a pod, or used by one.", _in(*IN_USE))),
-        (3, _counted("On the way", "Not proven clean yet: unknown, dirty, or in a scrub.", _in(*ON_THE_WAY))),
-        (3, _counted("Kept out", "In quarantine, without those replaced; the table below says why.", f"count({OUT})",
+def _overview() -> Section:
+    return Section("Overview", 4, (
+        (3, _counted("GPUs", "GPUs and slices that Autoclave manages, without replaced ones.",
+                     sum_of(SCOPE.of(DEVICES)))),
+        (3, stat("Offered", "GPUs that the kubelets see as Healthy: free and clean, or in use.",
+                 sum_of(SCOPE.of(HEALTHY)))),
+        (3, _counted("In use", "GPUs that are granted to a pod or that a pod uses.", _in(*IN_USE))),
+        (3, _counted("Not clean yet", "GPUs without a proof: unknown, dirty or scrubbing.", _in(*NOT_CLEAN))),
+        (3, _counted("In quarantine", "GPUs in quarantine, without replaced ones. The table below shows the reasons.",
+                     f"count({OUT})",
                      levels=BETTER_ZERO)),
-        (3, figure("Residue found", "Scrubs that found bytes of an earlier user in the time shown: the driver had not "
-                   "cleared them, the scrub did. Should be 0.", SCOPE.counted(RESIDUE),
-                   levels=SHOULD_BE_ZERO)),
-        (3, figure("Nodes silent", "Nodes whose scrub service or device plugin was scraped in the last 6 hours and is "
-                   "not now, or cannot be scraped. Little else on this page speaks of them.",
-                   SCOPE.or_none(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
-        (3, figure("Not ready", "Nodes that hand nothing out: the /readyz of the scrub service, or of the device "
-                   "plugin, says what is in the way.", SCOPE.or_none(f"count({SCOPE.not_ready()})"),
-                   levels=SHOULD_BE_ZERO)),
+        (3, stat("Residue found", "Scrubs in the time range that found data of an earlier user. The driver had not "
+                 "cleared it; the scrub did. Should be 0.", SCOPE.count_in_range(RESIDUE),
+                 levels=SHOULD_BE_ZERO)),
+        (3, stat("Nodes silent", "Nodes whose scrub service or device plugin is down or unreachable, or was scraped "
+                 "in the last 6 hours and is no target now. The other panels miss these nodes.",
+                 SCOPE.or_zero(f"count({SCOPE.silent_nodes()})"), levels=SHOULD_BE_ZERO)),
+        (3, stat("Nodes not ready", "Nodes that hand out no GPU. The /readyz of the scrub service, or of the device "
+                 "plugin, says why.", SCOPE.or_zero(f"count({SCOPE.not_ready()})"),
+                 levels=SHOULD_BE_ZERO)),
     ))  # fmt: skip
 
 
-def _out() -> Band:
-    firing = most(
+def _out() -> Section:
+    firing = largest(
         SCOPE.of(ALERTS, alertname=("Autoclave.*",), alertstate="firing"), *PLACE, "gpu", "alertname", "severity"
     )
-    alerts = rows(
-        "Alerts that fire",
-        "Alerts of Autoclave, from the rules in dashboards/alerts.yaml; each has a runbook of its name.",
+    alerts = table(
+        "Firing alerts",
+        "Alerts of Autoclave, from the rules in dashboards/alerts.yaml. Each alert has a runbook with its name.",
         {"alertname": "Alert", "severity": "Severity", **NODE, "gpu": "GPU"},
-        Column("Fires", SCOPE.or_silence(firing, "alertname", 1), units.NoUnit, words=words({1: ("now", BAD)})),
+        Column(
+            "Fires",
+            SCOPE.or_not_scraped(firing, "alertname", 1),
+            units.NoUnit,
+            words=value_words({1: ("now", BAD)}),
+        ),
         links={"Node": TO_NODE},
-        empty="No alert fires, where the alert rules are loaded",
+        empty="No alert fires, if the alert rules are loaded",
         sorted_by="Severity",  # critical, info, warning
         rising=True,
     )
-    return Band("Out of service", 8, ((14, kept_out(SCOPE)), (10, alerts)))
+    return Section("Out of service", 8, ((14, quarantined_gpus(SCOPE)), (10, alerts)))
 
 
-def _course() -> Band:
-    states = lines(
+def _trends() -> Section:
+    states = graph(
         "GPUs by state",
-        "Where all GPUs are in their life. Quarantined and unknown ones are not offered.",
+        "All GPUs by their state. Quarantined and unknown GPUs are not offered.",
         units.Short,
-        Ask(total(SCOPE.of(DEVICES), "state"), "{{state}}"),
-        colours=STATE_COLOURS, stacked=True, beside=True, empty=UNRECORDED,
+        Query(sum_of(SCOPE.of(DEVICES), "state"), "{{state}}"),
+        colours=STATE_COLOURS, stacked=True, beside=True, empty=NO_RECORDING,
     )  # fmt: skip
-    to_clean = lines(
+    to_clean = graph(
         "Time to clean",
-        "From the release of a GPU until it was proven clean again, over 5 minutes: half of all, 95 % and 99 % took "
-        "no longer than this. A gap: nothing was cleaned.",
+        "Time from the release of a GPU to its next proof, over 5 minutes, as percentiles. A gap: no GPU was "
+        "cleaned.",
         units.Seconds,
-        *(Ask(f"histogram_quantile({part:g}, {total(SCOPE.of(TIMES_TO_CLEAN), 'le')}) >= 0", called)
-          for part, called in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))),
-        colours=QUANTILE_COLOURS, empty=UNRECORDED,
+        *(Query(f"histogram_quantile({part:g}, {sum_of(SCOPE.of(TIMES_TO_CLEAN), 'le')}) >= 0", legend)
+          for part, legend in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))),
+        colours=QUANTILE_COLOURS, empty=NO_RECORDING,
     )  # fmt: skip
-    return Band("How it goes", 9, ((12, states), (12, to_clean)))
+    return Section("Trends", 9, ((12, states), (12, to_clean)))
 
 
-def _hooks() -> Band:
-    latency = heat(
-        "Answers to the kubelet",
-        "How long the hooks took, wait for a scrub included, as questions per second. Allocate may take 5 s, a start "
-        "25 s; the usual answer is a look-up of milliseconds.",
-        total(SCOPE.of(HOOK_TIMES), "le"),
-        empty=UNRECORDED,
+def _hooks() -> Section:
+    latency = heatmap(
+        "Hook latency",
+        "Time that the hooks took, including the wait for a scrub, as calls per second. The limits are 5 s for "
+        "Allocate and 25 s for PreStartContainer. Most calls take milliseconds.",
+        sum_of(SCOPE.of(HOOK_TIMES), "le"),
+        empty=NO_RECORDING,
     )
-    refusals = lines(
-        "Refusals an hour",
-        "Questions of the kubelet that were answered with a no, an hour, as a rate of 5 minutes. A pod waits or fails "
-        "for each.",
+    refusals = graph(
+        "Refusals per hour",
+        "Refused calls of the kubelet per hour, as a rate over 5 minutes. For each refusal, a pod waits or fails.",
         units.Short,
-        Ask(SCOPE.or_none(f"3600 * {total(SCOPE.of(REFUSALS), 'reason')} > 0", "reason"), "{{reason}}"),
-        stacked=True, up_to=1, empty=UNRECORDED,
+        Query(SCOPE.or_zero(f"3600 * {sum_of(SCOPE.of(REFUSALS), 'reason')} > 0", "reason"), "{{reason}}"),
+        stacked=True, up_to=1, empty=NO_RECORDING,
     )  # fmt: skip
-    budget = lines(
-        "Hand-overs outside their budget",
-        "Part of the hand-overs that were refused or took longer than a policy may allow. The promise is 99.9 %: the "
-        "dashed line. A gap: nothing was handed over.",
+    budget = graph(
+        "Hand-overs that missed the objective",
+        "Share of the hand-overs that were refused or took over 5 s. The objective is at most 0.1 %: the dashed "
+        "line. A gap: no hand-over.",
         units.PercentUnit,
-        *(Ask(f"max({SCOPE.of(late)})", window) for window, late in LATE.items()),
-        levels=((0, GOOD), (0.001, BAD)), colours=apart(*LATE), up_to=0.002,
-        empty="Nothing was handed over yet, or the recording rules are not loaded",
+        *(Query(f"max({SCOPE.of(late)})", window) for window, late in LATE.items()),
+        levels=((0, GOOD), (0.001, BAD)), colours=distinct_colours(*LATE), up_to=0.002,
+        empty="No hand-over yet, or the recording rules are not loaded",
     )  # fmt: skip
-    return Band("Hooks", 9, ((9, latency), (8, refusals), (7, budget)))
+    return Section("Hooks", 9, ((9, latency), (8, refusals), (7, budget)))
 
 
-def _work() -> Band:
-    rate = f"3600 * {total(SCOPE.of(SCRUBS), 'path', 'outcome')}"
-    scrubs = lines(
-        "Scrubs an hour",
-        "Scrubs that ended, by how thorough they were and how they ended, as a rate of 5 minutes.",
+def _work() -> Section:
+    rate = f"3600 * {sum_of(SCOPE.of(SCRUBS), 'path', 'outcome')}"
+    scrubs = graph(
+        "Scrubs per hour",
+        "Finished scrubs by path and outcome, as a rate over 5 minutes.",
         units.Short,
-        Ask(SCOPE.or_none(together(rate, "path", "outcome"), "at"), "{{at}}"),
-        colours={f"{path} passed": colour for path, colour in PATH_COLOURS.items()}, empty=UNRECORDED,
+        Query(SCOPE.or_zero(with_labels(rate, "path", "outcome"), "at"), "{{at}}"),
+        colours={f"{path} passed": colour for path, colour in PATH_COLOURS.items()}, empty=NO_RECORDING,
     )  # fmt: skip
-    coverage = lines(
+    coverage = graph(
         "Coverage",
-        "Part of the allocatable memory that the last proofs cover: the least and the mean of all GPUs. The rest is "
-        "what the driver keeps for itself; a fall means that proofs have grown thinner.",
+        "Share of the allocatable memory that the last proofs cover: the lowest and the mean of all GPUs. The "
+        "driver keeps the rest. A fall means that proofs cover less than before.",
         units.PercentUnit,
-        Ask(least(SCOPE.of(COVERAGE)), "least"), Ask(f"avg({SCOPE.of(COVERAGE)})", "mean"),
-        colours=apart("least", "mean"), up_to=1,
+        Query(smallest(SCOPE.of(COVERAGE)), "lowest"), Query(f"avg({SCOPE.of(COVERAGE)})", "mean"),
+        colours=distinct_colours("lowest", "mean"), up_to=1,
         empty="No GPU has been proven clean yet, or no scrub service is scraped",
     )  # fmt: skip
-    residue = lines(
+    residue = graph(
         "Residue over time",
-        "Scrubs that found bytes of an earlier user. Should be empty of bars.",
+        "Scrubs that found data of an earlier user. Should show no bars.",
         units.Short,
-        Ask(SCOPE.or_none(SCOPE.grown(RESIDUE, within=LATELY)), "scrubs that found some"),
-        colours={"scrubs that found some": BAD}, bars=True,
+        Query(SCOPE.or_zero(SCOPE.increase(RESIDUE, within=RECENT)), "scrubs with residue"),
+        colours={"scrubs with residue": BAD}, bars=True,
     )  # fmt: skip
-    return Band("Work", 8, ((8, scrubs), (8, coverage), (8, residue)))
+    return Section("Scrubs", 8, ((8, scrubs), (8, coverage), (8, residue)))
 
 
-def _nodes() -> Band:
-    slowest = rows(
-        "Slowest nodes", "Where a GPU takes longest from release to proof, on average over the time shown.", NODE,
+def _nodes() -> Section:
+    slowest = table(
+        "Slowest nodes", "Nodes with the longest average time from release to proof in the time range.", NODE,
         Column("Time to clean", f"topk(10, {SCOPE.mean(TIME_TO_CLEAN, *PLACE)})", units.Seconds),
-        links={"Node": TO_NODE}, empty="Nothing was cleaned in this time", sorted_by="Time to clean",
+        links={"Node": TO_NODE}, empty="No GPU was cleaned in this time range", sorted_by="Time to clean",
     )  # fmt: skip
-    out = rows(
-        "Nodes with most GPUs out", "Nodes by the number of GPUs in quarantine, without those replaced.", NODE,
-        Column("Kept out", SCOPE.or_silence(f"topk(10, count by ({', '.join(PLACE)}) ({OUT}))", "node", NO_ROW),
-               levels=BETTER_ZERO, words=words({NO_ROW: ("nobody knows", GREY)})),
-        links={"Node": TO_NODE}, empty="No GPU is kept out", sorted_by="Kept out",
+    out = table(
+        "Nodes with most GPUs in quarantine", "Nodes by the number of GPUs in quarantine, without replaced ones.", NODE,
+        Column("In quarantine", SCOPE.or_not_scraped(f"topk(10, count by ({', '.join(PLACE)}) ({OUT}))", "node",
+                                                     NO_ROW),
+               levels=BETTER_ZERO, words=value_words({NO_ROW: ("unknown", GREY)})),
+        links={"Node": TO_NODE}, empty="No GPU is in quarantine", sorted_by="In quarantine",
     )  # fmt: skip
-    silent = rows(
-        "Silent nodes", "Scraped in the last 6 hours, and not now, or looked for in vain: the scrub service, the "
-        "device plugin or the node is down.", NODE,
-        Column("Silent", SCOPE.or_silence(SCOPE.silent_nodes(), "node", 0), units.NoUnit, words=SILENT),
-        links={"Node": TO_NODE}, empty="Every node is heard",
+    silent = table(
+        "Silent nodes",
+        "Nodes whose scrub service or device plugin is down or unreachable, or was scraped in the "
+        "last 6 hours and is no target now.", NODE,
+        Column("Silent", SCOPE.or_not_scraped(SCOPE.silent_nodes(), "node", 0), units.NoUnit, words=SILENT),
+        links={"Node": TO_NODE}, empty="Prometheus scrapes every node",
     )  # fmt: skip
-    busiest = rows(
-        "Busiest nodes", "Nodes by scrubs, as a rate of 5 minutes.", NODE,
-        Column("Scrubs an hour", f"topk(10, 3600 * {total(SCOPE.of(SCRUBS_OF_NODES), *PLACE)})", units.Short),
-        links={"Node": TO_NODE}, empty=UNRECORDED, sorted_by="Scrubs an hour",
+    busiest = table(
+        "Busiest nodes", "Nodes by finished scrubs, as a rate over 5 minutes.", NODE,
+        Column("Scrubs per hour", f"topk(10, 3600 * {sum_of(SCOPE.of(SCRUBS_OF_NODES), *PLACE)})", units.Short),
+        links={"Node": TO_NODE}, empty=NO_RECORDING, sorted_by="Scrubs per hour",
     )  # fmt: skip
-    return Band("Nodes", 8, ((6, slowest), (6, out), (6, silent), (6, busiest)))
+    return Section("Nodes", 8, ((6, slowest), (6, out), (6, silent), (6, busiest)))
 
 
-def _proofs() -> Band:
-    thin = rows(
-        "Thinnest proofs", "The GPUs whose last proof covers the least of their memory.", WHERE,
-        Column("Coverage", f"bottomk(10, {most(SCOPE.of(COVERAGE), *DEVICE_ID)})", units.PercentUnit),
+def _proofs() -> Section:
+    thin = table(
+        "Lowest coverage", "The GPUs whose last proof covers the smallest share of their memory.", WHERE,
+        Column("Coverage", f"bottomk(10, {largest(SCOPE.of(COVERAGE), *DEVICE_ID)})", units.PercentUnit),
         links={"GPU": TO_GPU}, sorted_by="Coverage", rising=True,
         empty="No GPU has been proven clean yet, or no scrub service is scraped",
     )  # fmt: skip
-    return Band("Proofs", 8, ((24, thin),), folded=True)
+    return Section("Proofs", 8, ((24, thin),), folded=True)
 
 
 FLEET = Page(
     "autoclave-fleet",
     "Autoclave / Fleet",
-    "Is the fleet well, and if not, where?",
+    "Is the fleet healthy, and if not, where?",
     SCOPE,
-    (_glance(), _out(), _course(), _hooks(), _work(), _nodes(), _proofs()),
+    (_overview(), _out(), _trends(), _hooks(), _work(), _nodes(), _proofs()),
 )

@@ -1,6 +1,6 @@
-"""A page: what stands at its top, and bands of panels laid out from left to right.
+"""A page: its variables, and sections of panels that are laid out from left to right.
 
-Classic schema: what sidecars and operators read, and every Grafana from 12 on.
+It uses the classic schema of dashboards, which sidecars, operators and every Grafana since version 12 read.
 """
 
 from __future__ import annotations
@@ -14,50 +14,50 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as grafana
 from grafana_foundation_sdk.models import prometheus
 
-from dashboards.look import BAD
 from dashboards.panels import SOURCE
-from dashboards.query import DEVICE_ID, QueryScope, most
+from dashboards.query import DEVICE_ID, QueryScope, largest
+from dashboards.style import BAD
 from scrubber.metrics.table import DEVICE, QUARANTINED
 
 TAG = "autoclave"
 WIDTH = 24
 EVERYTHING = ".*"
-AT_THE_TOP = ""  # the library would hide it in a menu
+AT_THE_TOP = ""  # otherwise the library hides it in a menu
 
 ABOUT = {
-    "cluster": "Where several clusters meet in one Prometheus; All where there is only one.",
-    "node": "The label that the PodMonitor puts on, or whoever scrapes.",
-    "gpu": "The index, and for a slice its number there: 0:1.",
+    "cluster": "The cluster, if one Prometheus scrapes several.",
+    "node": "The label node that scraping adds.",
+    "gpu": "The index of the GPU. A slice has a number too: 0:1.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
-    """Panels of one height under one heading; a folded one is opened by whoever looks for it, and asks nothing."""
+class Section:
+    """Panels of one height under a heading. A folded section runs no query until a person opens it."""
 
     heading: str
     height: int
-    panels: tuple[tuple[int, grafana.Panel], ...]  # each with its width, of 24
+    panels: tuple[tuple[int, grafana.Panel], ...]  # each with its width; a row has 24 columns
     folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A dashboard. ``uid`` is what links and bookmarks rest on: it never changes."""
+    """A dashboard. Links and bookmarks use the ``uid``, so it never changes."""
 
     uid: str
     title: str
-    about: str
+    description: str
     scope: QueryScope
-    bands: tuple[Band, ...]
-    one: tuple[str, ...] = ()  # the variables that have one value, and not several or all
+    sections: tuple[Section, ...]
+    one: tuple[str, ...] = ()  # the variables with a single value
 
     def build(self) -> grafana.Dashboard:
-        """All of it, as Grafana has it."""
+        """The dashboard as an object of the Grafana library."""
         return grafana.Dashboard(
             uid=self.uid,
             title=self.title,
-            description=self.about,
+            description=self.description,
             tags=[TAG],
             editable=False,
             refresh="30s",
@@ -70,7 +70,7 @@ class Page:
         )
 
     def text(self) -> str:
-        """All of it, as it is committed."""
+        """The dashboard as committed JSON."""
         return json.dumps(self.build(), cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     def _variables(self) -> Iterator[grafana.VariableModel]:
@@ -93,24 +93,24 @@ class Page:
             before = (*before, name)
 
     def _quarantines(self) -> grafana.AnnotationQuery:
-        """Each time a device was taken out: the moment alone, or what is out for days would colour every panel.
+        """The moments at which a device entered quarantine. The whole time of a quarantine would colour every panel.
 
-        Looked back is one step of the question: over days it is longer than a minute, and nothing is to be passed over.
+        The query compares with the value one step before: over days, a step is longer than a minute.
         """
-        out = most(self.scope.of(QUARANTINED), *DEVICE_ID, "reason")
+        out = largest(self.scope.of(QUARANTINED), *DEVICE_ID, "reason")
         expression = f"{out} unless {out.removesuffix(')')} offset $__interval)"
-        events = grafana.AnnotationQuery(
+        recent_by_labels = grafana.AnnotationQuery(
             name="Quarantined", datasource=SOURCE, enable=True, icon_color=BAD, expr=expression, step="60s",
             target=prometheus.Dataquery(ref_id="Quarantined", expr=expression, range_val=True, instant=False),
-            title_format="{{node}} GPU {{gpu}} is kept out", text_format="{{reason}}", tag_keys="cluster,node,gpu",
+            title_format="{{node}} GPU {{gpu}} is quarantined", text_format="{{reason}}", tag_keys="cluster,node,gpu",
         )  # fmt: skip
-        events.placement = AT_THE_TOP
-        return events
+        recent_by_labels.placement = AT_THE_TOP
+        return recent_by_labels
 
     def _laid_out(self) -> list[grafana.Panel | grafana.RowPanel]:
         made: list[grafana.Panel | grafana.RowPanel] = []
         numbers, top = count(1), 0
-        for band in self.bands:
+        for band in self.sections:
             row = grafana.RowPanel(
                 id_val=next(numbers), title=band.heading, collapsed=band.folded, panels=[],
                 grid_pos=grafana.GridPos(x=0, y=top, w=WIDTH, h=1),
@@ -126,13 +126,13 @@ class Page:
 
 
 def link(uid: str, **labels: str) -> str:
-    """To another page, with the time and all that is chosen here, and what these fields of a row say."""
+    """A link to another page with the time range and the data source of this page, and with labels from the row."""
     kept = [f"${{{name}:queryparam}}" for name in ("datasource", "cluster") if name not in labels]
     chosen = [f"var-{name}=${{__data.fields.{field}}}" for name, field in labels.items()]
     return f"/d/{uid}?" + "&".join(["${__url_time_range}", *kept, *chosen])
 
 
-def _placed(band: Band, top: int, numbers: Iterator[int]) -> tuple[list[grafana.Panel], int]:
+def _placed(band: Section, top: int, numbers: Iterator[int]) -> tuple[list[grafana.Panel], int]:
     left, placed = 0, []
     for width, panel in band.panels:
         if left + width > WIDTH:
@@ -147,7 +147,8 @@ def _placed(band: Band, top: int, numbers: Iterator[int]) -> tuple[list[grafana.
 def _others() -> grafana.DashboardLink:
     pages = grafana.DashboardLink(
         title="Autoclave", type_val=grafana.DashboardLinkType.DASHBOARDS, icon="external link", tags=[TAG],
-        tooltip="The other pages, with the same time and choice", as_dropdown=True, include_vars=True, keep_time=True,
+        tooltip="The other pages, with the same time range and variables", as_dropdown=True, include_vars=True,
+        keep_time=True,
     )  # fmt: skip
     pages.placement = AT_THE_TOP
     return pages

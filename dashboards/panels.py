@@ -1,6 +1,6 @@
-"""One function for each kind of panel: its title, a description, what it asks, and how that is shown.
+"""One function for each kind of panel: its title, a description, its queries, and its look.
 
-``empty`` is what stands there when the answer holds nothing. It must be true then: see ``Scope.or_none``.
+``empty`` is the text for an empty result. It must be true in that case: see ``QueryScope.or_zero``.
 """
 
 from __future__ import annotations
@@ -10,75 +10,82 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from grafana_foundation_sdk.cog.variants import Dataquery
-from grafana_foundation_sdk.models import common, heatmap, prometheus, stat, statetimeline, table, timeseries, units
+from grafana_foundation_sdk.models import common, prometheus, statetimeline, timeseries, units
 from grafana_foundation_sdk.models import dashboard as grafana
+from grafana_foundation_sdk.models import heatmap as heatmaps
+from grafana_foundation_sdk.models import stat as stats
+from grafana_foundation_sdk.models import table as tables
 
-from dashboards.look import BAD, GREY, NEUTRAL, NONE, Levels, steps
+from dashboards.style import BAD, GREY, NEUTRAL, NONE, Levels, steps
 
 SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-UNHEARD = "No scrub service is scraped"
+NO_SERVICE = "No scrub service is scraped"
 NO_PLUGIN = "No device plugin is scraped"
-UNRECORDED = "No scrub service is scraped, or the recording rules are not loaded"
+NO_RECORDING = "No scrub service is scraped, or the recording rules are not loaded"
 
-# Of the columns of tables, in pixels: the others share what is left, so that none is out of sight.
+# Widths of table columns in pixels. The other columns share the rest.
 WIDTHS = {"Cluster": 80, "GPU": 60, "Severity": 85, "Alert": 225, "Version": 80, "Devices": 90, "By": 90,
           "Reason": 130}  # fmt: skip
 LEAST_WIDTH = 60
 
-# Between two bars: with a scrape each 30 s each counts 2 minutes, of which one scrape is the last of the bar before. So
-# each event is in one bar. It is the panel's: as a query's, Grafana would take it for the time between two scrapes.
+# The distance of two bars. With a scrape every 30 s, each bar counts 2 minutes and overlaps the bar before by one
+# scrape, so that each event is in exactly one bar. It is set on the panel: on a query, Grafana would take it for the
+# scrape interval.
 BETWEEN_BARS = "90s"
 
-Words = Sequence[grafana.ValueMapping]
+ValueWords = Sequence[grafana.ValueMapping]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One query, and what its answers are called."""
+class Query:
+    """One query, and the legend of its results."""
 
     expression: str
-    called: str = ""
+    legend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its head, its query, and how the answers are shown."""
+    """A table column: its head, its query, and the format of its values."""
 
     head: str
     expression: str
     unit: str = units.Short
     levels: Levels = NEUTRAL
-    words: Words = ()
-    filled: bool = False  # in its colour, and not only written in it
+    words: ValueWords = ()
+    filled: bool = False  # colour the background, not the text
 
 
-def figure(  # noqa: PLR0913 - what is shown is told by name
-    title: str, about: str, expression: str, unit: str = units.Short, *,
-    levels: Levels = NEUTRAL, words: Words = (), empty: str = UNHEARD, called: str = "",
+def stat(  # noqa: PLR0913 - what is shown is told by name
+    title: str, description: str, expression: str, unit: str = units.Short, *,
+    levels: Levels = NEUTRAL, words: ValueWords = (), empty: str = NO_SERVICE, legend: str = "",
 ) -> grafana.Panel:  # fmt: skip
-    """One number, large, or one for each of a few. As it is now: a curve would go on showing what it was last."""
-    shape = stat.Options(
+    """One large number, or one for each of a few series.
+
+    It shows the present value only: with a sparkline, Grafana would show an old value.
+    """
+    shape = stats.Options(
         graph_mode=common.BigValueGraphMode.NONE,
         color_mode=common.BigValueColorMode.VALUE,
         reduce_options=common.ReduceDataOptions(values=False, calcs=["lastNotNull"], fields=""),
         text_mode=common.BigValueTextMode.AUTO,
     )
     field = _field(unit, levels, words, empty, _coloured(grafana.FieldColorModeId.THRESHOLDS))
-    panel = _panel("stat", title, about, field, shape)
-    panel.targets = _targets([Ask(expression, called)], instant=True)
+    panel = _panel("stat", title, description, field, shape)
+    panel.targets = _targets([Query(expression, legend)], instant=True)
     return panel
 
 
-def lines(  # noqa: PLR0913 - what is shown is told by name
-    title: str, about: str, unit: str, *asks: Ask, colours: Mapping[str, str] | None = None, stacked: bool = False,
-    bars: bool = False, receipts: bool = False, beside: bool = False, up_to: float | None = None,
-    levels: Levels = NEUTRAL, empty: str = UNHEARD,
+def graph(  # noqa: PLR0913 - what is shown is told by name
+    title: str, description: str, unit: str, *queries: Query, colours: Mapping[str, str] | None = None,
+    stacked: bool = False, bars: bool = False, receipts: bool = False, beside: bool = False, up_to: float | None = None,
+    levels: Levels = NEUTRAL, empty: str = NO_SERVICE,
 ) -> grafana.Panel:  # fmt: skip
-    """Figures over time. Stacked ones are parts of a whole; bars are counts of rare events; receipts lead to proofs.
+    """Metrics over time.
 
-    ``colours`` are told by name, or by a pattern between slashes.
-    ``beside`` is where the legend of many stands, the largest first; ``up_to`` is how far the axis goes at least: where
-    all is zero, Grafana would draw one to 100.
+    ``stacked`` draws parts of a whole, ``bars`` draws counts of rare events, ``receipts`` draws exemplars. The keys of
+    ``colours`` are series names, or patterns between slashes. ``beside`` puts the legend to the right, largest first.
+    ``up_to`` is the least height of the axis: without it, Grafana draws an axis to 100 if all values are 0.
     """
     custom = common.GraphFieldConfig(
         draw_style=common.GraphDrawStyle.BARS if bars else common.GraphDrawStyle.LINE,
@@ -99,72 +106,74 @@ def lines(  # noqa: PLR0913 - what is shown is told by name
     shape = timeseries.Options(legend=_legend("lastNotNull", "max", beside=beside), tooltip=_tooltip())
     field = _field(unit, levels, (), empty, _coloured(palette), custom)
     field.decimals = 0 if bars else None
-    calm = {NONE: GREY} if any(f'"{NONE}"' in ask.expression for ask in asks) else {}
+    grey_zero = {NONE: GREY} if any(f'"{NONE}"' in ask.expression for ask in queries) else {}
     overrides = [
         _override(name, _matcher(name), color=_coloured(grafana.FieldColorModeId.FIXED, colour))
-        for name, colour in {**calm, **(colours or {})}.items()
+        for name, colour in {**grey_zero, **(colours or {})}.items()
     ]
-    panel = _panel("timeseries", title, about, field, shape, overrides)
-    panel.targets = _targets(asks, receipts=receipts)
+    panel = _panel("timeseries", title, description, field, shape, overrides)
+    panel.targets = _targets(queries, receipts=receipts)
     panel.interval = BETWEEN_BARS if bars else None
     return panel
 
 
-def timeline(title: str, about: str, words: Words, *asks: Ask, empty: str = UNHEARD) -> grafana.Panel:
-    """What held when, one lane for each answer. The colours are those of the words."""
+def timeline(
+    title: str, description: str, words: ValueWords, *queries: Query, empty: str = NO_SERVICE
+) -> grafana.Panel:
+    """A state timeline: one lane for each series, in the colours of the value words."""
     shape = statetimeline.Options(
         show_value=common.VisibilityMode.AUTO, legend=_legend(), tooltip=_tooltip(), row_height=0.85, per_page=30
     )
     custom = statetimeline.FieldConfig(line_width=0, fill_opacity=85, span_nulls=False)
     field = _field(units.NoUnit, NEUTRAL, words, empty, _coloured(grafana.FieldColorModeId.THRESHOLDS), custom)
-    panel = _panel("state-timeline", title, about, field, shape)
-    panel.targets = _targets(asks)
+    panel = _panel("state-timeline", title, description, field, shape)
+    panel.targets = _targets(queries)
     return panel
 
 
-def heat(title: str, about: str, expression: str, *, empty: str = UNHEARD) -> grafana.Panel:
-    """How long things took, over time: the darker, the more often. The expression gives buckets by ``le``."""
-    shape = heatmap.Options(
+def heatmap(title: str, description: str, expression: str, *, empty: str = NO_SERVICE) -> grafana.Panel:
+    """Durations over time: a darker cell has more events. The query returns buckets by ``le``."""
+    shape = heatmaps.Options(
         calculate=False,
-        color=heatmap.HeatmapColorOptions(
-            mode=heatmap.HeatmapColorMode.SCHEME, scheme="Viridis", fill=BAD, exponent=0.5, steps=64, reverse=False
+        color=heatmaps.HeatmapColorOptions(
+            mode=heatmaps.HeatmapColorMode.SCHEME, scheme="Viridis", fill=BAD, exponent=0.5, steps=64, reverse=False
         ),
-        y_axis=heatmap.YAxisConfig(unit=units.Seconds, axis_placement=common.AxisPlacement.LEFT),
-        cell_values=heatmap.CellValues(unit=units.Short),
-        filter_values=heatmap.FilterValueRange(le=1e-9),
-        legend=heatmap.HeatmapLegend(show=True),
-        tooltip=heatmap.HeatmapTooltip(mode=common.TooltipDisplayMode.SINGLE, y_histogram=True, show_color_scale=True),
+        y_axis=heatmaps.YAxisConfig(unit=units.Seconds, axis_placement=common.AxisPlacement.LEFT),
+        cell_values=heatmaps.CellValues(unit=units.Short),
+        filter_values=heatmaps.FilterValueRange(le=1e-9),
+        legend=heatmaps.HeatmapLegend(show=True),
+        tooltip=heatmaps.HeatmapTooltip(mode=common.TooltipDisplayMode.SINGLE, y_histogram=True, show_color_scale=True),
     )
     field = _field(units.Seconds, NEUTRAL, (), empty, None)
-    panel = _panel("heatmap", title, about, field, shape)
-    panel.targets = _targets([Ask(expression, "{{le}}")], shape=prometheus.PromQueryFormat.HEATMAP)
+    panel = _panel("heatmap", title, description, field, shape)
+    panel.targets = _targets([Query(expression, "{{le}}")], shape=prometheus.PromQueryFormat.HEATMAP)
     return panel
 
 
-def rows(
-    title: str, about: str, heads: Mapping[str, str], *columns: Column,
-    links: Mapping[str, str] | None = None, empty: str = UNHEARD, sorted_by: str | tuple[str, ...] = "",
+def table(
+    title: str, description: str, heads: Mapping[str, str], *columns: Column,
+    links: Mapping[str, str] | None = None, empty: str = NO_SERVICE, sorted_by: str | tuple[str, ...] = "",
     rising: bool = False,
 ) -> grafana.Panel:  # fmt: skip
-    """A table: labels under their heads, then the columns. Rows of all the queries with equal labels become one."""
+    """A table: the labels, then the columns. Rows with equal labels become one row."""
     values = ["Value"] if len(columns) == 1 else [f"Value #{letter}" for letter in ascii_uppercase[: len(columns)]]
     renamed = {**heads, **dict(zip(values, (column.head for column in columns), strict=True))}
     order = {name: place for place, name in enumerate(renamed)}
     sorts = (sorted_by,) if isinstance(sorted_by, str) else sorted_by
     sort = [common.TableSortByFieldState(display_name=head, desc=not rising) for head in sorts if head]
-    shape = table.Options(show_header=True, cell_height=common.TableCellHeight.SM, sort_by=sort or None)
+    shape = tables.Options(show_header=True, cell_height=common.TableCellHeight.SM, sort_by=sort or None)
     field = _field(
         units.NoUnit, NEUTRAL, (), empty, _coloured(grafana.FieldColorModeId.THRESHOLDS),
         common.TableFieldOptions(min_width=LEAST_WIDTH),
     )  # fmt: skip
-    overrides = [_override("/.*/", "byRegexp", noValue="-")]  # or an empty cell would say what an empty table does
+    overrides = [_override("/.*/", "byRegexp", noValue="-")]  # otherwise an empty cell shows the text of an empty table
     overrides += [_override(head, **{"custom.width": WIDTHS[head]}) for head in heads.values() if head in WIDTHS]
     overrides += [_shown(column) for column in columns]
-    overrides += [_override(head, links=[{"title": "Look at it", "url": to}])
+    overrides += [_override(head, links=[{"title": "Open the page", "url": to}])
                   for head, to in (links or {}).items()]  # fmt: skip
-    panel = _panel("table", title, about, field, shape, overrides)
-    asks = [Ask(column.expression) for column in columns]
-    panel.targets = _targets(asks, instant=True, shape=prometheus.PromQueryFormat.TABLE)
+    panel = _panel("table", title, description, field, shape, overrides)
+    queries = [Query(column.expression) for column in columns]
+    panel.targets = _targets(queries, instant=True, shape=prometheus.PromQueryFormat.TABLE)
     arrange = {"excludeByName": {"Time": True}, "indexByName": order, "renameByName": renamed}
     panel.transformations = [
         grafana.DataTransformerConfig(id_val="merge", options={}),
@@ -174,25 +183,35 @@ def rows(
 
 
 def _panel(
-    kind: str, title: str, about: str, field: grafana.FieldConfig, shape: object,
+    kind: str, title: str, description: str, field: grafana.FieldConfig, shape: object,
     overrides: list[grafana.DashboardFieldConfigSourceOverrides] | None = None,
 ) -> grafana.Panel:  # fmt: skip
     config = grafana.FieldConfigSource(defaults=field, overrides=overrides)
     return grafana.Panel(
-        type_val=kind, title=title, description=about, datasource=SOURCE, options=shape, field_config=config
+        type_val=kind, title=title, description=description, datasource=SOURCE, options=shape, field_config=config
     )
 
 
 def _field(
-    unit: str, levels: Levels, words: Words, empty: str, colour: grafana.FieldColor | None, custom: object = None
+    unit: str,
+    levels: Levels,
+    words: ValueWords,
+    empty: str,
+    colour: grafana.FieldColor | None,
+    custom: object = None,
 ) -> grafana.FieldConfig:
     return grafana.FieldConfig(
-        unit=unit, thresholds=_thresholds(levels), mappings=list(words), no_value=empty, color=colour, custom=custom
+        unit=unit,
+        thresholds=_thresholds(levels),
+        mappings=list(words),
+        no_value=empty,
+        color=colour,
+        custom=custom,
     )
 
 
 def _targets(
-    asks: Sequence[Ask],
+    queries: Sequence[Query],
     *,
     instant: bool = False,
     receipts: bool = False,
@@ -202,7 +221,7 @@ def _targets(
         prometheus.Dataquery(
             ref_id=letter,
             expr=ask.expression,
-            legend_format=ask.called or "__auto",
+            legend_format=ask.legend or "__auto",
             datasource=SOURCE,
             editor_mode=prometheus.QueryEditorMode.CODE,
             instant=instant,
@@ -210,7 +229,7 @@ def _targets(
             exemplar=receipts,
             format_val=shape,
         )
-        for letter, ask in zip(ascii_uppercase, asks, strict=False)
+        for letter, ask in zip(ascii_uppercase, queries, strict=False)
     ]
 
 

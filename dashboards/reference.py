@@ -1,6 +1,6 @@
-"""``docs/metrics.md``: both tables of metrics as one page, so that it cannot be out of date.
+"""``docs/metrics.md``, generated from both tables of metrics.
 
-``python -m dashboards.reference > docs/metrics.md`` writes it; a test keeps the two equal.
+``python -m dashboards.reference > docs/metrics.md`` writes it; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from scrubber.metrics import table as of_the_service
 HEAD = """\
 # Metrics
 
-`make docs` writes this page from the tables `scrubber/metrics/table.py` and `plugin/metrics/table.py`: change those
-instead. Names and labels are a stable contract.
+`make docs` generates this page from `scrubber/metrics/table.py` and `plugin/metrics/table.py`. Names and labels are a
+stable contract.
 
 ## How to get them
 
-The scrub service and the device plugin each show their own, at the address that `--metrics-address HOST:PORT` gives,
-for example `$(POD_IP):9475` and `$(POD_IP):9476`; without the flag, nowhere. Its variable has one name for both, as
-with every flag: set `AUTOCLAVE_METRICS_ADDRESS` for each program (container, unit) by itself. A second one at the
-same address ends at once and says so. The door speaks plain HTTP and asks nobody for a name or a password: bind it to
-the pod's address or to loopback, never to one that strangers reach. It answers:
+The scrub service and the device plugin serve their metrics at the address of `--metrics-address HOST:PORT`, for
+example `$(POD_IP):9475` and `$(POD_IP):9476`. Without the flag they serve none. Both programs read the same
+environment variable, `AUTOCLAVE_METRICS_ADDRESS`: set it for each container or unit separately. A second program at
+the same address ends with an error. The server speaks plain HTTP without authentication. Bind it to the address of
+the pod or to the loopback, never to a public address. It answers:
 
 | path | |
 |---|---|
-| `/metrics` | OpenMetrics where Prometheus asks for it, else Prometheus' text format |
-| `/healthz` | 200 while the program's loop answers: for a liveness probe |
-| `/readyz` | 200, or 503 and one line for each thing that is in the way: for a readiness probe |
+| `/metrics` | OpenMetrics if the client asks for it, else the Prometheus text format |
+| `/healthz` | 200 while the event loop of the program answers: for a liveness probe |
+| `/readyz` | 200, or 503 and one line for each cause: for a readiness probe |
 
-Beside the tables below there is what the process itself uses: `process_cpu_seconds_total`, `process_open_fds`,
+Each program also serves the metrics of its process: `process_cpu_seconds_total`, `process_open_fds`,
 `process_resident_memory_bytes` and so on.
 
-**Names.** `gpu` is what people call a device (`0`, and `0:1` for a slice), `uuid` its name for good; what else it is
-says `autoclave_device_info`, to be joined on `uuid`. There is no `node`: the scrape configuration adds it. No label
-holds a pod, a process or a receipt, so the number of series follows from the hardware and from nothing that tenants
-do.
+**Names.** `gpu` is the index of a device (`0`, and `0:1` for a slice); `uuid` is its permanent name.
+`autoclave_device_info` has the other properties; join it on `uuid`. Autoclave sets no label `node`: the scrape
+configuration adds it. No label holds a pod, a process or a receipt, so the number of series depends on the hardware
+and not on tenants.
 
-**Absent is not zero.** What the hardware cannot tell, what is not known and what has left has no series. An alert on
-a value needs another one, on its absence, where that matters.
+**Absent is not zero.** A value that the hardware does not report, an unknown value, or a device that is gone has no
+series. If this matters for an alert on a value, add an alert on its absence.
 
-**Exemplars.** Where a row of the histograms has a proof, the newest sample of a bucket carries its receipt
-(`receipt="..."`, OpenMetrics only; Prometheus wants `--enable-feature=exemplar-storage`). `autoclave ledger export`
-has the row of that receipt.
+**Exemplars.** In histograms of scrubs and calls, the newest sample of a bucket may have an exemplar with its receipt
+(`receipt="..."`). This needs OpenMetrics and `--enable-feature=exemplar-storage` in Prometheus. `autoclave ledger
+export` has the row of the receipt.
 """
 
 
@@ -73,7 +73,7 @@ def _line(row: Row) -> str:
 
 def _buckets(row: Row) -> str:
     bounds = ", ".join(f"{bound:g}" for bound in row.buckets)
-    return f"* `{row.name}`: buckets up to {bounds} {row.unit}, and without a limit."
+    return f"* `{row.name}`: buckets up to {bounds} {row.unit}, and +Inf."
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pages as they are shipped, and all that they ask. Needs nothing but what is installed with the program."""
+"""The committed pages and all their queries. It needs no package that only development installs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-# What a page at its defaults looks at: everything, over an hour.
+# The default values of all variables: everything, over an hour.
 EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__interval": "1m", "__rate_interval": "2m",
               "__range": "3600s"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """One query of one panel, with all variables filled in. A range query is drawn over time."""
+class PanelQuery:
+    """One query of one panel, with all variables replaced. A range query is not ``instant``."""
 
     page: str
     panel: str
@@ -32,7 +32,7 @@ def pages() -> dict[str, dict[str, Any]]:
 
 
 def panels(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """All panels of a page, those in folded bands too, without the headings."""
+    """All panels of a page, also those in folded sections, without the headings."""
     for panel in page["panels"]:
         if panel["type"] == "row":
             yield from panel["panels"]
@@ -40,26 +40,26 @@ def panels(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield panel
 
 
-def questions(chosen: Mapping[str, str] | None = None) -> Iterator[Question]:
-    """All that is asked when these values are chosen (see ``EVERYTHING``): panels, then annotations."""
+def panel_queries(chosen: Mapping[str, str] | None = None) -> Iterator[PanelQuery]:
+    """All queries for these values of variables (see ``EVERYTHING``): of panels, then of annotations."""
     values = {**EVERYTHING, **(chosen or {})}
     for uid, page in sorted(pages().items()):
         for panel in panels(page):
             for target in panel["targets"]:
                 expression = filled(target["expr"], values)
-                yield Question(uid, panel["title"], target["refId"], expression, target["instant"])
+                yield PanelQuery(uid, panel["title"], target["refId"], expression, target["instant"])
         for event in page["annotations"]["list"]:
-            yield Question(uid, f"annotation {event['name']}", "A", filled(event["expr"], values), instant=False)
+            yield PanelQuery(uid, f"annotation {event['name']}", "A", filled(event["expr"], values), instant=False)
 
 
 def filled(expression: str, values: Mapping[str, str]) -> str:
-    """A query with its variables replaced; a time is also there as a number, as Grafana has it."""
+    """A query with its variables replaced. Grafana also offers a duration as a number; so does this."""
     numbers = {
         name + unit: f"{_seconds(values[name]) * by:g}"
         for name, unit, by in (("__range", "_s", 1), ("__rate_interval", "_ms", 1000))
         if name in values
     }
-    for name, value in (numbers | dict(values)).items():  # the longer name first
+    for name, value in (numbers | dict(values)).items():  # longer names first
         expression = expression.replace(f"${name}", value)
     return expression
 

@@ -1,4 +1,4 @@
-"""Pictures of the pages without a Grafana: what a reviewer looks at, and what the README shows.
+"""Pictures of the pages without a Grafana, for reviews and for the README.
 
-It is a preview, not Grafana; ``README.md`` beside this says what is only near. Nothing of the program needs it.
+It is a preview, not Grafana; the ``README.md`` in this folder lists the differences. The product does not need it.
 """

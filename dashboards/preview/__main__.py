@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from dashboards import shipped
-from dashboards.preview import asking, drawing
+from dashboards.preview import queries, rendering
 
 
 def _duration(_: click.Context, __: click.Parameter, said: str) -> str:
     try:
-        asking.seconds(said or "1s")
+        queries.seconds(said or "1s")
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return said
@@ -29,33 +29,33 @@ def _duration(_: click.Context, __: click.Parameter, said: str) -> str:
     metavar="TIME",
     default="",
     callback=_duration,
-    help="How much to show, as in 15m [default: what each page says].",
+    help="The time range, as in 15m [default: the time range of each page].",
 )
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="A variable, as in gpu=3.")
-@click.option("--cells", type=click.IntRange(min=1), help="Only the top of each page, so many cells of its grid high.")
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="The value of a variable, as in gpu=3.")
+@click.option("--cells", type=click.IntRange(min=1), help="Draw only the first rows of the grid of each page.")
 def main(
     url: str, out: Path, uids: tuple[str, ...], theme: str, last: str, choices: tuple[str, ...], cells: int | None
 ) -> None:
-    """Ask, draw, and say where the pictures are."""
+    """Run the queries, draw the pages, and print the paths of the pictures."""
     url, ends = url.rstrip("/"), time.time()
-    scrape = asking.scrape_interval(url)
+    scrape = queries.scrape_interval(url)
     chosen = {name: value for name, _, value in (choice.partition("=") for choice in choices)}
     out.mkdir(parents=True, exist_ok=True)
-    site = drawing.prepared()
-    with drawing.served(site) as address:
+    site = rendering.prepared()
+    with rendering.served(site) as address:
         for uid, page in sorted(shipped.pages().items()):
             if uids and uid not in uids:
                 continue
             span = last or page["time"]["from"].removeprefix("now-")
-            source = asking.Source(url, ends - asking.seconds(span), ends, scrape)
-            panels, values = asking.unfolded(page), asking.choices(page, source, chosen)
+            source = queries.Source(url, ends - queries.seconds(span), ends, scrape)
+            panels, values = queries.unfolded(page), queries.choices(page, source, chosen)
             data = {
                 "dashboard": {**page, "panels": panels}, "theme": theme, "from": source.begins, "to": ends,
-                "span": span, "chosen": values, "asked": asking.asked(panels, source, values),
-                "marks": asking.marks(page, source, values),
+                "span": span, "chosen": values, "asked": queries.asked(panels, source, values),
+                "marks": queries.marks(page, source, values),
             }  # fmt: skip
             into = out / f"{uid}.png"
-            drawing.picture(site, address, data, cells or asking.height(panels), into)
+            rendering.picture(site, address, data, cells or queries.height(panels), into)
             click.echo(f"{into} {into.stat().st_size // 1024} KiB")
 
 

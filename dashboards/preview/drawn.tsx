@@ -1,4 +1,4 @@
-// What Grafana keeps in its own house, drawn by hand: near to it, not the same.
+// Panels that Grafana does not publish on npm, drawn here: similar, not the same.
 import { DataFrame, FieldType, TimeRange, dateTimeFormat, formattedValueToString, getFieldDisplayName, getValueFormat } from '@grafana/data';
 import { measureText, useTheme2 } from '@grafana/ui';
 import * as chromatic from 'd3-scale-chromatic';
@@ -8,7 +8,7 @@ const NICE = [1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 const BELOW = 22;
 const FONT = 12;
 
-/** The axis of time that all drawn panels share, and where a moment lies on it. */
+/** The time axis that all drawn panels share, and the position of a time on it. */
 function useTime({ width, height, range }: Size, left: number) {
   const theme = useTheme2();
   const [from, to] = [range.from.valueOf(), range.to.valueOf()];
@@ -27,7 +27,7 @@ function useTime({ width, height, range }: Size, left: number) {
   return { theme, x, axis };
 }
 
-/** A lane for each series, in the colours and words of its mappings. */
+/** A lane for each series, in the colours and words of its value mappings. */
 export function StateTimeline({ frames, options, ...size }: Size & { frames: DataFrame[]; options: any }) {
   const lanes = frames.flatMap((each) =>
     each.fields.filter((it) => it.type === FieldType.number).map((field) => ({ name: getFieldDisplayName(field, each, frames), field, times: each.fields[0] })),
@@ -60,7 +60,7 @@ export function StateTimeline({ frames, options, ...size }: Size & { frames: Dat
   );
 }
 
-/** Stretches of one value; where samples are missing, nothing. */
+/** Stretches of equal values; missing samples leave a gap. */
 function runs(times: number[], values: (number | null)[], step: number) {
   const made: { from: number; to: number; value: number }[] = [];
   times.forEach((at, place) => {
@@ -72,7 +72,7 @@ function runs(times: number[], values: (number | null)[], step: number) {
   return made;
 }
 
-/** Buckets by ``le`` over time: the sums of Prometheus taken apart, and a colour for each. */
+/** Buckets by ``le`` over time: cumulative counts become counts, each with a colour. */
 export function Heatmap({ frames, options, ...size }: Size & { frames: DataFrame[]; options: any }) {
   const bound = (each: DataFrame) => Number((each.fields[1].labels?.le ?? '').replace('+Inf', 'Infinity'));
   const rows = [...frames].sort((a, b) => bound(a) - bound(b));

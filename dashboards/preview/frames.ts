@@ -1,4 +1,4 @@
-// What Prometheus said, as Grafana's frames: what its own data source would have made of it.
+// Prometheus results as the data frames that Grafana's data source makes.
 import {
   DataFrame, Field, FieldType, GrafanaTheme2, cacheFieldDisplayNames, getDisplayProcessor, getFieldMatcher, getFieldSeriesColor,
   standardTransformers, standardTransformersRegistry, transformDataFrame,
@@ -16,10 +16,10 @@ const time = (values: number[], interval?: number): Field =>
   ({ name: 'Time', type: FieldType.time, config: interval ? { interval } : {}, values });
 const frame = (refId: string, fields: Field[]): DataFrame => ({ refId, fields, length: fields[0]?.values.length ?? 0 });
 
-/** Panels over time leave out what is no number. */
+/** Panels over time drop values that are no numbers. */
 const finite = (text: string) => (Number.isFinite(Number(text)) ? Number(text) : null);
 
-/** Where samples are missing Grafana puts one that is nothing, so that no line is drawn across. */
+/** Grafana fills missing samples with null, so that no line crosses the gap. */
 function gapped(values: [number, string][], step: number): [number, string][] {
   return values.flatMap((it, place) => (place && it[0] - values[place - 1][0] > step ? [[values[place - 1][0] + step, 'NaN'], it] : [it]) as [number, string][]);
 }
@@ -42,7 +42,7 @@ export function series(target: Target, answer: Answer, step: number): DataFrame[
   });
 }
 
-/** One frame for the whole answer: a column for each label, then the value. */
+/** One frame for the whole result: a column for each label, then the value. */
 export function table(target: Target, answer: Answer, alone: boolean): DataFrame {
   const result = answer.result ?? [];
   const names = [...new Set(result.flatMap((it) => Object.keys(it.metric)))].filter((it) => it !== '__name__').sort();
@@ -58,7 +58,7 @@ export async function transformed(frames: DataFrame[], steps: any[]): Promise<Da
   return lastValueFrom(transformDataFrame(steps, frames, { interpolate: (it: string) => it } as any));
 }
 
-/** Units, words, colours and overrides put on each field. */
+/** Apply units, value mappings, colours and overrides to each field. */
 export function configured(frames: DataFrame[], source: any, theme: GrafanaTheme2): DataFrame[] {
   let place = 0;
   cacheFieldDisplayNames(frames);

@@ -1,5 +1,5 @@
 // Draws one dashboard from its JSON and the answers that window.PREVIEW holds, with Grafana's own components where npm
-// has them. It is a preview: see README.md for what is only near.
+// has them. It is a preview: see README.md for the differences.
 import '@fontsource/inter/latin-400.css';
 import '@fontsource/inter/latin-500.css';
 import 'uplot/dist/uPlot.min.css';
@@ -26,10 +26,10 @@ type Drawn = { panel: any; frames: DataFrame[]; width: number; height: number; r
 const { dashboard, theme: mode, from, to, span, chosen, asked, marks }: Preview = (window as any).PREVIEW;
 const range: TimeRange = { from: dateTime(from * 1000), to: dateTime(to * 1000), raw: { from: `now-${span}`, to: 'now' } };
 const theme = createTheme({ colors: { mode } });
-const WIDTH = 1600, EDGE = 16, GAP = 8, CELL = 30, TOP = 96; // TOP and CELL + GAP stand in drawing.py too
+const WIDTH = 1600, EDGE = 16, GAP = 8, CELL = 30, TOP = 96; // TOP and CELL + GAP are in rendering.py too
 const COLUMN = (WIDTH - 2 * EDGE + GAP) / 24;
 
-/** The kinds of panels it knows; a test compares them with those on the pages. */
+/** The kinds of panels that the preview can draw; a test compares them with the pages. */
 const KINDS: Record<string, (drawn: Drawn) => ReactNode> = {
   'stat': Stat,
   'table': Table,
@@ -71,7 +71,7 @@ function Lines({ panel, frames, width, height, marks, dots }: Drawn) {
   );
 }
 
-/** Annotations as the dashed lines that Grafana draws, and receipts as its diamonds. */
+/** Annotations as the dashed lines that Grafana draws, and exemplars as squares. */
 function Marks({ builder, marks, dots }: { builder: UPlotConfigBuilder; marks: Mark[]; dots: Dot[] }) {
   const { colors } = useTheme2();
   useLayoutEffect(() => {
@@ -120,7 +120,7 @@ function Said({ text, bad }: { text: string; bad?: boolean }) {
   return <div style={{ ...style, color: bad ? error.text : plain.secondary, overflow: 'hidden' }}>{text}</div>;
 }
 
-/** The frames of a panel, as Grafana would hand them to it. */
+/** The frames of a panel, as Grafana passes them to the panel. */
 async function framed(panel: any, { answers, step }: Asked): Promise<DataFrame[]> {
   const flat = panel.targets[0].format === 'table';
   const frames = panel.targets.flatMap((target: any) =>

@@ -1,1 +1,1 @@
-"""A node that has a bad day on simulated GPUs, and a Prometheus that watches it: for whoever tries the pages."""
+"""A node on simulated GPUs that has a bad day, and a Prometheus that scrapes it. It shows the pages at work."""

@@ -1,4 +1,4 @@
-"""``make observe``: a node that has one bad day after the other, and a Prometheus that watches it, until Ctrl-C."""
+"""``make observe``: a node that has one bad day after the other, and a Prometheus that scrapes it, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from dashboards.trial.prometheus import Prometheus, installed
 from scrubber.ground.errors import AutoclaveError, FatalError
 
 FOLDER = Path(__file__).parents[1] / "grafana"
-PORT = 19475  # the first of three
+PORT = 19475  # the first of three ports
 LASTS = 20.0  # seconds
 EVERY = 1.0
 MISSING = """
-Prometheus is not installed: there are figures, but nobody collects them.
-  Debian, Ubuntu: apt install prometheus (and then: systemctl disable --now prometheus, if you want none of your own)
+Prometheus is not installed: the metrics are there, but nothing collects them.
+  Debian, Ubuntu: apt install prometheus (then: systemctl disable --now prometheus, unless you want its service)
 """
 GRAFANA = """
 In Grafana (12 or newer):
   1. Connections, Add new connection, Prometheus; URL http://{address}
   2. Dashboards, New, Import, Upload: each file in {folder}
-  3. open Autoclave / Fleet; the other pages are linked at its top
-docs/observability.md says what each page answers, and follows three faults from page to page.
+  3. Open Autoclave / Fleet; its menu links to the other pages
+docs/observability.md describes the pages and finds three faults with them.
 """
 
 
 async def observe(port: int, seconds: float) -> None:
-    """Until cancelled. An alert's condition must be true for a second here, and not for minutes."""
+    """Play the day again and again until cancelled. The condition of an alert must hold for one second."""
     async with AsyncExitStack() as ends:
         node = TrialNode(port)
         ends.push_async_callback(node.clear_away)
-        await node.up()
+        await node.start_node()
         tell(f"A node of {GPUS} simulated GPUs; its directory is {node.stage.root}")
         tell(f"  scrub service  http://{node.service}/metrics")
         tell(f"  device plugin  http://{node.plugin}/metrics")
@@ -54,11 +54,11 @@ async def observe(port: int, seconds: float) -> None:
         else:
             tell(MISSING)
         while True:
-            await day.play(node, (*DAY, EVENING), partial(lasts, seconds), say)
+            await day.play(node, (*DAY, EVENING), partial(wait, seconds), say)
 
 
-async def lasts(seconds: float, acts: Sequence[Act]) -> None:
-    """Each trouble stays for a while, so that it can be seen."""
+async def wait(seconds: float, acts: Sequence[Act]) -> None:
+    """Let each problem last for a while, so that people can see it on the pages."""
     alerts = ", ".join(alert for act in acts for alert in act.alerts)
     if alerts:
         tell(f"          fires: {alerts}")
@@ -66,18 +66,18 @@ async def lasts(seconds: float, acts: Sequence[Act]) -> None:
 
 
 def say(line: str) -> None:
-    """What happens now."""
+    """Print a line with the time."""
     tell(f"{time.strftime('%H:%M:%S')}  {line}")
 
 
 def tell(line: str) -> None:
-    """At once, also into a pipe."""
+    """Print a line at once, also into a pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 async def _until_told(work: Coroutine[Any, Any, None]) -> None:
-    """Cancel this and nothing else: what it has begun is needed for its end."""
+    """On a signal, cancel this task only: the tasks that it started are needed for the cleanup."""
     task = asyncio.create_task(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
@@ -85,17 +85,19 @@ async def _until_told(work: Coroutine[Any, Any, None]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The command. Ended by Ctrl-C or SIGTERM, which is no failure; what was started is ended then, too."""
+    """Run the command. Ctrl-C and SIGTERM end it with exit status 0, after the cleanup."""
     parser = argparse.ArgumentParser(prog="make observe ARGS=...", description=__doc__)
-    parser.add_argument("--port", type=int, default=PORT, help=f"the first of three on {LOOPBACK} (default: {PORT})")
-    parser.add_argument("--lasts", type=float, default=LASTS, help=f"seconds for each trouble (default: {LASTS:g})")
+    parser.add_argument(
+        "--port", type=int, default=PORT, help=f"the first of three ports on {LOOPBACK} (default: {PORT})"
+    )
+    parser.add_argument("--lasts", type=float, default=LASTS, help=f"seconds for each problem (default: {LASTS:g})")
     chosen = parser.parse_args(arguments)
     try:
         asyncio.run(_until_told(observe(chosen.port, chosen.lasts)))
     except asyncio.CancelledError:
-        tell("ended, and nothing is left of it")
+        tell("ended; everything is cleaned up")
     except (AutoclaveError, FatalError, TimeoutError) as error:
-        sys.stderr.write(f"cannot go on: {error}\n")
+        sys.stderr.write(f"cannot continue: {error}\n")
         return 1
     return 0
 

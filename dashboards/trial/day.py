@@ -1,8 +1,7 @@
-"""A bad day as a list of acts: each brings a trouble about, lasts, and mends what it has broken.
+"""A bad day as a list of acts. Each act causes a problem, lets it last, and repairs it.
 
-Acts that stand together in ``DAY`` are in force together. An act names the alerts that it makes fire, where rules are
-as impatient as the trial's; what it does, it does as anybody could: with the drills of ``autoclave simulate``, with the
-operator's door, and with signals.
+The acts of one entry of ``DAY`` run together. An act lists the alerts that it fires with the short timeouts of the
+trial. It uses only what a person could use: the drills of ``autoclave simulate``, the admin socket, and signals.
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ Trouble = Callable[[TrialNode], AbstractAsyncContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One trouble: a line for whoever watches, how it comes about and goes, and what fires while it is there."""
+    """One problem: a line to print, how to cause and repair it, and the alerts that it fires."""
 
     line: str
     trouble: Trouble
     alerts: tuple[str, ...] = ()
 
 
-Lasts = Callable[[Sequence[Act]], Awaitable[None]]
+Wait = Callable[[Sequence[Act]], Awaitable[None]]
 Say = Callable[[str], None]
 
 
 @asynccontextmanager
-async def in_force(node: TrialNode, acts: Sequence[Act], lasts: Lasts, say: Say) -> AsyncIterator[None]:
-    """These acts together; afterwards everything is mended."""
+async def running(node: TrialNode, acts: Sequence[Act], wait: Wait, say: Say) -> AsyncIterator[None]:
+    """Cause the problems of these acts together, and repair them afterwards."""
     async with AsyncExitStack() as troubles:
         for act in acts:
             say(act.line)
             await troubles.enter_async_context(act.trouble(node))
-        await lasts(acts)
+        await wait(acts)
         yield
-    await node.calm()
+    await node.wait_until_clean()
 
 
-async def play(node: TrialNode, day: Sequence[Sequence[Act]], lasts: Lasts, say: Say) -> None:
-    """All of it, one after the other."""
+async def play(node: TrialNode, day: Sequence[Sequence[Act]], wait: Wait, say: Say) -> None:
+    """Play all acts, one entry after the other."""
     for acts in day:
-        async with in_force(node, acts, lasts, say):
+        async with running(node, acts, wait, say):
             pass
 
 
@@ -60,7 +59,7 @@ async def play(node: TrialNode, day: Sequence[Sequence[Act]], lasts: Lasts, say:
 
 @asynccontextmanager
 async def churn(node: TrialNode) -> AsyncIterator[None]:
-    """A pod for each GPU, and their end."""
+    """Run a pod on each GPU, and delete the pods."""
     pods = [await node.run(f"train-{number}") for number in range(GPUS)]
     yield
     for pod in pods:
@@ -68,8 +67,8 @@ async def churn(node: TrialNode) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def forced(node: TrialNode) -> AsyncIterator[None]:
-    """A pod on all GPUs is deleted by force: its container runs on, and the next pods meet it."""
+async def force_deleted(node: TrialNode) -> AsyncIterator[None]:
+    """Delete a pod on all GPUs by force: its container still runs, and the next pods are refused."""
     pod = await node.run("forced", GPUS)
     await node.stage.kubelet.force_delete(pod)
     for number in range(GPUS):
@@ -87,9 +86,9 @@ async def _refused(node: TrialNode, name: str) -> None:
 
 @asynccontextmanager
 async def residue(node: TrialNode) -> AsyncIterator[None]:
-    """A pod ends and its memory was not cleared behind it."""
+    """Delete a pod whose memory the driver does not clear."""
     pod = await node.run(f"{UNTIDY}-secret")
-    [gpu] = node.given(pod)
+    [gpu] = node.gpus_of(pod)
     await node.stage.kubelet.delete(pod)
     await node.reach(gpu, lambda device: bool(device.receipt and device.receipt.residue_bytes))
     yield
@@ -97,28 +96,28 @@ async def residue(node: TrialNode) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def outlived(node: TrialNode) -> AsyncIterator[None]:
-    """A process of a pod outlives it, deaf to SIGTERM."""
+    """A process of a pod outlives the pod and ignores SIGTERM."""
     pod = await node.run("outlived")
-    [gpu] = node.given(pod)
-    node.stray(gpu)
+    [gpu] = node.gpus_of(pod)
+    node.occupy(gpu)
     await node.stage.kubelet.delete(pod)
     await node.reach(gpu, lambda device: bool(device.receipt and device.receipt.processes_terminated))
     yield
 
 
 @asynccontextmanager
-async def intruder(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A container that nobody gave the GPU to uses it."""
-    pid = node.stray(gpu, "stranger")
+async def unauthorised(node: TrialNode, gpu: int) -> AsyncIterator[None]:
+    """A container uses a GPU without a grant."""
+    pid = node.occupy(gpu, "stranger")
     await node.reach(gpu, lambda device: device.state != "clean")
     yield
     node.end(pid)
 
 
 @asynccontextmanager
-async def shell(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A process of no container holds the GPU: under the default policy it is waited for."""
-    pid = node.stray(gpu)
+async def foreign_process(node: TrialNode, gpu: int) -> AsyncIterator[None]:
+    """A process outside containers holds the GPU. With the default policy, the scrub waits for it."""
+    pid = node.occupy(gpu)
     await node.reach(gpu, lambda device: device.state != "clean")
     yield
     node.end(pid)
@@ -126,13 +125,13 @@ async def shell(node: TrialNode, gpu: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def sick_in_use(node: TrialNode) -> AsyncIterator[None]:
-    """Memory errors on a GPU that a pod has; its container crashes, and is not let onto the GPU again."""
+    """A GPU has memory errors while a pod uses it. The container crashes and cannot start on the GPU again."""
     pod = await node.run("unlucky")
-    [gpu] = node.given(pod)
+    [gpu] = node.gpus_of(pod)
     drills.ecc(node.stage.simulated, node.stage.uuids[gpu])
     await node.stage.kubelet.until(lambda: _health(node, gpu) == "Unhealthy", WITHIN)
     await node.stage.kubelet.restart_container(pod, "main")
-    for _ in range(22):  # the kubelet asks every 10 to 15 s; nobody has that much time here
+    for _ in range(22):  # the kubelet asks every 10 to 15 s, which is too slow for a trial
         await node.stage.kubelet.start_container(pod, "main")
     yield
     await node.stage.kubelet.delete(pod)
@@ -144,9 +143,9 @@ def _health(node: TrialNode, gpu: int) -> str:
 
 @asynccontextmanager
 async def leaked(node: TrialNode) -> AsyncIterator[None]:
-    """A pod's driver context leaks memory: no fast path brings that back, so a slow one follows it."""
+    """A pod leaks memory of its driver context: the fast path fails, and the slow path follows."""
     pod = await node.run("leaky")
-    [gpu] = node.given(pod)
+    [gpu] = node.gpus_of(pod)
     drills.leak(node.stage.simulated, node.stage.uuids[gpu])
     yield
     await node.stage.kubelet.delete(pod)
@@ -157,7 +156,7 @@ async def leaked(node: TrialNode) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def xid(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """XID 79, and no reset helps while it lasts; then one does, and the GPU comes back by itself."""
+    """XID 79, and resets fail while it lasts. Then a reset works, and the GPU returns by itself."""
     root, uuid = node.stage.simulated, node.stage.uuids[gpu]
     drills.break_reset(root, uuid, Resetting.FAILS)
     drills.xid(root, uuid, 79)
@@ -168,7 +167,7 @@ async def xid(node: TrialNode, gpu: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def hot(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """It is slowed down by heat, and computes right."""
+    """Heat slows the GPU down; its results stay correct."""
     root, uuid = node.stage.simulated, node.stage.uuids[gpu]
     drills.heat(root, uuid, 95)
     drills.sign(root, uuid, AilmentKind.HEAT, "hardware thermal slowdown")
@@ -178,30 +177,30 @@ async def hot(node: TrialNode, gpu: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def hung(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """Driver calls for it do not return. It is out as soon as nobody has the patience any more: after some seconds."""
+    """Driver calls for a GPU hang. After some seconds the GPU is quarantined."""
     drills.hang(node.stage.simulated, node.stage.uuids[gpu])
     yield
-    await node.out(gpu)
+    await node.quarantined(gpu)
     drills.heal(node.stage.simulated, node.stage.uuids[gpu])
 
 
 @asynccontextmanager
 async def drilled(node: TrialNode, gpu: int, drill: Callable[..., None], *about: object) -> AsyncIterator[None]:
-    """A drill that takes the GPU out for as long as it is not healed."""
+    """A drill that keeps the GPU in quarantine until it is healed."""
     drill(node.stage.simulated, node.stage.uuids[gpu], *about)
-    await node.out(gpu)
+    await node.quarantined(gpu)
     yield
     drills.heal(node.stage.simulated, node.stage.uuids[gpu])
 
 
 @asynccontextmanager
 async def bad_memory(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A cell that holds no bit: the scrub finds it, tries the slow path, and then only a person brings it back."""
+    """A stuck memory cell: the scrub finds it, tries the slow path, and then the GPU waits for a person."""
     drills.bad_memory(node.stage.simulated, node.stage.uuids[gpu], 4711, 5)
     async with node.stage.admin() as operator:
         async for _ in operator.scrub([str(gpu)]):
             pass
-        await node.out(gpu)
+        await node.quarantined(gpu)
         yield
         drills.heal(node.stage.simulated, node.stage.uuids[gpu])
         async for _ in operator.reinstate(str(gpu), "the module was replaced", "alice"):
@@ -210,21 +209,21 @@ async def bad_memory(node: TrialNode, gpu: int) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def by_hand(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A person takes it out, and brings it back without asking for evidence."""
+    """A person quarantines a GPU, and reinstates it without evidence."""
     async with node.stage.admin() as operator:
         await operator.quarantine(str(gpu), "maintenance", "bob")
-        await node.out(gpu)
+        await node.quarantined(gpu)
         async for _ in operator.reinstate(str(gpu), "it looks fine", "bob", without_evidence=True):
             pass
     yield
 
 
-# -- what hands them out
+# -- the kubelet, the plugin and the service
 
 
 @asynccontextmanager
 async def no_kubelet(node: TrialNode) -> AsyncIterator[None]:
-    """The kubelet is down, and back."""
+    """The kubelet is down for a while."""
     await node.stage.kubelet.kill()
     yield
     await node.stage.kubelet.start()
@@ -233,7 +232,7 @@ async def no_kubelet(node: TrialNode) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def no_plugin(node: TrialNode) -> AsyncIterator[None]:
-    """The plugin is killed, and back."""
+    """The plugin is killed and started again."""
     await node.stage.plugin.end(signal.SIGKILL)
     await node.stage.kubelet.until(lambda: node.stage.kubelet.allocatable.get(RESOURCE) == 0, WITHIN)
     yield
@@ -243,7 +242,7 @@ async def no_plugin(node: TrialNode) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def no_service(node: TrialNode) -> AsyncIterator[None]:
-    """The scrub service is killed, and back."""
+    """The scrub service is killed and started again."""
     await node.stage.service.end(signal.SIGKILL)
     yield
     await node.stage.start()
@@ -251,18 +250,18 @@ async def no_service(node: TrialNode) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def damaged_ledger(node: TrialNode) -> AsyncIterator[None]:
-    """It is killed again, and its ledger is damaged when it comes back."""
+    """The scrub service is killed and its ledger damaged before it starts again."""
     await node.stage.service.end(signal.SIGKILL)
     node.stage.ledger.write_bytes(b"not a ledger any more")
     await node.stage.start()
     yield
-    for old in node.stage.ledger.parent.glob("*.corrupt-*"):  # looked at, and put away: told at the next start
+    for old in node.stage.ledger.parent.glob("*.corrupt-*"):  # removed by the operator; the next start clears the alert
         old.unlink()
 
 
 @asynccontextmanager
 async def full_disk(node: TrialNode) -> AsyncIterator[None]:
-    """The ledger cannot be written, as the next pod finds out."""
+    """The ledger cannot be written, so the next pod is refused."""
     node.limit_writes(to_nothing=True)
     await _refused(node, "unwritten")
     yield
@@ -271,40 +270,40 @@ async def full_disk(node: TrialNode) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def wrong_policy(node: TrialNode) -> AsyncIterator[None]:
-    """The policy's file says something that there is not."""
-    node.rule("trusting")
+    """The policy file has an invalid value."""
+    node.write_policy("trusting")
     yield
-    node.rule()
+    node.write_policy()
 
 
 @asynccontextmanager
 async def unproven(node: TrialNode) -> AsyncIterator[None]:
-    """Somebody sets the policy to observe: the second pod gets a GPU that nobody scrubbed."""
-    node.rule("observe")
+    """The policy is set to observe, so that pods get GPUs without a proof."""
+    node.write_policy("observe")
     for name in ("first", "second", "third", "fourth", "fifth"):
         await node.stage.kubelet.delete(await node.run(name))
     yield
-    node.rule()
+    node.write_policy()
 
 
 DAY: tuple[tuple[Act, ...], ...] = (
     (
-        Act("a pod is deleted by force; the next ones are refused its GPUs", forced, ("AutoclaveAllocateRefused",)),
+        Act("a pod is deleted by force; the next pods are refused", force_deleted, ("AutoclaveAllocateRefused",)),
     ),
     (Act("pods come and go", churn),),
     (
-        Act("a pod leaves bytes behind that no driver cleared", residue, ("AutoclaveResidueFound",)),
+        Act("a pod leaves data behind that the driver does not clear", residue, ("AutoclaveResidueFound",)),
         Act("a process outlives its pod", outlived),
-        Act("a container uses GPU 0 without asking", partial(intruder, gpu=0), ("AutoclaveUnauthorisedUse",)),
-        Act("a shell on the host holds GPU 1", partial(shell, gpu=1), ("AutoclaveGpuBlocked",)),
+        Act("a container uses GPU 0 without a grant", partial(unauthorised, gpu=0), ("AutoclaveUnauthorisedUse",)),
+        Act("a shell on the host holds GPU 1", partial(foreign_process, gpu=1), ("AutoclaveGpuBlocked",)),
     ),
     (
         Act("driver calls for GPU 2 hang", partial(hung, gpu=2)),
         Act(
-            "a GPU has memory errors while a pod is on it", sick_in_use,
+            "a GPU has memory errors while a pod uses it", sick_in_use,
             ("AutoclaveGpuSickInUse", "AutoclaveStartsRefused"),
         ),
-        Act("memory leaks on another", leaked),
+        Act("a pod leaks memory on another GPU", leaked),
     ),
     (
         Act("GPU 0 falls off its bus (XID 79), and resets fail", partial(xid, gpu=0),
@@ -314,8 +313,8 @@ DAY: tuple[tuple[Act, ...], ...] = (
     (Act("the kubelet is down", no_kubelet, ("AutoclaveKubeletNotConnected",)),),
     (
         Act("the device plugin is killed", no_plugin, ("AutoclaveTargetDown", "AutoclavePluginDown")),
-        Act("the policy's file is wrong", wrong_policy, ("AutoclavePolicyFault",)),
-        Act("a person takes GPU 3 out, and brings it back without evidence", partial(by_hand, gpu=3),
+        Act("the policy file is invalid", wrong_policy, ("AutoclavePolicyFault",)),
+        Act("a person quarantines GPU 3, and reinstates it without evidence", partial(by_hand, gpu=3),
             ("AutoclaveManualReinstate",)),
     ),
     (Act("the policy is set to observe", unproven, ("AutoclaveUnprovenGrants",)),),
@@ -324,10 +323,10 @@ DAY: tuple[tuple[Act, ...], ...] = (
     (Act("its ledger is damaged", damaged_ledger, ("AutoclaveLedgerSetAside",)),),
 )  # fmt: skip
 
-# Three faults at once, to be found from the pages alone; see docs/observability.md.
+# Three faults at once that can be found with the pages alone; see docs/observability.md.
 EVENING: tuple[Act, ...] = (
-    Act("GPU 0 is gone from its bus", partial(drilled, gpu=0, drill=drills.lose), ("AutoclaveGpuMissing",)),
-    Act("a memory cell of GPU 1 holds no bit", partial(bad_memory, gpu=1), ("AutoclaveGpuQuarantined",)),
+    Act("GPU 0 is lost from its bus", partial(drilled, gpu=0, drill=drills.lose), ("AutoclaveGpuMissing",)),
+    Act("a memory cell of GPU 1 is stuck", partial(bad_memory, gpu=1), ("AutoclaveGpuQuarantined",)),
     Act(
         "the driver asks for a reboot because of GPU 2",
         lambda node: drilled(node, 2, drills.sign, AilmentKind.REBOOT_REQUIRED, "the driver says so"),

@@ -1,4 +1,4 @@
-"""The node of the trial: the real service and the real plugin show their figures, the kubelet is the stand-in."""
+"""The node of the trial: the real service and the real plugin with their metrics, and the kubelet stand-in."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ GPUS = 4
 LOOPBACK = "127.0.0.1"
 PORTS = 3  # of the service, of the plugin, of Prometheus
 NAME, CLUSTER = "gpu-node-1", "trial"  # the labels that scraping adds
-WITHIN = 30.0  # seconds for anything to come about
-UNTIDY = "untidy"  # pods whose names begin so leave something behind
+WITHIN = 30.0  # seconds to wait for a condition
+UNTIDY = "untidy"  # pods with this prefix leave data behind
 
-# The default policy with less patience, so that a day fits into minutes. Returns are forgotten at once: in a loop, a
-# GPU would soon wait for a person. MODE is replaced.
+# The default policy with shorter timeouts, so that a day fits into minutes. Returns are forgotten at once: otherwise,
+# in a loop, a GPU would soon wait for a person. MODE is replaced.
 POLICY = """\
 name: trial
 description: The default with less patience, for trials
@@ -40,21 +40,21 @@ defaults:
 """
 
 
-class Tidy(ContainerRunner):
-    """Containers whose memory is cleared behind them, as a driver does: but for the untidy ones."""
+class TidyContainers(ContainerRunner):
+    """Containers whose memory is cleared when they end, as a driver does, except for untidy pods."""
 
     def marked(self, pod: Pod, last: int) -> tuple[int, ...]:
-        """Nothing, as a rule."""
+        """No marks, except for untidy pods."""
         return super().marked(pod, last) if pod.name.startswith(UNTIDY) else ()
 
 
-class Piped(ServiceProgram):
-    """A program that says what it says into a pipe: a file that it cannot write is then not its log."""
+class PipedProgram(ServiceProgram):
+    """A program that logs into a pipe: a file size limit on the program then does not hit its log."""
 
     _log: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Return as soon as there is a process; it is not ready yet."""
+        """Start the process and return; the process is not ready yet."""
         ours, its = os.pipe()
         try:
             with self.log.open("ab") as log:
@@ -68,7 +68,7 @@ class Piped(ServiceProgram):
             os.close(its)
 
     async def end(self, number: signal.Signals) -> int | None:
-        """Send a signal and wait, for the end of its log as well; the exit status, or None when it did not run."""
+        """Send a signal, then wait for the process and its log. Return the exit status, or None if it did not run."""
         status = await super().end(number)
         log, self._log = self._log, None
         if log is not None:
@@ -77,90 +77,93 @@ class Piped(ServiceProgram):
 
 
 class TrialNode:
-    """Its programs, its pods, and what befalls them. ``service`` and ``plugin`` are where their figures are shown."""
+    """The programs, the pods and the faults of the node.
+
+    ``service`` and ``plugin`` are the addresses of their metrics.
+    """
 
     def __init__(self, port: int) -> None:
-        """Nothing runs yet. The service has this port and the plugin the next, also after a restart."""
+        """Prepare the node. The service uses this port and the plugin the next one, also after a restart."""
         self.service, self.plugin = f"{LOOPBACK}:{port}", f"{LOOPBACK}:{port + 1}"
         root = Path(tempfile.mkdtemp(prefix="autoclave-"))
         self.policy = root / "policy" / "trial.yaml"
         shown = ("--metrics-address", self.plugin)
-        self.stage = Stage(GPUS, "1MiB", str(self.policy), root=root, runs=Tidy, flags=shown)
+        self.stage = Stage(GPUS, "1MiB", str(self.policy), root=root, runs=TidyContainers, flags=shown)
         plain = self.stage.service
-        self.stage.service = Piped((*plain.arguments, "--metrics-address", self.service), plain.log)
-        self.rule()
-        self._strays: set[int] = set()
+        self.stage.service = PipedProgram((*plain.arguments, "--metrics-address", self.service), plain.log)
+        self.write_policy()
+        self._processes: set[int] = set()
 
-    def rule(self, mode: str = "enforce") -> None:
-        """Write the policy's file, in one move; a mode that there is not makes it a wrong one."""
+    def write_policy(self, mode: str = "enforce") -> None:
+        """Replace the policy file in one step. An unknown mode makes the file invalid."""
         self.policy.parent.mkdir(exist_ok=True)
         aside = self.policy.with_suffix(".new")
         aside.write_text(POLICY.replace("MODE", mode))
         aside.replace(self.policy)
 
-    async def up(self) -> None:
-        """Everything runs, every GPU is clean and offered."""
+    async def start_node(self) -> None:
+        """Start everything, and wait until every GPU is clean and offered."""
         await self.stage.start()
         await self.stage.start_node()
-        await self.calm()
+        await self.wait_until_clean()
 
-    async def calm(self) -> None:
-        """Return as soon as every GPU is clean and offered."""
+    async def wait_until_clean(self) -> None:
+        """Wait until every GPU is clean and offered."""
         for gpu in range(GPUS):
             await self.reach(gpu, lambda device: device.state == "clean")
         await self.stage.kubelet.until(lambda: self.stage.kubelet.allocatable.get(RESOURCE) == GPUS, WITHIN)
 
     async def reach(self, gpu: int, wanted: Callable[[views.DeviceStatus], bool]) -> views.DeviceStatus:
-        """A GPU's status, as soon as it is as wanted."""
+        """The status of a GPU, as soon as the condition holds."""
         status = await self.stage.settled(gpu, wanted, WITHIN)
         if not wanted(status):
             raise TimeoutError(f"GPU {gpu} is {status.state}: {status.why} {status.setback}")
         return status
 
-    async def out(self, gpu: int) -> views.DeviceStatus:
-        """A GPU's status, as soon as it is in quarantine."""
+    async def quarantined(self, gpu: int) -> views.DeviceStatus:
+        """The status of a GPU, as soon as it is in quarantine."""
         return await self.reach(gpu, lambda device: device.quarantine is not None)
 
     async def run(self, name: str, gpus: int = 1) -> Pod:
-        """A pod from its admission to its running container."""
+        """Run a pod until its container runs."""
         pod = Pod.of(name, {RESOURCE: gpus})
         if (await self.stage.kubelet.run(pod)).phase is not Phase.RUNNING:
             raise TimeoutError(f"pod {name} does not run: {pod.message or pod.statuses['main'].message}")
         return pod
 
-    def given(self, pod: Pod) -> list[int]:
-        """The GPUs that it has."""
+    def gpus_of(self, pod: Pod) -> list[int]:
+        """The GPUs that the pod has."""
         return [self.stage.uuids.index(uuid) for uuid in self.stage.kubelet.held(pod)["main"][RESOURCE]]
 
-    def stray(self, gpu: int, container: str = "") -> int:
-        """A process on a GPU, of this container or of none, that came there by itself.
+    def occupy(self, gpu: int, container: str = "") -> int:
+        """Start a process on a GPU without a grant, in this container or in none.
 
-        It is waited for where we stand: what is begun in a thread nobody would end once we were cancelled.
+        The call blocks: a process that a thread starts would survive a cancellation.
         """
         root, uuid = self.stage.simulated, self.stage.uuids[gpu]
         pid = tenants.occupy(root, uuid, b"", container) if container else tenants.zombie(root, uuid)
-        self._strays.add(pid)
+        self._processes.add(pid)
         return pid
 
     def end(self, pid: int) -> None:
-        """End such a process, if it is still there."""
-        self._strays.discard(pid)
+        """End such a process, if it still runs."""
+        self._processes.discard(pid)
         tenants.kill(pid)
 
     def limit_writes(self, *, to_nothing: bool) -> None:
-        """Let no file of the service grow any more, or let them: what a full disk does."""
+        """Forbid the service to write to any file, as a full disk does, or allow it again."""
         most = 0 if to_nothing else resource.RLIM_INFINITY
         resource.prlimit(self.stage.service.pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
 
     async def clear_away(self) -> None:
-        """Leave nothing behind."""
-        for pid in tuple(self._strays):
+        """End all processes and remove all files."""
+        for pid in tuple(self._processes):
             self.end(pid)
         await self.stage.clear_away(keep=False)
 
 
 def free_ports() -> int:
-    """The first of three ports of the loopback that nobody has, and that the kernel gives to nobody unasked."""
+    """The first of three free ports on the loopback, outside the range that the kernel assigns."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
         first = random.randrange(1024, lowest - PORTS)  # noqa: S311 - so that two who look at once find others

@@ -1,4 +1,4 @@
-"""A Prometheus of the trial's own: on the loopback, with the shipped rules, and gone afterwards."""
+"""A Prometheus for the trial: on the loopback, with the shipped rules, removed at the end."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ PROGRAM = "prometheus"
 JOBS = ("autoclave-scrubber", "autoclave-plugin")
 RULES = ("rules.yaml", "alerts.yaml")
 STARTS_WITHIN, ENDS_WITHIN = 30.0, 10.0  # seconds
-GLANCE = 0.05  # seconds between two looks whether it is ready: it cannot be waited for
+POLL = 0.05  # seconds between two checks whether Prometheus is ready
 
 
 def installed() -> bool:
-    """Whether there is one on this machine."""
+    """Whether Prometheus is installed on this machine."""
     return shutil.which(PROGRAM) is not None
 
 
-def impatient(rules: str, seconds: float) -> str:
-    """The same rules, but whatever is true for so long is told, and no longer. Windows and thresholds stay."""
+def with_short_times(rules: str, seconds: float) -> str:
+    """The same rules with ``for`` and ``keep_firing_for`` of this many seconds. Windows and thresholds stay."""
     return re.sub(r"(?m)^( +(?:keep_firing_)?for:) .+$", rf"\1 {round(seconds * 1000)}ms", rules)
 
 
 class Prometheus:
-    """The process, and what can be asked of it."""
+    """The process and its HTTP API."""
 
     def __init__(self, port: int, every: float) -> None:
-        """Look at the node each ``every`` seconds, at the rules as well; an alert must be true for as long."""
+        """Prepare a Prometheus that scrapes and evaluates rules every ``every`` seconds, with the same ``for``."""
         self.address = f"127.0.0.1:{port}"
         self._every = every
         self._root = Path(tempfile.mkdtemp(prefix="autoclave-prometheus-"))
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, node: TrialNode) -> None:
-        """Return when it answers, and has heard both programs of the node."""
+        """Return when Prometheus has scraped both programs of the node."""
         self._configure(node)
         with (self._root / "log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -56,14 +56,14 @@ class Prometheus:
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         ends = asyncio.get_running_loop().time() + STARTS_WITHIN
-        while not await asyncio.to_thread(self._hears):
+        while not await asyncio.to_thread(self._has_scraped):
             if self._process.returncode is not None or asyncio.get_running_loop().time() > ends:
-                words = (self._root / "log").read_text().strip().splitlines()[-1:] or ["it said nothing"]
-                raise FatalError(f"Prometheus does not start; its last words: {words[0]}")
-            await asyncio.sleep(GLANCE)
+                words = (self._root / "log").read_text().strip().splitlines()[-1:] or ["no output"]
+                raise FatalError(f"Prometheus does not start; its last log line: {words[0]}")
+            await asyncio.sleep(POLL)
 
     async def clear_away(self) -> None:
-        """End it, and leave nothing behind."""
+        """End the process and remove its files."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.terminate()
@@ -75,7 +75,7 @@ class Prometheus:
         shutil.rmtree(self._root)
 
     def ask(self, path: str, **values: str | float) -> Any:  # noqa: ANN401 - each answer has a shape of its own
-        """What its HTTP API answers; a ValueError with its words when it takes the question for a wrong one."""
+        """The answer of its HTTP API. A rejected query raises ValueError with the message of Prometheus."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(values)}"
         try:
             with urllib.request.urlopen(url, timeout=10) as answer:
@@ -90,7 +90,7 @@ class Prometheus:
     def _configure(self, node: TrialNode) -> None:
         for name in RULES:
             text = (resources.files("dashboards") / name).read_text(encoding="utf-8")
-            (self._root / name).write_text(impatient(text, self._every), encoding="utf-8")
+            (self._root / name).write_text(with_short_times(text, self._every), encoding="utf-8")
         often = f"{round(self._every * 1000)}ms"
         config = {
             "global": {"scrape_interval": often, "scrape_timeout": often, "evaluation_interval": often},
@@ -99,7 +99,7 @@ class Prometheus:
         }
         (self._root / "prometheus.yaml").write_text(json.dumps(config, indent=2), encoding="utf-8")
 
-    def _hears(self) -> bool:
+    def _has_scraped(self) -> bool:
         try:
             return len(self.ask("query", query="up == 1")["result"]) == len(JOBS)
         except (OSError, ValueError):

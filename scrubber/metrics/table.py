@@ -1,8 +1,9 @@
-"""What the scrub service counts and shows: THE TABLE. A stable contract: strangers' dashboards rest on it.
+"""The metrics of the scrub service: THE TABLE. A stable contract, because dashboards of users read these names.
 
-``gpu`` is what people call a device (``0``, and ``0:1`` for a slice), ``uuid`` its name for good; everything else that
-a device is stands in ``autoclave_device_info``. What is not known is not shown: absent is not zero. No label holds a
-pod, a process or a receipt. ``docs/metrics.md`` is made of this table, and dashboards and alerts are held against it.
+``gpu`` is the index of a device (``0``, and ``0:1`` for a slice); ``uuid`` is its permanent name.
+``autoclave_device_info`` has its other properties. An unknown value has no series: absent is not zero. No label holds a
+pod, a process or a receipt. ``docs/metrics.md`` is generated from this table, and tests compare dashboards and alerts
+with it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from scrubber.ground.metric_table import Kind, Row
 ONE = ("gpu", "uuid")
 SECONDS = "seconds"
 
-# What is asked is answered in milliseconds, or when a scrub is over; 5 and 25 s are the usual budgets of the hooks.
+# A request takes milliseconds, or waits for a scrub. The usual budgets of the hooks are 5 s and 25 s.
 ANSWERS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0)
 SCRUBS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 STEPS = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 10.0, 30.0, 60.0, 120.0)
@@ -21,180 +22,169 @@ WRITES = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 2.0)
 # -- the service
 
 BUILD = Row(
-    "autoclave_build_info", Kind.INFO, "The scrub service: its version, and which devices it works on.",
+    "autoclave_build_info", Kind.INFO, "Version and backend of the scrub service.",
     ("version", "backend"),
 )  # fmt: skip
-READY = Row("autoclave_ready", Kind.GAUGE, "1 while the service can hand devices out; /readyz says what is in the way.")
+READY = Row("autoclave_ready", Kind.GAUGE, "1 while the service can hand out devices; /readyz says why not.")
 POLICY = Row(
-    "autoclave_policy_info",
-    Kind.INFO,
-    "The policy in force, and a digest of all that it says.",
-    ("policy", "digest"),
+    "autoclave_policy_info", Kind.INFO, "Name and content digest of the policy in force.", ("policy", "digest")
 )
 POLICY_FAULT = Row(
-    "autoclave_policy_fault", Kind.GAUGE, "1 while the policy's file is wrong: the one before it stays in force."
+    "autoclave_policy_fault", Kind.GAUGE, "1 while the policy file has faults and the previous policy stays in force."
 )
 CONCESSIONS = Row(
     "autoclave_policy_concessions",
     Kind.GAUGE,
-    "Promises that the policy in force gives up, as `autoclave status` lists.",
+    "Number of promises that the policy in force gives up; `autoclave status` lists them.",
 )
-LEDGER_ROWS = Row("autoclave_ledger_rows", Kind.GAUGE, "The number of the newest row of the ledger.")
+LEDGER_ROWS = Row("autoclave_ledger_rows", Kind.GAUGE, "Number of the newest row of the ledger.")
 LEDGER_FAULT = Row(
-    "autoclave_ledger_fault", Kind.GAUGE, "1 while the ledger cannot be written: nothing is handed out then."
+    "autoclave_ledger_fault", Kind.GAUGE, "1 while the ledger cannot be written and no device is handed out."
 )
 LEDGER_VERIFIED = Row(
-    "autoclave_ledger_verified_timestamp_seconds", Kind.GAUGE, "When the chain of the ledger was last verified whole.",
+    "autoclave_ledger_verified_timestamp_seconds", Kind.GAUGE, "Time of the last full verification of the ledger.",
     unit=SECONDS,
 )  # fmt: skip
 LEDGERS_SET_ASIDE = Row(
     "autoclave_ledgers_set_aside",
     Kind.GAUGE,
-    "Damaged ledgers that lie beside the present one, for a person to look at.",
+    "Number of damaged ledgers that were set aside in the state directory.",
 )
 LEDGER_APPEND = Row(
-    "autoclave_ledger_append_duration_seconds", Kind.HISTOGRAM, "Time until a row was durable.",
+    "autoclave_ledger_append_duration_seconds", Kind.HISTOGRAM, "Time to write a ledger row durably.",
     unit=SECONDS, buckets=WRITES,
 )  # fmt: skip
 ROUND = Row(
-    "autoclave_monitor_round_timestamp_seconds", Kind.GAUGE, "When the monitor last finished a round over all devices.",
+    "autoclave_monitor_round_timestamp_seconds", Kind.GAUGE, "Time at which the monitor last finished a round.",
     unit=SECONDS,
 )  # fmt: skip
-ROUND_FAILURES = Row(
-    "autoclave_monitor_failures_total", Kind.COUNTER, "Looks after a device, or at the node, that failed."
-)
+ROUND_FAILURES = Row("autoclave_monitor_failures_total", Kind.COUNTER, "Failed observations of devices or of the node.")
 REQUESTS = Row(
     "autoclave_request_duration_seconds", Kind.HISTOGRAM,
-    "Time to answer whoever hands devices out, the wait for a scrub included.",
+    "Time to answer a request of the plugin or another client, including the wait for a scrub.",
     ("request", "outcome"), SECONDS, ANSWERS,
 )  # fmt: skip
-REQUEST_REFUSALS = Row(
-    "autoclave_request_refusals_total",
-    Kind.COUNTER,
-    "Requests that were answered with a no.",
-    ("request", "reason"),
-)
+REQUEST_REFUSALS = Row("autoclave_request_refusals_total", Kind.COUNTER, "Refused requests.", ("request", "reason"))
 
 # -- each device
 
 DEVICE = Row(
-    "autoclave_device_info", Kind.INFO, "What a device is. Join on uuid.",
+    "autoclave_device_info", Kind.INFO, "Properties of a device. Join on uuid.",
     (*ONE, "model", "pci", "driver", "resource", "parent"),
 )  # fmt: skip
 STATE = Row(
-    "autoclave_device_state", Kind.GAUGE, "1 for the state that a device is in; its other states are not shown.",
+    "autoclave_device_state", Kind.GAUGE, "1 for the present state of a device. Other states have no series.",
     (*ONE, "state"),
 )  # fmt: skip
 STATE_SINCE = Row(
-    "autoclave_device_state_since_timestamp_seconds", Kind.GAUGE, "When a device came to be in its present state.",
+    "autoclave_device_state_since_timestamp_seconds", Kind.GAUGE, "Time at which a device entered its present state.",
     ONE, SECONDS,
 )  # fmt: skip
-HEALTHY = Row("autoclave_device_healthy", Kind.GAUGE, "1 while a device is offered to the kubelet.", ONE)
+HEALTHY = Row("autoclave_device_healthy", Kind.GAUGE, "1 while a device is offered to the kubelet as Healthy.", ONE)
 BLOCKED = Row(
     "autoclave_device_blocked", Kind.GAUGE,
-    "1 while something is in the way of a scrub; `autoclave explain` says what. Absent otherwise.", ONE,
+    "1 while something blocks the scrub of a device; `autoclave explain` says what. Absent otherwise.", ONE,
 )  # fmt: skip
 SICK = Row(
-    "autoclave_device_sick", Kind.GAUGE, "1 while a device is in use and sick: taken out once it is free.",
+    "autoclave_device_sick", Kind.GAUGE, "1 while a device is in use and sick. It is quarantined when it is free.",
     (*ONE, "reason"),
 )  # fmt: skip
 SIGN = Row(
-    "autoclave_device_sign", Kind.GAUGE, "1 for each thing that the driver says is wrong with a device now.",
+    "autoclave_device_sign", Kind.GAUGE, "1 for each sign of a problem that the driver reports now.",
     (*ONE, "sign"),
 )  # fmt: skip
 QUARANTINED = Row(
-    "autoclave_quarantined", Kind.GAUGE, "1 while a device is kept out, with the reason. Absent otherwise.",
+    "autoclave_quarantined", Kind.GAUGE, "1 while a device is in quarantine, with the reason. Absent otherwise.",
     (*ONE, "reason"),
 )  # fmt: skip
 QUARANTINE_SINCE = Row(
-    "autoclave_quarantine_since_timestamp_seconds", Kind.GAUGE, "When a device that is kept out was taken out.",
+    "autoclave_quarantine_since_timestamp_seconds", Kind.GAUGE, "Time at which a device entered quarantine.",
     ONE, SECONDS,
 )  # fmt: skip
 QUARANTINE_PROBES = Row(
-    "autoclave_quarantine_probes", Kind.GAUGE, "How often a device that is kept out was tried again.", ONE
+    "autoclave_quarantine_probes", Kind.GAUGE, "Number of probation tests since a device entered quarantine.", ONE
 )
 QUARANTINE_NEXT = Row(
     "autoclave_quarantine_next_probe_timestamp_seconds", Kind.GAUGE,
-    "When a device that is kept out is tried again. Absent where it waits for a person.", ONE, SECONDS,
+    "Time of the next probation test of a device. Absent while it waits for a person.", ONE, SECONDS,
 )  # fmt: skip
 LAST_SCRUB = Row(
-    "autoclave_last_scrub_timestamp_seconds", Kind.GAUGE, "When a device was last proven clean.", ONE, SECONDS
+    "autoclave_last_scrub_timestamp_seconds", Kind.GAUGE, "Time at which a device was last proven clean.", ONE, SECONDS
 )
 COVERAGE = Row(
-    "autoclave_scrub_coverage_ratio", Kind.GAUGE, "Part of a device's allocatable memory that its last proof covers.",
+    "autoclave_scrub_coverage_ratio", Kind.GAUGE,
+    "Share of the allocatable memory of a device that its last proof covers.",
     ONE, "ratio",
 )  # fmt: skip
 SCRUB_STEP = Row(
-    "autoclave_scrub_step", Kind.GAUGE, "1 for the step that runs on a device. Absent otherwise.", (*ONE, "step")
+    "autoclave_scrub_step", Kind.GAUGE, "1 for the scrub step that runs on a device. Absent otherwise.", (*ONE, "step")
 )
 LEAKED = Row(
-    "autoclave_leaked_memory_bytes",
-    Kind.GAUGE,
-    "Memory of a device in use that no process answers for.",
-    ONE,
-    "bytes",
+    "autoclave_leaked_memory_bytes", Kind.GAUGE, "Memory in use on a device that belongs to no process.", ONE, "bytes"
 )
 TEMPERATURE = Row("autoclave_device_temperature_celsius", Kind.GAUGE, "Temperature of a whole GPU.", ONE, "celsius")
 SLOWDOWN = Row(
-    "autoclave_device_slowdown_temperature_celsius", Kind.GAUGE, "Temperature from which on a GPU slows itself down.",
+    "autoclave_device_slowdown_temperature_celsius", Kind.GAUGE, "Temperature from which a GPU lowers its clocks.",
     ONE, "celsius",
 )  # fmt: skip
 POWER = Row("autoclave_device_power_watts", Kind.GAUGE, "Power that a whole GPU draws.", ONE, "watts")
 
-# -- what happened to devices
+# -- events of devices
 
 SCRUB_ENDS = Row(
-    "autoclave_scrubs_total", Kind.COUNTER, "Scrubs that ended, by how thorough they were, what began them, and how.",
+    "autoclave_scrubs_total", Kind.COUNTER, "Finished scrubs by path, trigger and outcome.",
     ("path", "trigger", "outcome"),
 )  # fmt: skip
 SCRUB_TIME = Row(
-    "autoclave_scrub_duration_seconds", Kind.HISTOGRAM, "Time of a scrub that ended with a proof.", ("path",), SECONDS,
-    SCRUBS,
+    "autoclave_scrub_duration_seconds", Kind.HISTOGRAM, "Duration of scrubs that ended with a proof.", ("path",),
+    SECONDS, SCRUBS,
 )  # fmt: skip
 STEP_TIME = Row(
-    "autoclave_step_duration_seconds", Kind.HISTOGRAM, "Time of one step of a scrub, however it ended.", ("step",),
+    "autoclave_step_duration_seconds", Kind.HISTOGRAM, "Duration of a scrub step with any outcome.", ("step",),
     SECONDS, STEPS,
 )  # fmt: skip
 TIME_TO_CLEAN = Row(
     "autoclave_time_to_clean_seconds", Kind.HISTOGRAM,
-    "Time from a device's release, or whatever else ended its proof, until it was proven clean; not of one taken out.",
+    "Time from the release of a device, or another loss of its proof, to its next proof; without quarantined devices.",
     (), SECONDS, SCRUBS,
 )  # fmt: skip
 STEP_FAILURES = Row(
-    "autoclave_step_failures_total", Kind.COUNTER, "Steps that did not pass, by whose fault that was.",
+    "autoclave_step_failures_total", Kind.COUNTER, "Failed scrub steps, by step, outcome and blame.",
     ("step", "outcome", "blame"),
 )  # fmt: skip
-ESCALATIONS = Row("autoclave_escalations_total", Kind.COUNTER, "Fast paths that failed and went on as slow ones.")
+ESCALATIONS = Row("autoclave_escalations_total", Kind.COUNTER, "Fast paths that failed and continued as slow paths.")
 SCRUBBED = Row(
-    "autoclave_scrubbed_bytes_total", Kind.COUNTER, "Memory that was overwritten and read back.", unit="bytes"
+    "autoclave_scrubbed_bytes_total",
+    Kind.COUNTER,
+    "Bytes of device memory that scrubs overwrote and read back.",
+    unit="bytes",
 )
 RESIDUE = Row(
     "autoclave_residue_found_total", Kind.COUNTER,
-    "Scrubs that found bytes of an earlier user: the driver had not cleared them, and the scrub did.", ONE,
+    "Scrubs that found data of an earlier user. The driver had not cleared it; the scrub did.", ONE,
 )  # fmt: skip
 RESIDUE_BYTES = Row(
-    "autoclave_residue_bytes_total", Kind.COUNTER, "Bytes of earlier users that scrubs have found, and cleared.", ONE,
+    "autoclave_residue_bytes_total", Kind.COUNTER, "Bytes of earlier users that scrubs found and cleared.", ONE,
     "bytes",
 )  # fmt: skip
 PROCESSES = Row(
-    "autoclave_processes_found_total", Kind.COUNTER, "Processes that a scrub found on its device.", ("kind",)
+    "autoclave_processes_found_total", Kind.COUNTER, "Processes that scrubs found on their devices, by kind.", ("kind",)
 )
-TERMINATED = Row("autoclave_processes_terminated_total", Kind.COUNTER, "Processes that a scrub has ended.")
-RESETS = Row("autoclave_resets_total", Kind.COUNTER, "Resets of devices.", ("outcome",))
-QUARANTINES = Row("autoclave_quarantines_total", Kind.COUNTER, "Devices that were taken out.", ("reason",))
+TERMINATED = Row("autoclave_processes_terminated_total", Kind.COUNTER, "Processes that scrubs ended.")
+RESETS = Row("autoclave_resets_total", Kind.COUNTER, "Resets of devices by outcome.", ("outcome",))
+QUARANTINES = Row(
+    "autoclave_quarantines_total", Kind.COUNTER, "Devices that entered quarantine, by reason.", ("reason",)
+)
 RETURNS = Row(
     "autoclave_quarantine_returns_total", Kind.COUNTER,
-    "Devices that came back: by evidence, or by a person's word without any.", ("by",),
+    "Devices that returned from quarantine: by evidence, or by the decision of a person.", ("by",),
 )  # fmt: skip
-XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver has reported, by code.", (*ONE, "xid"))
+XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reported, by XID code.", (*ONE, "xid"))
 UNAUTHORISED = Row(
-    "autoclave_unauthorised_use_total",
-    Kind.COUNTER,
-    "Times that somebody used a clean device without asking.",
-    ONE,
+    "autoclave_unauthorised_use_total", Kind.COUNTER, "How often a process used a clean device without a grant.", ONE
 )
 GRANTS = Row(
-    "autoclave_grants_total", Kind.COUNTER, "Devices that were handed out: on a proof, or as policy observe lets them.",
+    "autoclave_grants_total", Kind.COUNTER, "Devices handed out: on a proof, or without one under mode observe.",
     ("proof",),
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import promql_parser as promql
 
-from dashboards import look, shipped
+from dashboards import shipped, style
 from scrubber.ground.metric_table import Kind
 from tests.dashboards import rulefiles
 from tests.dashboards.rulefiles import RECORDED, TABLE
@@ -51,7 +51,7 @@ def one_source(page: Page) -> list[str]:
 
 
 def says_what_it_is(page: Page) -> list[str]:
-    wrong, seen = [], set()
+    problems, seen = [], set()
     for panel in shipped.panels(page):
         defaults = panel["fieldConfig"]["defaults"]
         told = {
@@ -62,14 +62,14 @@ def says_what_it_is(page: Page) -> list[str]:
             "words for nothing": defaults.get("noValue"),
             "words for an empty cell": panel["type"] != "table" or panel["fieldConfig"]["overrides"][:1] == EMPTY_CELL,
         }
-        wrong += [f"{panel['title']} lacks {what}" for what, there in told.items() if not there]
+        problems += [f"{panel['title']} lacks {what}" for what, there in told.items() if not there]
         seen.add(panel["title"])
-    return wrong
+    return problems
 
 
 def shows_in_its_unit(page: Page) -> list[str]:
     """A unit and the name of what is shown in it say the same; a column of a table has its own."""
-    wrong = []
+    problems = []
     for panel in shipped.panels(page):
         config = panel["fieldConfig"]
         columns = [it["value"] for one in config["overrides"] for it in one["properties"] if it["id"] == "unit"]
@@ -77,12 +77,12 @@ def shows_in_its_unit(page: Page) -> list[str]:
         for unit, target in zip(units, panel["targets"], strict=True):
             meant = re.search(UNITS.get(unit, ""), target["expr"])
             other = unit not in UNITS and re.search("_watts|_celsius|_bytes", target["expr"])
-            wrong += [] if meant and not other else [f"{panel['title']}: {target['refId']} in {unit}"]
-    return wrong
+            problems += [] if meant and not other else [f"{panel['title']}: {target['refId']} in {unit}"]
+    return problems
 
 
 def lies_in_the_grid(page: Page) -> list[str]:
-    wrong: list[str] = []
+    problems: list[str] = []
     ids: set[int] = set()
     for surface in (page["panels"], *(panel.get("panels", []) for panel in page["panels"])):
         taken: set[tuple[int, int]] = set()
@@ -90,20 +90,20 @@ def lies_in_the_grid(page: Page) -> list[str]:
             at = panel["gridPos"]
             cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
             if taken & cells or panel["id"] in ids or not cells or at["x"] + at["w"] > 24:
-                wrong.append(f"{panel['title']} lies on another, beside the page, or has another's number")
+                problems.append(f"{panel['title']} lies on another, beside the page, or has another's number")
             taken |= cells
             ids.add(panel["id"])
-    return wrong
+    return problems
 
 
 def parses(page: Page) -> list[str]:
-    wrong = []
+    problems = []
     for panel, target in asked(page):
         try:
             parsed(target)
         except ValueError as error:
-            wrong.append(f"{panel}: {error}")
-    return wrong
+            problems.append(f"{panel}: {error}")
+    return problems
 
 
 def asks_for_what_there_is(page: Page) -> list[str]:
@@ -118,17 +118,17 @@ def asks_for_what_there_is(page: Page) -> list[str]:
 
 def looks_back_as_far_as_is_shown(page: Page) -> list[str]:
     """``$__rate_interval``, or all that is shown: in an instant query. Silence is looked for further back."""
-    wrong = []
+    problems = []
     for panel, target in asked(page):
         calls = CALL.findall(target["expr"])
         for call, window, offset in calls:
             allowed = {"$__rate_interval"} | ({"$__range"} if target["instant"] else set())
             if call == "last_over_time" and not offset:
                 allowed = {"6h"}
-            wrong += [f"{panel}: {call} over {window}"] if {window, offset or window} - allowed else []
+            problems += [f"{panel}: {call} over {window}"] if {window, offset or window} - allowed else []
         if len(WINDOW.findall(target["expr"])) != len(calls):
-            wrong.append(f"{panel}: a window outside a call")
-    return wrong
+            problems.append(f"{panel}: a window outside a call")
+    return problems
 
 
 def counts_with_counters(page: Page) -> list[str]:
@@ -136,11 +136,11 @@ def counts_with_counters(page: Page) -> list[str]:
 
     The one other form is ``max_over_time(x) unless last_over_time(x offset)``: counters that were not there before.
     """
-    wrong = []
+    problems = []
     for panel, target in asked(page):
         expr = parsed(target)
         rated = [part for part in rulefiles.parts(expr) if isinstance(part, promql.Call) and part.func.name in COUNTING]
-        wrong += [
+        problems += [
             f"{panel}: {part.func.name} of {it.name}"
             for part in rated for it in rulefiles.selectors(part) if it.name not in COUNTERS
         ]  # fmt: skip
@@ -149,8 +149,8 @@ def counts_with_counters(page: Page) -> list[str]:
             if isinstance(part, promql.BinaryExpr) and str(part.op) == "unless" and _were_not_there(part):
                 seen += [it.name for it in rulefiles.selectors(part)]
         bare = [it.name for it in rulefiles.selectors(expr) if it.name in COUNTERS]
-        wrong += [f"{panel}: {name} as it stands" for name in set(bare) if bare.count(name) != seen.count(name)]
-    return wrong
+        problems += [f"{panel}: {name} as it stands" for name in set(bare) if bare.count(name) != seen.count(name)]
+    return problems
 
 
 def _were_not_there(part: promql.BinaryExpr) -> bool:
@@ -161,16 +161,16 @@ def _were_not_there(part: promql.BinaryExpr) -> bool:
 
 def narrows_by_what_is_chosen(page: Page) -> list[str]:
     chosen = [variable["name"] for variable in variables(page)]
-    wrong = []
+    problems = []
     for panel, target in asked(page):
         for it in rulefiles.selectors(promql.parse(_plain(target["expr"]))):
             said = {matcher.name: matcher.value for matcher in it.matchers.matchers}
             has = _labels(it)
-            wrong += [
+            problems += [
                 f"{panel}: {it.name} not by {name}"
                 for name in chosen if name in has and said.get(name) != f"${name}"
             ]  # fmt: skip
-    return wrong
+    return problems
 
 
 def offers_a_choice(page: Page) -> list[str]:
@@ -178,41 +178,41 @@ def offers_a_choice(page: Page) -> list[str]:
 
     One of them, or several and All, which matches a missing label.
     """
-    wrong: list[str] = []
+    problems: list[str] = []
     before: list[str] = []
     metrics: set[str] = set()
     for it in variables(page):
         query = re.fullmatch(r"label_values\((\w+)\{(.*)\}, (\w+)\)", it["query"]["query"])
         if query is None or query[3] != it["name"]:
-            wrong.append(f"{it['name']} asks {it['query']['query']}")
+            problems.append(f"{it['name']} asks {it['query']['query']}")
             continue
         metrics.add(query[1])
         how = (it["multi"], it["includeAll"], it.get("allValue"))
         good = it["sort"] and it["description"] and how in {(True, True, ".*"), (False, False, None)}
         narrowed = query[2] == ", ".join(f'{name}=~"${name}"' for name in before)
-        wrong += [] if good and narrowed else [f"{it['name']} is not sorted, for several, or narrowed"]
+        problems += [] if good and narrowed else [f"{it['name']} is not sorted, for several, or narrowed"]
         before.append(it["name"])
-    wrong += [f"{metrics} are several"] if len(metrics) != 1 else []
+    problems += [f"{metrics} are several"] if len(metrics) != 1 else []
     used = " ".join(target["expr"] for _, target in asked(page))
-    return wrong + [f"{name} is used by nobody" for name in before if f"${name}" not in used]
+    return problems + [f"{name} is used by nobody" for name in before if f"${name}" not in used]
 
 
 def means_its_colours(page: Page) -> list[str]:
     """No red that nobody chose (Grafana puts one from 80 on where nothing is said), and only colours of the house."""
-    house = {look.GREEN, look.YELLOW, look.ORANGE, look.VERMILLION, look.SKY, look.BLUE, look.PURPLE, look.GREY}
-    wrong = []
+    house = {style.GREEN, style.YELLOW, style.ORANGE, style.VERMILLION, style.SKY, style.BLUE, style.PURPLE, style.GREY}
+    problems = []
     for panel in shipped.panels(page):
         steps = panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", [])
         first = [(step["value"], step["color"]) for step in steps[:1]]
-        wrong += [f"{panel['title']} leaves its thresholds to Grafana"] if first != [(None, look.PLAIN)] else []
+        problems += [f"{panel['title']} leaves its thresholds to Grafana"] if first != [(None, style.PLAIN)] else []
         text = str(panel["fieldConfig"])
-        colours = set(re.findall(r"'(?:color|fixedColor)': '([^']+)'", text)) - {look.PLAIN}
-        wrong += [f"{panel['title']} is {colour}" for colour in sorted(colours - house)]
-        wrong += [
+        colours = set(re.findall(r"'(?:color|fixedColor)': '([^']+)'", text)) - {style.PLAIN}
+        problems += [f"{panel['title']} is {colour}" for colour in sorted(colours - house)]
+        problems += [
             f"{panel['title']}: {word} is {colour}" for word, colour in _state_colours(panel["fieldConfig"])
-            if look.STATE_COLOURS.get(word, colour) != colour
+            if style.STATE_COLOURS.get(word, colour) != colour
         ]  # fmt: skip
-    return wrong
+    return problems
 
 
 def shows_an_event_in_one_bar(page: Page) -> list[str]:
@@ -230,17 +230,19 @@ def stands_as_agreed(page: Page) -> list[str]:
     agreed = {
         "editable": False, "refresh": "30s", "graphTooltip": 1, "tags": ["autoclave"], "timezone": "browser",
     }  # fmt: skip
-    wrong = [f"{key} is {page.get(key)}" for key, value in agreed.items() if page.get(key) != value]
-    wrong += [] if page["uid"].startswith("autoclave-") and page["title"].startswith("Autoclave / ") else ["its name"]
-    wrong += [] if page["description"] and page["schemaVersion"] > 38 else ["its description or schema"]
-    wrong += [] if [others.items() <= link.items() for link in page["links"]] == [True] else ["its links"]
-    wrong += [] if [it["name"] for it in page["annotations"]["list"]] == ["Quarantined"] else ["its annotations"]
-    return wrong + ([] if page["templating"]["list"][0]["name"] == "datasource" else ["its data source"])
+    problems = [f"{key} is {page.get(key)}" for key, value in agreed.items() if page.get(key) != value]
+    problems += (
+        [] if page["uid"].startswith("autoclave-") and page["title"].startswith("Autoclave / ") else ["its name"]
+    )
+    problems += [] if page["description"] and page["schemaVersion"] > 38 else ["its description or schema"]
+    problems += [] if [others.items() <= link.items() for link in page["links"]] == [True] else ["its links"]
+    problems += [] if [it["name"] for it in page["annotations"]["list"]] == ["Quarantined"] else ["its annotations"]
+    return problems + ([] if page["templating"]["list"][0]["name"] == "datasource" else ["its data source"])
 
 
 def leads_somewhere(page: Page) -> list[str]:
     """Every link goes to a page of ours, with variables that it has, from fields that are in the row."""
-    pages, wrong = shipped.pages(), []
+    pages, problems = shipped.pages(), []
     for panel in shipped.panels(page):
         for url in re.findall(r"'url': '([^']+)'", str(panel["fieldConfig"])):
             uid, _, query = url.removeprefix("/d/").partition("?")
@@ -250,8 +252,8 @@ def leads_somewhere(page: Page) -> list[str]:
             good = (
                 chosen and chosen.keys() <= there and set(chosen.values()) <= given and "${__url_time_range}" in query
             )
-            wrong += [] if good else [f"{panel['title']} leads to {url}"]
-    return wrong
+            problems += [] if good else [f"{panel['title']} leads to {url}"]
+    return problems
 
 
 def calls_by_labels_that_there_are(page: Page) -> list[str]:

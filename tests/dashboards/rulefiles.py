@@ -103,15 +103,15 @@ def matchers(expr: promql.Expr) -> list[tuple[str, str, str]]:
 
 def unknown(expr: promql.Expr) -> list[str]:
     """What it asks for and nobody gives: names, labels in conditions, in groupings and in joins."""
-    wrong = [str(it.name) for it in selectors(expr) if it.name not in {*SERIES, *RECORDED, *FOREIGN}]
-    if wrong:
-        return wrong
+    problems = [str(it.name) for it in selectors(expr) if it.name not in {*SERIES, *RECORDED, *FOREIGN}]
+    if problems:
+        return problems
     for part in parts(expr):
         if isinstance(part, promql.VectorSelector):
-            wrong += [f"{part.name}{{{it.name}}}" for it in part.matchers.matchers if it.name not in given(part)]
+            problems += [f"{part.name}{{{it.name}}}" for it in part.matchers.matchers if it.name not in given(part)]
         elif isinstance(part, promql.AggregateExpr) and part.modifier is not None:
-            wrong += [f"by {label}" for label in part.modifier.labels if label not in given(part.expr)]
+            problems += [f"by {label}" for label in part.modifier.labels if label not in given(part.expr)]
         elif isinstance(part, promql.BinaryExpr) and part.modifier is not None and part.modifier.matching is not None:
             both = given(part.lhs) & given(part.rhs)
-            wrong += [f"on {label}" for label in part.modifier.matching.labels if label not in both]
-    return wrong
+            problems += [f"on {label}" for label in part.modifier.matching.labels if label not in both]
+    return problems

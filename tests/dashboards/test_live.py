@@ -47,7 +47,7 @@ TOLD_FOR_AN_HOUR = {
     "AutoclaveGpuFatalXid", "AutoclaveResidueFound", "AutoclaveUnauthorisedUse", "AutoclaveUnprovenGrants",
     "AutoclaveManualReinstate",
 }  # fmt: skip
-UNRECORDED = {"uuid:dcgm_gpu_utilization:ratio": "there is no dcgm-exporter here"}
+NO_RECORDING = {"uuid:dcgm_gpu_utilization:ratio": "there is no dcgm-exporter here"}
 
 SET_OFF = {alert for acts in (*day.DAY, day.EVENING) for act in acts for alert in act.alerts}
 
@@ -58,9 +58,9 @@ class Seen:
     def __init__(self, prometheus: Prometheus, node: TrialNode, began: float) -> None:
         self.ask, self.node, self.began, self.now = prometheus.ask, node, began, time.time()
         shown = {"cluster": CLUSTER, "node": NAME, "__rate_interval": RATE, "__range": f"{self.now - began:.0f}s"}
-        self.questions = list(shipped.questions(shown))
+        self.panel_queries = list(shipped.panel_queries(shown))
 
-    def answer(self, question: shipped.Question) -> list[dict[str, Any]]:
+    def answer(self, question: shipped.PanelQuery) -> list[dict[str, Any]]:
         if question.instant:
             return self.at_the_end(question.expression)
         asked = question.expression
@@ -75,7 +75,7 @@ class Seen:
 
     def panel(self, page: str, title: str) -> list[list[dict[str, Any]]]:
         """The answers to its questions, in order."""
-        return [self.answer(it) for it in self.questions if (it.page, it.panel) == (page, title)]
+        return [self.answer(it) for it in self.panel_queries if (it.page, it.panel) == (page, title)]
 
     def alerts(self) -> set[str]:
         fired = 'count by (alertname) (count_over_time(ALERTS{alertstate="firing"}[1d]))'
@@ -89,7 +89,7 @@ def shows_something(answer: list[dict[str, Any]]) -> bool:
 
 def every_panel_shows_something_or_has_a_reason(seen: Seen) -> list[str]:
     empty = set()
-    for question in seen.questions:
+    for question in seen.panel_queries:
         try:
             if not shows_something(seen.answer(question)):
                 empty.add((question.page, question.panel, question.ref))
@@ -100,14 +100,14 @@ def every_panel_shows_something_or_has_a_reason(seen: Seen) -> list[str]:
 
 def every_rule_can_be_evaluated(seen: Seen) -> list[str]:
     rules = [rule for group in seen.ask("rules")["groups"] for rule in group["rules"]]
-    wrong = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
-    return wrong + ([] if len(rules) == len(rulefiles.ALERTS) + len(rulefiles.RECORDED) else [f"{len(rules)} rules"])
+    problems = [f"{rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
+    return problems + ([] if len(rules) == len(rulefiles.ALERTS) + len(rulefiles.RECORDED) else [f"{len(rules)} rules"])
 
 
 def what_the_day_sets_off_fires_and_nothing_else(seen: Seen) -> list[str]:
     fired = seen.alerts()
-    wrong = [f"{alert} did not fire" for alert in sorted(SET_OFF - fired)]
-    return wrong + [f"{alert} fired" for alert in sorted(fired - SET_OFF - MAYBE.keys())]
+    problems = [f"{alert} did not fire" for alert in sorted(SET_OFF - fired)]
+    return problems + [f"{alert} fired" for alert in sorted(fired - SET_OFF - MAYBE.keys())]
 
 
 def what_happened_once_is_told_for_an_hour(seen: Seen) -> list[str]:
@@ -117,22 +117,22 @@ def what_happened_once_is_told_for_an_hour(seen: Seen) -> list[str]:
 
 def every_metric_was_seen(seen: Seen) -> list[str]:
     names = set(seen.ask("label/__name__/values"))
-    wanted = {*rulefiles.SERIES, *rulefiles.RECORDED} - UNRECORDED.keys()
-    return sorted(wanted - names) + [f"{name} was seen" for name in UNRECORDED if name in names]
+    wanted = {*rulefiles.SERIES, *rulefiles.RECORDED} - NO_RECORDING.keys()
+    return sorted(wanted - names) + [f"{name} was seen" for name in NO_RECORDING if name in names]
 
 
 def what_is_counted_is_what_happened(seen: Seen) -> list[str]:
     """Also by a service that has ended since. One pod left its mark three times, two processes came unasked."""
-    bytes_found = [float(it["value"][1]) for it in seen.panel("autoclave-security", "GPUs with a finding")[1]]
-    [[unasked]] = seen.panel("autoclave-security", "Used unasked")
-    wrong = [] if 3 * len(mark(str(uuid.UUID(int=0)))) in bytes_found else [f"residue of {bytes_found} bytes"]
-    return wrong + ([] if unasked["value"][1] == "2" else [f"unasked: {unasked}"])
+    bytes_found = [float(it["value"][1]) for it in seen.panel("autoclave-security", "GPUs with findings")[1]]
+    [[unasked]] = seen.panel("autoclave-security", "Unauthorised use")
+    problems = [] if 3 * len(mark(str(uuid.UUID(int=0)))) in bytes_found else [f"residue of {bytes_found} bytes"]
+    return problems + ([] if unasked["value"][1] == "2" else [f"unasked: {unasked}"])
 
 
 def who_looks_finds_which_gpu_is_out_and_why(seen: Seen) -> list[str]:
-    """Kept out now: the reason, since when, how often it was tried, and whether it comes back by itself."""
+    """The table shows reason, duration, tests, and whether Autoclave tests the GPU again."""
     rows: dict[str, tuple[Any, ...]] = {}
-    for answer in seen.panel("autoclave-node", "Kept out now"):
+    for answer in seen.panel("autoclave-node", "Quarantined GPUs"):
         for it in answer:
             key = it["metric"]["gpu"], it["metric"]["reason"]
             rows[" ".join(key)] = (*rows.get(" ".join(key), ()), float(it["value"][1]))
@@ -177,11 +177,11 @@ async def a_bad_day() -> AsyncIterator[Seen]:
                     await asyncio.sleep(EVERY / 5)  # Prometheus has no way to say so
 
         try:
-            await node.up()
+            await node.start_node()
             began = time.time()
             await prometheus.start(node)
             await day.play(node, day.DAY, until_told, heard.append)
-            async with day.in_force(node, day.EVENING, until_told, heard.append):
+            async with day.running(node, day.EVENING, until_told, heard.append):
                 yield Seen(prometheus, node, began)
         except TimeoutError as error:
             pytest.fail(f"stuck at: {heard[-1:]} {error}", pytrace=False)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dashboards import build, look, query, shipped
+from dashboards import build, query, shipped, style
 from scrubber.core.model import State
 from tests.dashboards import pagerules, rulefiles
 from tests.dashboards.rulefiles import RECORDED, SERIES, TABLE
@@ -44,7 +44,7 @@ def variable(*path, to):
 def repaint(page):
     """The state of a GPU in the colour of another one."""
     options = first(page, "state-timeline")["fieldConfig"]["defaults"]["mappings"][0]["options"]
-    options["3"]["color"] = look.STATES[State.DIRTY]
+    options["3"]["color"] = style.STATES[State.DIRTY]
 
 
 def mislead(page):
@@ -69,7 +69,7 @@ PLANTED = [
     (pagerules.says_what_it_is, setting("description", to="x", of=first)),
     (pagerules.says_what_it_is, setting(*DEFAULTS, "unit", to="", of=first)),
     (pagerules.says_what_it_is, setting(*DEFAULTS, "noValue", to="", of=first)),
-    (pagerules.says_what_it_is, setting("title", to="Kept out now", of=first)),
+    (pagerules.says_what_it_is, setting("title", to="Quarantined GPUs", of=first)),
     (pagerules.says_what_it_is, setting("fieldConfig", "overrides", to=[], of=lambda page: first(page, "table"))),
     (pagerules.shows_in_its_unit, setting(*DEFAULTS, "unit", to="watt", of=first)),
     (pagerules.shows_in_its_unit, asking(f"max(autoclave_device_power_watts{{{ALL}}})")),
@@ -149,12 +149,12 @@ def test_what_a_page_takes_from_the_rules_is_recorded_with_these_labels():
 
 
 def test_nothing_is_asked_by_a_label_that_is_not_there():
-    with pytest.raises(ValueError, match="cannot ask autoclave_device_healthy by pod"):
+    with pytest.raises(ValueError, match="cannot select autoclave_device_healthy by pod"):
         query.QueryScope(()).of(TABLE["autoclave_device_healthy"], pod="mine")
 
 
 def test_every_question_can_be_asked_as_it_stands():
-    asked = list(shipped.questions({"node": "n1"}))
+    asked = list(shipped.panel_queries({"node": "n1"}))
     assert {it.page for it in asked} == set(PAGES)
     assert [it for it in asked if re.search(r"\$[a-z_{]", it.expression)] == []
     assert any('node=~"n1"' in it.expression for it in asked)
@@ -189,20 +189,20 @@ def seen(colour, sight):
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def apart(one, other, sight):
+def difference(one, other, sight):
     return sum((a - b) ** 2 for a, b in zip(seen(one, sight), seen(other, sight), strict=True)) ** 0.5
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
 def test_nobody_takes_one_state_for_another(sight):
-    colours = list(look.STATES.values())
+    colours = list(style.STATES.values())
     pairs = [(a, b) for place, a in enumerate(colours) for b in colours[place + 1 :]]
-    assert [(a, b, apart(a, b, sight)) for a, b in pairs if apart(a, b, sight) < TELLABLE] == []
+    assert [(a, b, difference(a, b, sight)) for a, b in pairs if difference(a, b, sight) < TELLABLE] == []
 
 
 def test_plain_red_and_green_would_not_do():
-    assert apart("#808000", "#a06000", "no green") < TELLABLE < apart("#808000", "#a06000", "all")
+    assert difference("#808000", "#a06000", "no green") < TELLABLE < difference("#808000", "#a06000", "all")
 
 
 def test_every_state_has_its_colour_and_its_number():
-    assert list(look.STATES) == list(State) == list(look.NUMBER_OF)
+    assert list(style.STATES) == list(State) == list(style.NUMBER_OF)

@@ -9,12 +9,12 @@ import pytest
 from click import ClickException
 
 from dashboards import shipped
-from dashboards.preview import asking, drawing
+from dashboards.preview import queries, rendering
 
-HERE = Path(drawing.__file__).parent
+HERE = Path(rendering.__file__).parent
 PAGE = (HERE / "page.tsx").read_text()
 PAGES = shipped.pages()
-SOURCE = asking.Source("http://127.0.0.1:1", 0, 900, 15)
+SOURCE = queries.Source("http://127.0.0.1:1", 0, 900, 15)
 
 
 def test_it_draws_every_kind_of_panel_that_there_is():
@@ -32,8 +32,8 @@ def test_it_knows_every_matcher_and_transformation_that_there_is():
 
 def test_the_browser_and_the_page_measure_alike():
     measures = dict(re.findall(r"(WIDTH|EDGE|GAP|CELL|TOP) = (\d+)", PAGE))
-    assert (int(measures["WIDTH"]), int(measures["TOP"])) == (drawing.WIDTH, drawing.TOP)
-    assert int(measures["CELL"]) + int(measures["GAP"]) == drawing.CELL
+    assert (int(measures["WIDTH"]), int(measures["TOP"])) == (rendering.WIDTH, rendering.TOP)
+    assert int(measures["CELL"]) + int(measures["GAP"]) == rendering.CELL
 
 
 def test_what_it_installs_is_pinned_and_names_no_place():
@@ -47,7 +47,7 @@ def test_what_it_installs_is_pinned_and_names_no_place():
 
 @pytest.mark.parametrize("uid", PAGES)
 def test_opened_bands_push_down_what_stands_below_them(uid):
-    panels = asking.unfolded(PAGES[uid])
+    panels = queries.unfolded(PAGES[uid])
     assert {it["id"] for it in shipped.panels(PAGES[uid])} <= {it["id"] for it in panels}
     taken: set[tuple[int, int]] = set()
     for panel in panels:
@@ -55,7 +55,7 @@ def test_opened_bands_push_down_what_stands_below_them(uid):
         cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
         assert not taken & cells, panel["title"]
         taken |= cells
-    assert asking.height(panels) == max(y for _, y in taken) + 1
+    assert queries.height(panels) == max(y for _, y in taken) + 1
 
 
 def test_a_folded_band_in_the_middle_of_a_page_finds_its_place():
@@ -63,32 +63,32 @@ def test_a_folded_band_in_the_middle_of_a_page_finds_its_place():
         return {"id": number, "gridPos": {"x": 0, "y": top, "w": 24, "h": 1}, "panels": list(inner)}
 
     page = {"panels": [panel(1, 0, panel(2, 1), panel(3, 2)), panel(4, 1, panel(5, 2)), panel(6, 2)]}
-    places = {it["id"]: it["gridPos"]["y"] for it in asking.unfolded(page)}
+    places = {it["id"]: it["gridPos"]["y"] for it in queries.unfolded(page)}
     assert places == {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 5}
 
 
 @pytest.mark.parametrize(("columns", "step"), [(24, 15), (1, 15)])
 def test_points_stand_as_far_apart_as_in_grafana(columns, step):
     assert SOURCE.step(columns) == step
-    assert asking.Source(SOURCE.url, 0, 86400, 15).step(columns) == {24: 60, 1: 1800}[columns]
+    assert queries.Source(SOURCE.url, 0, 86400, 15).step(columns) == {24: 60, 1: 1800}[columns]
 
 
 def test_all_variables_are_filled_in():
-    asked = asking.filled('rate(x{node=~"$node", gpu=~"$gpu"}[$__rate_interval]) + $__range', SOURCE, 15, {"gpu": "3"})
+    asked = queries.filled('rate(x{node=~"$node", gpu=~"$gpu"}[$__rate_interval]) + $__range', SOURCE, 15, {"gpu": "3"})
     assert asked == 'rate(x{node=~".*", gpu=~"3"}[60s]) + 900s'
 
 
 def test_a_duration_is_read_as_prometheus_writes_it():
-    assert [asking.seconds(text) for text in ("1s", "1m30s", "500ms", "2h")] == [1, 90, 0.5, 7200]
+    assert [queries.seconds(text) for text in ("1s", "1m30s", "500ms", "2h")] == [1, 90, 0.5, 7200]
     with pytest.raises(ValueError, match="a duration is like"):
-        asking.seconds("an hour")
+        queries.seconds("an hour")
 
 
 def test_what_is_marked_begins_and_ends_where_samples_do():
     values = [(0.0, "1"), (60.0, "1"), (120.0, "0"), (180.0, "1"), (600.0, "1")]
-    assert list(asking.stretches(values, 60)) == [(0, 60), (180, 180), (600, 600)]
+    assert list(queries.stretches(values, 60)) == [(0, 60), (180, 180), (600, 600)]
 
 
 def test_a_prometheus_that_is_not_there_is_named():
     with pytest.raises(ClickException, match=r"no Prometheus answers at http://127\.0\.0\.1:1: "):
-        asking.scrape_interval(SOURCE.url)
+        queries.scrape_interval(SOURCE.url)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from dashboards import look, query, shipped
+from dashboards import query, shipped, style
 from plugin.metrics import table as plugin
 from scrubber.metrics import table
 from tests.dashboards import rulefiles
@@ -47,17 +47,17 @@ def run(tmp_path, test):
 
 CASES = {
     "a counter that grew counts what it grew by": (
-        SCOPE.grown(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
+        SCOPE.increase(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "0x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count counts it": (
-        SCOPE.grown(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
+        SCOPE.increase(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x20"}, {"{}": 1},
     ),
     "a counter that was born with its first count and has ended since counts it": (
-        SCOPE.grown(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
+        SCOPE.increase(table.ESCALATIONS), ALIVE | {'autoclave_escalations_total{node="n1"}': "_x50 1x3 stale"},
         {"{}": 1},
     ),
     "a counter of the plugin is born in a plugin": (
-        SCOPE.grown(plugin.HOOK_REFUSALS),
+        SCOPE.increase(plugin.HOOK_REFUSALS),
         {
             'autoclave_plugin_build_info{node="n1"}': "1x60",
             'autoclave_hook_refusals_total{node="n1", hook="Allocate", reason="in-use"}': "_x50 1x20",
@@ -65,7 +65,7 @@ CASES = {
         {"{}": 1},
     ),
     "all that a process has counted that began in the time shown is of that time": (
-        SCOPE.grown(table.ESCALATIONS),
+        SCOPE.increase(table.ESCALATIONS),
         {
             'autoclave_escalations_total{node="n1"}': "_x50 1x20",
             'process_start_time_seconds{node="n1", job="autoclave-scrubber"}': "_x50 1480x20",
@@ -73,7 +73,7 @@ CASES = {
         {"{}": 1},
     ),
     "a counter that is heard after a gap is not born then": (
-        SCOPE.grown(table.ESCALATIONS),
+        SCOPE.increase(table.ESCALATIONS),
         {
             BUILD: "1x5 stale _x43 1x20",
             'autoclave_escalations_total{node="n1"}': "3x5 stale _x43 3x20",
@@ -82,7 +82,7 @@ CASES = {
         {"{}": 0},
     ),
     "to a Prometheus that is new no counter is": (
-        SCOPE.grown(table.ESCALATIONS),
+        SCOPE.increase(table.ESCALATIONS),
         {
             BUILD: "_x50 1x20",
             'autoclave_escalations_total{node="n1"}': "_x50 3x20",
@@ -91,29 +91,29 @@ CASES = {
         {"{}": 0},
     ),
     "a counter that was not heard for one scrape was not born then": (
-        SCOPE.grown(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
+        SCOPE.increase(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x39 stale 7x20"}, {"{}": 0},
     ),
     "a counter that rests counts nothing": (
-        SCOPE.grown(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x70"}, {"{}": 0},
+        SCOPE.increase(table.ESCALATIONS), {'autoclave_escalations_total{node="n1"}': "7x70"}, {"{}": 0},
     ),
     "nothing to count is a zero while the service is heard": (
-        SCOPE.or_none(SCOPE.grown(table.RESIDUE)), ALIVE, {"{}": 0},
+        SCOPE.or_zero(SCOPE.increase(table.RESIDUE)), ALIVE, {"{}": 0},
     ),
     "nothing to count is nothing when the service is silent": (
-        SCOPE.or_none(SCOPE.grown(table.RESIDUE)), DEAD, {},
+        SCOPE.or_zero(SCOPE.increase(table.RESIDUE)), DEAD, {},
     ),
     "what there is to count is not joined by a zero": (
-        SCOPE.or_none(SCOPE.grown(table.XIDS, "xid"), "xid"),
+        SCOPE.or_zero(SCOPE.increase(table.XIDS, "xid"), "xid"),
         {**ALIVE, f'autoclave_xids_total{{{GPU}, xid="79"}}': "_x50 1x20"}, {'{xid="79"}': 1},
     ),
     "the zero bears a name where others do": (
-        SCOPE.or_none(SCOPE.grown(table.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
+        SCOPE.or_zero(SCOPE.increase(table.XIDS, "xid"), "xid"), ALIVE, {'{xid="none"}': 0},
     ),
     "a table is empty while the service is heard": (
-        SCOPE.or_silence(query.most(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
+        SCOPE.or_not_scraped(query.largest(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), ALIVE, {},
     ),
     "a table has a row when nothing is heard": (
-        SCOPE.or_silence(query.most(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), DEAD,
+        SCOPE.or_not_scraped(query.largest(SCOPE.of(table.QUARANTINED), "reason"), "reason", -1), DEAD,
         {'{reason="nothing is scraped"}': -1},
     ),
     "a node that is heard is not silent": (SCOPE.silent(), ALIVE, {}),
@@ -136,7 +136,7 @@ CASES = {
         {'autoclave_ready{node="n1"}': "1x60", 'autoclave_plugin_ready{node="n1"}': "0x60"}, {'{node="n1"}': 0},
     ),
     "the states of a fleet are those of the newest word of each device, without those that were replaced": (
-        query.total(SCOPE.of(query.DEVICES), "state"),
+        query.sum_of(SCOPE.of(query.DEVICES), "state"),
         {
             f'autoclave_device_state{{{GPU}, instance="old", state="clean"}}': "1x60",
             f'autoclave_device_state_since_timestamp_seconds{{{GPU}, instance="old"}}': "100x60",
@@ -150,7 +150,7 @@ CASES = {
         {'{state="scrubbing"}': 1, '{state="clean"}': 1},
     ),
     "a figure of a process is its own also while an update shows two versions of it": (
-        query.most(SCOPE.of_service(SCOPE.of(query.RESIDENT), table.BUILD)),
+        query.largest(SCOPE.of_processes(SCOPE.of(query.RESIDENT), table.BUILD)),
         {
             'process_resident_memory_bytes{node="n1", instance="i"}': "7x60",
             'autoclave_build_info{node="n1", instance="i", version="1"}': "1x60",
@@ -159,7 +159,7 @@ CASES = {
         {"{}": 7},
     ),
     "what happened once is in one bar, whenever it was": (
-        f"sum_over_time(({SCOPE.grown(table.XIDS, 'xid', within=query.LATELY)})[25m:90s])",
+        f"sum_over_time(({SCOPE.increase(table.XIDS, 'xid', within=query.RECENT)})[25m:90s])",
         ALIVE | {f'autoclave_xids_total{{{GPU}, xid="{it}"}}': f"0x{it} 1x30" for it in (40, 42, 43)},
         {f'{{xid="{it}"}}': 1 for it in (40, 42, 43)},
     ),
@@ -167,16 +167,16 @@ CASES = {
         SCOPE.states(*query.DEVICE_ID),
         {
             f'autoclave_device_state{{{GPU}, pod="{pod}", state="{word}"}}': f"{word == 'dirty':d}x60"
-            for pod in "ab" for word in look.STATE_COLOURS
+            for pod in "ab" for word in style.STATE_COLOURS
         },
         {f"{{{GPU}}}": 1},
     ),
     "a device without a sensor has a row": (
-        SCOPE.or_unknown(SCOPE.of(table.TEMPERATURE)),
-        {f'autoclave_device_info{{{GPU}, model="x"}}': "1x60"}, {f"{{{GPU}}}": look.NO_ROW},
+        SCOPE.or_missing(SCOPE.of(table.TEMPERATURE)),
+        {f'autoclave_device_info{{{GPU}, model="x"}}': "1x60"}, {f"{{{GPU}}}": style.NO_ROW},
     ),
     "a device with a sensor has its figure only": (
-        SCOPE.or_unknown(SCOPE.of(table.TEMPERATURE)),
+        SCOPE.or_missing(SCOPE.of(table.TEMPERATURE)),
         {
             f'autoclave_device_info{{{GPU}, model="x"}}': "1x60",
             f"autoclave_device_temperature_celsius{{{GPU}}}": "55x60",
@@ -240,7 +240,7 @@ def one_of_each(values):
 
 def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
     """It would be green. All that there is was heard until 50 minutes ago; 3 hours are shown."""
-    asked = shipped.questions({"__range": "3h"})
+    asked = shipped.panel_queries({"__range": "3h"})
     kinds = {
         (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)
     }
@@ -253,15 +253,15 @@ def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
 def test_what_was_replaced_is_not_kept_out(tmp_path):
     out = 'autoclave_quarantined{node="n1", gpu="0", uuid="GPU-a", reason="replaced"}'
     other = 'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-b", reason="lost"}'
-    told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
-    answers(tmp_path, told["Kept out"], {out: "1x60", other: "1x60"}, {"{}": 1})
+    told = {it.panel: it.expression for it in shipped.panel_queries() if it.page == "autoclave-fleet"}
+    answers(tmp_path, told["In quarantine"], {out: "1x60", other: "1x60"}, {"{}": 1})
 
 
 def test_the_fleet_is_not_well_while_a_plugin_is_dead_or_not_ready(tmp_path):
     alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
     dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
-    told = {it.panel: it.expression for it in shipped.questions() if it.page == "autoclave-fleet"}
-    for figure in ("Nodes silent", "Not ready"):
+    told = {it.panel: it.expression for it in shipped.panel_queries() if it.page == "autoclave-fleet"}
+    for figure in ("Nodes silent", "Nodes not ready"):
         answers(tmp_path, told[figure], alive | dead, {"{}": 1})
 
 
@@ -270,7 +270,9 @@ def test_the_versions_of_a_node_are_told_also_while_an_update_shows_two(tmp_path
         f'autoclave_build_info{{node="n1", version="{it}", backend="nvidia", instance="{it}"}}': "1x60" for it in "12"
     }
     policy = {'autoclave_policy_info{node="n1", policy="p", digest="d"}': "1x60"}
-    asked = next(it.expression for it in shipped.questions() if (it.page, it.panel) == ("autoclave-node", "Versions"))
+    asked = next(
+        it.expression for it in shipped.panel_queries() if (it.page, it.panel) == ("autoclave-node", "Versions")
+    )
     answers(
         tmp_path, f"count({asked})", update | policy | {'autoclave_policy_concessions{node="n1"}': "0x60"}, {"{}": 1}
     )

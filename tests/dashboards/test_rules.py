@@ -45,8 +45,8 @@ def run(*args):
 
 def test_a_rule_asks_only_for_metrics_and_labels_that_there_are():
     """A counter is joined with its process by instance, which a counter of one process has."""
-    wrong = {name: set(rulefiles.unknown(expr)) - {"on instance"} for name, expr in EXPRESSIONS.items()}
-    assert {name: words for name, words in wrong.items() if words} == {}
+    problems = {name: set(rulefiles.unknown(expr)) - {"on instance"} for name, expr in EXPRESSIONS.items()}
+    assert {name: value_words for name, value_words in problems.items() if value_words} == {}
 
 
 @pytest.mark.parametrize(
@@ -98,13 +98,13 @@ def test_an_error_that_is_called_fatal_asks_for_a_reset_or_more():
 
 
 def test_rates_are_of_counters():
-    wrong = []
+    problems = []
     for name, expr in EXPRESSIONS.items():
         for part in rulefiles.parts(expr):
             if isinstance(part, promql.Call) and part.func.name in {"rate", "increase"}:
                 series = next(rulefiles.selectors(part)).name
-                wrong += [name] if not str(series).endswith(("_total", "_count", "_bucket")) else []
-    assert wrong == []
+                problems += [name] if not str(series).endswith(("_total", "_count", "_bucket")) else []
+    assert problems == []
 
 
 def test_the_names_that_the_pages_rest_on_are_recorded():

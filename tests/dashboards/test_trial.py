@@ -40,9 +40,9 @@ class Observed:
     def end(self, number=signal.SIGTERM):
         """Its exit status, and what it said to stderr."""
         self.process.send_signal(number)
-        told, wrong = self.process.communicate(timeout=30)
+        told, problems = self.process.communicate(timeout=30)
         self.said += told
-        return self.process.returncode, wrong
+        return self.process.returncode, problems
 
     def left(self):
         """What still runs of it, and the files that are still there."""
@@ -76,7 +76,7 @@ def observe(short_tmp):
 def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
     port = free_ports()
     observed = observe(port)
-    observed.hear("refused its GPUs")
+    observed.hear("the next pods are refused")
     for offset, page in enumerate(("metrics", "metrics", "-/ready")):
         assert f"http://127.0.0.1:{port + offset}" in observed.said
         with urllib.request.urlopen(f"http://127.0.0.1:{port + offset}/{page}") as answer:
@@ -84,7 +84,7 @@ def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
     assert offset + 1 == PORTS
     assert "Import" in observed.said
     assert observed.end(signal.SIGINT) == (0, "")
-    assert observed.said.endswith("ended, and nothing is left of it\n")
+    assert observed.said.endswith("ended; everything is cleaned up\n")
     assert observed.left() == []
 
 
@@ -101,7 +101,7 @@ def test_without_prometheus_it_says_what_to_install_and_goes_on(observe, tmp_pat
 def test_a_port_that_somebody_has_is_told_in_one_line(observe):
     with socket.create_server(("127.0.0.1", port := free_ports())):
         observed = observe(port)
-        told, wrong = observed.process.communicate(timeout=60)
-    assert (observed.process.returncode, told, wrong.count("\n")) == (1, "", 1)
-    assert "address already in use" in wrong
+        told, problems = observed.process.communicate(timeout=60)
+    assert (observed.process.returncode, told, problems.count("\n")) == (1, "", 1)
+    assert "address already in use" in problems
     assert observed.left() == []
