@@ -1,13 +1,18 @@
-"""The tests of the core bite: each mutant of its source turns them red.
+"""Each mutant of the core turns the tests of the core red.
 
 A mutant is one small change to a *copy* of the tree: a comparison turned round, an ``and`` become ``or``, a word
-swapped for its neighbour, a row of a table gone. Planted mutants say what each promise stands on and run in every gate;
-of the generated ones the gate runs an even spread, ``make mutate`` all.
+swapped for its neighbour, a row of a table gone. The gate runs the planted mutants, each against the one file of tests
+that protects its promise. ``make mutate`` also runs every generated mutant, against all tests of the core.
+
+The mutants of a worker share one judge: a process that has imported pytest and the libraries, and nothing of Autoclave.
+The judge forks for every mutant.
 """
 
 import ast
+import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -30,8 +35,22 @@ MUTATED = (
     "leftover", "upkeep", "offering", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
-IN_GATE = 8
-LONG = 100  # seconds that nobody's tests take
+LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
+JUDGE = """
+import json, os, sys
+import asyncinotify, grpc.aio, hypothesis, hypothesis.stateful, pydantic, pytest, pytest_asyncio, ruamel.yaml, structlog
+assert not {"scrubber", "policies", "tests"} & sys.modules.keys()
+for line in sys.stdin:
+    output, sys.dont_write_bytecode, arguments = json.loads(line)
+    if (child := os.fork()) == 0:
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        status = pytest.main(arguments)
+        sys.stdout.flush()
+        os._exit(status)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 RED = {pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED}  # a life that cannot be led ends the collection
 NEGATED = {
     ast.Is: ast.IsNot,
@@ -61,7 +80,7 @@ class Mutant:
     old: str
     new: str
     nth: int = 0  # which of several places that read the same
-    tests: str = "tests/core"
+    tests: str = ""  # the file that must turn red; else all of the core's tests
     where: str = "planted"
 
     def __str__(self) -> str:
@@ -88,24 +107,31 @@ STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 LEFTOVER = "scrubber/core/leftover.py"
 ACQUIRE = "scrubber/core/acquire.py"
 ROSTER = "tests/steps/test_roster.py"
+IN_STATES, IN_DECIDE, IN_VERDICT = (f"tests/core/test_{it}.py" for it in ("states", "decide", "verdict"))
+CONFIRMED, COVERAGE = "tests/core/test_verdict_confirmed.py", "tests/core/test_verdict_coverage.py"
 PLANTED = [
-    Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN"),
-    Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN"),
-    Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN"),
-    Mutant(STATES, "ev.Distrusted: State.UNKNOWN", "ev.Distrusted: State.CLEAN", nth=2),
-    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started"),
-    Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)"),
-    Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY"),
-    Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,"),
-    Mutant(VERDICT, "Step.RESET, Step.CLEAR, Step.VERIFY,", "Step.RESET, Step.CLEAR,"),
-    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,"),
-    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,"),
-    Mutant(VERDICT, "if reached != units:", "if reached < units - 1:"),
-    Mutant(VERDICT, "if not found.tests", "if not found.units"),
-    Mutant(VERDICT, "or findings.units_faulty", "or not findings"),
-    Mutant(VERDICT, "if findings.deviating else None", "if findings.deviating and not findings.tests else None"),
-    Mutant(VERDICT, "if explained <= rest and", "if"),
-    Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:"),
+    Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
+    Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
+    Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN", tests=IN_STATES),
+    Mutant(STATES, "ev.Distrusted: State.UNKNOWN", "ev.Distrusted: State.CLEAN", nth=2, tests=IN_STATES),
+    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests=IN_DECIDE),
+    Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)", tests=IN_VERDICT),
+    Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
+    Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=CONFIRMED),
+    Mutant(VERDICT, "Step.RESET, Step.CLEAR, Step.VERIFY,", "Step.RESET, Step.CLEAR,", tests=CONFIRMED),
+    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SELFTEST,", tests=CONFIRMED),
+    Mutant(VERDICT, "Step.VERIFY, Step.SCRATCH, Step.SELFTEST,", "Step.VERIFY, Step.SCRATCH,", tests=COVERAGE),
+    Mutant(VERDICT, "if reached != units:", "if reached < units - 1:", tests=COVERAGE),
+    Mutant(VERDICT, "if not found.tests", "if not found.units", tests=COVERAGE),
+    Mutant(VERDICT, "or findings.units_faulty", "or not findings", tests=IN_VERDICT),
+    Mutant(
+        VERDICT,
+        "if findings.deviating else None",
+        "if findings.deviating and not findings.tests else None",
+        tests=IN_VERDICT,
+    ),
+    Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
+    Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_DECIDE),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else wanted", "if wanted else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),
@@ -172,15 +198,16 @@ def generated(file: str) -> Iterator[Mutant]:
 
 def pytest_generate_tests(metafunc):
     if "mutant" in metafunc.fixturenames:
-        mutants = [mutant for file in GENERATED_FROM for mutant in generated(file) if str(mutant) not in EQUIVALENT]
-        step = 1 if metafunc.config.getoption("--night") else max(1, len(mutants) // IN_GATE)
-        metafunc.parametrize("mutant", [*PLANTED, *mutants[::step]], ids=str)
+        mutants = list(PLANTED)
+        if metafunc.config.getoption("--night"):
+            mutants += [it for file in GENERATED_FROM for it in generated(file) if str(it) not in EQUIVALENT]
+        metafunc.parametrize("mutant", mutants, ids=str)
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     """A copy of the sources and of the tests that judge them."""
-    # Bytecode that another worker just writes is away before it could be copied.
+    # Another worker may remove a temporary file of bytecode before this one can copy it.
     tree, rubbish = tmp_path_factory.mktemp("tree"), shutil.ignore_patterns("house", "kernels", "*.pyc.*")
     for room in ("scrubber", "policies", "tests"):
         shutil.copytree(ROOT / room, tree / room, ignore=rubbish)
@@ -188,63 +215,93 @@ def copy(tmp_path_factory):
     return tree
 
 
+@pytest.fixture(scope="module")
+def judge(copy):
+    """The process that runs tests against the copy."""
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    command = [sys.executable, "-X", "faulthandler", "-c", JUDGE]
+    with subprocess.Popen(
+        command, cwd=copy, env=env, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        yield Judge(copy, process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.fixture
 def tree(copy):
-    """The copy, which a test leaves as it was: what one mutant left behind would turn the tests red for the next."""
+    """The copy, which a test leaves as it was: a mutant left behind would turn the tests red for the next one."""
     files = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
     before = {file: (copy / file).read_bytes() for file in files}
     yield copy
     assert {file: (copy / file).read_bytes() for file in files} == before
 
 
-def run(tree, *command):
-    """Run Python so that it imports the copy, and leave no bytecode that outlives a change within the second.
+@dataclass(frozen=True)
+class Judge:
+    """Runs tests in forks of one process."""
 
-    Returns how it ended and all that it said. One that does not end is made to say where it stands.
-    """
-    env = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    python = [sys.executable, "-X", "faulthandler", *command]
-    said = tree / "said"  # no pipe: whoever inherited one could keep us waiting for its end
-    with said.open("w") as out:
-        process = subprocess.Popen(python, cwd=tree, env=env, stdout=out, stderr=subprocess.STDOUT)
-        try:
-            return process.wait(LONG), said.read_text()
-        except subprocess.TimeoutExpired:
-            [state] = re.findall("^State:.*", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
-            process.send_signal(signal.SIGABRT)
-            process.send_signal(signal.SIGCONT)  # one that was stopped must wake to die
-            process.wait()
-            pytest.fail(f"it did not end within {LONG} s:\n{said.read_text()}\n{state}")
+    tree: Path
+    process: subprocess.Popen[bytes]
+
+    def line(self) -> int:
+        assert self.process.stdout is not None
+        return int(self.process.stdout.readline())
+
+    def run(self, *files: Path, mutated: bool = True) -> tuple[int, str]:
+        """How pytest ended, and its output. Tests that hang are made to print where they are."""
+        options = ["-x", "-q", "--timeout=60", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        # Without a directory of its own, pytest clears away at its end what others left on the machine.
+        options += ["--basetemp", str(self.tree / "tmp")]
+        options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the judge has imported the plugins already
+        output = self.tree / "output"
+        assert self.process.stdin is not None
+        order = [str(output), mutated, [*options, *map(str, files)]]  # a mutant must leave no bytecode
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+        child = self.line()
+        if not select.select([self.process.stdout], [], [], LONG)[0]:
+            os.kill(child, signal.SIGABRT)
+            os.kill(child, signal.SIGCONT)  # a stopped process must wake to die
+            self.line()
+            pytest.fail(f"the tests did not end within {LONG} s:\n{output.read_text()}")
+        return self.line(), output.read_text()
+
+    def judges(self, mutant: Mutant) -> tuple[int, str]:
+        """Run the tests of a planted mutant, or all of the core's; first those that have the name of its file."""
+        if mutant.tests:
+            return self.run(self.tree / mutant.tests)
+        first = f"test_{Path(mutant.file).stem}"
+        return self.run(*sorted(self.tree.glob("tests/core/test_*.py"), key=lambda it: not it.name.startswith(first)))
 
 
-def judge(tree, tests, file=""):
-    """The tests that bear the name of the file come first: they are the likeliest to find what is wrong with it."""
-    options = ["-x", "-q", "--timeout=30", "-p", "no:randomly", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    options += ["-o", "faulthandler_timeout=20"]
-    # Without a place of its own, a run that ends clears away what others left on the machine, however long that takes.
-    options += ["--basetemp", str(tree / "tmp")]
-    place = tree / tests
-    files = sorted(place.glob("test_*.py")) if place.is_dir() else [place]
-    files.sort(key=lambda it: not it.name.startswith(f"test_{Path(file).stem}"))
-    return run(tree, "-m", "pytest", *options, *map(str, files))
+def test_the_copy_is_what_is_judged(judge, tree):
+    test = tree / "tests/test_places.py"
+    places = [str(tree / place) for place in ("scrubber/core/model.py", "policies/units.py")]
+    test.write_text(
+        "from scrubber.core import model\nfrom policies import units\n\n"
+        f"def test_places():\n    assert [model.__file__, units.__file__] == {places}\n"
+    )
+    ended, output = judge.run(test)
+    test.unlink()
+    assert ended == pytest.ExitCode.OK, output
 
 
-def test_the_copy_is_what_is_judged(tree):
-    places = "from scrubber.core import model; from policies import units; print(model.__file__, units.__file__)"
-    assert run(tree, "-c", places) == (0, f"{tree}/scrubber/core/model.py {tree}/policies/units.py\n")
-
-
-def test_the_tests_pass_before_anything_is_changed(tree):
-    ended, said = judge(tree, "tests/core")
-    assert ended == pytest.ExitCode.OK, said
+@pytest.mark.usefixtures("tree")
+def test_the_tests_pass_before_anything_is_changed(judge, request):
+    files = {judge.tree / mutant.tests for mutant in PLANTED}
+    if request.config.getoption("--night"):
+        files |= set(judge.tree.glob("tests/core/test_*.py"))
+    ended, output = judge.run(*sorted(files), mutated=False)
+    assert ended == pytest.ExitCode.OK, output
 
 
 def test_what_is_excused_still_exists():
     assert set(EQUIVALENT) <= {str(mutant) for file in GENERATED_FROM for mutant in generated(file)}
 
 
-def test_a_mutant_turns_the_tests_red(tree, mutant):
+def test_a_mutant_turns_the_tests_red(judge, tree, mutant):
     with mutant.planted(tree):
-        ended, said = judge(tree, mutant.tests, mutant.file)
-    assert ended in RED, f"{mutant} survived:\n{said}"
-    assert re.search("^(FAILED|ERROR) tests/", said, re.MULTILINE), said
+        ended, output = judge.judges(mutant)
+    assert ended in RED, f"{mutant} survived:\n{output}"
+    assert re.search("^(FAILED|ERROR) tests/", output, re.MULTILINE), output
