@@ -256,6 +256,7 @@ class Judge:
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # the judge has imported the plugins already
         output = self.tree / "output"
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         order = [str(output), mutated, [*options, *map(str, files)]]  # a mutant must leave no bytecode
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
