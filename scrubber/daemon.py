@@ -126,7 +126,7 @@ async def _shut_down(built: app.App, doors: server.GrpcServers, tasks: list[asyn
 
 async def _ledger(config: ScrubberConfig, stop: asyncio.Event, shown: _Shown) -> Ledger | None:
     """The ledger, as soon as it can be opened. Until then the doors say why nothing is granted."""
-    closed: server.ClosedDoors | None = None
+    closed: server.RefusingServers | None = None
     attempt = 0
     try:
         while not stop.is_set():
@@ -134,7 +134,7 @@ async def _ledger(config: ScrubberConfig, stop: asyncio.Event, shown: _Shown) ->
                 return app.open_ledger(config, shown.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                closed = closed or await server.ClosedDoors.open(config.run_dir)
+                closed = closed or await server.RefusingServers.open(config.run_dir)
                 closed.message = shown.not_yet = error.message
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1

@@ -1,1 +1,1 @@
-"""The doors: protobuf in, values out, and back. Protobuf stops here."""
+"""The gRPC servers and clients of the service. Protobuf stops here."""

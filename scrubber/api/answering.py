@@ -1,6 +1,6 @@
-"""How every question is answered: one line in the log, its figures, and an error that has a reason.
+"""How the servers answer every request: one log line, its metrics, and errors with a reason.
 
-A yes is told at level info, a no as a warning, a fault of ours as an error with its traceback.
+A yes is logged at level info, a refusal as a warning, an internal error with its traceback.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Rea
 
 logger = log.get("api")
 Context = grpc.aio.ServicerContext[Any, Any]
-Tell = Callable[[str, str, str, float], None]  # a request's name, its outcome, the reason of a no, and the seconds
+Count = Callable[[str, str, str, float], None]  # request name, outcome, reason of a refusal, seconds
 
-FAULT = "a fault inside the scrub service"
+FAULT = "internal error in the scrub service"
 
 
 @dataclass(slots=True)
-class Asked:
-    """A question, and what is learnt while it is answered."""
+class Request:
+    """A request, with what its log line says."""
 
     request: str
     op: str
     devices: Sequence[str] = ()
     job: str = ""
-    quiet: bool = False  # it changes nothing, or each of its devices has a line of its own
+    quiet: bool = False  # log at level debug: the request changes nothing, or each of its devices has its own line
 
     def about(self) -> dict[str, object]:
-        """What its line says, whatever becomes of it."""
+        """The fields of the log line that do not depend on the outcome."""
         job = {"job": self.job} if self.job else {}
         return {"request": self.request, "op": self.op, "devices": list(self.devices), **job}
 
     def level(self, otherwise: int) -> int:
-        """At which its line is written."""
+        """The level of the log line."""
         return logging.DEBUG if self.quiet else otherwise
 
 
 @asynccontextmanager
 async def answered(
-    context: Context, request: str, tell: Tell | None = None, *, quiet: bool = False
-) -> AsyncIterator[Asked]:
-    """A question from its first word to its end, for the caller, the log and the figures."""
-    asked = Asked(request, operation_id.of(context.invocation_metadata()), quiet=quiet)
-    async with translated(context), told(asked, tell):
+    context: Context, request: str, count: Count | None = None, *, quiet: bool = False
+) -> AsyncIterator[Request]:
+    """Handle a request: translate errors, write the log line, count the request."""
+    asked = Request(request, operation_id.of(context.invocation_metadata()), quiet=quiet)
+    async with translated(context), logged(asked, count):
         yield asked
 
 
 @asynccontextmanager
-async def told(asked: Asked, tell: Tell | None = None) -> AsyncIterator[None]:
-    """One line at the end. Errors go on to whoever turns them into an answer."""
+async def logged(asked: Request, count: Count | None = None) -> AsyncIterator[None]:
+    """Write one log line when the request has ended. Errors pass through."""
     clock = asyncio.get_running_loop().time
     begun = clock()
 
     def ended(outcome: str, reason: str = "") -> dict[str, object]:
         seconds = clock() - begun
-        if tell is not None:
-            tell(asked.request, outcome, reason, seconds)
+        if count is not None:
+            count(asked.request, outcome, reason, seconds)
         return {**asked.about(), "outcome": outcome, "reason": reason, "seconds": round(seconds, 4)}
 
     try:
@@ -76,9 +76,9 @@ async def told(asked: Asked, tell: Tell | None = None) -> AsyncIterator[None]:
         logger.log(asked.level(logging.WARNING), "no", error=error.message, **ended("refused", error.reason.value))
         raise
     except asyncio.CancelledError:
-        logger.log(asked.level(logging.WARNING), "whoever asked has left", **ended("cancelled"))
+        logger.log(asked.level(logging.WARNING), "the caller cancelled the request", **ended("cancelled"))
         raise
-    except Exception:  # whatever it is, it is told here once, and goes on to be answered as a fault of ours
+    except Exception:  # logged here once; the caller gets an internal error
         logger.exception(FAULT, **ended("fault", Reason.INTERNAL.value))
         raise
     else:
@@ -87,19 +87,19 @@ async def told(asked: Asked, tell: Tell | None = None) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def translated(context: Context) -> AsyncIterator[None]:
-    """Turns our errors, and faults of ours, into gRPC's, with the reason beside the sentence."""
+    """Turn our errors into gRPC errors that carry the reason."""
     try:
         yield
     except AutoclaveError as error:
         await abort(context, _code(error), error.reason, error.message)
     except grpc.aio.AbortError:
         raise
-    except Exception:  # noqa: BLE001 - it has been told where it happened
+    except Exception:  # noqa: BLE001 - already logged
         await abort(context, grpc.StatusCode.INTERNAL, Reason.INTERNAL, FAULT)
 
 
 async def abort(context: Context, code: grpc.StatusCode, reason: Reason, message: str) -> NoReturn:
-    """End a question with a reason that our client understands."""
+    """End a request with a reason that our client understands."""
     info = any_pb2.Any()
     info.Pack(error_details_pb2.ErrorInfo(reason=reason.value, domain="autoclave"))
     number = code_pb2.Code.Value(code.name)

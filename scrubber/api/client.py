@@ -1,4 +1,4 @@
-"""The caller's side of both doors. Every call has a deadline; every failure is one of ``scrubber.ground.errors``."""
+"""The clients of both sockets. Every call has a deadline; every failure is one of ``scrubber.ground.errors``."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Rea
 
 R = TypeVar("R")
 
-# A service that restarts is back within a second; the default back-off would hide that for as long. The second one is,
-# despite its name, how long one attempt to connect may take: on a busy node more than a moment.
+# A service restarts within a second; the default back-off would wait longer. Despite its name, the
+# second option is the time limit of one connection attempt; on a busy node an attempt needs time.
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 300),
 )
 _REASONS = {reason.value: reason for reason in Reason}
-SHORT = 10.0  # seconds for questions that are answered from memory
+SHORT = 10.0  # seconds for requests that the service answers from memory
 
 
 class _Client:
-    """A connection to one of the sockets, used as ``async with``."""
+    """A connection to one of the sockets. Use it with ``async with``."""
 
     def __init__(self, socket: Path) -> None:
-        """Nothing is connected before the first call."""
+        """The first call connects."""
         if len(os.fsencode(socket)) > unix_sockets.LONGEST:
             raise Unreachable(
                 f"cannot reach the scrub service at {socket}: a socket path has at most {unix_sockets.LONGEST} bytes"
@@ -54,7 +54,7 @@ class _Client:
         await self._channel.close()
 
     async def reachable(self, within: float) -> bool:
-        """Whether there is a connection; waits for one, but no longer than this."""
+        """Whether the socket accepts a connection within this time."""
         try:
             await asyncio.wait_for(self._channel.channel_ready(), within)
         except TimeoutError:
@@ -67,10 +67,10 @@ class _Client:
 
 
 class ScrubberClient(_Client):
-    """For whoever hands devices out."""
+    """Client of the socket for the device plugin and ``autoclave acquire``."""
 
     def __init__(self, socket: Path) -> None:
-        """Connect lazily."""
+        """The first call connects."""
         super().__init__(socket)
         self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
 
@@ -78,43 +78,43 @@ class ScrubberClient(_Client):
         self, devices: Sequence[str], *, announced: bool = False, fresh: bool = False, op: str = "",
         timeout: float = SHORT,
     ) -> tuple[views.GrantedDevice, ...]:  # fmt: skip
-        """Grants for all devices, or an error: none. ``op``: by which id the caller's log calls this.
+        """Grants for all devices, or an error and no grant. ``op`` is the operation id in the caller's log.
 
-        ``fresh``: what somebody has is a no, where otherwise the question itself says that he is gone.
+        ``fresh`` refuses a device that is granted or in use. Without it, the request says that the last owner has left.
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh)
         answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.carried(op)))
         return tuple(convert.from_message(views.GrantedDevice, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
-        """A container of ``owner`` may start; an error means it must not. No owner: the kubelet's checkpoint knows."""
+        """A container of ``owner`` may start, or an error. Without ``owner``, the kubelet's checkpoint names it."""
         request = scrub_pb2.StartRequest(devices=devices, owner=owner)
         await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.carried(op)))
 
     async def release(self, devices: Sequence[str], *, op: str = "", timeout: float = SHORT) -> None:
-        """Say that the last user is gone."""
+        """Say that the last owner has left."""
         request = scrub_pb2.ReleaseRequest(devices=devices)
         await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.carried(op)))
 
     async def watch(self) -> AsyncGenerator[views.AdvertisedDevices, None]:
-        """The full list at once and at every change, until the caller stops."""
+        """The full list at once and after every change."""
         with translated(self.socket):
             async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
                 yield convert.from_message(views.AdvertisedDevices, message)
 
 
 class AdminClient(_Client):
-    """For operators."""
+    """Client of the socket for operators."""
 
     def __init__(self, socket: Path) -> None:
-        """Connect lazily."""
+        """The first call connects."""
         super().__init__(socket)
         self._stub = scrub_pb2_grpc.AdminStub(self._channel)
 
     async def status(
         self, gpus: Sequence[str] = (), *, newer_than: int = 0, wait: float = 0.0, timeout: float = SHORT
     ) -> views.Status:
-        """All devices, or those named. With ``wait``: not before the ledger moved past row ``newer_than``."""
+        """All devices, or the named ones. ``wait``: seconds to wait until the ledger has a row after ``newer_than``."""
         request = scrub_pb2.StatusRequest(gpus=gpus, newer_than=newer_than, wait_seconds=wait)
         answer = await self._ask(self._stub.Status(request, timeout=timeout + wait))
         return convert.from_message(views.Status, answer)
@@ -130,7 +130,7 @@ class AdminClient(_Client):
                 yield convert.from_message(views.ScrubProgress, message)
 
     async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = SHORT) -> views.DeviceStatus:
-        """Take a device out."""
+        """Quarantine a device."""
         request = scrub_pb2.QuarantineRequest(gpu=gpu, reason=reason, by=by)
         answer = await self._ask(self._stub.Quarantine(request, timeout=timeout))
         return convert.from_message(views.DeviceStatus, answer.device)
@@ -138,14 +138,14 @@ class AdminClient(_Client):
     async def reinstate(
         self, gpu: str, reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
     ) -> AsyncIterator[views.ScrubProgress]:
-        """Bring a device back through the slow path; without evidence, through the scrub that any tenant leaves."""
+        """End a quarantine with a scrub on the slow path; without evidence, at once."""
         request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by, without_evidence=without_evidence)
         with translated(self.socket):
             async for message in self._stub.Reinstate(request, timeout=timeout):
                 yield convert.from_message(views.ScrubProgress, message)
 
     async def explain(self, gpu: str, *, timeout: float = SHORT) -> views.Explanation:
-        """How a device came to be where it is."""
+        """Why a device is in its state."""
         answer = await self._ask(self._stub.Explain(scrub_pb2.ExplainRequest(gpu=gpu), timeout=timeout))
         return convert.from_message(views.Explanation, answer)
 
@@ -160,7 +160,7 @@ class AdminClient(_Client):
 
 @contextmanager
 def translated(socket: Path) -> Iterator[None]:
-    """Turn gRPC's errors into ours."""
+    """Turn gRPC errors into our errors."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
@@ -181,8 +181,10 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NotReady(Reason.TIMED_OUT, "the scrub service did not answer in time")
-    if code is grpc.StatusCode.CANCELLED:  # by the service, at its end: who gives up here himself hears nothing of gRPC
-        return NotReady(Reason.SHUTTING_DOWN, "the scrub service was stopped before it had answered; ask again")
+    if (
+        code is grpc.StatusCode.CANCELLED
+    ):  # cancelled by the service when it stops; a caller that cancels gets no gRPC error
+        return NotReady(Reason.SHUTTING_DOWN, "the scrub service stopped before it answered; try again")
     return Refused(Reason.INTERNAL, f"the scrub service failed: {message}")
 
 
@@ -191,5 +193,5 @@ def _reason(error: grpc.aio.AioRpcError) -> Reason | None:
     for detail in status.details if status is not None else ():
         info = error_details_pb2.ErrorInfo()
         if detail.Unpack(info) and info.domain == "autoclave":
-            return _REASONS.get(info.reason, Reason.INTERNAL)  # a newer service may know more of them
+            return _REASONS.get(info.reason, Reason.INTERNAL)  # a newer service may have more reasons
     return None

@@ -1,4 +1,4 @@
-"""Values to protobuf and back, by field name: the views and ``scrub.proto`` say the same things in the same words."""
+"""Converts views to protobuf and back, by field name. The views and ``scrub.proto`` have the same fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V = TypeVar("V")
 
 
 def to_message(view: Any, message: M) -> M:  # noqa: ANN401 - any of the views
-    """Fill a message from a view. What is None stays unset."""
+    """Fill a message from a view. A field that is None stays unset."""
     for name in _names(view.__class__):
         value = getattr(view, name)
         if value is not None:
@@ -44,18 +44,18 @@ def _extend(repeated: Any, values: Iterable[Any]) -> None:  # noqa: ANN401 - a v
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - any type
-    """The fields of a view, and none of anything else. Looked up once a type: they are asked for all the time."""
+    """The field names of a view, empty for other types. Cached, because every conversion needs them."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def from_message(kind: type[V], message: Message) -> V:
-    """The view that a message carries. What is unset and may be None is None."""
+    """The view in a message. An optional field that is unset becomes None."""
     return kind(*[read(message) for read in _readers(cast("Any", kind))])
 
 
 @cache
 def _readers(kind: Any) -> tuple[Callable[[Message], Any], ...]:  # noqa: ANN401 - any of the views
-    """One for each field. Made once a view: looking hints up takes longer than all the rest of a conversion."""
+    """One reader for each field. Cached, because type hints take longer to look up than the rest of a conversion."""
     hints = get_type_hints(kind)
     return tuple(_reader(field.name, hints[field.name]) for field in fields(cast("Any", kind)))
 

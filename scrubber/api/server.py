@@ -1,4 +1,4 @@
-"""Both doors: protobuf in, use cases asked, protobuf out. Every error that leaves has a reason."""
+"""The gRPC servers of both sockets. Every error carries a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
-from scrubber.api.answering import Asked, Context, abort, answered, told
+from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
@@ -27,26 +27,26 @@ from scrubber.service.service import Service
 
 T = TypeVar("T")
 
-WATCH_SETTLES = 0.02  # seconds: several changes make one list, and whoever asks a hook is answered before it is made
-MOST_ADVERTS = 1024  # that are kept as messages; a node has a few hundred at most
-HEARTBEAT = 2.0  # seconds after which the same list is told again: an open stream alone is no sign of life
-WATCH_AT_LEAST_EVERY = 1.0  # seconds: what is advertised also changes as time goes by
+WATCH_SETTLES = 0.02  # seconds: several changes make one list, and hook requests go first
+MOST_ADVERTS = 1024  # cached messages; a node has a few hundred devices at most
+HEARTBEAT = 2.0  # seconds after which the same list is sent again, as a sign of life
+WATCH_AT_LEAST_EVERY = 1.0  # seconds: the list also changes with time alone
 SOCKETS = ("scrubber", "admin")
 LONGEST_WAIT = 60.0
 SERVER_OPTIONS = (("grpc.max_receive_message_length", 64 * 1024), ("grpc.so_reuseport", 0))
 
 
 class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
-    """For whoever hands devices out."""
+    """The socket for the device plugin and ``autoclave acquire``."""
 
     def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters) -> None:
-        """Ask these two, and have it counted."""
+        """Requests go to the service and the reporter, and are counted."""
         self._service = service
         self._reporter = reporter
         self._counters = counters
 
     async def Acquire(self, request: scrub_pb2.AcquireRequest, context: Context) -> scrub_pb2.AcquireResponse:
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             grants = await self._service.acquire(
@@ -59,7 +59,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             return answer
 
     async def Start(self, request: scrub_pb2.StartRequest, context: Context) -> scrub_pb2.StartResponse:
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "start", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.owner(request.owner) if request.owner else None
@@ -67,7 +67,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "release", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             await self._service.release(asked.devices, op=asked.op)
@@ -76,13 +76,13 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
     async def Watch(
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
-        """See the proto."""
+        """See ``scrub.proto``."""
         last: views.AdvertisedDevices | None = None
-        clock, told = asyncio.get_running_loop().time, 0.0
+        clock, sent = asyncio.get_running_loop().time, 0.0
         while True:
             news, now = self._service.ledger.news, self._reporter.adverts()
-            if now != last or clock() - told >= HEARTBEAT:
-                last, told = now, clock()
+            if now != last or clock() - sent >= HEARTBEAT:
+                last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
                     devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
@@ -91,15 +91,15 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
 
 
 class AdminServicer(scrub_pb2_grpc.AdminServicer):
-    """For operators."""
+    """The socket for operators."""
 
     def __init__(self, service: Service, reporter: StatusReporter) -> None:
-        """Ask these two."""
+        """Requests go to the service and the reporter."""
         self._service = service
         self._reporter = reporter
 
     async def Status(self, request: scrub_pb2.StatusRequest, context: Context) -> scrub_pb2.StatusResponse:
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "status", quiet=True):
             gpus = request_limits.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
@@ -109,26 +109,28 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     async def Scrub(
         self, request: scrub_pb2.ScrubRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "scrub") as asked:
             names = request_limits.devices(request.gpus, needed=not request.all)
             uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.present())
             path = _path(request.path)
-            asked.quiet = True  # each device has a line of its own
+            asked.quiet = True  # each device has its own line
         each = [(uuid, partial(self._service.scrub, uuid, path, op=asked.op)) for uuid in uuids]
-        streams = [self._job(Asked("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each]
+        streams = [
+            self._job(Request("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each
+        ]
         async for progress in _merged(streams):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
     async def Quarantine(
         self, request: scrub_pb2.QuarantineRequest, context: Context
     ) -> scrub_pb2.QuarantineResponse:  # fmt: skip
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "quarantine") as asked:
             uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
             asked.devices = [uuid]
             reason = request_limits.words(request.reason, "the reason", needed=True)
-            by = request_limits.words(request.by, "the name of who asks")
+            by = request_limits.words(request.by, "the name of the caller")
             await self._service.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
@@ -136,25 +138,25 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     async def Reinstate(
         self, request: scrub_pb2.ReinstateRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.ScrubProgress]:  # fmt: skip
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
             uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
             reason = request_limits.words(request.reason, "the reason")
-            by = request_limits.words(request.by, "the name of who asks") or "an operator"
-            asked.quiet = True  # the device has a line of its own
+            by = request_limits.words(request.by, "the name of the caller") or "an operator"
+            asked.quiet = True  # the device has its own line
         use_case = self._service.reinstate_without_proof if request.without_evidence else self._service.reinstate
         begin = partial(use_case, uuid, reason, by, op=asked.op)
-        async for progress in self._job(Asked("reinstate", asked.op, [uuid]), begin, no_wait=False):
+        async for progress in self._job(Request("reinstate", asked.op, [uuid]), begin, no_wait=False):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
 
     async def Explain(self, request: scrub_pb2.ExplainRequest, context: Context) -> scrub_pb2.ExplainResponse:
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "explain", quiet=True):
             explanation = await self._reporter.explain(request_limits.devices([request.gpu])[0])
             return convert.to_message(explanation, scrub_pb2.ExplainResponse())
 
     async def History(self, request: scrub_pb2.HistoryRequest, context: Context) -> scrub_pb2.HistoryResponse:
-        """See the proto."""
+        """See ``scrub.proto``."""
         async with answered(context, "history", quiet=True):
             gpu = request_limits.devices([request.gpu])[0] if request.gpu else ""
             answer = scrub_pb2.HistoryResponse()
@@ -163,12 +165,12 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             return answer
 
     async def _job(
-        self, asked: Asked, begin: Callable[[], Awaitable[ScrubJob]], *, no_wait: bool
+        self, asked: Request, begin: Callable[[], Awaitable[ScrubJob]], *, no_wait: bool
     ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
-        """Start or join a job and tell how it goes. A refusal is this device's result, not the stream's end."""
+        """Start or join a job and stream its progress. A refusal is the result of this device; the stream goes on."""
         (uuid,) = asked.devices
         try:
-            async with told(asked):
+            async with logged(asked):
                 running = await begin()
                 asked.job = running.id
         except AutoclaveError as error:
@@ -199,7 +201,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
 
 
 async def _merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """All of them at once, in the order in which things happen."""
+    """The items of all streams, in the order in which they come."""
     queue: asyncio.Queue[T | None] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
     left = len(pumps)
@@ -227,7 +229,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 
 @lru_cache(MOST_ADVERTS)
 def _advert(advert: views.AdvertisedDevice) -> scrub_pb2.Advert:
-    """Kept: of a list that is told at every change, one device has changed, as a rule."""
+    """Cached, because usually only one device of the list has changed."""
     return convert.to_message(advert, scrub_pb2.Advert())
 
 
@@ -241,10 +243,10 @@ def _path(word: str) -> ScrubPath | None:
 
 
 class GrpcServers:
-    """The two servers. Opened once the ledger is recovered, closed before anything else is."""
+    """The servers of both sockets. They open after the ledger is recovered and close before everything else."""
 
     def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters, run_dir: Path) -> None:
-        """Nothing is bound yet."""
+        """``open`` binds the sockets."""
         self._service = service
         self._reporter = reporter
         self._counters = counters
@@ -252,7 +254,7 @@ class GrpcServers:
         self._servers: list[grpc.aio.Server] = []
 
     async def open(self) -> None:
-        """Bind and answer. The caller holds the run directory's lock."""
+        """Bind the sockets and serve. The caller holds the lock of the run directory."""
         for name in SOCKETS:
             server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=512)
             if name == "scrubber":
@@ -266,44 +268,44 @@ class GrpcServers:
             self._servers.append(server)
 
     async def close(self, grace: float = 1.0) -> None:
-        """Take no more calls; those under way have a moment."""
+        """Take no more calls. Calls under way may take ``grace`` seconds."""
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
 
 
-class ClosedDoors:
-    """Stands in while there is no ledger: every question gets the reason, none gets a yes."""
+class RefusingServers:
+    """Servers without a ledger: they refuse every request with the reason."""
 
     def __init__(self) -> None:
-        """See ``open``."""
+        """``open`` makes one."""
         self.message = ""
         self._servers: list[grpc.aio.Server] = []
 
     @classmethod
     async def open(cls, run_dir: Path) -> Self:
         """Bind both sockets."""
-        doors = cls()
+        servers = cls()
         for name in SOCKETS:
-            server = grpc.aio.server(handlers=(_Refusing(doors),), options=SERVER_OPTIONS)
+            server = grpc.aio.server(handlers=(_Refusing(servers),), options=SERVER_OPTIONS)
             await _bind(server, run_dir / f"{name}.sock")
-            doors._servers.append(server)
-        return doors
+            servers._servers.append(server)
+        return servers
 
     async def close(self) -> None:
-        """Make room for the real doors."""
+        """Free the sockets for the real servers."""
         await asyncio.gather(*(server.stop(None) for server in self._servers))
 
 
 class _Refusing(grpc.GenericRpcHandler):
-    """Answers every method alike."""
+    """Refuses every method."""
 
-    def __init__(self, doors: ClosedDoors) -> None:
-        self._doors = doors
+    def __init__(self, servers: RefusingServers) -> None:
+        self._servers = servers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The same no for all."""
+        """The same refusal for every method."""
 
         async def refuse(_request: bytes, context: Context) -> bytes:
-            message = f"nothing is granted: {self._doors.message}"
+            message = f"cannot grant anything: {self._servers.message}"
             await abort(context, grpc.StatusCode.UNAVAILABLE, Reason.LEDGER_UNAVAILABLE, message)
 
         return grpc.unary_unary_rpc_method_handler(refuse)

@@ -1,6 +1,6 @@
-"""What is true just now, as figures: looked up when it is asked for, so that nothing is shown that has gone.
+"""The gauges of the service, computed at each scrape.
 
-Asks no driver: what is shown is what the ledger holds and what the last looks have seen.
+A scrape asks no driver. The gauges show the ledger and the last observations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scrubber.metrics.counters import ServiceCounters
 from scrubber.service.report import StatusReporter
 from scrubber.service.service import Service
 
-SILENT = 30.0  # seconds without a round after which nobody is looking after the devices
+SILENT = 30.0  # seconds without a round after which the monitor counts as stopped
 
 
 class ServiceCollector(Collector):
@@ -34,7 +34,7 @@ class ServiceCollector(Collector):
         readings: Callable[[], Mapping[str, Readings]],
         verified: float,
     ) -> None:
-        """``verified`` is the wall time at which the ledger was read and found whole."""
+        """``verified`` is the wall time at which the ledger was verified."""
         self._service = service
         self._reporter = reporter
         self._counters = counters
@@ -43,23 +43,23 @@ class ServiceCollector(Collector):
         self._verified = verified
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: what there is to say shows when it is asked for."""
+        """No metric is known before the first scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All of it, of one moment."""
+        """All gauges at one moment."""
         return families([*self._of_the_service(), *self._of_the_devices(), *self._of_the_boards()])
 
     def obstacles(self) -> tuple[str, ...]:
-        """What is in the way of handing anything out."""
+        """The reasons why the service cannot hand out any device."""
         ended = self._round_ended()
         silent = ended is None or self._service.now().uptime - ended.uptime > SILENT
         about = self._reporter.about()
         found = {
             "the ledger cannot be written": bool(about.ledger_fault),
             f"no memory can be cleared: {about.lacks}": bool(about.lacks),
-            f"the monitor has finished no round for {SILENT:g} s": silent,
-            "there is no device": not self._service.ledger.records,
+            f"the monitor has not finished a round for {SILENT:g} s": silent,
+            "the service has no device": not self._service.ledger.records,
         }
         return tuple(why for why, so in found.items() if so)
 
@@ -90,7 +90,7 @@ class ServiceCollector(Collector):
             yield table.HEALTHY, (record.device.name, uuid), float(healthy[uuid])
 
     def _of(self, record: Record, now: Moment) -> Iterator[Sample]:
-        """Of one device, without its two names."""
+        """The samples of one device, without its labels gpu and uuid."""
         device, uuid = record.device, record.device.uuid
         about = (
             device.model,
@@ -119,12 +119,12 @@ class ServiceCollector(Collector):
 
     def _of_the_boards(self) -> Iterator[Sample]:
         for uuid, reading in sorted(self._readings().items()):
-            told = (
+            values = (
                 (table.TEMPERATURE, reading.celsius),
                 (table.SLOWDOWN, reading.slowdown_celsius),
                 (table.POWER, reading.watts),
             )
-            for row, value in told:
+            for row, value in values:
                 if value is not None:
                     yield row, (str(reading.index), uuid), value
 
@@ -138,7 +138,7 @@ def _quarantine(out: Quarantine, now: Moment) -> Iterator[Sample]:
 
 
 def _health(vitals: Vitals | None) -> Iterator[Sample]:
-    """Of the last whole look. What is lost or silent says nothing."""
+    """The samples of the last full observation. A lost or unresponsive device has none."""
     if vitals is None or vitals.lost or vitals.unresponsive:
         return
     yield table.LEAKED, (), float(vitals.leaked_bytes)

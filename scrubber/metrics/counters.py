@@ -1,7 +1,7 @@
-"""What the rows of the ledger count as, and what else is counted while it happens.
+"""The counters and histograms of the service.
 
-A row is counted when it has become true, so that figures and ledger tell the same story; what was written by an earlier
-process is not counted again.
+A ledger row is counted after it is stored, so that metrics and ledger agree. Rows of an earlier process are not counted
+again.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from scrubber.core.model import DeviceInfo, Holder, Outcome, Receipt, Record, St
 from scrubber.ground.metric_table import Instruments
 from scrubber.metrics import table
 
-RECEIPT, NONE = "receipt", "none"  # what a grant rests on
-EVIDENCE, PERSON = "evidence", "person"  # who brings back what was taken out
+RECEIPT, NONE = "receipt", "none"  # whether a grant has a receipt
+EVIDENCE, PERSON = "evidence", "person"  # what ended a quarantine
 KINDS = ("container", "host", "stuck")
-FINDINGS = (table.RESIDUE, table.UNAUTHORISED)  # of each device: somebody is told of the first one
-OTHER = "other"  # a code that no table knows: what a driver may say must not make series without end
+FINDINGS = (table.RESIDUE, table.UNAUTHORISED)  # per device: an alert fires on the first one
+OTHER = "other"  # an unknown code: a driver must not be able to create endless series
 
 
 class ServiceCounters:
     """Counters and histograms of the service."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """What few words can tell apart begins at nothing; the rest shows up when it first happens."""
+        """Counters with few label values start at zero; the others appear with their first event."""
         self._instruments = Instruments(table.TABLE, registry)
-        self._exposed_since: dict[str, float] = {}  # uptime at which what was proven of a device ended
-        self._heard: dict[str, int] = {}  # of each device the number of the newest error that was counted
-        self.proven: dict[str, Receipt] = {}  # the last proof of each device that was given since the start
+        self._dirty_since: dict[str, float] = {}  # uptime at which the proof of each device ended
+        self._newest_xid: dict[str, int] = {}  # number of the newest counted XID of each device
+        self.proven: dict[str, Receipt] = {}  # the last receipt of each device since the start
         for word in (RECEIPT, NONE):
             self._instruments.known(table.GRANTS, word)
         for word in (EVIDENCE, PERSON):
@@ -42,7 +42,7 @@ class ServiceCounters:
             self._instruments.known(table.PROCESSES, word)
 
     def watch(self, devices: Iterable[DeviceInfo]) -> None:
-        """Findings of these begin at nothing, so that the first one is one more, also in a process that is new."""
+        """Start the findings of these devices at zero, so that an alert sees the first one as an increase."""
         for device in devices:
             for row in FINDINGS:
                 self._instruments.known(row, device.name, device.uuid)
@@ -50,7 +50,7 @@ class ServiceCounters:
     # -- the ledger
 
     def row(self, entry: LedgerEntry, before: Record | None) -> None:
-        """This has become true of a device that stood so before."""
+        """Count a stored row; ``before`` is the record before it."""
         match entry.event:
             case ev.Discovered(device=device):
                 self.watch([device])
@@ -77,7 +77,7 @@ class ServiceCounters:
                 self._scrub_ended(before, "interrupted")
             case ev.Quarantined(quarantine=quarantine):
                 self._scrub_ended(before, "quarantined")
-                self._exposed_since.pop(entry.device, None)
+                self._dirty_since.pop(entry.device, None)
                 if before is None or before.quarantine is None:
                     self._instruments.count(table.QUARANTINES, quarantine.ailment.kind.value)
                 if quarantine.ailment.kind in presence.TAKEN_AWAY:
@@ -86,14 +86,14 @@ class ServiceCounters:
                 self._instruments.count(table.RETURNS, PERSON)
 
     def _forget(self, uuid: str) -> None:
-        """What is taken away on purpose, as slices are again and again, must not leave its series behind."""
+        """Drop the series of a device that was removed on purpose, as slices often are."""
         self._instruments.forget(uuid)
-        self._exposed_since.pop(uuid, None)
+        self._dirty_since.pop(uuid, None)
         self.proven.pop(uuid, None)
 
     def _ended(self, entry: LedgerEntry, before: Record | None) -> None:
-        if before is None or before.quarantine is None:  # what is out waits for other things than a scrub
-            self._exposed_since.setdefault(entry.device, entry.at.uptime)
+        if before is None or before.quarantine is None:  # a quarantined device does not wait for a scrub
+            self._dirty_since.setdefault(entry.device, entry.at.uptime)
 
     def _scrub_ended(self, before: Record | None, outcome: str) -> None:
         job = before.job if before is not None else None
@@ -108,7 +108,7 @@ class ServiceCounters:
             self._instruments.time(table.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)
         if before.quarantine is not None:
             self._instruments.count(table.RETURNS, EVIDENCE)
-        since = self._exposed_since.pop(entry.device, None)
+        since = self._dirty_since.pop(entry.device, None)
         if since is not None:
             self._instruments.time(table.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
 
@@ -129,30 +129,30 @@ class ServiceCounters:
         self._instruments.count(table.TERMINATED, by=len(found.terminated))
 
     def written(self, seconds: float) -> None:
-        """The ledger took so long to make something durable."""
+        """Count a ledger write of this duration."""
         self._instruments.time(table.LEDGER_APPEND, value=seconds)
 
-    # -- what is in no row, or in none at once
+    # -- what the ledger does not hold, or not at once
 
     def vitals(self, record: Record, vitals: Vitals) -> None:
-        """What a device says of itself: errors are counted when they are first told."""
+        """Count the new XIDs of a device."""
         uuid = record.device.uuid
-        last = self._heard.get(uuid, record.baseline.last_xid)
-        gone = vitals.lost and presence.taken_away(record)  # what is told then is of others in its place
+        last = self._newest_xid.get(uuid, record.baseline.last_xid)
+        gone = vitals.lost and presence.taken_away(record)  # the XIDs then belong to the device in its place
         for xid in vitals.xids:
             if xid.number > last and not gone:
                 code = str(xid.code) if xids.row(xid.code) is not None else OTHER
                 self._instruments.count(table.XIDS, record.device.name, uuid, code)
-        self._heard[uuid] = max((last, *(xid.number for xid in vitals.xids)))
+        self._newest_xid[uuid] = max((last, *(xid.number for xid in vitals.xids)))
 
     def answered(self, request: str, outcome: str, reason: str, seconds: float) -> None:
-        """Somebody who hands devices out was answered; ``reason`` is empty for a yes."""
+        """Count an answered request of the plugin; ``reason`` is empty for a yes."""
         self._instruments.time(table.REQUESTS, request, outcome, value=seconds)
         if reason:
             self._instruments.count(table.REQUEST_REFUSALS, request, reason)
 
     def failed(self) -> None:
-        """A look after a device, or at the node, came to nothing."""
+        """Count an observation of a device or of the node that failed."""
         self._instruments.count(table.ROUND_FAILURES)
 
 

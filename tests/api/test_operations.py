@@ -182,7 +182,7 @@ async def test_a_fault_of_ours_is_one_line_with_its_traceback(house, monkeypatch
             await scrubber.acquire(house.uuids, op="abcd")
     assert failed.value.reason is Reason.INTERNAL
     (line,) = lines
-    assert (line["event"], line["log_level"], line["op"]) == ("a fault inside the scrub service", "error", "abcd")
+    assert (line["event"], line["log_level"], line["op"]) == ("internal error in the scrub service", "error", "abcd")
     assert line["exc_info"]
 
 
@@ -197,7 +197,9 @@ async def test_a_caller_that_leaves_is_told_as_such(house) -> None:
             async with asyncio.timeout(WITHIN):
                 while not lines:  # noqa: ASYNC110 - the log has no event
                     await asyncio.sleep(0.01)
-    assert [(it["event"], it["outcome"], it["op"]) for it in lines] == [("whoever asked has left", "cancelled", "abcd")]
+    assert [(it["event"], it["outcome"], it["op"]) for it in lines] == [
+        ("the caller cancelled the request", "cancelled", "abcd")
+    ]
 
 
 @pytest.mark.parametrize("sent", ["", "abc", "g" * 8, "a" * 33, "abcd\n", "ab cd", b"abcd"])

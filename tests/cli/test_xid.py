@@ -211,7 +211,7 @@ import asyncio, pathlib, sys
 from scrubber.api import server
 
 async def hold():
-    doors = await server.ClosedDoors.open(pathlib.Path(sys.argv[1]))
+    doors = await server.RefusingServers.open(pathlib.Path(sys.argv[1]))
     doors.message = "the disk is full"
     print(flush=True)
     await asyncio.to_thread(sys.stdin.read)
