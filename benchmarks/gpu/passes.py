@@ -12,7 +12,7 @@ import pynvml
 from benchmarks.gpu.card import MeasuredCard, Where, expect_nothing, fresh, part_of, taken, unheard, zeroed
 from benchmarks.gpu.figures import Measured, one
 from benchmarks.nvml_questions import reads_only
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch
 from scrubber.cuda.memory import GpuMemory
 from scrubber.cuda.patterns import ZERO, repeated
 from scrubber.devices.nvidia.nvml import Library

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.model import Mismatch
-
 OWN_IDLE = "in use by the driver itself on an idle device"
 OWN_CONTEXT = "the context of the scrub itself"
 OWN_BOOKS = "the driver's own books of what was taken"
 OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # what any scrub of ours leaves out, on whatever device: no fault
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Memory that did not hold what was written."""
+
+    offset: int
+    expected: int
+    got: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uncovered:
+    """A part of the memory that no scrub reached, and whose it is."""
+
+    cause: str
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

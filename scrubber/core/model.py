@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from scrubber.core.measurements import Mismatch, Uncovered
 from scrubber.core.names import named
 
 
@@ -211,24 +212,6 @@ class Ailment:
     detail: str
     sticky: bool = False
     xid: int | None = None  # the code that was reported
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Memory that did not hold what was written."""
-
-    offset: int
-    expected: int
-    got: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Uncovered:
-    """A part of the memory that no scrub reached, and whose it is."""
-
-    cause: str
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from enum import Enum
 from policies.model import Policy
 from policies.units import format_size
 from scrubber.core.ailments import diagnose, known, worst
-from scrubber.core.measurements import OURS
+from scrubber.core.measurements import OURS, Uncovered
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -35,7 +35,6 @@ from scrubber.core.model import (
     Record,
     Step,
     StepResult,
-    Uncovered,
     Vitals,
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.model import Uncovered
+from scrubber.core.measurements import Uncovered
 from scrubber.core.names import named
 
 

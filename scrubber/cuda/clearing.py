@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scrubber.core.measurements import joined
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch, joined
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Found, Progress
 from scrubber.cuda.memory import GpuMemory, counted, mismatch

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
-from scrubber.core.model import Uncovered
+from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
 
 CONTEXT_AT_MOST = 2**30  # bytes; contexts are reported as 256 to 500 MiB. What is more than twice that is not ours
 NOISE = 2**21  # one page of the driver: nothing of ours is given back meanwhile, so there is room for rounding only

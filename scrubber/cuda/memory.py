@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch
 from scrubber.cuda.card import Card, CudaError, Deed, Found, Progress, Span, Step
 from scrubber.cuda.patterns import Pattern
 

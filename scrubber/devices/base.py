@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.measurements import Scratched, Tested
-from scrubber.core.model import DeviceInfo, Holder, Mismatch, Uncovered, Vitals
+from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered
+from scrubber.core.model import DeviceInfo, Holder, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Users = Callable[[], tuple[Holder, ...] | None]  # who has a device open; None: it cannot be proven

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.core.model import Findings, Mismatch, Outcome
+from scrubber.core.measurements import Mismatch
+from scrubber.core.model import Findings, Outcome
 from scrubber.steps.base import Bench, Order, Report
 
 

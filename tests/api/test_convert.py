@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.api import convert, scrub_pb2
-from scrubber.core import model, views
+from scrubber.core import measurements, views
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(-(2**31), 2**31 - 1)
@@ -27,7 +27,7 @@ MESSAGES: dict[type, type[Message]] = {
     views.Explanation: scrub_pb2.ExplainResponse,
     views.DeviceStatus: scrub_pb2.DeviceStatus,
     views.ReceiptView: scrub_pb2.Receipt,
-    model.Uncovered: scrub_pb2.Uncovered,
+    measurements.Uncovered: scrub_pb2.Uncovered,
 }
 
 

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from scrubber.cli import cells, document, job_progress, status_view, table, terminal
 from scrubber.cli.verbs import explain
 from scrubber.core import views
-from scrubber.core.model import Uncovered
+from scrubber.core.measurements import Uncovered
 
 NOW = 1_800_000_000.0
 RECEIPT = views.ReceiptView(

@@ -7,7 +7,8 @@ import pytest
 
 from scrubber.core import event_text
 from scrubber.core import events as ev
-from scrubber.core.model import Mismatch, Outcome, Owner, Path, Quarantine, Receipt, Step, Uncovered
+from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.model import Outcome, Owner, Path, Quarantine, Receipt, Step
 from tests.core import lives
 from tests.core.lives import LIVES, NOW, events_about, result
 

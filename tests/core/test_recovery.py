@@ -10,7 +10,8 @@ from policies.xids import Action, asked
 from scrubber.core import acquire, burn_in, offering, presence, remedy, siblings, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import CancelJob, Note, Probe, Proceed, Refuse, Wait
-from scrubber.core.model import Ailment, AilmentKind, Mismatch, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
+from scrubber.core.measurements import Mismatch
+from scrubber.core.model import Ailment, AilmentKind, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
 from tests.core import lives
 from tests.core.lives import ENFORCE, facts, later, live, rows

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from policies.model import Clear
 from scrubber.core import ailments, verdict
+from scrubber.core.measurements import Mismatch, Uncovered
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -16,13 +17,11 @@ from scrubber.core.model import (
     Blame,
     Holder,
     Incarnation,
-    Mismatch,
     Moment,
     Outcome,
     Path,
     Receipt,
     Step,
-    Uncovered,
     Vitals,
     Xid,
 )

@@ -8,17 +8,8 @@ from hypothesis import strategies as st
 
 from policies.model import Clear, Passes
 from scrubber.core import verdict
-from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE
-from scrubber.core.model import (
-    AilmentKind,
-    Baseline,
-    Blame,
-    Findings,
-    Path,
-    Step,
-    Uncovered,
-    Vitals,
-)
+from scrubber.core.measurements import OURS, OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
+from scrubber.core.model import AilmentKind, Baseline, Blame, Findings, Path, Step, Vitals
 from scrubber.core.verdict import Failed, LeaveDirty, Passed
 from tests.core.lives import ENFORCE, finished
 

@@ -6,7 +6,8 @@ import pytest
 
 from scrubber.core import device_status, offering, remedy, views
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, AilmentKind, Path, Step, Uncovered
+from scrubber.core.measurements import Uncovered
+from scrubber.core.model import Ailment, AilmentKind, Path, Step
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, later, live
 

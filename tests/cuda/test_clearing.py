@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch
 from scrubber.cuda import clearing, memory, patterns
 from scrubber.cuda.card import CudaError, Deed, Found, Span, Step
 from scrubber.cuda.patterns import Pattern, PatternKind

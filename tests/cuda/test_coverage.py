@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrubber.core.measurements import OURS
-from scrubber.core.model import Uncovered
+from scrubber.core.measurements import OURS, Uncovered
 from scrubber.cuda.coverage import CONTEXT_AT_MOST, NOISE, SLACK, Account, Books, disturbance, uncovered
 
 GIB = 2**30

@@ -10,7 +10,8 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
-from scrubber.core.model import Blame, Findings, Holder, Mismatch, Outcome, Path, Step, StepResult
+from scrubber.core.measurements import Mismatch
+from scrubber.core.model import Blame, Findings, Holder, Outcome, Path, Step, StepResult
 from scrubber.devices.base import Progress
 from scrubber.steps.base import Order, Report
 from tests.service.node import BLOCK, BLOCKS, Gpu, Kind, Node, Process

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import pytest
 
 from scrubber.core import measurements
-from scrubber.core.measurements import Scratched
-from scrubber.core.model import Blame, Findings, Mismatch, Outcome, Step, Uncovered, Vitals
+from scrubber.core.measurements import Mismatch, Scratched, Uncovered
+from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices.base import Cleared, Gpu, Progress, Verified
 from scrubber.devices.simulated import chip, drills, tenants
 from scrubber.devices.simulated.documents import Resetting

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from scrubber.core.model import Blame, Findings, Holder, Mismatch, Outcome, Step, Vitals, Xid
+from scrubber.core.measurements import Mismatch
+from scrubber.core.model import Blame, Findings, Holder, Outcome, Step, Vitals, Xid
 from scrubber.devices.base import Address
 from scrubber.steps.base import Order, Report
 from scrubber.workers import worker_wire

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scrubber.core.model import Uncovered
+from scrubber.core.measurements import Uncovered
 from scrubber.cuda import coverage, device, memory
 from scrubber.cuda.card import Card, CardBusyError, CudaError
 from scrubber.cuda.coverage import Account, Books

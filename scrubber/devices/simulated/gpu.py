@@ -8,8 +8,8 @@ from dataclasses import fields
 from itertools import zip_longest
 from pathlib import Path
 
-from scrubber.core.measurements import Scratched, Tested, joined
-from scrubber.core.model import Mismatch, Uncovered, Vitals
+from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered, joined
+from scrubber.core.model import Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
 from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
 from scrubber.devices.simulated.documents import Counters, Faults, Resetting, SimulatedSettings

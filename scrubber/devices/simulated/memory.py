@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from scrubber.core.measurements import joined
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch, joined
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import patterns
 from scrubber.devices.simulated.documents import StuckBit

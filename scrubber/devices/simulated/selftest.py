@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from scrubber.core.measurements import Tested, joined
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch, Tested, joined
 from scrubber.devices.base import Progress
 from scrubber.devices.simulated import chip, patterns
 from scrubber.devices.simulated.memory import MemoryFile, Step

@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Scratched
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratched
 from scrubber.cuda import device, memory, selftest
 from scrubber.cuda.card import Card, CardBusyError, CudaError, Deed, KernelProgram
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from scrubber.core.model import Mismatch, Uncovered, Vitals
+from scrubber.core.measurements import Mismatch, Uncovered
+from scrubber.core.model import Vitals
 from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Gpu, Verified
 from scrubber.devices.simulated import creation, documents, drills
 from scrubber.devices.simulated.documents import Resetting, SimulatedSettings

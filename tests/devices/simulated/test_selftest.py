@@ -8,7 +8,7 @@ import os
 import pytest
 
 from scrubber.core import measurements
-from scrubber.core.model import Mismatch
+from scrubber.core.measurements import Mismatch
 from scrubber.devices import base
 from scrubber.devices.simulated import chip, documents, drills, memory, patterns
 from scrubber.devices.simulated.documents import Faults
