@@ -39,7 +39,7 @@ class Probation(Model):
     """The factor by which each pause is longer than the one before."""
 
     flap_limit: Annotated[int, Field(ge=1, le=10)] = 3
-    """After this many returns from quarantine within flap_window, the next quarantine waits for a person."""
+    """After this many returns from quarantine within flap_window, the next quarantine waits for an operator."""
 
     flap_window: Annotated[Duration, Field(gt=0)] = 86400.0
     """The time over which returns from quarantine are counted."""
