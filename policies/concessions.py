@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from policies.model import Gate, Mode, OnSick, Policy, Route
+from policies.model import Gate, Mode, OnSick, Policy
+from policies.path import Path
 
 PRESTART = """gate prestart: after a restart of the kubelet, until the plugin is back, a container may start on a \
 device that is still dirty"""
@@ -18,7 +19,7 @@ def of(policy: Policy) -> tuple[str, ...]:
     found = (
         (policy.mode is Mode.OBSERVE, "mode observe: devices are handed out unproven, and only written down"),
         (policy.gate is Gate.PRESTART, PRESTART),
-        (policy.paths.first_look is Route.FAST, FIRST_LOOK),
+        (policy.paths.first_look is Path.FAST, FIRST_LOOK),
         (policy.restart_on_sick is OnSick.ALLOW, RESTARTS),
         (
             policy.proof.survives_restart,

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, mod
 from policies.base import Duration, Model, Word, impossible
 from policies.hardware import Reset, Settings
 from policies.health import Periodic, Quarantine
+from policies.path import Path
 from policies.units import format_duration
 
 MOST_RULES = 256  # every rule is compared with every earlier one when a file is read
@@ -29,13 +30,6 @@ class Mode(Word):
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
-
-
-class Route(Word):
-    """Which path a scrub takes."""
-
-    FAST = "fast"
-    SLOW = "slow"
 
 
 class Eviction(Word):
@@ -146,10 +140,10 @@ class Budgets(Model):
 class Paths(Model):
     """Which path is taken when."""
 
-    first_look: Route = Route.SLOW
+    first_look: Path = Path.SLOW
     """The path for a device of which nothing is known: first seen, after a reboot, after a driver reload."""
 
-    new_tenant: Route = Route.FAST
+    new_tenant: Path = Path.FAST
     """The path between two tenants."""
 
     escalate: bool = True
@@ -297,9 +291,9 @@ class Policy(Model):
 
 
 @cache
-def _digest(clear: Clear, new_tenant: Route) -> str:
+def _digest(clear: Clear, new_tenant: Path) -> str:
     """Asked for at every grant. What was proven where a fast path was enough proves less than the slow one."""
-    thorough = new_tenant.value if new_tenant is Route.SLOW else ""
+    thorough = new_tenant.value if new_tenant is Path.SLOW else ""
     return hashlib.sha256(f"{clear.model_dump_json()}{thorough}".encode()).hexdigest()[:16]
 
 

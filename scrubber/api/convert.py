@@ -50,14 +50,14 @@ def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - any type
 
 def from_message(kind: type[V], message: Message) -> V:
     """The view in a message. An optional field that is unset becomes None."""
-    return kind(*[read(message) for read in _readers(cast("Any", kind))])
+    return kind(**{name: read(message) for name, read in _readers(cast("Any", kind))})
 
 
 @cache
-def _readers(kind: Any) -> tuple[Callable[[Message], Any], ...]:  # noqa: ANN401 - any of the views
+def _readers(kind: Any) -> tuple[tuple[str, Callable[[Message], Any]], ...]:  # noqa: ANN401 - any of the views
     """One reader for each field. Cached, because type hints take longer to look up than the rest of a conversion."""
     hints = get_type_hints(kind)
-    return tuple(_reader(field.name, hints[field.name]) for field in fields(cast("Any", kind)))
+    return tuple((field.name, _reader(field.name, hints[field.name])) for field in fields(cast("Any", kind)))
 
 
 def _reader(name: str, hint: Any) -> Callable[[Message], Any]:  # noqa: ANN401 - the hint of any field

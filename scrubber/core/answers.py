@@ -102,18 +102,6 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class NotYet:
-    """Probation waits until this uptime."""
-
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class AskOperator:
-    """Only a person may bring this device back."""
-
-
-@dataclass(frozen=True, slots=True)
 class Offer:
     """What ListAndWatch says of a device, and why."""
 
@@ -124,5 +112,4 @@ class Offer:
 AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | Note
 StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Refuse | Note
 ReleaseAnswer = Proceed | Refuse | Note
-ProbationAnswer = Probe | NotYet | AskOperator
 TendAnswer = Note | Scrub | Probe | CancelJob | Blocked | Proceed

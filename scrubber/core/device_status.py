@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from policies.model import Policy
-from scrubber.core import answers, presence, remedy, upkeep, views
+from scrubber.core import answers, presence, remedy, upkeep, verdict, views
 from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State, Vitals
 
 SHOWN = 900.0  # seconds for which what was taken away is shown all the same: who looks at it hears what became of it
@@ -17,11 +17,6 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
         id=receipt.id,
         path=receipt.path.value,
         finished=receipt.finished.wall,
-        covered_bytes=receipt.covered_bytes,
-        allocatable_bytes=receipt.allocatable_bytes,
-        residue_bytes=receipt.residue_bytes,
-        processes_found=receipt.processes_found,
-        processes_terminated=receipt.processes_terminated,
         policy=receipt.policy,
         policy_digest=receipt.policy_digest,
         digest=receipt.digest,
@@ -29,12 +24,7 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
         driver=receipt.incarnation.driver,
         boot_id=receipt.incarnation.boot_id,
         steps=tuple(views.StepTime(step.value, seconds) for step, seconds in receipt.steps),
-        residue_at=receipt.residue_at,
-        uncovered=receipt.uncovered,
-        patterns=receipt.patterns,
-        units=receipt.units,
-        units_reached=receipt.units_reached,
-        tests=receipt.tests,
+        **verdict.measured(receipt),
     )
 
 

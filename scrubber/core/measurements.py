@@ -28,6 +28,23 @@ class Uncovered:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What a scrub measured. Every receipt has these fields: where it is made, stored, sent and shown."""
+
+    covered_bytes: int
+    allocatable_bytes: int
+    residue_bytes: int
+    processes_found: int
+    processes_terminated: int
+    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that the last tenant left
+    uncovered: tuple[Uncovered, ...] = ()  # all that is allocatable and not covered, by cause
+    patterns: tuple[str, ...] = ()  # what was written and read back, in order
+    units: int | None = None  # multiprocessors; None when the path does not overwrite their memory
+    units_reached: int | None = None
+    tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
+
+
 @dataclass(frozen=True, slots=True)
 class Scratched:
     """The memory on the chip: where it was overwritten and read back."""

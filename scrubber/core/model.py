@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from scrubber.core.measurements import Mismatch, Uncovered
+from policies.path import Path as Path  # noqa: PLC0414 - for rooms that must not import policies
+from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.names import named
 
 
@@ -23,13 +24,6 @@ class State(Enum):
     GRANTED = "granted"
     IN_USE = "in_use"
     QUARANTINED = "quarantined"
-
-
-class Path(Enum):
-    """How thorough a scrub is."""
-
-    FAST = "fast"
-    SLOW = "slow"
 
 
 class Step(Enum):
@@ -250,8 +244,8 @@ class StepResult:
     findings: Findings = field(default_factory=Findings)
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Measurements):
     """The proof that a device is clean: what was done, what was measured, and what it is bound to."""
 
     id: str
@@ -263,20 +257,9 @@ class Receipt:
     policy_digest: str
     finished: Moment
     steps: tuple[tuple[Step, float], ...]
-    covered_bytes: int
-    allocatable_bytes: int
-    residue_bytes: int
-    processes_found: int
-    processes_terminated: int
     baseline: Baseline
     previous: str | None  # digest of this device's previous receipt
     digest: str
-    residue_at: tuple[int, ...] = ()  # where the first bytes of the last user were
-    uncovered: tuple[Uncovered, ...] = ()  # all that is allocatable and not covered, by cause
-    patterns: tuple[str, ...] = ()  # what was written and read back, in order
-    units: int | None = None  # multiprocessors; None when the path does not overwrite their memory
-    units_reached: int | None = None
-    tests: tuple[str, ...] = ()  # of the self-test, those that came to their end
 
 
 @dataclass(frozen=True, slots=True)

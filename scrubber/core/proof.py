@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.model import Policy, Route
+from policies.model import Policy
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Facts, Moment, Path, Receipt, Record, State
 
@@ -45,4 +45,4 @@ def next_path(record: Record, policy: Policy) -> Path:
     relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
     # The policy for a first observation applies: what has happened to the memory since is not known.
     route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
-    return Path.SLOW if route is Route.SLOW or record.due_path is Path.SLOW else Path.FAST
+    return Path.SLOW if route is Path.SLOW or record.due_path is Path.SLOW else Path.FAST

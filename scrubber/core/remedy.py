@@ -109,12 +109,10 @@ def persists(ailment: Ailment, vitals: Vitals | None) -> bool:
     """Whether it is told still, so that there is no use in trying; what nobody can tell is not told."""
     if vitals is None:
         return False
-    match ailment.kind:
-        case AilmentKind.LOST | AilmentKind.REPLACED | AilmentKind.RELAID:
-            return vitals.lost
-        case AilmentKind.UNRESPONSIVE:
-            return vitals.unresponsive
-        case _ if ailment.kind is AilmentKind.SWITCH or of(ailment).course is Course.WAIT:
-            return any(sign.kind is ailment.kind for sign in vitals.signs)
-        case _:
-            return False
+    if ailment.kind in (AilmentKind.LOST, AilmentKind.REPLACED, AilmentKind.RELAID):
+        return vitals.lost
+    if ailment.kind is AilmentKind.UNRESPONSIVE:
+        return vitals.unresponsive
+    if ailment.kind is AilmentKind.SWITCH or of(ailment).course is Course.WAIT:
+        return any(sign.kind is ailment.kind for sign in vitals.signs)
+    return False

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import leftover, pauses, remedy
-from scrubber.core.model import Baseline, Job, Moment, Path, Record, State, Trigger
+from scrubber.core.model import Baseline, Job, Moment, Path, Receipt, Record, State, Trigger
 
 TABLE: dict[State, dict[type[ev.Event], State]] = {
     State.UNKNOWN: {
@@ -117,10 +117,13 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
 def guard(record: Record, event: ev.Event) -> None:
     """What the table alone cannot say: an event must be about this job, this receipt, this device."""
     match event:
-        case ev.StepStarted() | ev.StepFinished() | ev.Escalated() | ev.ScrubPassed():
-            _demand(record.job is not None and event.job == record.job.id, "it is about another job")
+        case ev.StepStarted() | ev.StepFinished() | ev.Escalated():
+            _demand_job(record, event.job)
+        case ev.ScrubPassed(job, receipt):
+            _demand_job(record, job)
+            _demand_receipt(record, receipt)
         case ev.ScrubFailed() | ev.ScrubInterrupted():
-            _demand(record.job is not None and event.job == record.job.id, "it is about another job")
+            _demand_job(record, event.job)
             _demand(record.quarantine is None, "a quarantined device does not leave its probation like this")
         case ev.Described(device):
             _demand(device.uuid == record.device.uuid, "it describes another device")
@@ -129,12 +132,20 @@ def guard(record: Record, event: ev.Event) -> None:
         case ev.Granted(grant):
             _demand(record.receipt is not None and grant.receipt == record.receipt.id, "there is no such receipt")
             _demand(record.ailment is None, "the device is sick")
-        case _:
-            return
-    if isinstance(event, ev.ScrubPassed):
-        _demand(event.receipt.device == record.device.uuid, "the receipt is for another device")
-        _demand(event.receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
-        _demand(event.receipt.previous == record.last_receipt, "the receipt does not follow the one before")
+        case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.PutInUse() | ev.Released() | ev.Soiled():
+            pass
+        case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
+            pass
+
+
+def _demand_job(record: Record, job: str) -> None:
+    _demand(record.job is not None and job == record.job.id, "it is about another job")
+
+
+def _demand_receipt(record: Record, receipt: Receipt) -> None:
+    _demand(receipt.device == record.device.uuid, "the receipt is for another device")
+    _demand(receipt.incarnation == record.incarnation, "the receipt is of another boot or driver")
+    _demand(receipt.previous == record.last_receipt, "the receipt does not follow the one before")
 
 
 def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - reads as its sentence

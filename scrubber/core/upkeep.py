@@ -48,14 +48,10 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
     return ev.Quarantined(replace(record.quarantine, next_probe=again, last_try=why))
 
 
-def probation(record: Record, policy: Policy, now: Moment) -> answers.ProbationAnswer:
-    """Is it time to try a quarantined device again?"""
+def probation(record: Record, policy: Policy, now: Moment) -> answers.Probe | None:
+    """The trial of a quarantined device, once it is due. Without a due time the device waits for a person."""
     due = record.quarantine.next_probe if record.quarantine else None
-    if record.quarantine is None or due is None:
-        return answers.AskOperator()
-    if now.uptime < due:
-        return answers.NotYet(due)
-    return answers.Probe(trial(record, policy))
+    return None if due is None or now.uptime < due else answers.Probe(trial(record, policy))
 
 
 def trial(record: Record, policy: Policy) -> Path:
@@ -294,7 +290,7 @@ def _tend_quarantined(
     seen = facts.vitals  # None while another one is reset: then nobody can tell
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
     ill = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
-    if not isinstance(due, answers.Probe) or absent or ill or not leftover.all_terminable(record, facts, policy):
+    if due is None or absent or ill or not leftover.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
     return due if before is None else answers.Note(before)

@@ -14,13 +14,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
+from typing import Any
 
 from policies.model import Policy
 from policies.units import format_size
 from scrubber.core.ailments import diagnose, known, worst
-from scrubber.core.measurements import OURS, Uncovered
+from scrubber.core.measurements import OURS, Measurements, Uncovered
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -53,21 +54,11 @@ Done = Mapping[Step, StepResult]
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Every wanted step passed; these are the figures of the receipt."""
+    """Every step of the path passed: what the receipt says about them."""
 
     steps: tuple[tuple[Step, float], ...]
-    covered_bytes: int
-    allocatable_bytes: int
-    residue_bytes: int
-    processes_found: int
-    processes_terminated: int
     baseline: Baseline
-    residue_at: tuple[int, ...] = ()
-    uncovered: tuple[Uncovered, ...] = ()
-    patterns: tuple[str, ...] = ()
-    units: int | None = None
-    units_reached: int | None = None
-    tests: tuple[str, ...] = ()
+    measured: Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,29 +174,24 @@ def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, s
         policy_digest=policy_digest,
         finished=now,
         steps=passed.steps,
-        covered_bytes=passed.covered_bytes,
-        allocatable_bytes=passed.allocatable_bytes,
-        residue_bytes=passed.residue_bytes,
-        processes_found=passed.processes_found,
-        processes_terminated=passed.processes_terminated,
         baseline=passed.baseline,
         previous=record.last_receipt,
         digest="",
-        residue_at=passed.residue_at,
-        uncovered=passed.uncovered,
-        patterns=passed.patterns,
-        units=passed.units,
-        units_reached=passed.units_reached,
-        tests=passed.tests,
+        **measured(passed.measured),
     )
     digest = digest_of(draft)
     return replace(draft, id=digest[:16], digest=digest)
 
 
+def measured(measurements: Measurements) -> dict[str, Any]:
+    """The measurements by field name, to make a receipt or a view of one."""
+    return {it.name: getattr(measurements, it.name) for it in fields(Measurements)}
+
+
 def digest_of(receipt: Receipt) -> str:
     """The digest over everything a receipt says, its own id and digest excepted."""
-    fields = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), default=_word)
+    said = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=_word)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -360,18 +346,20 @@ def _figures(job: Job, done: Done, baseline: Baseline) -> Passed:
     holders = {(holder.pid, holder.started) for result in job.results for holder in result.findings.holders}
     return Passed(
         steps=tuple((result.step, result.seconds) for result in job.results),
-        covered_bytes=covered,
-        allocatable_bytes=allocatable,
-        residue_bytes=sum(result.findings.residue_bytes or 0 for result in job.results),
-        processes_found=len(holders),
-        processes_terminated=sum(len(result.findings.terminated) for result in job.results),
         baseline=baseline,
-        residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
-        uncovered=_remainder(clear.uncovered, allocatable - covered),
-        patterns=clear.patterns,
-        units=scratch.findings.units if scratch else None,
-        units_reached=scratch.findings.units_reached if scratch else None,
-        tests=selftest.findings.tests if selftest else (),
+        measured=Measurements(
+            covered_bytes=covered,
+            allocatable_bytes=allocatable,
+            residue_bytes=sum(result.findings.residue_bytes or 0 for result in job.results),
+            processes_found=len(holders),
+            processes_terminated=sum(len(result.findings.terminated) for result in job.results),
+            residue_at=tuple(sorted({at for result in job.results for at in result.findings.residue_at})),
+            uncovered=_remainder(clear.uncovered, allocatable - covered),
+            patterns=clear.patterns,
+            units=scratch.findings.units if scratch else None,
+            units_reached=scratch.findings.units_reached if scratch else None,
+            tests=selftest.findings.tests if selftest else (),
+        ),
     )
 
 

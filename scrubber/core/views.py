@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scrubber.core.measurements import Uncovered
+from scrubber.core.measurements import Measurements
 from scrubber.core.names import named
 
 
@@ -19,18 +19,13 @@ class StepTime:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiptView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptView(Measurements):
     """A receipt."""
 
     id: str
     path: str
     finished: float
-    covered_bytes: int
-    allocatable_bytes: int
-    residue_bytes: int
-    processes_found: int
-    processes_terminated: int
     policy: str
     policy_digest: str
     digest: str
@@ -38,12 +33,6 @@ class ReceiptView:
     driver: str
     boot_id: str
     steps: tuple[StepTime, ...]
-    residue_at: tuple[int, ...] = ()
-    uncovered: tuple[Uncovered, ...] = ()
-    patterns: tuple[str, ...] = ()
-    units: int | None = None
-    units_reached: int | None = None
-    tests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from _pytest.mark import ParameterSet
 from hypothesis import strategies as st
 
-from policies.model import Evict, Eviction, Mode, Paths, Policy, Route
+from policies.model import Evict, Eviction, Mode, Paths, Policy
 from scrubber.core import events as ev
 from scrubber.core import states, verdict
 from scrubber.core.model import (
@@ -46,7 +46,7 @@ DEVICE = DeviceInfo("GPU-1", 0, "NVIDIA H100 80GB HBM3", 1000)
 
 ENFORCE = Policy()
 OBSERVE = Policy(mode=Mode.OBSERVE, evict=Evict(leftovers=Eviction.WAIT))
-STRICT = Policy(paths=Paths(new_tenant=Route.SLOW), evict=Evict(leftovers=Eviction.WAIT, foreign=Eviction.WAIT))
+STRICT = Policy(paths=Paths(new_tenant=Path.SLOW), evict=Evict(leftovers=Eviction.WAIT, foreign=Eviction.WAIT))
 RUTHLESS = Policy(evict=Evict(leftovers=Eviction.TERMINATE, foreign=Eviction.TERMINATE))
 POLICIES = (ENFORCE, OBSERVE, STRICT, RUTHLESS)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Clear, Gate, Paths, Proof, Route
+from policies.model import Clear, Gate, Paths, Proof
 from scrubber.core import acquire, fence, leftover, ownership, proof, release, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
@@ -43,7 +43,7 @@ SLOW = Scrub(Path.SLOW, Trigger.ACQUIRE)
 EXPIRED = Scrub(Path.FAST, Trigger.PROOF_EXPIRED)
 OTHER_PROOF = ENFORCE.model_copy(update={"clear": Clear(min_coverage=0.5)})
 SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
-BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=Route.FAST)})
+BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=Path.FAST)})
 DAY = Proof().max_age
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from policies.health import Periodic
-from policies.model import Paths, Route
+from policies.model import Paths
 from policies.xids import Action, asked
 from scrubber.core import acquire, burn_in, offering, presence, remedy, siblings, start, upkeep
 from scrubber.core import events as ev
@@ -206,7 +206,7 @@ def test_nobody_is_on_what_is_not_there(kind):
     assert siblings.siblings(here, [gone, here]) == []
 
 
-STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)})
+STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)})
 
 
 def test_a_sick_device_comes_back_by_no_less_than_a_well_one_has_to_pass():
@@ -324,7 +324,7 @@ def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_wa
     ahead = later(9e9).wall
     assert due(replace(tried, tested=ahead, burn_in_begun=ahead, since=later(9e9)), later(1))
     assert not due(replace(tried, tested=ahead), later(1)), "or each test would be followed by another"
-    assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=Route.SLOW)}))
+    assert not due(tried, later(9000), HOURLY.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)}))
     assert (
         live(lives.CLEAN, ev.ScrubStarted(replace(lives.job(trigger=Trigger.BURN_IN), started=LATE))).burn_in_begun
         == LATE.wall

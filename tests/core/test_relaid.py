@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from policies.model import Paths, Route
+from policies.model import Paths
 from scrubber.core import answers, device_status, offering, presence, remedy, siblings, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
@@ -117,7 +117,7 @@ def test_as_long_as_it_is_gone_there_is_no_use_in_trying():
 
 COMEBACKS = rows(
     ("as policy has it", ENFORCE, Path.SLOW),
-    ("fast where that is enough", ENFORCE.model_copy(update={"paths": Paths(first_look=Route.FAST)}), Path.FAST),
+    ("fast where that is enough", ENFORCE.model_copy(update={"paths": Paths(first_look=Path.FAST)}), Path.FAST),
     ("never less than at a first look", lives.STRICT, Path.SLOW),
 )
 

@@ -168,7 +168,8 @@ def test_a_remainder_without_a_cause_is_no_failure_and_is_told_as_unexplained(pa
     judged = judge(uncovered(*parts), policy=HALF)
     assert isinstance(judged, Passed)
     left = 100 - sum(parts)
-    assert [part.bytes for part in judged.uncovered if part.cause == verdict.UNEXPLAINED] == ([left] if left else [])
+    uncovered_parts = judged.measured.uncovered
+    assert [part.bytes for part in uncovered_parts if part.cause == verdict.UNEXPLAINED] == ([left] if left else [])
 
 
 @given(st.lists(st.integers(0, 400), max_size=4), st.integers(0, 400), st.integers(0, 400))
@@ -180,8 +181,9 @@ def test_covered_and_uncovered_bytes_of_a_receipt_are_all_there_is(parts, rest, 
     judged = judge(job, policy=HALF)
     assert isinstance(judged, Passed) is (sum(parts) <= rest)
     if isinstance(judged, Passed):
-        assert judged.covered_bytes + sum(part.bytes for part in judged.uncovered) == judged.allocatable_bytes
-        assert all(part.bytes > 0 for part in judged.uncovered)
+        measured = judged.measured
+        assert measured.covered_bytes + sum(part.bytes for part in measured.uncovered) == measured.allocatable_bytes
+        assert all(part.bytes > 0 for part in measured.uncovered)
 
 
 # -- the chip

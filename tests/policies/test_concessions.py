@@ -3,7 +3,8 @@
 import pytest
 
 from policies import concessions, load
-from policies.model import Gate, Mode, OnSick, Paths, Policy, Proof, Route
+from policies.model import Gate, Mode, OnSick, Paths, Policy, Proof
+from policies.path import Path
 
 
 @pytest.mark.parametrize("name", ["default", "strict"])
@@ -16,7 +17,7 @@ def test_the_default_and_the_strict_policy_give_up_nothing(name):
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
         (Policy(gate=Gate.PRESTART), "gate prestart"),
-        (Policy(paths=Paths(first_look=Route.FAST)), "paths.first_look fast"),
+        (Policy(paths=Paths(first_look=Path.FAST)), "paths.first_look fast"),
         (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),
     ],

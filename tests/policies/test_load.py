@@ -12,7 +12,8 @@ from ruamel.yaml import YAML
 from policies import load
 from policies.faults import quote
 from policies.hardware import Means
-from policies.model import Mode, PolicySet, Route
+from policies.model import Mode, PolicySet
+from policies.path import Path
 
 
 def faults(text):
@@ -163,7 +164,7 @@ rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset
 """
     policy = read(text).rules[0].policy
     means = (Means.FUNCTION,)
-    assert (policy.mode, policy.paths.first_look, policy.reset.means) == (Mode.OBSERVE, Route.FAST, means)
+    assert (policy.mode, policy.paths.first_look, policy.reset.means) == (Mode.OBSERVE, Path.FAST, means)
     assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 2)
 
 

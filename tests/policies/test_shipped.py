@@ -7,7 +7,8 @@ from ruamel.yaml import YAML
 
 from policies import load
 from policies.hardware import Clocks, Settings
-from policies.model import Eviction, Mode, Passes, Policy, Route, Selftest
+from policies.model import Eviction, Mode, Passes, Policy, Selftest
+from policies.path import Path
 
 NAMES = ("default", "fast", "observe", "strict")
 DEFAULT = load.load("default").defaults
@@ -88,7 +89,7 @@ def test_observe_is_the_only_one_that_hands_out_without_proof_and_it_kills_nothi
 
 def test_strict_is_stricter_wherever_it_differs():
     strict = load.load("strict").defaults
-    assert (strict.paths.first_look, strict.paths.new_tenant) == (Route.SLOW, Route.SLOW)
+    assert (strict.paths.first_look, strict.paths.new_tenant) == (Path.SLOW, Path.SLOW)
     assert strict.evict.foreign is Eviction.WAIT
     assert strict.clear.min_coverage > DEFAULT.clear.min_coverage
     assert strict.proof.max_age < DEFAULT.proof.max_age
@@ -98,7 +99,7 @@ def test_strict_is_stricter_wherever_it_differs():
 
 def test_fast_takes_the_short_way_and_still_proves():
     fast = load.load("fast").defaults
-    assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (Passes.ZERO, Route.FAST, Route.FAST)
+    assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (Passes.ZERO, Path.FAST, Path.FAST)
     assert (fast.mode, fast.paths.escalate) == (Mode.ENFORCE, True)
     assert fast.clear.min_coverage == DEFAULT.clear.min_coverage
     assert fast.selftest.time < DEFAULT.selftest.time
@@ -116,5 +117,5 @@ def test_how_long_a_device_is_tested_does_not_change_what_a_proof_is_worth():
 
 
 def test_what_was_proven_where_a_fast_path_was_enough_is_worth_less_where_it_is_not():
-    slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": Route.SLOW})})
+    slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": Path.SLOW})})
     assert slow.proof_digest != DEFAULT.proof_digest

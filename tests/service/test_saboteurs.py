@@ -14,6 +14,7 @@ import pytest
 
 from scrubber.core import verdict
 from scrubber.core.events import Event
+from scrubber.core.measurements import Measurements
 from scrubber.core.model import Findings, Outcome, State, Step, Vitals
 from scrubber.ground.errors import AutoclaveError
 from scrubber.jobs.scrub_job import ScrubJob
@@ -126,7 +127,15 @@ class Lenient(ScrubJob):
             passed = tuple(replace(it, outcome=Outcome.PASSED, findings=Findings(ALL, ALL)) for it in job.results)
             steps = tuple((it.step, it.seconds) for it in passed)
             patterns = self.device_policy.policy.clear.passes.patterns
-            judged = verdict.Passed(steps, ALL, ALL, 0, 0, 0, record.baseline, patterns=patterns)
+            measured = Measurements(
+                covered_bytes=ALL,
+                allocatable_bytes=ALL,
+                residue_bytes=0,
+                processes_found=0,
+                processes_terminated=0,
+                patterns=patterns,
+            )
+            judged = verdict.Passed(steps, record.baseline, measured)
         return super()._conclusion(record, job, judged, vitals)
 
 
