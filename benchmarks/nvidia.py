@@ -131,22 +131,18 @@ class Node:
         """One whose service finds nothing to be done: it is about looking."""
         records = {record.device.uuid: record for record in await self.records(owners)}
 
-        async def tend(device: str) -> Record:
+        async def reconcile(device: str) -> Record:
             await self.sight.vitals(device)
             await self.sight.quick(records[device])
             return records[device]
 
         async def nothing(*_about: object) -> None: ...
 
-        service: Any = SimpleNamespace(
-            ledger=SimpleNamespace(records=records),
-            at_rest=lambda _record, _seen: True,
-            tend=tend,
-            now=lambda: BEGAN,
-            try_ledger=nothing,
-            meet=nothing,
-            bring_back=nothing,
+        upkeep = SimpleNamespace(
+            needs_nothing=lambda _record, _facts: True, reconcile=reconcile, try_ledger=nothing, register=nothing
         )
+        context = SimpleNamespace(ledger=SimpleNamespace(records=records), now=lambda: BEGAN)
+        service: Any = SimpleNamespace(context=context, upkeep=upkeep, restores=SimpleNamespace(start=nothing))
         return Monitor(service, self.sight, self.backend.pace)
 
     @contextmanager

@@ -49,7 +49,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         """See the proto."""
         async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
-            grants = await self._service.acquire(
+            grants = await self._service.handover.acquire(
                 asked.devices, announced=request.announced, fresh=request.fresh, op=asked.op
             )
             answer = scrub_pb2.AcquireResponse()
@@ -63,14 +63,14 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "start", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.owner(request.owner) if request.owner else None
-            await self._service.start(asked.devices, owner, op=asked.op)
+            await self._service.handover.start(asked.devices, owner, op=asked.op)
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
         """See the proto."""
         async with answered(context, "release", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
-            await self._service.release(asked.devices, op=asked.op)
+            await self._service.handover.release(asked.devices, op=asked.op)
             return scrub_pb2.ReleaseResponse()
 
     async def Watch(
@@ -80,13 +80,13 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         last: views.AdvertisedDevices | None = None
         clock, told = asyncio.get_running_loop().time, 0.0
         while True:
-            news, now = self._service.ledger.news, self._reporter.adverts()
+            news, now = self._service.context.ledger.news, self._reporter.adverts()
             if now != last or clock() - told >= HEARTBEAT:
                 last, told = now, clock()
                 yield scrub_pb2.WatchResponse(
                     devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
-            await self._service.ledger.heard(news, WATCH_AT_LEAST_EVERY)
+            await self._service.context.ledger.heard(news, WATCH_AT_LEAST_EVERY)
             await asyncio.sleep(WATCH_SETTLES)
 
 
@@ -103,7 +103,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "status", quiet=True):
             gpus = request_limits.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
-                await self._service.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
+                await self._service.context.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
             return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
 
     async def Scrub(
@@ -115,7 +115,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.present())
             path = _path(request.path)
             asked.quiet = True  # each device has a line of its own
-        each = [(uuid, partial(self._service.scrub, uuid, path, op=asked.op)) for uuid in uuids]
+        each = [(uuid, partial(self._service.operations.scrub, uuid, path, op=asked.op)) for uuid in uuids]
         streams = [self._job(Asked("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each]
         async for progress in _merged(streams):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
@@ -129,7 +129,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             asked.devices = [uuid]
             reason = request_limits.words(request.reason, "the reason", needed=True)
             by = request_limits.words(request.by, "the name of who asks")
-            await self._service.quarantine(uuid, reason, by, op=asked.op)
+            await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
 
@@ -142,7 +142,11 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             reason = request_limits.words(request.reason, "the reason")
             by = request_limits.words(request.by, "the name of who asks") or "an operator"
             asked.quiet = True  # the device has a line of its own
-        use_case = self._service.reinstate_without_proof if request.without_evidence else self._service.reinstate
+        use_case = (
+            self._service.operations.reinstate_without_proof
+            if request.without_evidence
+            else self._service.operations.reinstate
+        )
         begin = partial(use_case, uuid, reason, by, op=asked.op)
         async for progress in self._job(Asked("reinstate", asked.op, [uuid]), begin, no_wait=False):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
@@ -172,7 +176,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 running = await begin()
                 asked.job = running.id
         except AutoclaveError as error:
-            state = self._service.ledger.records[uuid].state.value
+            state = self._service.context.ledger.records[uuid].state.value
             result = views.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
             yield views.ScrubProgress(uuid, "", result=result)
             return
@@ -182,12 +186,12 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         yield views.ScrubProgress(uuid, running.id, result=self._result(running))
 
     def _progress(self, running: ScrubJob) -> views.ScrubProgress:
-        job = self._service.ledger.records[running.device].job
+        job = self._service.context.ledger.records[running.device].job
         step = job.step.value if job and job.step else ""
         return views.ScrubProgress(running.device, running.id, step, running.done, running.total)
 
     def _result(self, running: ScrubJob) -> views.ScrubResult:
-        record = self._service.ledger.records[running.device]
+        record = self._service.context.ledger.records[running.device]
         if not running.finished.is_set():
             return views.ScrubResult(clean=False, state=record.state.value, running=True)
         if running.receipt is not None:

@@ -115,12 +115,12 @@ class Monitor:
         del self._left[device]
 
     def _since(self, device: str) -> Moment | None:
-        record = self._service.ledger.records.get(device)
+        record = self._service.context.ledger.records.get(device)
         return record.since if record is not None else None
 
     async def round(self, pace: float = 0.0) -> None:
         """Meet every device, then tend those that need it; what fails for one, or hangs, keeps no other waiting."""
-        attempts = [await _attempt(chore) for chore in (self._service.try_ledger, *self._chores())]
+        attempts = [await _attempt(chore) for chore in (self._service.upkeep.try_ledger, *self._chores())]
         if any(attempts):
             self._meets = 0.0
         due = self._due()
@@ -132,7 +132,7 @@ class Monitor:
             self._complain(failure)
         if not failures:
             self._complaint = ""
-        self.ended = self._service.now()
+        self.ended = self._service.context.now()
 
     def _wake(self) -> None:
         """Something was heard, of whichever device: none is at rest any more."""
@@ -144,11 +144,11 @@ class Monitor:
         if now < self._meets:
             return ()
         self._meets = now + RESTS - self._interval / 2
-        return self._meet, self._service.bring_back
+        return self._meet, self._service.restores.start
 
     def _due(self) -> list[Record]:
         """All but those at rest, and of these the ones whose last look is the oldest."""
-        records = self._service.ledger.records
+        records = self._service.context.ledger.records
         self._resting = {device: record for device, record in self._resting.items() if records.get(device) is record}
         rounds = max(1, int(RESTS / self._interval))
         turn = max(AT_ONCE, math.ceil(len(self._resting) / rounds))
@@ -157,7 +157,7 @@ class Monitor:
 
     def _at_rest(self, record: Record, seen: Facts | None) -> bool:
         try:
-            rests = seen is not None and self._service.at_rest(record, seen)
+            rests = seen is not None and self._service.upkeep.needs_nothing(record, seen)
         except Exception:  # noqa: BLE001 - it is met again, and told, where the device is tended by itself
             rests = False
         self._note_rest(record.device.uuid, record if rests else None)
@@ -178,12 +178,12 @@ class Monitor:
     async def _tend(self, device: str, after: float) -> None:
         await asyncio.sleep(after)
         async with self._few:
-            self._note_rest(device, await self._service.tend(device))
+            self._note_rest(device, await self._service.upkeep.reconcile(device))
 
     async def _meet(self) -> None:
         incarnation = await self._observer.incarnation()
         for device in await self._observer.inventory():
-            await self._service.meet(device, incarnation)
+            await self._service.upkeep.register(device, incarnation)
 
     def _complain(self, error: BaseException) -> None:
         """Say it once, not once a second."""

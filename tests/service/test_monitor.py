@@ -80,7 +80,7 @@ async def settled(build, gpus: int):
 @pytest.mark.parametrize("gpus", [2, MANY])
 async def test_devices_at_rest_are_looked_at_in_turn_and_never_tended(build, monkeypatch, gpus):
     world = await settled(build, gpus)
-    tended, looks = counting(monkeypatch, world.service, "tend"), counting(monkeypatch, world.node, "look")
+    tended, looks = counting(monkeypatch, world.upkeep, "reconcile"), counting(monkeypatch, world.node, "look")
     await asyncio.sleep(10 * RESTS)
     assert not tended
     slots = 10 * RESTS if gpus <= AT_ONCE else 10 * RESTS * AT_ONCE / MANY
@@ -116,7 +116,7 @@ async def test_a_device_in_use_does_not_rest(build, monkeypatch):
     world = await settled(build, MANY)
     await let_on(world, "pod-a", world.uuids[0])
     await asyncio.sleep(2)
-    tended = counting(monkeypatch, world.service, "tend")
+    tended = counting(monkeypatch, world.upkeep, "reconcile")
     await asyncio.sleep(10)
     assert 9 <= tended.count(world.uuids[0]) <= 11
     world.node.end_container("pod-a")
@@ -127,7 +127,7 @@ async def test_a_device_in_use_does_not_rest(build, monkeypatch):
 async def test_a_device_is_tended_again_as_soon_as_its_record_is_another(build, monkeypatch):
     world = await settled(build, MANY)
     await asyncio.sleep(0.5)
-    await world.service.quarantine(world.uuids[0], "to be looked at", "a person")
+    await world.operations.quarantine(world.uuids[0], "to be looked at", "a person")
     looks = counting(monkeypatch, world.node, "look")
     await asyncio.sleep(1)
     assert world.uuids[0] in looks

@@ -72,7 +72,7 @@ async def test_status_is_ordered_by_index_and_tells_the_ledger(world, reporter):
 
 
 async def test_status_shows_a_job_its_progress_and_where_it_will_end(world, reporter):
-    running = await world.service.scrub("GPU-0000", Path.SLOW)
+    running = await world.operations.scrub("GPU-0000", Path.SLOW)
     while running.total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job
@@ -103,7 +103,7 @@ async def test_history_is_bounded_newest_last_and_of_one_device_or_all(reporter)
 
 
 async def test_an_explanation_ends_where_the_device_is(world, reporter):
-    await world.service.quarantine("GPU-0000", "it smells of smoke", "ann")
+    await world.operations.quarantine("GPU-0000", "it smells of smoke", "ann")
     told = await reporter.explain("GPU-0000")
     assert told.device.state == State.QUARANTINED.value
     assert "it smells of smoke" in told.entries[-1].text
@@ -189,7 +189,7 @@ async def test_nobody_is_asked_for_names_while_every_device_is_nobodys_nor_by_wh
 
 async def test_a_status_is_of_one_moment_whatever_happens_while_names_are_looked_up(world, reporter, register):
     async def meanwhile() -> Tenants:
-        await world.service.quarantine(world.uuids[1], "it smells of smoke", "ann")
+        await world.operations.quarantine(world.uuids[1], "it smells of smoke", "ann")
         tenants: Tenants = register.tenants
         return tenants
 
