@@ -31,7 +31,7 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
-from scrubber.service.monitor import PACE, Monitor
+from scrubber.service.monitor import STAGGER, Monitor
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine, Slice
@@ -123,7 +123,7 @@ class Node:
         began = time.monotonic()
         monitor = await self._monitor(owners)
         while time.monotonic() < ends:
-            await monitor.round(PACE)
+            await monitor.round(STAGGER)
             await asyncio.sleep(self.backend.pace)
         return (time.process_time() - before) / (time.monotonic() - began)
 

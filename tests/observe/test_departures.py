@@ -110,7 +110,7 @@ class Notebook:
 
     def __init__(self, *, fails: bool = False) -> None:
         self.tended: asyncio.Queue[str] = asyncio.Queue()
-        self.upkeep = self
+        self.upkeep, self.restores = self, None
         self.context = SimpleNamespace(ledger=SimpleNamespace(records={}))
         self.count = 0
         self._fails = fails
@@ -128,7 +128,7 @@ class Notebook:
 class Roundless(Monitor):
     """Looks after nobody by itself."""
 
-    async def round(self, pace: float = 0.0) -> None:
+    async def round(self, stagger: float = 0.0) -> None:
         """Nothing but departures calls for a look."""
 
 
@@ -213,8 +213,8 @@ async def test_who_comes_and_goes_for_no_change_gets_looks_at_a_slower_pace(plac
         await notebook.tended.get()
         await sleep(0.001)
     paused = [pause for pause in pauses if pause]
-    assert paused[:3] == [monitor.BREATH, 2 * monitor.BREATH, 4 * monitor.BREATH]
-    assert max(paused) == monitor.LONGEST_PAUSE
+    assert paused[:3] == [monitor.ALARM_PAUSE, 2 * monitor.ALARM_PAUSE, 4 * monitor.ALARM_PAUSE]
+    assert max(paused) == monitor.MAX_END_PAUSE
     notebook.moves(place.uuid, 1.0)
     reconcile = notebook.reconcile
 

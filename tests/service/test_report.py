@@ -12,7 +12,7 @@ from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Tenants
-from scrubber.service.monitor import RESTS
+from scrubber.service.monitor import QUIET_OBSERVED_WITHIN
 from scrubber.service.report import StatusReporter
 from tests.service.asking import let_on
 
@@ -46,13 +46,13 @@ async def test_a_name_that_means_no_device_or_several_is_refused(reporter, name,
 async def test_a_slice_is_found_by_its_gpu_and_its_number_and_by_its_gpu_when_it_is_alone_there(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
-    await asyncio.sleep(RESTS + 1)
+    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
     assert [reporter.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
     with pytest.raises(InvalidRequest) as refused:
         reporter.find("3")
     assert refused.value.reason is Reason.INVALID_REQUEST
     world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
-    await asyncio.sleep(RESTS + 1)
+    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
     assert reporter.find("3") == world.uuids[1]
 
 
