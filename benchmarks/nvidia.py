@@ -31,7 +31,7 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.node import proc
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
-from scrubber.service.monitor import PACE, Monitor
+from scrubber.service.monitor import STAGGER, Monitor
 from tests.fakes.nvml.build import build
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Machine, Slice
@@ -123,7 +123,7 @@ class Node:
         began = time.monotonic()
         monitor = await self._monitor(owners)
         while time.monotonic() < ends:
-            await monitor.round(PACE)
+            await monitor.round(STAGGER)
             await asyncio.sleep(self.backend.pace)
         return (time.process_time() - before) / (time.monotonic() - began)
 
@@ -131,22 +131,18 @@ class Node:
         """One whose service finds nothing to be done: it is about looking."""
         records = {record.device.uuid: record for record in await self.records(owners)}
 
-        async def tend(device: str) -> Record:
+        async def reconcile(device: str) -> Record:
             await self.sight.vitals(device)
             await self.sight.quick(records[device])
             return records[device]
 
         async def nothing(*_about: object) -> None: ...
 
-        service: Any = SimpleNamespace(
-            ledger=SimpleNamespace(records=records),
-            at_rest=lambda _record, _seen: True,
-            tend=tend,
-            now=lambda: BEGAN,
-            try_ledger=nothing,
-            meet=nothing,
-            bring_back=nothing,
+        upkeep = SimpleNamespace(
+            needs_nothing=lambda _record, _facts: True, reconcile=reconcile, try_ledger=nothing, register=nothing
         )
+        context = SimpleNamespace(ledger=SimpleNamespace(records=records), now=lambda: BEGAN)
+        service: Any = SimpleNamespace(context=context, upkeep=upkeep, restores=SimpleNamespace(start=nothing))
         return Monitor(service, self.sight, self.backend.pace)
 
     @contextmanager

@@ -37,7 +37,7 @@ from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.service.handover import Tools
+from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
@@ -179,8 +179,17 @@ def build(
 
     hiring = _Hiring(backend, nursery, full_sight, str(config.pod_logs), namespace)
     jobs = Jobs(ledger, observer, hiring.hire, hiring.mend, clock.now, secrets.token_hex, WATCH_EVERY)
-    tools = Tools(clock.now, secrets.token_hex, random.SystemRandom().random)
-    service = Service(ledger, observer, jobs, active_policy, tools, hiring.lacks, told=counters.vitals)
+    context = ServiceContext(
+        ledger,
+        observer,
+        jobs,
+        active_policy,
+        clock.now,
+        secrets.token_hex,
+        random.SystemRandom().random,
+        hiring.lacks,
+    )
+    service = Service.build(context, on_vitals=counters.vitals)
     simulated_dir = "" if full_sight else str(config.simulated_dir)
     about = ServiceIdentity(
         scrubber.__version__,

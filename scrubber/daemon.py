@@ -89,7 +89,7 @@ async def _live(config: ScrubberConfig, backend: Backend, active_policy: ActiveP
     alarm = backend.alarm()  # before the first look, which shall see what was told before us as well
     await built.nursery.start()  # before there are doors: it warms up while we recover
     with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
-        await built.service.recover()
+        await built.service.upkeep.recover()
     await built.monitor.round()
     doors = server.GrpcServers(built.service, built.reporter, shown.counters, config.run_dir)
     await doors.open()

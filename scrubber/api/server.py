@@ -49,7 +49,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         """See ``scrub.proto``."""
         async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
-            grants = await self._service.acquire(
+            grants = await self._service.handover.acquire(
                 asked.devices, announced=request.announced, fresh=request.fresh, op=asked.op
             )
             answer = scrub_pb2.AcquireResponse()
@@ -63,14 +63,14 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "start", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.owner(request.owner) if request.owner else None
-            await self._service.start(asked.devices, owner, op=asked.op)
+            await self._service.handover.start(asked.devices, owner, op=asked.op)
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:
         """See ``scrub.proto``."""
         async with answered(context, "release", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
-            await self._service.release(asked.devices, op=asked.op)
+            await self._service.handover.release(asked.devices, op=asked.op)
             return scrub_pb2.ReleaseResponse()
 
     async def Watch(
@@ -80,13 +80,13 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         last: views.AdvertisedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while True:
-            news, now = self._service.ledger.news, self._reporter.adverts()
+            news, now = self._service.context.ledger.news, self._reporter.adverts()
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
                     devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
-            await self._service.ledger.heard(news, WATCH_AT_LEAST_EVERY)
+            await self._service.context.ledger.heard(news, WATCH_AT_LEAST_EVERY)
             await asyncio.sleep(WATCH_SETTLES)
 
 
@@ -103,7 +103,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "status", quiet=True):
             gpus = request_limits.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
-                await self._service.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
+                await self._service.context.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
             return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
 
     async def Scrub(
@@ -115,7 +115,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.present())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
-        each = [(uuid, partial(self._service.scrub, uuid, path, op=asked.op)) for uuid in uuids]
+        each = [(uuid, partial(self._service.operations.scrub, uuid, path, op=asked.op)) for uuid in uuids]
         streams = [
             self._job(Request("scrub", asked.op, [uuid]), begin, no_wait=request.no_wait) for uuid, begin in each
         ]
@@ -131,7 +131,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             asked.devices = [uuid]
             reason = request_limits.words(request.reason, "the reason", needed=True)
             by = request_limits.words(request.by, "the name of the caller")
-            await self._service.quarantine(uuid, reason, by, op=asked.op)
+            await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
 
@@ -144,7 +144,8 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
             reason = request_limits.words(request.reason, "the reason")
             by = request_limits.words(request.by, "the name of the caller") or "an operator"
             asked.quiet = True  # the device has its own line
-        use_case = self._service.reinstate_without_proof if request.without_evidence else self._service.reinstate
+        operations = self._service.operations
+        use_case = operations.reinstate_without_proof if request.without_evidence else operations.reinstate
         begin = partial(use_case, uuid, reason, by, op=asked.op)
         async for progress in self._job(Request("reinstate", asked.op, [uuid]), begin, no_wait=False):
             yield convert.to_message(progress, scrub_pb2.ScrubProgress())
@@ -174,7 +175,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
                 running = await begin()
                 asked.job = running.id
         except AutoclaveError as error:
-            state = self._service.ledger.records[uuid].state.value
+            state = self._service.context.ledger.records[uuid].state.value
             result = views.ScrubResult(clean=False, state=state, why=error.message, reason=error.reason.value)
             yield views.ScrubProgress(uuid, "", result=result)
             return
@@ -184,12 +185,12 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         yield views.ScrubProgress(uuid, running.id, result=self._result(running))
 
     def _progress(self, running: ScrubJob) -> views.ScrubProgress:
-        job = self._service.ledger.records[running.device].job
+        job = self._service.context.ledger.records[running.device].job
         step = job.step.value if job and job.step else ""
         return views.ScrubProgress(running.device, running.id, step, running.done, running.total)
 
     def _result(self, running: ScrubJob) -> views.ScrubResult:
-        record = self._service.ledger.records[running.device]
+        record = self._service.context.ledger.records[running.device]
         if not running.finished.is_set():
             return views.ScrubResult(clean=False, state=record.state.value, running=True)
         if running.receipt is not None:

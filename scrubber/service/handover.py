@@ -1,97 +1,68 @@
-"""What whoever hands devices out may ask: may these go out, may a container start on them?
+"""May these devices be handed out, may a container start on them, are they free again?
 
-Rule 1: a device's lock is held from the look to the record of what was decided on it, never while waiting.
-Rule 2: several devices are locked in sorted order and answered all or none.
-Rule 3: nothing here is believed from a caller; callers ask, facts decide.
+Rule 1: a device's lock is held from the observation until the decision is recorded, never while waiting.
+Rule 2: several devices are locked in sorted order. The answer is for all of them or for none.
+Rule 3: a caller's claim is never believed. The observation decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from policies.model import Policy
-from scrubber.core import acquire, answers, ownership, refusals, siblings, start
+from scrubber.core import acquire, answers, refusals, release, start
 from scrubber.core import events as ev
-from scrubber.core.model import DeviceInfo, Facts, Grant, Moment, Record, State, Vitals
+from scrubber.core.model import Grant, Record
 from scrubber.core.refusals import Deed
 from scrubber.devices.base import DeviceError
 from scrubber.ground import aio, log
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused
-from scrubber.jobs.jobs import Jobs
+from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
-from scrubber.observe.observer import Observer
-from scrubber.policy import ActivePolicy
+from scrubber.service.context import MAX_ROUNDS, TOO_LATE, ServiceContext
+from scrubber.service.upkeep import Upkeep
 
-logger = log.get("hooks")
+logger = log.get("handover")
 
-Lacks = Callable[[DeviceInfo], str | None]  # what is missing to overwrite its memory, and what to do
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
-YES = (answers.HandOut, answers.Defer)
-GRACE = 0.5  # seconds beyond the budget before looks are given up: at its end there must still be time for one
-POLL = 0.05  # seconds between looks while an owner is given time to leave
-LATE = "cannot say in time whether the devices are free; ask again"
-ROUNDS = 16  # notes one question may lead to; more would be a loop of ours
-WITHHELD = 10.0  # seconds for which a device that was asked for in vain is not offered
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """Clock and chance, handed in so that tests own them."""
-
-    now: Callable[[], Moment]
-    token: Callable[[int], str]  # fresh hex of so many bytes
-    chance: Callable[[], float]  # in [0, 1)
+ACCEPTED = (answers.HandOut, answers.Defer)
+OBSERVE_EVERY = 0.05  # seconds between observations while the last owner still has time to leave
 
 
 class Handover:
-    """Who may have a device."""
+    """Acquire, start and release: the requests of the program that hands devices out."""
 
-    def __init__(
-        self, ledger: Ledger, observer: Observer, jobs: Jobs, active_policy: ActivePolicy, tools: Tools, lacks: Lacks
-    ) -> None:  # fmt: skip
-        """Nothing is done yet: ``recover`` comes first."""
-        self.ledger = ledger
-        self.jobs = jobs
-        self.locks = jobs.locks
-        self.active_policy = active_policy
-        self.now = tools.now
-        self._observer = observer
-        self._tools = tools
-        self._lacks = lacks
-        self.blocked: dict[str, str] = {}  # what the last look found in the way of a scrub
-        self.vitals: dict[str, Vitals] = {}  # what each device said of itself at the last look that it answered
-        self._withheld: dict[str, tuple[Moment, float]] = {}  # asked for in vain: its state since then, and until when
-        self._stopping = False
+    def __init__(self, context: ServiceContext, upkeep: Upkeep) -> None:
+        """``upkeep`` looks after a device that was released."""
+        self._context = context
+        self._upkeep = upkeep
 
     async def acquire(
         self, devices: Sequence[str], *, announced: bool, fresh: bool = False, op: str = ""
     ) -> dict[str, Grant | None]:
-        """Grants for all of these devices, or an error and none. Waits within the policy's budget.
+        """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
-        Where policy leaves the wait to the announced start, there is no grant yet. ``fresh``: what somebody has is a
-        no. ``op``: by which id whoever asks calls this; so it is called in the ledger and in the log.
+        A grant is None where the policy leaves the wait to the announced start. ``fresh`` refuses a device that is
+        granted or in use. ``op`` is the caller's operation id for ledger and log.
         """
-        op = self._op(op)
-        began = self.now().uptime
-        policies = [self._policy(device) for device in devices]
+        context = self._context
+        op = context.operation(op)
+        began = context.now().uptime
+        policies = [context.policy(device) for device in devices]
         budget = began + min(policy.budgets.allocate for policy in policies)
-        patience = began + min(policy.budgets.owner_wait for policy in policies)
+        owner_budget = began + min(policy.budgets.owner_wait for policy in policies)
         joined: set[str] = set()
         missing = set(devices)
         try:
             while True:
-                async with self._locked(devices, budget):
-                    ask = partial(self._ask_acquire, op, announced=announced, fresh=fresh)
-                    replies = await self._ask_all(devices, ask, budget)
-                    refused = {device for device, answer in replies.items() if not isinstance(answer, YES)}
+                async with context.locked(devices, budget):
+                    decision = partial(self._acquire_answer, op, announced=announced, fresh=fresh)
+                    replies = await self._answer_all(devices, decision, budget)
+                    refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
                         await self._start_jobs(replies, op)
                         grants = await self._grant(_handouts(replies), op, announced=announced, kept=fresh)
@@ -102,111 +73,117 @@ class Handover:
                     running = await self._start_jobs(replies, op)
                 joined |= {job.device for job in running}
                 waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
-                await self._wait(running, waiting, budget, patience)
-        finally:  # whatever it was, a deadline of the caller included: the same question would get the same no
-            if not fresh:  # the kubelet asks otherwise, and must not lose a GPU to somebody's slip at a shell
-                self._withhold(missing)
+                await self._wait(running, waiting, budget, owner_budget)
+        finally:  # also when the caller's deadline ends the request: the next request would fail as well
+            if not fresh:  # a person's failed request at a shell must not take a GPU from the kubelet
+                context.withhold(missing)
 
     async def start(self, devices: Sequence[str], owner: str | None, *, op: str = "") -> None:
-        """A container of ``owner`` may start on all of these devices, or an error.
+        """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
-        Without an owner the kubelet's checkpoint says whose they are; should that change while the devices are made
-        ready, whoever asked has lost them.
+        Without ``owner`` the kubelet's checkpoint names the pod. The start is refused when the checkpoint names
+        another pod while the devices are being scrubbed.
         """
-        op = self._op(op)
-        budget = self.now().uptime + min(self._policy(d).budgets.start for d in devices)
+        context = self._context
+        op = context.operation(op)
+        budget = context.now().uptime + min(context.policy(device).budgets.start for device in devices)
         joined: set[str] = set()
         starting_pod = owner
         while True:
-            async with self._locked(devices, budget):
-                holder = owner or await self._claimant(devices, op)
-                if starting_pod not in (None, holder):
+            async with context.locked(devices, budget):
+                assigned = owner or await self._assigned_pod(devices, op)
+                if starting_pod not in (None, assigned):
                     raise NotReady(
                         Reason.OWNER_UNKNOWN, "cannot start: the devices were given to another pod meanwhile"
                     )
-                starting_pod = holder
-                replies = await self._ask_all(devices, partial(self._ask_start, op, starting_pod), budget)
+                starting_pod = assigned
+                replies = await self._answer_all(devices, partial(self._start_answer, op, starting_pod), budget)
                 raise_refusals(replies, joined)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
-                    await self._admit(replies, op)
+                    await self._record_starts(replies, op)
                     return
                 await self._grant(_handouts(replies), op, announced=True)
                 running = await self._start_jobs(replies, op)
             joined |= {job.device for job in running}
             await self._wait(running, [], budget, budget)
 
-    def withheld(self, record: Record) -> bool:
-        """Whether it was asked for in vain lately. While somebody is on it that ends when they have left."""
-        since, until = self._withheld.get(record.device.uuid, (None, 0.0))
-        if since != record.since:
-            return False
-        return record.state is State.IN_USE or self.now().uptime < until
+    async def release(self, devices: Sequence[str], *, op: str = "") -> None:
+        """Take devices back when the observation finds nobody on them; raise otherwise."""
+        context = self._context
+        op = context.operation(op)
+        budget = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
+        async with context.locked(devices, budget):
+            replies = await self._answer_all(devices, self._release_answer, budget)
+            raise_refusals(replies, set())
+            notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]
+            if notes:
+                await context.ledger.append(op, *notes)
+        for device in devices:
+            await self._upkeep.reconcile(device, op)
 
-    async def _ask_all(
-        self, devices: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, A]], budget: float
+    async def _answer_all(
+        self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], budget: float
     ) -> dict[str, A]:
-        """All at once, so that one driver call that hangs costs its time once; an answer that is late is a no."""
+        """The answers for all devices, decided concurrently, so that hanging drivers cost their time only once."""
         names = sorted(devices)
-        self._demand_running()  # a job that was cut by the stop is no failure of its device
+        self._context.require_running()  # a job that the stop has cancelled says nothing about its device
         try:
-            async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
-                if len(names) == 1:  # the usual case, at the price of no task
-                    return {names[0]: await ask(names[0])}
-                return dict(zip(names, await aio.together(map(ask, names)), strict=True))
+            async with asyncio.timeout(self._context.time_left(budget)):
+                if len(names) == 1:  # the usual case: needs no task
+                    return {names[0]: await answer(names[0])}
+                return dict(zip(names, await aio.together(map(answer, names)), strict=True))
         except TimeoutError:
-            raise NotReady(Reason.UNRESPONSIVE, LATE) from None
+            raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
 
-    async def _ask_acquire(self, op: str, device: str, *, announced: bool, fresh: bool) -> answers.AcquireAnswer:
-        """Ask until the answer is more than a note of something that has happened."""
-        for _ in range(ROUNDS):
-            record = self._known(device)
-            seen = await self._allotted(record, await self._observer.quick(record, last=not announced))
-            facts = self._with_domain(record, seen)
-            policy = self._policy(record.device.uuid)
-            answer = acquire.decide(record, facts, policy, self.now(), announced=announced, fresh=fresh)
-            match answer:
-                case answers.CancelJob():
-                    if not await self.jobs.cancel_unless_resetting(device):
-                        return refusals.being_reset(Deed.HAND_OUT, record)
-                case answers.Note(event):
-                    await self.ledger.append(op, (device, event))
-                case _:
-                    return answer
-        return answers.Refuse(Reason.INTERNAL, f"cannot hand out {device}: it does not settle")
+    async def _acquire_answer(self, op: str, device: str, *, announced: bool, fresh: bool) -> answers.AcquireAnswer:
+        context = self._context
 
-    async def _ask_start(self, op: str, owner: str, device: str) -> answers.StartAnswer:
-        for _ in range(ROUNDS):
-            record = self._known(device)
-            seen = await self._allotted(record, await self._observer.full(record, starting_pod=owner))
-            facts = self._with_domain(record, seen)
-            answer = start.decide(record, facts, self._policy(record.device.uuid), owner, self.now())
-            match answer:
-                case answers.CancelJob():
-                    if not await self.jobs.cancel_unless_resetting(device):
-                        return refusals.final(refusals.being_reset(Deed.START_ON, record))
-                case answers.Note(event):
-                    await self.ledger.append(op, (device, event))
-                case _:
-                    return answer
-        return answers.Refuse(Reason.INTERNAL, f"cannot start on {device}: it does not settle")
+        async def decision(record: Record) -> answers.AcquireAnswer:
+            seen = await context.observer.quick(record, last=not announced)
+            facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
+            policy = context.policy(device)
+            return acquire.decide(record, facts, policy, context.now(), announced=announced, fresh=fresh)
 
-    def _with_domain(self, record: Record, facts: Facts) -> Facts:
-        return replace(facts, domain_resetting=siblings.resetting(record, self.ledger.records.values()))
+        return await self._final_answer(op, device, decision, Deed.HAND_OUT)
 
-    async def _allotted(self, record: Record, seen: Facts) -> Facts:
-        """With whom the kubelet has given it to, where that bears on whether its owner is one."""
-        if not ownership.needs_checkpoint(record.owner, seen) or ownership.about_to_start(record.owner, self.now()):
-            return seen
-        device = record.device.uuid
+    async def _start_answer(self, op: str, starting_pod: str, device: str) -> answers.StartAnswer:
+        context = self._context
+
+        async def decision(record: Record) -> answers.StartAnswer:
+            seen = await context.observer.full(record, starting_pod=starting_pod)
+            facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
+            return start.decide(record, facts, context.policy(device), starting_pod, context.now())
+
+        answer = await self._final_answer(op, device, decision, Deed.START_ON)
+        return refusals.final(answer) if isinstance(answer, answers.Wait) else answer
+
+    async def _release_answer(self, device: str) -> answers.ReleaseAnswer:
+        context = self._context
+        record = context.record(device)
+        facts = await context.with_assigned_pods(record, await context.observer.full(record))
+        return release.decide(record, facts, context.now())
+
+    async def _final_answer(
+        self, op: str, device: str, decision: Callable[[Record], Awaitable[A]], deed: Deed
+    ) -> A | answers.Wait | answers.Refuse:
+        """Decide again after each event that had to be recorded or job that had to be cancelled first."""
+        for _ in range(MAX_ROUNDS):
+            record = self._context.record(device)
+            answer = await decision(record)
+            if isinstance(answer, answers.CancelJob):
+                if not await self._context.jobs.cancel_unless_resetting(device):
+                    return refusals.being_reset(deed, record)
+            elif isinstance(answer, answers.Note):
+                await self._context.ledger.append(op, (device, answer.event))
+            else:
+                return answer
+        why = f"internal error: no decision after {MAX_ROUNDS} rounds"
+        return answers.Refuse(Reason.INTERNAL, refusals.sentence(deed, self._context.record(device), why))
+
+    async def _assigned_pod(self, devices: Sequence[str], op: str) -> str:
+        """The one pod that the kubelet's checkpoint names for these devices."""
         try:
-            return replace(seen, assigned_pods=(await self._observer.owners([device]))[device])
-        except (CheckpointError, DeviceError):
-            return seen
-
-    async def _claimant(self, devices: Sequence[str], op: str) -> str:
-        """Whose the devices are, by the kubelet's checkpoint."""
-        try:
-            owners = await self._observer.owners(devices)
+            owners = await self._context.observer.owners(devices)
         except (CheckpointError, DeviceError) as error:
             logger.error("cannot tell who is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
             why = "cannot start: the kubelet's checkpoint cannot be read, so nobody knows whose the devices are"
@@ -215,67 +192,63 @@ class Handover:
         if isinstance(starting_pod, str):
             return starting_pod
         if starting_pod.reason is Reason.OWNER_AMBIGUOUS:
-            told = {it: sorted(who) for it, who in owners.items()}
-            logger.error("the kubelet gave a device away twice", op=op, owners=told)
+            pods_by_device = {device: sorted(pods) for device, pods in owners.items()}
+            logger.error("the kubelet gave a device away twice", op=op, owners=pods_by_device)
         raise NotReady(starting_pod.reason, starting_pod.message)
 
-    async def _admit(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
-        """All of them exposed in one transaction, before anything can start."""
+    async def _record_starts(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
+        """Record all starts in one transaction, before any container can start."""
         events = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Admit)]
         if events:
-            await self.ledger.append(op, *events)
-
-    def _withhold(self, devices: Collection[str]) -> None:
-        """Offer no longer what was asked for in vain: pod after pod would be tried on it, and fail."""
-        until = self.now().uptime + WITHHELD
-        self._withheld |= {device: (self._known(device).since, until) for device in devices}
-        if devices:
-            self.ledger.announce()
+            await self._context.ledger.append(op, *events)
 
     async def _grant(
         self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool, kept: bool = False
     ) -> dict[str, Grant]:
-        """All grants in one transaction: durable before anybody hears of them."""
-        epoch, now = self._observer.epoch(), self.now()
+        """Record all grants in one transaction, before the caller learns of them."""
+        context = self._context
+        epoch, now = context.observer.epoch(), context.now()
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
         for device, answer in replies.items():
-            receipt = self._known(device).receipt
-            grant = Grant(self._tools.token(6), now, epoch, announced, receipt.id if receipt else None, kept)
+            receipt = context.record(device).receipt
+            grant = Grant(context.token(6), now, epoch, announced, receipt.id if receipt else None, kept)
             if answer.unproven is None:
                 events.append((device, ev.Granted(grant)))
             else:
                 events.append((device, ev.GrantedUnproven(replace(grant, receipt=None), answer.unproven)))
         if events:
-            await self.ledger.append(op, *events)
+            await context.ledger.append(op, *events)
         return {device: event.grant for device, event in events}
 
     async def _start_jobs(self, replies: Mapping[str, Answer], op: str) -> list[ScrubJob]:
+        """The jobs that the answers ask for: started now, or already under way."""
+        context = self._context
         running = []
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
-                self._demand_means(device, "hand out")
-                device_policy = self.active_policy.device_policy(self._known(device).device)
-                running.append(await self.jobs.begin(device, answer.path, answer.trigger, device_policy, op))
+                context.require_clearable(device, "hand out")
+                device_policy = context.active_policy.device_policy(context.record(device).device)
+                running.append(await context.jobs.begin(device, answer.path, answer.trigger, device_policy, op))
             elif isinstance(answer, answers.Join):
-                job = self.jobs.of(device)
-                if job is None:  # its job died with the ledger; the monitor is about to close it
+                job = context.jobs.of(device)
+                if job is None:  # the job ended while the ledger could not be written; the monitor closes it soon
                     raise NotReady(Reason.SCRUBBING, f"cannot hand out {device}: its last scrub was cut off; ask again")
                 running.append(job)
         return running
 
     async def _wait(
-        self, running: Sequence[ScrubJob], waiting: Sequence[answers.Wait], budget: float, patience: float
+        self, running: Sequence[ScrubJob], waiting: Sequence[answers.Wait], budget: float, owner_budget: float
     ) -> None:
-        """Until something may have changed; over the limit, the answer is not now."""
-        now = self.now().uptime
-        if waiting and now >= patience:
+        """Return when the answers may have changed; NotReady when a budget is used up."""
+        now = self._context.now().uptime
+        if waiting and now >= owner_budget:
             raise NotReady(waiting[0].reason, waiting[0].message)
         if now >= budget:
             names = ", ".join(job.device for job in running)
             raise NotReady(Reason.SCRUBBING, f"cannot hand out {names} in time: it is being scrubbed; ask again")
-        if waiting or not running:  # nothing to wait for: what was noted just now has changed the question
-            await asyncio.sleep(POLL if waiting else 0)
+        if waiting or not running:  # without either, an event that was just recorded has changed the answers
+            await asyncio.sleep(OBSERVE_EVERY if waiting else 0)
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]
         try:
@@ -284,47 +257,13 @@ class Handover:
             for task in tasks:
                 task.cancel()
 
-    def _demand_means(self, device: str, what: str) -> None:
-        """Say no before anything is touched: all that a scrub does before the clear would be in vain."""
-        if (lacks := self._lacks(self._known(device).device)) is not None:
-            raise NotReady(Reason.NOT_READY, f"cannot {what} {device}: cannot clear its memory: {lacks}")
-
-    def _known(self, device: str) -> Record:
-        record = self.ledger.records.get(device)
-        if record is None:
-            raise InvalidRequest(f"cannot find device {device}: there is none of that name", Reason.UNKNOWN_DEVICE)
-        return record
-
-    def _policy(self, device: str) -> Policy:
-        return self.active_policy.device_policy(self._known(device).device).policy
-
-    def _op(self, given: str = "") -> str:
-        """By which id what is done now is called: the caller's, where it has one."""
-        self._demand_running()
-        return given or self._tools.token(4)
-
-    def _demand_running(self) -> None:
-        if self._stopping:
-            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
-
-    @asynccontextmanager
-    async def _locked(self, devices: Sequence[str], budget: float) -> AsyncIterator[None]:
-        """The devices' locks, or a no in time: whoever holds one may be waiting for a driver."""
-        async with AsyncExitStack() as locks:
-            try:
-                async with asyncio.timeout(max(0.0, budget - self.now().uptime) + GRACE):
-                    await locks.enter_async_context(self.locks.of(devices))
-            except TimeoutError:
-                raise NotReady(Reason.UNRESPONSIVE, LATE) from None
-            yield
-
 
 def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
     return {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
 
 
 def raise_refusals(replies: Mapping[str, Answer], joined: set[str]) -> None:
-    """One no is a no for all. A device whose job was waited for and that is still dirty is a no, too."""
+    """Refuse all devices when one is refused, or is still dirty after the job in ``joined`` that scrubbed it."""
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):
             raise Refused(answer.reason, answer.message)

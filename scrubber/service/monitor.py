@@ -1,7 +1,8 @@
-"""The level-triggered loop: compares what is seen with what the ledger says, and asks the service.
+"""The level-triggered loop: in each round it observes the devices, and reconciles those that need an action.
 
-Rounds are the safety net. What has just been heard of a device, or who has just left it, calls for a look at once.
-Most devices need nothing most of the time: they are asked all together, and where they are many, in turn.
+Rounds are the safety net: what one round misses, the next one finds. The alarm of the backend starts a round at once,
+and the end of a followed process starts an observation of its device at once. A round observes most devices together,
+and on a node with many idle devices it observes only a part of them.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from scrubber.service.service import Service
 
 logger = log.get("monitor")
 
-PACE = 0.004  # seconds between the beginnings of two looks: whoever asks a hook meanwhile gets in between
-BREATH, LONGEST_BREATH = 0.05, 0.4  # seconds at least between a round and the next that an alarm calls for
-LONGEST_PAUSE = 2.0  # seconds at most between two looks that an end calls for and that change nothing
-AT_ONCE = 8  # devices looked after at the same time: more, and whoever asks a hook waits behind all of them
-RESTS = 5.0  # seconds at most between two looks at a device that was at rest; with no more than AT_ONCE, every round
-RESTING = frozenset({State.CLEAN, State.QUARANTINED})  # in other states somebody is there, or a deed is due soon
+STAGGER = 0.004  # seconds between the starts of two observations, so that a request waits behind few of them
+ALARM_PAUSE, MAX_ALARM_PAUSE = 0.05, 0.4  # seconds at least between a round and the next one that an alarm starts
+MAX_END_PAUSE = 2.0  # seconds at most between two observations after process ends that change no state
+CONCURRENT = 8  # devices observed at the same time, so that a request waits behind few of them
+QUIET_OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device that needed nothing
+QUIET_STATES = frozenset({State.CLEAN, State.QUARANTINED})  # in other states a holder may end, or a scrub may be due
 
 
 class Monitor:
-    """One round a second is enough: hooks look for themselves, this is for what nobody asks about."""
+    """One round a second. Requests do not depend on it: they observe the devices themselves."""
 
     def __init__(
         self,
@@ -37,167 +38,172 @@ class Monitor:
         observer: Observer,
         interval: float = 1.0,
         ends: ProcessEnds | None = None,
-        failed: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """``interval`` is the pause between two rounds; ``ends`` names devices that somebody has just left.
+        """``interval`` is the pause between two rounds, in seconds.
 
-        ``failed`` is told of each look that came to nothing.
+        ``ends`` names the devices whose followed process has ended. ``on_failure`` is called after each failed
+        observation or action.
         """
-        self._failed = failed
-        self._service = service
+        self._on_failure = on_failure
+        self._context = service.context
+        self._upkeep = service.upkeep
+        self._restores = service.restores
         self._observer = observer
         self._interval = interval
         self._ends = ends
-        self._few = asyncio.Semaphore(AT_ONCE)
-        self._complaint = ""
-        self._left: dict[str, bool] = {}  # devices that are looked after, and whether somebody has left since
-        self._pauses: dict[str, float] = {}  # before the next of these looks
-        self._resting: dict[str, Record] = {}  # as they were at the last look; the oldest look first
-        self._meets = 0.0  # when the inventory is due
-        self.ended: Moment | None = None  # the last round
+        self._slots = asyncio.Semaphore(CONCURRENT)
+        self._logged_failure = ""
+        self._process_ended: dict[str, bool] = {}  # devices under observation; whether another process ended since
+        self._end_pauses: dict[str, float] = {}  # seconds before the next of these observations
+        self._quiet: dict[str, Record] = {}  # devices that needed nothing, with their records; oldest observation first
+        self._inventory_due = 0.0
+        self.ended: Moment | None = None  # the end of the last round
 
     async def run(self, alarm: int | None = None) -> None:
-        """Rounds until cancelled. A round that fails is told once and tried again.
+        """Rounds until cancelled. A failed round is logged once for each cause, and tried again.
 
-        ``alarm`` is the backend's: when it rings, the next round begins at once.
+        ``alarm`` is a descriptor of the backend: when it is readable, the next round starts at once.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rounds(alarm))
             if self._ends is not None:
-                tasks.create_task(self._departures(self._ends))
+                tasks.create_task(self._follow_ends(self._ends))
+
+    async def round(self, stagger: float = 0.0) -> None:
+        """Observe the devices and reconcile those that need an action. A failing device delays no other."""
+        attempts = [await _attempt(work) for work in (self._upkeep.try_ledger, *self._node_work())]
+        if any(attempts):
+            self._inventory_due = 0.0
+        due = self._due()
+        seen = await self._observer.glance(due)
+        unsettled = [record.device.uuid for record in due if not self._needs_nothing(record, seen)]
+        results = await self._reconcile_all(unsettled, stagger)
+        failures = [failure for failure in (*attempts, *results) if failure is not None]
+        for failure in failures:
+            self._report(failure)
+        if not failures:
+            self._logged_failure = ""
+        self.ended = self._context.now()
 
     async def _rounds(self, alarm: int | None) -> None:
-        breath = BREATH
+        pause = ALARM_PAUSE
         while True:
-            await self.round(PACE)
+            await self.round(STAGGER)
             if alarm is None:
                 await asyncio.sleep(self._interval)
             else:
-                breath = await self._rest(alarm, breath)
+                pause = await self._wait_for_alarm(alarm, pause)
 
-    async def _rest(self, alarm: int, breath: float) -> float:
-        """Until it is time for a round, or something was heard; how long the next rest must be at least.
+    async def _wait_for_alarm(self, alarm: int, pause: float) -> float:
+        """Return when the next round is due, at once after an alarm; the result is the next ``pause``.
 
-        Who makes a device cry out all the time, as a tenant may, gets rounds at a slower pace than who does so once.
+        ``pause`` grows while alarms follow each other: a pod can cause as many driver errors as it wants.
         """
         loop = asyncio.get_running_loop()
-        rested = loop.time() + breath
-        if not await _readable(alarm, max(self._interval, breath)):
-            return BREATH
-        await asyncio.sleep(rested - loop.time())
-        self._observer.backend.hush()  # before we look: what comes later rings again
-        self._wake()
-        return min(2 * breath, LONGEST_BREATH)
+        earliest = loop.time() + pause
+        if not await _readable(alarm, max(self._interval, pause)):
+            return ALARM_PAUSE
+        await asyncio.sleep(earliest - loop.time())
+        self._observer.backend.hush()  # before the observation: a later report raises the alarm again
+        self._observe_all_next()
+        return min(2 * pause, MAX_ALARM_PAUSE)
 
-    async def _departures(self, ends: ProcessEnds) -> None:
-        """Look after a device as soon as somebody has left it, whatever becomes of the looks at others."""
-        async with asyncio.TaskGroup() as looks:
+    def _observe_all_next(self) -> None:
+        """The alarm names no device, so the next round observes all of them and reads the inventory."""
+        self._quiet.clear()
+        self._inventory_due = 0.0
+
+    async def _follow_ends(self, ends: ProcessEnds) -> None:
+        """Reconcile a device as soon as its followed process has ended, independently of the other devices."""
+        async with asyncio.TaskGroup() as tasks:
             while True:
                 for device in sorted(await ends.next()):
-                    if device not in self._left:  # else whoever looks after it looks once more
-                        looks.create_task(self._look_after(device))
-                    self._left[device] = True
+                    if device not in self._process_ended:  # otherwise the task of this device reconciles it once more
+                        tasks.create_task(self._reconcile_after_ends(device))
+                    self._process_ended[device] = True
 
-    async def _look_after(self, device: str) -> None:
-        """Until nobody has left it since the last look.
+    async def _reconcile_after_ends(self, device: str) -> None:
+        """Reconcile until no further process has ended.
 
-        Whose processes come and go for no change, as a tenant may choose, gets looks at a slower pace.
+        The pause grows while the state does not change: a pod can start and end processes as often as it wants.
         """
-        while self._left[device]:
-            self._left[device] = False
+        while self._process_ended[device]:
+            self._process_ended[device] = False
             before = self._since(device)
-            for failure in await self._tend_all([device], PACE):
-                self._complain(failure)
-            pause = self._pauses.get(device, 0.0)
-            pause = min(max(2 * pause, BREATH), LONGEST_PAUSE) if before == self._since(device) else 0.0
-            self._pauses[device] = pause
+            for failure in await self._reconcile_all([device], STAGGER):
+                self._report(failure)
+            pause = self._end_pauses.get(device, 0.0)
+            pause = min(max(2 * pause, ALARM_PAUSE), MAX_END_PAUSE) if before == self._since(device) else 0.0
+            self._end_pauses[device] = pause
             await asyncio.sleep(pause)
-        del self._left[device]
+        del self._process_ended[device]
 
     def _since(self, device: str) -> Moment | None:
-        record = self._service.ledger.records.get(device)
+        record = self._context.ledger.records.get(device)
         return record.since if record is not None else None
 
-    async def round(self, pace: float = 0.0) -> None:
-        """Meet every device, then tend those that need it; what fails for one, or hangs, keeps no other waiting."""
-        attempts = [await _attempt(chore) for chore in (self._service.try_ledger, *self._chores())]
-        if any(attempts):
-            self._meets = 0.0
-        due = self._due()
-        seen = await self._observer.glance(due)
-        restless = [record.device.uuid for record in due if not self._at_rest(record, seen.get(record.device.uuid))]
-        results = await self._tend_all(restless, pace)
-        failures = [failure for failure in (*attempts, *results) if failure is not None]
-        for failure in failures:
-            self._complain(failure)
-        if not failures:
-            self._complaint = ""
-        self.ended = self._service.now()
-
-    def _wake(self) -> None:
-        """Something was heard, of whichever device: none is at rest any more."""
-        self._resting.clear()
-        self._meets = 0.0
-
-    def _chores(self) -> Iterable[Callable[[], Awaitable[None]]]:
+    def _node_work(self) -> Iterable[Callable[[], Awaitable[None]]]:
+        """The work that is not about one known device, when it is due."""
         now = asyncio.get_running_loop().time()
-        if now < self._meets:
+        if now < self._inventory_due:
             return ()
-        self._meets = now + RESTS - self._interval / 2
-        return self._meet, self._service.bring_back
+        self._inventory_due = now + QUIET_OBSERVED_WITHIN - self._interval / 2
+        return self._register_all, self._restores.start
 
-    def _due(self) -> list[Record]:
-        """All but those at rest, and of these the ones whose last look is the oldest."""
-        records = self._service.ledger.records
-        self._resting = {device: record for device, record in self._resting.items() if records.get(device) is record}
-        rounds = max(1, int(RESTS / self._interval))
-        turn = max(AT_ONCE, math.ceil(len(self._resting) / rounds))
-        spared = frozenset([*self._resting][turn:])
-        return [record for device, record in records.items() if device not in spared]
-
-    def _at_rest(self, record: Record, seen: Facts | None) -> bool:
-        try:
-            rests = seen is not None and self._service.at_rest(record, seen)
-        except Exception:  # noqa: BLE001 - it is met again, and told, where the device is tended by itself
-            rests = False
-        self._note_rest(record.device.uuid, record if rests else None)
-        return rests
-
-    def _note_rest(self, device: str, record: Record | None) -> None:
-        """``record`` is None where the device is not at rest."""
-        self._resting.pop(device, None)  # what was looked at last stands last
-        if record is not None and record.state in RESTING:
-            self._resting[device] = record
-
-    async def _tend_all(self, devices: Sequence[str], pace: float) -> list[BaseException]:
-        """What failed."""
-        tending = (self._tend(device, number * pace) for number, device in enumerate(devices))
-        results = await asyncio.gather(*tending, return_exceptions=True)
-        return [failure for failure in results if failure is not None]
-
-    async def _tend(self, device: str, after: float) -> None:
-        await asyncio.sleep(after)
-        async with self._few:
-            self._note_rest(device, await self._service.tend(device))
-
-    async def _meet(self) -> None:
+    async def _register_all(self) -> None:
         incarnation = await self._observer.incarnation()
         for device in await self._observer.inventory():
-            await self._service.meet(device, incarnation)
+            await self._upkeep.register(device, incarnation)
 
-    def _complain(self, error: BaseException) -> None:
-        """Say it once, not once a second."""
-        self._failed()
+    def _due(self) -> list[Record]:
+        """All devices except the quiet ones whose last observation is recent."""
+        records = self._context.ledger.records
+        self._quiet = {device: record for device, record in self._quiet.items() if records.get(device) is record}
+        rounds = max(1, int(QUIET_OBSERVED_WITHIN / self._interval))
+        per_round = max(CONCURRENT, math.ceil(len(self._quiet) / rounds))
+        spared = frozenset([*self._quiet][per_round:])
+        return [record for device, record in records.items() if device not in spared]
+
+    def _needs_nothing(self, record: Record, seen: dict[str, Facts]) -> bool:
+        facts = seen.get(record.device.uuid)
+        try:
+            quiet = facts is not None and self._upkeep.needs_nothing(record, facts)
+        except Exception:  # noqa: BLE001 - reconcile meets the same fault, and its caller logs it
+            quiet = False
+        self._remember(record.device.uuid, record if quiet else None)
+        return quiet
+
+    def _remember(self, device: str, record: Record | None) -> None:
+        """Keep the record of a device that needs nothing; None forgets the device."""
+        self._quiet.pop(device, None)  # the newest observation is the last of the dictionary
+        if record is not None and record.state in QUIET_STATES:
+            self._quiet[device] = record
+
+    async def _reconcile_all(self, devices: Sequence[str], stagger: float) -> list[BaseException]:
+        """Reconcile the devices concurrently; the failures."""
+        work = (self._reconcile(device, number * stagger) for number, device in enumerate(devices))
+        results = await asyncio.gather(*work, return_exceptions=True)
+        return [failure for failure in results if failure is not None]
+
+    async def _reconcile(self, device: str, delay: float) -> None:
+        await asyncio.sleep(delay)
+        async with self._slots:
+            self._remember(device, await self._upkeep.reconcile(device))
+
+    def _report(self, error: BaseException) -> None:
+        """Count each failure, and log it unless it is the same as the last one."""
+        self._on_failure()
         text = repr(error)
-        if text == self._complaint:
+        if text == self._logged_failure:
             return
-        self._complaint = text
+        self._logged_failure = text
         if isinstance(error, LedgerUnavailable):
-            logger.error("cannot record what is seen; nothing is granted until this is mended", error=error.message)
+            logger.error("cannot write the ledger: no device is granted until it can be written", error=error.message)
         elif isinstance(error, (AutoclaveError, DeviceError)):
-            logger.warning("cannot tend the devices", error=str(error))
+            logger.warning("cannot reconcile the devices", error=str(error))
         else:
-            logger.error("fault in a round", exc_info=error)
+            logger.error("internal error in a round", exc_info=error)
 
 
 async def _attempt(work: Callable[[], Awaitable[None]]) -> BaseException | None:
@@ -209,7 +215,7 @@ async def _attempt(work: Callable[[], Awaitable[None]]) -> BaseException | None:
 
 
 async def _readable(descriptor: int, within: float) -> bool:
-    """Whether it can be read before that time is over. It is watched no longer: it may stay so for long."""
+    """Whether the descriptor is readable before ``within`` seconds have passed."""
     loop = asyncio.get_running_loop()
     readable = asyncio.Event()
     loop.add_reader(descriptor, readable.set)
@@ -219,4 +225,4 @@ async def _readable(descriptor: int, within: float) -> bool:
     except TimeoutError:
         return False
     finally:
-        loop.remove_reader(descriptor)
+        loop.remove_reader(descriptor)  # it may stay readable for long, and would wake the loop each time

@@ -57,7 +57,7 @@ class StatusReporter:
 
     def find(self, gpu: str) -> str:
         """The UUID of the one device that this names."""
-        records = self._service.ledger.records
+        records = self._service.context.ledger.records
         if gpu in records:
             return gpu
         if gpu.replace(":", "", 1).isdecimal():  # an index names every slice of its GPU: one, if it is alone
@@ -83,26 +83,26 @@ class StatusReporter:
 
     def present(self) -> list[str]:
         """All but those that were taken away on purpose, a while ago."""
-        vitals, now = self._service.vitals, self._service.now()
-        records = self._service.ledger.records.items()
+        vitals, now = self._service.context.vitals, self._service.context.now()
+        records = self._service.context.ledger.records.items()
         return [uuid for uuid, record in records if not device_status.is_past(record, vitals.get(uuid), now)]
 
     def device(self, uuid: str) -> views.DeviceStatus:
         """One device."""
-        record = self._service.ledger.records[uuid]
-        running = self._service.jobs.of(uuid)
+        record = self._service.context.ledger.records[uuid]
+        running = self._service.context.jobs.of(uuid)
         progress = (running.done, running.total) if running else (0, 0)
-        device_policy = self._service.active_policy.device_policy(record.device)
-        now = self._service.now()
+        device_policy = self._service.context.active_policy.device_policy(record.device)
+        now = self._service.context.now()
         advert = self._with_signs(record, self._advert(record, device_policy.policy, now))
         status = device_status.device_status(record, advert, device_policy.rule, device_policy.policy, now, progress)
-        blocked = self._service.blocked.get(uuid)
+        blocked = self._service.context.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
     def adverts(self) -> views.AdvertisedDevices:
         """What the kubelet may be told of every device."""
-        now = self._service.now()
-        ruled = [(record, self._policy(record)) for _, record in sorted(self._service.ledger.records.items())]
+        now = self._service.context.now()
+        ruled = [(record, self._policy(record)) for _, record in sorted(self._service.context.ledger.records.items())]
         devices = tuple(
             views.AdvertisedDevice(
                 device=record.device.uuid,
@@ -122,7 +122,7 @@ class StatusReporter:
         return views.AdvertisedDevices(devices, min((policy.budgets.silence for _, policy in ruled), default=0.0))
 
     def _policy(self, record: Record) -> Policy:
-        return self._service.active_policy.device_policy(record.device).policy
+        return self._service.context.active_policy.device_policy(record.device).policy
 
     async def history(self, gpu: str, since: float, limit: int) -> tuple[views.HistoryEntry, ...]:
         """Rows of the ledger, newest last."""
@@ -130,22 +130,22 @@ class StatusReporter:
         if limit < 0:
             raise InvalidRequest("cannot list history: the limit is negative")
         limit = min(limit or MOST_ENTRIES, MOST_ENTRIES)
-        entries = await self._service.ledger.history(device, since or None, limit)
+        entries = await self._service.context.ledger.history(device, since or None, limit)
         return tuple(self._entry(entry) for entry in entries)
 
     async def explain(self, gpu: str) -> views.Explanation:
         """How a device came to be where it is, since it was last handed out or first seen."""
         uuid = self.find(gpu)
-        record = self._service.ledger.records[uuid]
-        entries = _chapter(await self._service.ledger.history(uuid, None, EXPLAINED), record.state)
-        why = self._service.active_policy.device_policy(record.device).why
-        advice = device_status.advice(record, self._service.blocked.get(uuid, ""))
+        record = self._service.context.ledger.records[uuid]
+        entries = _chapter(await self._service.context.ledger.history(uuid, None, EXPLAINED), record.state)
+        why = self._service.context.active_policy.device_policy(record.device).why
+        advice = device_status.advice(record, self._service.context.blocked.get(uuid, ""))
         [device] = await self._with_pods([uuid])
         return views.Explanation(device, tuple(map(self._entry, entries)), advice, why)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
         """As they stand now, and whose they are as far as that is known by then: nobody's status waits for a name."""
-        records = [self._service.ledger.records[uuid] for uuid in uuids]
+        records = [self._service.context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
         if not any(map(device_status.is_somebodys, records)):
             return devices
@@ -159,26 +159,30 @@ class StatusReporter:
         ]
 
     def _advert(self, record: Record, policy: Policy, now: Moment) -> answers.Offer:
-        service = self._service
+        context = self._service.context
         return offering.offer(
             record,
             policy,
             now,
-            ledger_fault=service.ledger.fault is not None,
-            withheld=service.withheld(record),
-            blocked=service.blocked.get(record.device.uuid, ""),
+            ledger_fault=context.ledger.fault is not None,
+            withheld=context.is_withheld(record),
+            blocked=context.blocked.get(record.device.uuid, ""),
         )
 
     def _with_signs(self, record: Record, advert: answers.Offer) -> answers.Offer:
         """What is told of it is shown also where it keeps nobody out."""
-        vitals, kind = self._service.vitals.get(record.device.uuid), _ailment(record)
+        vitals, kind = self._service.context.vitals.get(record.device.uuid), _ailment(record)
         signs = vitals.signs if vitals is not None else ()
         also = (f"{sign.kind.value}: {sign.detail}" for sign in signs if sign.kind.value != kind)
         return replace(advert, why="; ".join((advert.why, *also)))
 
     def about(self) -> views.ServiceStatus:
         """The service itself."""
-        ledger, active_policy, identity = self._service.ledger, self._service.active_policy, self._identity
+        ledger, active_policy, identity = (
+            self._service.context.ledger,
+            self._service.context.active_policy,
+            self._identity,
+        )
         return views.ServiceStatus(
             version=identity.version,
             backend=identity.backend,
@@ -200,7 +204,8 @@ class StatusReporter:
     def _concessions(self) -> tuple[str, ...]:
         """Of every rule that a device falls under, each sentence once."""
         device_policies = [
-            self._service.active_policy.device_policy(record.device) for record in self._service.ledger.records.values()
+            self._service.context.active_policy.device_policy(record.device)
+            for record in self._service.context.ledger.records.values()
         ]
         return tuple(
             dict.fromkeys(
@@ -210,7 +215,7 @@ class StatusReporter:
 
     def _entry(self, entry: LedgerEntry) -> views.HistoryEntry:
         kind, body = codec.encode(entry.event)
-        record = self._service.ledger.records.get(entry.device)
+        record = self._service.context.ledger.records.get(entry.device)
         index, number = (record.device.index, record.device.slice) if record else (-1, None)
         text = event_text.tell(entry.event)
         return views.HistoryEntry(entry.seq, entry.device, index, entry.at.wall, entry.op, kind, text, body, number)

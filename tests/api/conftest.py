@@ -44,7 +44,7 @@ class House:
             await self.clean(uuid)
 
     async def clean(self, uuid):
-        while (running := self.built.service.jobs.of(uuid)) is not None:
+        while (running := self.built.service.context.jobs.of(uuid)) is not None:
             await running.finished.wait()
 
     async def close(self):

@@ -128,7 +128,7 @@ async def test_who_asks_for_all_is_not_told_of_what_was_replaced_long_ago(house)
     drills.lose(house.config.simulated_dir, gone)
     out = Quarantine(Ailment(AilmentKind.REPLACED, "x"), Moment(0.0, 0.0), "autoclave", next_probe=1e9)
     await house.built.ledger.append("op", (gone, ev.Quarantined(out)))
-    await house.built.service.tend(gone)
+    await house.built.service.upkeep.reconcile(gone)
     async with house.admin() as admin:
         assert {it.device for it in (await admin.status()).devices} == {good}
         assert {it.device async for it in admin.scrub([], every=True)} == {good}

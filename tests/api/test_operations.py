@@ -176,7 +176,7 @@ async def test_a_return_without_evidence_is_one_operation(house) -> None:
 
 
 async def test_a_fault_of_ours_is_one_line_with_its_traceback(house, monkeypatch) -> None:
-    monkeypatch.setattr(house.built.service, "acquire", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(house.built.service.handover, "acquire", lambda *_, **__: 1 / 0)
     async with house.scrubber() as scrubber:
         with capture_logs() as lines, pytest.raises(Refused) as failed:
             await scrubber.acquire(house.uuids, op="abcd")
@@ -188,10 +188,10 @@ async def test_a_fault_of_ours_is_one_line_with_its_traceback(house, monkeypatch
 
 async def test_a_caller_that_leaves_is_told_as_such(house) -> None:
     uuid = house.uuids[0]
-    async with house.built.service.jobs.locks.of([uuid]), house.scrubber() as scrubber:
+    async with house.built.service.context.jobs.locks.of([uuid]), house.scrubber() as scrubber:
         with capture_logs() as lines:
             asking = asyncio.create_task(scrubber.acquire([uuid], op="abcd"))
-            while not house.built.service.jobs.locks._locks[uuid]._waiters:  # noqa: ASYNC110 - a lock has no event
+            while not house.built.service.context.jobs.locks._locks[uuid]._waiters:  # noqa: ASYNC110 - a lock has no event
                 await asyncio.sleep(0)
             asking.cancel()
             async with asyncio.timeout(WITHIN):

@@ -46,7 +46,7 @@ def workers(world, device):
 async def soiled(world, device):
     """A device whose last tenant has just gone."""
     world.node.end_container(await world.tenancy(device))
-    await world.service.release([device])
+    await world.handover.release([device])
     return len(rows(world, ev.ScrubStarted, device))
 
 
@@ -68,8 +68,8 @@ async def test_twenty_callers_for_a_dirty_device_share_one_job_and_all_are_answe
 
 
 async def test_whoever_joins_a_job_sees_its_progress_and_its_end(world):
-    running = await world.service.scrub(world.uuids[0], Path.SLOW)
-    assert await world.service.scrub(world.uuids[0], Path.FAST) is running
+    running = await world.operations.scrub(world.uuids[0], Path.SLOW)
+    assert await world.operations.scrub(world.uuids[0], Path.FAST) is running
 
     async def watch() -> list[tuple[int, int]]:
         return [(running.done, running.total) async for _ in running.updates()]
@@ -122,10 +122,10 @@ async def test_a_container_that_starts_again_waits_longer_than_one_that_is_admit
 
 async def test_an_operator_who_quarantines_cuts_the_job_off(world):
     device = world.uuids[0]
-    running = await world.service.scrub(device, None)
+    running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
     began = world.loop.time()
-    await world.service.quarantine(device, "smells", "ops")
+    await world.operations.quarantine(device, "smells", "ops")
     assert world.loop.time() == began
     assert running.finished.is_set()
     assert running.receipt is None
@@ -138,7 +138,7 @@ async def test_an_operator_who_quarantines_cuts_the_job_off(world):
 
 async def test_a_stop_interrupts_a_job_and_blames_nobody(world):
     device = world.uuids[0]
-    await world.service.scrub(device, None)
+    await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
     await world.stop()
     record = world.truth.records[device]
@@ -164,7 +164,7 @@ async def test_a_stop_during_probation_puts_the_device_back_where_it_was(world):
 
 async def test_a_job_that_loses_its_ledger_proves_nothing_and_is_closed_by_the_next_round(world):
     device = world.uuids[0]
-    running = await world.service.scrub(device, None)
+    running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
     world.life.disk.full = True
     await running.finished.wait()
@@ -178,7 +178,7 @@ async def test_a_job_that_loses_its_ledger_proves_nothing_and_is_closed_by_the_n
 
 
 async def test_of_two_devices_none_is_granted_when_one_is_refused(world):
-    await world.service.quarantine(world.uuids[1], "smells", "ops")
+    await world.operations.quarantine(world.uuids[1], "smells", "ops")
     with pytest.raises(Refused) as refused:
         await world.acquire("pod", *world.uuids)
     assert refused.value.reason is Reason.QUARANTINED
@@ -205,7 +205,7 @@ async def test_two_devices_are_granted_in_one_write(world):
 
 async def test_an_intruder_in_the_middle_of_a_clear_ends_the_worker_at_once(world):
     device = world.uuids[0]
-    running = await world.service.scrub(device, None)
+    running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.35)
     intruder = world.intrude(device, container=True)
     await asyncio.sleep(0.3)
@@ -242,7 +242,7 @@ async def test_a_step_that_is_late_is_ended_at_its_deadline_and_the_device_is_ou
     device = world.uuids[0]
     world.node.gpus[device].stalls = True
     began = world.loop.time()
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert [(it.step, it.path, it.outcome) for it in results(world, device)[-2:]] == [
         (Step.EVICT, Path.FAST, Outcome.TIMED_OUT),
@@ -256,7 +256,7 @@ async def test_a_step_that_is_late_is_ended_at_its_deadline_and_the_device_is_ou
 async def test_a_worker_that_dies_is_a_failed_step_and_the_path_ends_there(world):
     device = world.uuids[0]
     world.node.gpus[device].crashes = True
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     await running.finished.wait()
     assert [it.step for it in results(world, device)[-3:]] == [Step.EVICT, Step.RESET, Step.CLEAR]
     assert results(world, device)[-1].outcome is Outcome.DIED
@@ -292,7 +292,7 @@ async def test_whoever_waits_for_a_job_without_a_worker_is_told_why_as_the_ledge
 
     world = build(hand=NoMore, gpus=1)
     await world.start(watching=False)
-    running = await world.service.scrub(world.uuids[0], Path.FAST)
+    running = await world.operations.scrub(world.uuids[0], Path.FAST)
     await running.finished.wait()
     assert running.why == "cannot start a worker: its zygote does not start: No such file"
     assert rows(world, ev.ScrubFailed)[-1].why == running.why
@@ -328,7 +328,7 @@ async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
     await world.clean()
     one, other = world.uuids[1:]
     await world.tenancy(other)
-    running = await world.service.scrub(one, Path.SLOW)
+    running = await world.operations.scrub(one, Path.SLOW)
     await running.finished.wait()
     assert "a device of the same reset domain is in use" in world.record(one).setback.detail
     assert Step.RESET not in world.node.gpus[one].deeds
@@ -342,12 +342,12 @@ async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(buil
     await world.start()
     await world.clean()
     zero, one, other = world.uuids
-    world.service.jobs.slots.workers = asyncio.Semaphore(room)
-    jobs = [await world.service.scrub(zero, Path.FAST), await world.service.scrub(one, Path.SLOW)]
+    world.context.jobs.slots.workers = asyncio.Semaphore(room)
+    jobs = [await world.operations.scrub(zero, Path.FAST), await world.operations.scrub(one, Path.SLOW)]
     if room > len(jobs):
         while (job := world.record(one).job) is None or job.step is not Step.RESET:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(0.01)
-    jobs.append(await world.service.scrub(other, Path.FAST))
+    jobs.append(await world.operations.scrub(other, Path.FAST))
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [it.receipt is not None for it in jobs] == [True, True, True]
     assert [it.device for it in rows(world, ev.ScrubFailed)] == []
@@ -355,12 +355,12 @@ async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(buil
 
 async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(world):
     device = world.uuids[0]
-    running = await world.service.scrub(device, None)
-    await world.service.jobs.cancel(device)
+    running = await world.operations.scrub(device, None)
+    await world.context.jobs.cancel(device)
     assert running.finished.is_set()
-    assert world.service.jobs.of(device) is None
+    assert world.context.jobs.of(device) is None
     await world.life.monitor.round()
-    assert world.state(device) is not State.SCRUBBING or world.service.jobs.of(device) is not None
+    assert world.state(device) is not State.SCRUBBING or world.context.jobs.of(device) is not None
 
 
 async def cut_in_the_middle(world, work):
@@ -375,15 +375,15 @@ async def cut_in_the_middle(world, work):
 
 async def test_a_scrub_whose_caller_left_is_joined_by_the_next_one(world):
     device = world.uuids[0]
-    await cut_in_the_middle(world, world.service.scrub(device, Path.FAST))
-    running = await world.service.scrub(device, Path.FAST)
+    await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
 
 
 async def test_a_scrub_whose_caller_left_has_its_job_as_soon_as_its_row(world):
     device = world.uuids[0]
-    await cut_in_the_middle(world, world.service.scrub(device, Path.FAST))
+    await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
     assert world.state(device) is State.SCRUBBING
     assert world.life.jobs.of(device) is not None
 

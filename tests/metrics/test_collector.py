@@ -87,7 +87,7 @@ async def day(node: Node) -> None:
         await node.scrub(uuid, Path.FAST, Trigger.RELEASE)
         ill = Vitals(xids=(Xid(1, 13), Xid(2, 31)), leaked_bytes=1, signs=(Sign(AilmentKind.HEAT, "hot"),))
         told = ill if number % 4 == 0 else Vitals()
-        node.built.service.vitals[uuid] = told
+        node.built.service.context.vitals[uuid] = told
         counters.vitals(node.record(uuid), told)
         for request in ("acquire", "start"):
             counters.answered(request, "ok", "", 0.002 * number)
@@ -145,7 +145,7 @@ async def relaid(node: Node, layout: int) -> None:
         out = lives.quarantine(Ailment(AilmentKind.RELAID, "laid out anew"))
         await node.tell(device.uuid, ev.Quarantined(out))
         told = Vitals(lost=True, relaid=True, xids=(Xid(9, 13),))  # of whatever is in its place
-        node.built.service.vitals[device.uuid] = told
+        node.built.service.context.vitals[device.uuid] = told
         node.counters.vitals(node.record(device.uuid), told)
         node.devices[number] = replace(device, uuid=f"MIG-{device.index}-{device.slice}-{layout}")
     for device in node.devices:

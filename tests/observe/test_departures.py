@@ -110,24 +110,25 @@ class Notebook:
 
     def __init__(self, *, fails: bool = False) -> None:
         self.tended: asyncio.Queue[str] = asyncio.Queue()
-        self.ledger = SimpleNamespace(records={})
+        self.upkeep, self.restores = self, None
+        self.context = SimpleNamespace(ledger=SimpleNamespace(records={}))
         self.count = 0
         self._fails = fails
 
-    async def tend(self, device: str) -> None:
+    async def reconcile(self, device: str) -> None:
         self.count += 1
         self.tended.put_nowait(device)
         if self._fails:
             raise OSError("the disk is full")
 
     def moves(self, device: str, at: float) -> None:
-        self.ledger.records = {device: SimpleNamespace(since=Moment(at, at))}
+        self.context.ledger.records = {device: SimpleNamespace(since=Moment(at, at))}
 
 
 class Roundless(Monitor):
     """Looks after nobody by itself."""
 
-    async def round(self, pace: float = 0.0) -> None:
+    async def round(self, stagger: float = 0.0) -> None:
         """Nothing but departures calls for a look."""
 
 
@@ -172,8 +173,8 @@ class Hanging(Notebook):
         super().__init__()
         self.may_end = asyncio.Event()
 
-    async def tend(self, device: str) -> None:
-        await super().tend(device)
+    async def reconcile(self, device: str) -> None:
+        await super().reconcile(device)
         if device == "hangs":
             await self.may_end.wait()
 
@@ -212,16 +213,16 @@ async def test_who_comes_and_goes_for_no_change_gets_looks_at_a_slower_pace(plac
         await notebook.tended.get()
         await sleep(0.001)
     paused = [pause for pause in pauses if pause]
-    assert paused[:3] == [monitor.BREATH, 2 * monitor.BREATH, 4 * monitor.BREATH]
-    assert max(paused) == monitor.LONGEST_PAUSE
+    assert paused[:3] == [monitor.ALARM_PAUSE, 2 * monitor.ALARM_PAUSE, 4 * monitor.ALARM_PAUSE]
+    assert max(paused) == monitor.MAX_END_PAUSE
     notebook.moves(place.uuid, 1.0)
-    tend = notebook.tend
+    reconcile = notebook.reconcile
 
     async def changing(device: str) -> None:
         notebook.moves(device, 2.0)
-        await tend(device)
+        await reconcile(device)
 
-    monkeypatch.setattr(notebook, "tend", changing)
+    monkeypatch.setattr(notebook, "reconcile", changing)
     place.ends._ring(place.uuid)
     await notebook.tended.get()
     await sleep(0.001)

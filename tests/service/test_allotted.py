@@ -19,7 +19,7 @@ async def never_comes(world, device):
     """A pod is granted the device and let start on it, and nothing of it is ever seen."""
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     assert not world.record(device).owner.seen
 
 

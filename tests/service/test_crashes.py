@@ -46,19 +46,21 @@ async def story(world: World) -> None:
     await insist(lambda: world.begin("ann", one))
     world.node.end_container("ann", leaving=True)
     world.node.gpus[two].crashes = True
-    await insist(lambda: world.service.release([two]))
-    await insist(lambda: world.service.scrub(two, None))
+    await insist(lambda: world.handover.release([two]))
+    await insist(lambda: world.operations.scrub(two, None))
     await insist(lambda: world.acquire("bob", one))
     world.run("bob", one)
     await world.reach(one, State.IN_USE)
     await world.reach(two, State.QUARANTINED)
     world.node.heal()
     world.node.gpus[one].bad_memory = True
-    await insist(lambda: world.service.reinstate(two, "mended", "ops"))
+    await insist(lambda: world.operations.reinstate(two, "mended", "ops"))
     await world.reach(two, State.CLEAN)
     await world.reach(one, State.QUARANTINED)
     world.node.heal()
-    await insist(lambda: world.service.reinstate_without_proof(one, "another memory", "ops"))  # it waits for a person
+    await insist(
+        lambda: world.operations.reinstate_without_proof(one, "another memory", "ops")
+    )  # it waits for a person
     await world.reach(one, State.CLEAN)
 
 

@@ -12,7 +12,7 @@ from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import NotReady, Refused
 from scrubber.jobs.slots import ON_MEMORY, USES_DRIVER
-from scrubber.service.service import MEND_AGAIN
+from scrubber.service.restores import RETRY_AFTER
 from scrubber.steps.base import Report
 from tests.service import hand
 from tests.service.asking import rows
@@ -76,7 +76,7 @@ async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
     world.node.at_it.add(device)
     with pytest.raises(NotReady):
         await world.acquire("pod", device)
-    running = await world.service.scrub(world.uuids[1], None)
+    running = await world.operations.scrub(world.uuids[1], None)
     await running.finished.wait()
     await asyncio.sleep(30)
     assert world.state(device) is not State.GRANTED
@@ -109,7 +109,7 @@ async def test_where_a_reset_bears_no_worker_on_the_driver_nothing_of_ours_is_on
             on_driver.remove(step)
 
     monkeypatch.setattr(Hand, "perform", counted)
-    jobs = [await world.service.scrub(device, Path.SLOW) for device in world.uuids]
+    jobs = [await world.operations.scrub(device, Path.SLOW) for device in world.uuids]
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
     resets = {step for steps in beside if Step.RESET in steps for step in steps}
@@ -124,9 +124,9 @@ async def test_a_reset_waits_until_a_worker_that_has_had_memory_in_hand_is_gone(
     monkeypatch.setattr(Node, "one_driver", True)
     monkeypatch.setitem(hand.TAKES, Step.VERIFY, 5.0)
     one, other = world.uuids
-    first = await world.service.scrub(one, Path.FAST)
+    first = await world.operations.scrub(one, Path.FAST)
     await asyncio.sleep(1)
-    second = await world.service.scrub(other, Path.SLOW)
+    second = await world.operations.scrub(other, Path.SLOW)
     await asyncio.gather(first.finished.wait(), second.finished.wait())
     ended = {
         (it.device, it.event.result.step): place
@@ -167,14 +167,14 @@ async def test_a_reset_that_takes_the_files_away_by_which_users_are_seen_is_carr
     world = build(gpus=3)
     await world.start()
     await world.clean()
-    running = await world.service.scrub(world.uuids[-1], Path.SLOW)  # it has a sibling
+    running = await world.operations.scrub(world.uuids[-1], Path.SLOW)  # it has a sibling
     await running.finished.wait()
     assert running.receipt is not None
 
 
 async def test_but_whoever_is_seen_on_the_device_meanwhile_ends_it(world, blinding):
     device = world.uuids[0]
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     await blinding.wait()
     world.node.gpus[device].blind = False
     world.intrude(device, container=True)
@@ -196,7 +196,7 @@ async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_lef
     first, second = world.uuids
     async with world.life.observer.away(first):
         world.node.at_it.add(first)
-    running = await world.service.scrub(second, Path.FAST)
+    running = await world.operations.scrub(second, Path.FAST)
     await asyncio.sleep(20)
     assert set(begun) == {Step.EVICT}
     world.node.at_it.clear()
@@ -207,7 +207,7 @@ async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_lef
 async def test_what_is_owed_again_after_a_success_is_brought_back_at_once(world):
     for _ in range(2):
         world.node.owes = {"GPU-not-offered"}
-        await asyncio.sleep(MEND_AGAIN / 4)
+        await asyncio.sleep(RETRY_AFTER / 4)
         assert world.node.owes == set()
 
 
@@ -225,7 +225,7 @@ async def test_not_while_a_tool_is_at_it_or_a_reset_of_another_device(world, mon
     world.node.owes = {device}
     await asyncio.sleep(10)
     assert world.node.menders == []
-    async with world.service.jobs.slots.driver.alone():
+    async with world.context.jobs.slots.driver.alone():
         world.node.at_it.clear()
         await asyncio.sleep(10)
         assert world.node.menders == []
@@ -244,7 +244,7 @@ async def test_what_cannot_be_brought_back_is_told_and_tried_again_now_and_then(
 
 async def test_a_service_that_stops_brings_nothing_back(world):
     world.node.owes = {"GPU-not-offered"}
-    await world.service.bring_back()
+    await world.service.restores.start()
     await asyncio.sleep(0.1)
     await world.service.stop()
     assert world.node.menders == ["GPU-not-offered"]
@@ -256,8 +256,8 @@ async def test_a_service_that_stops_brings_nothing_back(world):
 async def test_who_came_while_a_reset_waited_for_the_driver_is_seen_before_it_begins(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
-    async with world.service.jobs.slots.driver.with_others():
-        running = await world.service.scrub(device, Path.SLOW)
+    async with world.context.jobs.slots.driver.with_others():
+        running = await world.operations.scrub(device, Path.SLOW)
         await asyncio.sleep(3)  # it has nobody to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
         world.intrude(device, container=True)
@@ -276,13 +276,13 @@ async def test_what_cannot_be_cleared_is_refused_and_nothing_is_begun(world, mon
     with pytest.raises(NotReady, match="cannot clear its memory: CuPy is not installed"):
         await world.acquire("next", device)
     with pytest.raises(NotReady, match=f"cannot scrub {device}: cannot clear its memory: CuPy is not installed"):
-        await world.service.scrub(device, Path.SLOW)
+        await world.operations.scrub(device, Path.SLOW)
     await asyncio.sleep(30)
     assert len(rows(world, ev.ScrubStarted, device)) == before
     assert world.state(device) is State.DIRTY
-    await world.service.quarantine(device, "test", "ann")
+    await world.operations.quarantine(device, "test", "ann")
     with pytest.raises(NotReady, match=f"cannot reinstate {device}: cannot clear its memory: CuPy is not installed"):
-        await world.service.reinstate(device, "test", "ann")
+        await world.operations.reinstate(device, "test", "ann")
     assert not rows(world, ev.ProbationStarted, device)
 
 
@@ -290,6 +290,6 @@ async def test_what_one_device_lacks_keeps_no_other_from_being_scrubbed(world, m
     first, second = world.uuids
     monkeypatch.setattr(Node, "lacks", lambda _node, device: "too old" if device.uuid == first else None)
     with pytest.raises(NotReady, match="cannot clear its memory: too old"):
-        await world.service.scrub(first, None)
-    await (await world.service.scrub(second, None)).finished.wait()
+        await world.operations.scrub(first, None)
+    await (await world.operations.scrub(second, None)).finished.wait()
     assert world.state(second) is State.CLEAN

@@ -59,7 +59,7 @@ class HangsInTheEnd(Hand):
 
 async def test_a_driver_that_hangs_in_the_end_has_proven_nothing(build):
     world, device = await left_alone(build, HangsInTheEnd)
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (running.receipt, running.why) == (None, "its health could not be read at the end")
     world.node.heal()
@@ -81,7 +81,7 @@ async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(
             return report
 
     world, device = await left_alone(build, OneLateAnswer)
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert late == 1
     assert running.receipt is not None
@@ -89,7 +89,7 @@ async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(
 
 async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_had(world, monkeypatch):
     device = world.uuids[0]
-    spawn = world.service.jobs._context.spawn
+    spawn = world.context.jobs._context.spawn
 
     async def none_for_the_slow_path(uuid: str, policy: Policy) -> Hand:
         if world.record(uuid).job.path is Path.SLOW:
@@ -97,10 +97,10 @@ async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_h
         hand: Hand = await spawn(uuid, policy)
         return hand
 
-    jobs = world.service.jobs
+    jobs = world.context.jobs
     monkeypatch.setattr(jobs, "_context", replace(jobs._context, spawn=none_for_the_slow_path))
     world.node.gpus[device].bad_memory = True
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     world.node.heal()
     quarantine = world.record(device).quarantine
@@ -119,7 +119,7 @@ class FailsAndReports(Hand):
 
 async def test_what_was_reported_of_a_device_whose_scrub_failed_for_something_else_is_not_forgotten(build):
     world, device = await left_alone(build, FailsAndReports)
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     await running.finished.wait()
     quarantine = world.record(device).quarantine
     assert (quarantine.ailment.xid, quarantine.next_probe, quarantine.errors) == (SUPPORT, None, ((SUPPORT, 1),))
@@ -148,7 +148,7 @@ async def test_a_device_that_is_lost_while_it_is_out_keeps_no_neighbour_from_its
     world.node.gpus[one].lost = world.node.gpus[one].blind = True
     await asyncio.sleep(5)
     assert world.record(one).quarantine.ailment.kind is AilmentKind.LOST
-    running = await world.service.scrub(other, Path.SLOW)
+    running = await world.operations.scrub(other, Path.SLOW)
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -173,14 +173,14 @@ async def test_a_reset_that_waits_for_a_self_test_keeps_no_tenant_waiting(build)
     await world.start()
     await world.clean()
     tested, reset, tenants, _ = world.uuids
-    first = await world.service.scrub(tested, Path.SLOW)
+    first = await world.operations.scrub(tested, Path.SLOW)
     await at(world, tested, Step.SELFTEST)
-    second = await world.service.scrub(reset, Path.SLOW)
+    second = await world.operations.scrub(reset, Path.SLOW)
     await asyncio.sleep(5)
     assert world.record(reset).job.step is None
     assert not first.finished.is_set()
     began = world.loop.time()
-    running = await world.service.scrub(tenants, Path.FAST)
+    running = await world.operations.scrub(tenants, Path.FAST)
     await running.finished.wait()
     assert running.receipt is not None
     assert world.loop.time() - began < 3
@@ -200,7 +200,7 @@ async def burning(world, step):
 
 async def test_a_test_that_waits_for_its_reset_gives_way(node):
     world = await node(TESTED)
-    async with world.service.jobs.slots.driver.with_others():
+    async with world.context.jobs.slots.driver.with_others():
         device = await burning(world, Step.EVICT)
         await asyncio.sleep(3)
         advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
@@ -222,7 +222,7 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
         return facts
 
     monkeypatch.setattr(world.life.observer, eye, slow)
-    deed = world.service.acquire([device], announced=True) if ask == "acquire" else world.service.start([device], "p")
+    deed = world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
     try:
         await deed
     except AutoclaveError as error:
@@ -236,17 +236,17 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
 async def test_a_container_that_is_about_to_start_gets_the_device_from_its_test(node):
     world = await node(TESTED)
     device = await burning(world, Step.CLEAR)
-    await world.service.start([device], "pod")
+    await world.handover.start([device], "pod")
     assert world.state(device) is State.IN_USE
 
 
 async def test_a_persons_word_calls_off_no_reset(world):
     device = world.uuids[0]
-    await world.service.quarantine(device, "suspect", "ops")
-    running = await world.service.reinstate(device, "", "ops")
+    await world.operations.quarantine(device, "suspect", "ops")
+    running = await world.operations.reinstate(device, "", "ops")
     await at(world, device, Step.RESET)
     with pytest.raises(NotReady, match="it is being reset; ask again"):
-        await world.service.reinstate_without_proof(device, "no time", "ann")
+        await world.operations.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -259,8 +259,8 @@ async def test_a_reinstatement_is_no_trial_that_was_under_way(node):
     await world.reach(device, State.QUARANTINED)
     gpu.signs = ()
     await at(world, device, Step.CLEAR)
-    running = await world.service.reinstate(device, "looked after", "ann")
-    assert await world.service.reinstate(device, "me too", "bob") is running
+    running = await world.operations.reinstate(device, "looked after", "ann")
+    assert await world.operations.reinstate(device, "me too", "bob") is running
     await running.finished.wait()
     assert running.receipt.path is Path.SLOW
     assert [it.by for it in rows(world, ev.ProbationStarted, device)][-1] == "ann: looked after"
@@ -272,7 +272,7 @@ async def test_a_persons_word_about_a_device_in_use_hides_nothing_that_needs_a_p
     container = await world.tenancy(device)
     world.node.report(device, (SUPPORT,))
     await asyncio.sleep(5)
-    await world.service.quarantine(device, "suspect", "ops")
+    await world.operations.quarantine(device, "suspect", "ops")
     world.node.end_container(container)
     await world.reach(device, State.QUARANTINED)
     ailment = world.record(device).quarantine.ailment
@@ -282,10 +282,10 @@ async def test_a_persons_word_about_a_device_in_use_hides_nothing_that_needs_a_p
 
 async def test_who_cannot_be_cleared_is_not_brought_back_by_a_word(world, monkeypatch):
     device = world.uuids[0]
-    await world.service.quarantine(device, "suspect", "ops")
+    await world.operations.quarantine(device, "suspect", "ops")
     monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
     with pytest.raises(NotReady, match="CuPy is not installed"):
-        await world.service.reinstate_without_proof(device, "it was the cable", "ann")
+        await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
     assert world.state(device) is State.QUARANTINED
 
 
@@ -303,5 +303,5 @@ async def test_a_sign_stays_told_over_one_answer_that_is_late(world):
     await asyncio.sleep(5)
     world.node.gpus[device].hangs = True
     await asyncio.sleep(3)
-    assert world.service.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
+    assert world.context.vitals[device].signs == (Sign(AilmentKind.HEAT, "hot"),)
     world.node.heal()

@@ -92,7 +92,7 @@ async def seen(build, monkeypatch):
 
 
 async def scrubbed(world, path):
-    running = await world.service.scrub(world.uuids[0], path)
+    running = await world.operations.scrub(world.uuids[0], path)
     await running.finished.wait()
     return running
 
@@ -121,7 +121,7 @@ async def test_what_a_step_has_read_is_nothing_when_its_look_shows_somebody(seen
     world, device = seen, seen.uuids[0]
     guests = []
     monkeypatch.setattr(Eyes, "cleared", staticmethod(lambda: guests.append(world.intrude(device, container=True))))
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await Eyes.heard.until("did verify")
     assert "step-finished verify" not in Eyes.heard
     for guest in guests:
@@ -159,7 +159,7 @@ async def test_a_worker_is_made_while_its_first_step_is_looked_at(seen, monkeypa
 
     monkeypatch.setattr(seen.life.jobs, "_context", replace(seen.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
-    running = await seen.service.scrub(seen.uuids[0], Path.FAST)
+    running = await seen.operations.scrub(seen.uuids[0], Path.FAST)
     began = seen.loop.time()
     await Eyes.heard.until("does evict")
     assert seen.loop.time() - began == pytest.approx(A_WHILE, abs=0.1)
@@ -183,7 +183,7 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
 
     monkeypatch.setattr(world.life.jobs, "_context", replace(world.life.jobs._context, spawn=slowly))
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     world.intrude(device, container=True)
     began = world.loop.time()
     await running.finished.wait()
@@ -211,7 +211,7 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
 
     monkeypatch.setattr(slots, "at_driver", late)
     device = world.uuids[0]
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await waits.wait()
     unannounced = world.intrude(device, container=True)
     await asyncio.sleep(A_WHILE)
@@ -237,7 +237,7 @@ async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt
         return await ask(uuid, parent)
 
     monkeypatch.setattr(observer, "vitals", late)
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (len(came), running.receipt) == (1, None)
     await world.clean(device)
@@ -264,7 +264,7 @@ async def test_a_scrub_during_which_nobody_looked_for_long_proves_nothing(world,
     monkeypatch.setattr(ledger, "append", hang)
     monkeypatch.setattr(world.life.monitor, "round", later)
     await asyncio.sleep(A_WHILE)
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (running.receipt, "nobody could look" in running.why) == (None, True)
     await world.clean(device)

@@ -117,7 +117,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(up)
     @rule(devices=DEVICES, pause=PAUSE)
     def a_caller_says_release(self, devices, pause):
-        self._do(self.world.service.release(self._uuids(devices)), pause)
+        self._do(self.world.handover.release(self._uuids(devices)), pause)
 
     @rule(device=DEVICE, container=st.booleans(), goes=st.booleans(), pause=PAUSE)
     def an_intruder_comes(self, device, container, goes, pause):
@@ -133,14 +133,14 @@ class Histories(RuleBasedStateMachine):
     @precondition(up)
     @rule(device=DEVICE, deed=st.sampled_from(DEEDS), pause=PAUSE)
     def an_operator(self, device, deed, pause):
-        service, uuid = self.world.service, self.world.uuids[device]
+        operations, uuid = self.world.operations, self.world.uuids[device]
         work = {
-            "scrub": lambda: service.scrub(uuid, None),
-            "scrub fast": lambda: service.scrub(uuid, Path.FAST),
-            "scrub slow": lambda: service.scrub(uuid, Path.SLOW),
-            "quarantine": lambda: service.quarantine(uuid, "smells", "ops"),
-            "reinstate": lambda: service.reinstate(uuid, "smells better", "ops"),
-            "excuse": lambda: service.reinstate_without_proof(uuid, "smells of nothing", "ops"),
+            "scrub": lambda: operations.scrub(uuid, None),
+            "scrub fast": lambda: operations.scrub(uuid, Path.FAST),
+            "scrub slow": lambda: operations.scrub(uuid, Path.SLOW),
+            "quarantine": lambda: operations.quarantine(uuid, "smells", "ops"),
+            "reinstate": lambda: operations.reinstate(uuid, "smells better", "ops"),
+            "excuse": lambda: operations.reinstate_without_proof(uuid, "smells of nothing", "ops"),
         }[deed]
         self._do(work(), pause)
 

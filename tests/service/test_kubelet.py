@@ -35,7 +35,7 @@ async def test_a_start_without_an_owner_is_the_pods_that_the_kubelet_has_written
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device], other=[world.uuids[1]])
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     assert rows(world, ev.PutInUse, device)[-1].owner.container == "pod"
 
 
@@ -53,7 +53,7 @@ async def test_a_start_whose_owner_is_not_exactly_one_pod_is_refused_and_may_be_
     await world.acquire("pod", *world.uuids, announced=True)
     written_down(world, **{pod: [world.uuids[at] for at in devices] for pod, devices in pods.items()})
     with pytest.raises(NotReady) as refused:
-        await world.service.start(world.uuids, None)
+        await world.handover.start(world.uuids, None)
     assert refused.value.reason is reason
     assert not any(rows(world, ev.PutInUse, device) for device in world.uuids)
 
@@ -62,7 +62,7 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     with pytest.raises(NotReady) as refused:
-        await world.service.start([device], None)
+        await world.handover.start([device], None)
     assert refused.value.reason is Reason.OWNER_UNKNOWN
     assert world.state(device) is State.GRANTED
 
@@ -74,7 +74,7 @@ async def test_x23_who_lost_the_device_while_it_was_made_ready_does_not_start_on
     world.node.end_container(await world.tenancy(device))
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    waiting = world.spawn(world.service.start([device], None))
+    waiting = world.spawn(world.handover.start([device], None))
     await asyncio.sleep(0.1)  # it has read the checkpoint and waits for the scrub
     assert world.state(device) is State.SCRUBBING
     written_down(world, next=[device])
@@ -89,7 +89,7 @@ async def test_a_start_on_two_devices_exposes_both_or_none(world):
     written_down(world, pod=world.uuids)
     world.intrude(world.uuids[1], container=True)
     with pytest.raises(Refused):
-        await world.service.start(world.uuids, None)
+        await world.handover.start(world.uuids, None)
     assert world.state(world.uuids[0]) is State.GRANTED
     assert not rows(world, ev.PutInUse, world.uuids[0])
 
@@ -101,12 +101,12 @@ async def test_w17_a_visitor_on_a_grant_that_leaves_at_once_is_scrubbed_after(wo
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
     unannounced = world.intrude(device, container=True)
-    ask = world.service.start([device], None) if asks == "start" else world.acquire("pod", device, announced=True)
+    ask = world.handover.start([device], None) if asks == "start" else world.acquire("pod", device, announced=True)
     question = world.spawn(ask)
     await asyncio.sleep(0.01)  # no round of the monitor is in between
     world.node.end_container(unannounced.container)
     await asyncio.wait([question])
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     assert scrubs(world, device) == 2
 
 
@@ -116,7 +116,7 @@ async def test_a_pod_that_is_there_before_its_containers_is_known_to_be_gone_whe
     written_down(world, pod=[first])
     world.run("pod", second)  # something of the pod runs
     await world.acquire("pod", first, announced=True)
-    await world.service.start([first], None)
+    await world.handover.start([first], None)
     assert rows(world, ev.PutInUse, first)[-1].owner.seen
     world.node.end_container("pod")
     await world.acquire("next", first, announced=True)
@@ -135,7 +135,7 @@ async def test_gate_prestart_answers_at_once_and_the_start_waits(policy):
     assert world.loop.time() == began
     assert world.state(device) is State.SCRUBBING
     written_down(world, next=[device])
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     assert world.loop.time() > began
     assert scrubs(world, device) == 2
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
@@ -149,7 +149,7 @@ async def test_gate_prestart_starts_nothing_beside_a_tenant_that_does_not_leave(
     assert await world.acquire("next", device, announced=True) == []
     written_down(world, next=[device])
     with pytest.raises(Refused) as refused:
-        await world.service.start([device], None)
+        await world.handover.start([device], None)
     assert refused.value.reason is Reason.IN_USE
 
 
@@ -172,7 +172,7 @@ async def restart(world, device, *, left_behind=False):
     world.run("pod", next(it for it in world.uuids if it != device))  # the pod itself lives on
     await asyncio.sleep(1)
     before = scrubs(world, device)
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     return scrubs(world, device) - before
 
 
@@ -195,7 +195,7 @@ async def test_nothing_is_scrubbed_between_a_permitted_restart_and_its_first_pro
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
     world.node.end_container("pod")
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     await asyncio.sleep(3)  # creating the container takes its time
     world.run("pod", device)
     await asyncio.sleep(5)
@@ -215,7 +215,7 @@ async def test_s10_what_a_strangers_container_left_is_scrubbed_before_the_next_s
     world.node.end_container(stranger.container)
     await asyncio.sleep(3)
     before = scrubs(world, device)
-    await world.service.start([device], None)
+    await world.handover.start([device], None)
     assert scrubs(world, device) == before + 1
     assert world.record(device).owner.container == "pod"
 
@@ -239,7 +239,7 @@ async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world)
     world.life.observer.quick = quick
     await world.acquire("tenant", second, announced=True)
     written_down(world, tenant=[second])
-    await world.service.start([second], None)
+    await world.handover.start([second], None)
     late.set()
     await asyncio.sleep(0.05)
     assert world.state(second) is State.IN_USE

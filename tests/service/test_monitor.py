@@ -1,4 +1,4 @@
-"""Rounds: each device in its turn, none in the way of another, and complaints that are made once."""
+"""A round observes every device in time, no device delays another, and each failure is logged once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from structlog.testing import capture_logs
 
 from scrubber.core.model import AilmentKind, State
 from scrubber.observe.look_cache import UNWATCHED
-from scrubber.service.monitor import AT_ONCE, RESTS
+from scrubber.service.monitor import CONCURRENT, QUIET_OBSERVED_WITHIN
 from tests.service.asking import let_on, scrubs
 
-MANY = 3 * AT_ONCE
+MANY = 3 * CONCURRENT
 
 
 def counting(monkeypatch, owner, name: str) -> list[str]:
-    """The devices that a method is called for, from now on."""
+    """The devices of all later calls of a method."""
     calls: list[str] = []
     method = getattr(owner, name)
 
@@ -28,7 +28,7 @@ def counting(monkeypatch, owner, name: str) -> list[str]:
     return calls
 
 
-async def test_a_device_that_is_not_listed_any_more_is_kept_and_taken_out(world):
+async def test_a_device_that_leaves_the_inventory_is_quarantined(world):
     device = world.uuids[0]
     world.node.hidden.add(device)
     await asyncio.sleep(3)
@@ -38,7 +38,7 @@ async def test_a_device_that_is_not_listed_any_more_is_kept_and_taken_out(world)
     await world.reach(device, State.CLEAN)
 
 
-async def test_while_the_inventory_cannot_be_read_known_devices_are_tended(build):
+async def test_without_an_inventory_known_devices_are_reconciled(build):
     world = build(interval=0.5)
     await world.start()
     await world.clean()
@@ -49,19 +49,19 @@ async def test_while_the_inventory_cannot_be_read_known_devices_are_tended(build
     await world.clean()
 
 
-async def test_what_goes_wrong_in_every_round_is_said_once(world):
+async def test_a_failure_of_every_round_is_logged_once(world):
     with capture_logs() as logs:
         world.life.disk.full = True
         world.intrude(world.uuids[0])
         await asyncio.sleep(30)
-    told = [line for line in logs if line["event"].startswith("cannot record")]
-    assert len(told) == 1
-    assert told[0]["log_level"] == "error"
+    lines = [line for line in logs if line["event"].startswith("cannot write the ledger")]
+    assert len(lines) == 1
+    assert lines[0]["log_level"] == "error"
     world.life.disk.full = False
     await world.reach(world.uuids[0], State.DIRTY)
 
 
-async def test_a_hung_device_makes_no_round_longer_than_its_patience(world):
+async def test_a_hanging_device_delays_a_round_by_its_deadline_only(world):
     world.node.gpus[world.uuids[0]].hangs = True
     began = world.loop.time()
     await world.life.monitor.round()
@@ -69,75 +69,75 @@ async def test_a_hung_device_makes_no_round_longer_than_its_patience(world):
 
 
 async def settled(build, gpus: int):
-    """A world in which nothing happens any more."""
+    """A world in which all devices are clean and quiet."""
     world = build(gpus=gpus)
     await world.start()
     await world.clean()
-    await asyncio.sleep(2 * RESTS)
+    await asyncio.sleep(2 * QUIET_OBSERVED_WITHIN)
     return world
 
 
 @pytest.mark.parametrize("gpus", [2, MANY])
-async def test_devices_at_rest_are_looked_at_in_turn_and_never_tended(build, monkeypatch, gpus):
+async def test_quiet_devices_are_observed_in_turn_and_not_reconciled(build, monkeypatch, gpus):
     world = await settled(build, gpus)
-    tended, looks = counting(monkeypatch, world.service, "tend"), counting(monkeypatch, world.node, "look")
-    await asyncio.sleep(10 * RESTS)
-    assert not tended
-    slots = 10 * RESTS if gpus <= AT_ONCE else 10 * RESTS * AT_ONCE / MANY
+    reconciled, observed = counting(monkeypatch, world.upkeep, "reconcile"), counting(monkeypatch, world.node, "look")
+    await asyncio.sleep(10 * QUIET_OBSERVED_WITHIN)
+    assert not reconciled
+    slots = 10 * QUIET_OBSERVED_WITHIN if gpus <= CONCURRENT else 10 * QUIET_OBSERVED_WITHIN * CONCURRENT / MANY
     for device in world.uuids:
-        assert slots - 2 <= looks.count(device) <= slots + 2
+        assert slots - 2 <= observed.count(device) <= slots + 2
 
 
 @pytest.mark.parametrize("number", range(0, MANY, 5))
-async def test_who_enters_a_device_at_rest_and_what_befalls_it_are_seen_within_the_time_told(build, number):
+async def test_a_change_of_a_quiet_device_is_found_in_time(build, number):
     world = await settled(build, MANY)
     one, other = world.uuids[number], world.uuids[(number + 7) % MANY]
     await asyncio.sleep(number / 10)
     world.intrude(one)
     world.node.gpus[other].remap_failed = True
-    await asyncio.sleep(RESTS + 1)
+    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
     assert world.state(one) is not State.CLEAN
     assert world.record(other).quarantine.ailment.kind is AilmentKind.REMAP_FAILED
 
 
-async def test_a_device_that_hangs_hides_no_other_at_rest(build):
+async def test_a_hanging_device_hides_no_change_of_a_quiet_one(build):
     world = await settled(build, MANY)
     world.node.gpus[world.uuids[0]].hangs = True
     await asyncio.sleep(1)
     for device in (world.uuids[1], world.uuids[-1]):
         world.intrude(device)
-        await asyncio.sleep(RESTS + 1)
+        await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
         assert world.state(device) is not State.CLEAN
     await world.reach(world.uuids[0], State.QUARANTINED)
     world.node.gpus[world.uuids[0]].hangs = False
 
 
-async def test_a_device_in_use_does_not_rest(build, monkeypatch):
+async def test_a_device_in_use_is_never_quiet(build, monkeypatch):
     world = await settled(build, MANY)
     await let_on(world, "pod-a", world.uuids[0])
     await asyncio.sleep(2)
-    tended = counting(monkeypatch, world.service, "tend")
+    reconciled = counting(monkeypatch, world.upkeep, "reconcile")
     await asyncio.sleep(10)
-    assert 9 <= tended.count(world.uuids[0]) <= 11
+    assert 9 <= reconciled.count(world.uuids[0]) <= 11
     world.node.end_container("pod-a")
     await asyncio.sleep(1.5)
     assert world.state(world.uuids[0]) is State.SCRUBBING
 
 
-async def test_a_device_is_tended_again_as_soon_as_its_record_is_another(build, monkeypatch):
+async def test_a_device_with_a_new_record_is_reconciled_again(build, monkeypatch):
     world = await settled(build, MANY)
     await asyncio.sleep(0.5)
-    await world.service.quarantine(world.uuids[0], "to be looked at", "a person")
-    looks = counting(monkeypatch, world.node, "look")
+    await world.operations.quarantine(world.uuids[0], "to be looked at", "a person")
+    observed = counting(monkeypatch, world.node, "look")
     await asyncio.sleep(1)
-    assert world.uuids[0] in looks
+    assert world.uuids[0] in observed
 
 
 @pytest.mark.parametrize(("unwatched", "scrubbed"), [(UNWATCHED - 10, 0), (UNWATCHED + 10, 1)])
-async def test_what_nobody_looked_at_for_long_is_proven_anew(world, monkeypatch, unwatched, scrubbed):
-    """A disk that hangs, or a service that was stopped, as by SIGSTOP: whoever came and went was met by nobody."""
+async def test_a_proof_ends_after_long_without_observation(world, monkeypatch, unwatched, scrubbed):
+    """During a hanging write or a SIGSTOP, a process can use the device and leave unseen."""
     device, go = world.uuids[0], asyncio.Event()
-    monkeypatch.setattr(world.life.monitor, "round", lambda _pace: go.wait())
+    monkeypatch.setattr(world.life.monitor, "round", lambda _stagger: go.wait())
     before = scrubs(world, device)
     await asyncio.sleep(unwatched)
     await world.acquire("pod", device)

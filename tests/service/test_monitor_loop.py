@@ -1,4 +1,4 @@
-"""An alarm calls for a round at once, and nobody can make it ring so often that rounds are all that is done."""
+"""An alarm starts a round at once. Many alarms start only a few rounds a second."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Counting(Monitor):
 
     rounds = 0
 
-    async def round(self, pace: float = 0.0) -> None:
-        del pace
+    async def round(self, stagger: float = 0.0) -> None:
+        del stagger
         self.rounds += 1
 
 
@@ -37,9 +37,9 @@ def bank(tmp_path):
 
 
 def counting_on(bank, interval: float) -> Counting:
-    nobody: Any = None
+    service: Any = SimpleNamespace(context=None, upkeep=None, restores=None)
     observer: Any = SimpleNamespace(backend=bank.backend)
-    return Counting(nobody, observer, interval)
+    return Counting(service, observer, interval)
 
 
 @contextmanager
@@ -54,27 +54,27 @@ def running(bank, interval: float):
 
 async def until(condition) -> None:
     async with asyncio.timeout(WITHIN):
-        while not condition():  # noqa: ASYNC110 -- it counts, and tells nobody
+        while not condition():  # noqa: ASYNC110 -- the counter has no event
             await asyncio.sleep(0.001)
 
 
-async def test_an_alarm_calls_for_one_round_at_once(bank):
+async def test_an_alarm_starts_one_round_at_once(bank):
     with running(bank, interval=60) as counting:
         await until(lambda: counting.rounds == 1)
         drills.xid(bank.root, bank.uuid, 79)
         await until(lambda: counting.rounds == 2)
         drills.lose(bank.root, bank.uuid)
         await until(lambda: counting.rounds == 3)
-        await asyncio.sleep(4 * monitor.BREATH)
+        await asyncio.sleep(4 * monitor.ALARM_PAUSE)
         assert counting.rounds == 3
 
 
-async def test_without_an_alarm_rounds_come_in_their_time(bank):
-    with running(bank, interval=monitor.BREATH / 5) as counting:
+async def test_without_an_alarm_rounds_follow_the_interval(bank):
+    with running(bank, interval=monitor.ALARM_PAUSE / 5) as counting:
         await until(lambda: counting.rounds > 3)
 
 
-async def test_a_storm_makes_rounds_no_more_often_than_a_few_a_second(bank):
+async def test_many_alarms_start_a_few_rounds_a_second(bank):
     loop = asyncio.get_running_loop()
     with running(bank, interval=60) as counting:
         ends = loop.time() + 1.2
@@ -84,21 +84,21 @@ async def test_a_storm_makes_rounds_no_more_often_than_a_few_a_second(bank):
         assert 3 <= counting.rounds <= 6
 
 
-async def test_after_a_calm_the_first_alarm_is_heard_at_once_again(bank):
+async def test_after_a_quiet_time_an_alarm_starts_a_round_at_once(bank):
     one = counting_on(bank, 0.02)
     drills.xid(bank.root, bank.uuid, 13)
-    assert await one._rest(bank.alarm, 0.01) == 0.02
-    assert await one._rest(bank.alarm, 0.01) == monitor.BREATH
+    assert await one._wait_for_alarm(bank.alarm, 0.01) == 0.02
+    assert await one._wait_for_alarm(bank.alarm, 0.01) == monitor.ALARM_PAUSE
     drills.xid(bank.root, bank.uuid, 13)
-    assert await one._rest(bank.alarm, monitor.LONGEST_BREATH) == monitor.LONGEST_BREATH
-    assert not asyncio.get_running_loop().remove_reader(bank.alarm)  # it is watched during rests only
+    assert await one._wait_for_alarm(bank.alarm, monitor.MAX_ALARM_PAUSE) == monitor.MAX_ALARM_PAUSE
+    assert not asyncio.get_running_loop().remove_reader(bank.alarm)  # it is watched during the wait only
 
 
-async def test_what_was_heard_wakes_every_device_that_rests(bank):
+async def test_an_alarm_ends_the_quiet_of_every_device(bank):
     one = counting_on(bank, 0.02)
-    one._note_rest(bank.uuid, lives.CLEAN)
-    await one._rest(bank.alarm, 0.01)
-    assert bank.uuid in one._resting
+    one._remember(bank.uuid, lives.CLEAN)
+    await one._wait_for_alarm(bank.alarm, 0.01)
+    assert bank.uuid in one._quiet
     drills.xid(bank.root, bank.uuid, 13)
-    await one._rest(bank.alarm, 0.01)
-    assert not one._resting
+    await one._wait_for_alarm(bank.alarm, 0.01)
+    assert not one._quiet

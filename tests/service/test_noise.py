@@ -100,7 +100,7 @@ class Play:
 
     async def _asked(self, event: Event) -> bool:
         """Whether somebody got what he asked for."""
-        service, device = self.world.service, event.device
+        operations, device = self.world.operations, event.device
         while self.world.node.away:  # noqa: ASYNC110 - a pretend reset tells nobody its end; until then all are silent
             await asyncio.sleep(0.1)
         with suppress(AutoclaveError):
@@ -108,11 +108,11 @@ class Play:
                 case "arrives":
                     self.guests[device] = await self.world.tenancy(device)
                 case "quarantine":
-                    await service.quarantine(device, "smells", "ops")
+                    await operations.quarantine(device, "smells", "ops")
                 case "reinstate":
-                    await service.reinstate(device, "looked after", "ops")
+                    await operations.reinstate(device, "looked after", "ops")
                 case "excuse":
-                    await service.reinstate_without_proof(device, "it was the cable", "ops")
+                    await operations.reinstate_without_proof(device, "it was the cable", "ops")
             return True
         return False
 
@@ -249,7 +249,7 @@ async def settle(play: Play) -> None:
     for _ in range(2):  # what was reported meanwhile is judged at the first
         for device in out:
             with suppress(AutoclaveError):
-                await (await play.world.service.reinstate(device, "looked after", "ops")).finished.wait()
+                await (await play.world.operations.reinstate(device, "looked after", "ops")).finished.wait()
     assert {play.world.state(device) for device in play.world.uuids} == {State.CLEAN}
 
 

@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import ownership, pauses
 from scrubber.core.model import Facts, State
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
-from scrubber.service.handover import WITHHELD
+from scrubber.service.context import WITHHOLD_SECONDS
 from tests.service.asking import healthy, let_on, written_down
 
 
@@ -23,7 +23,7 @@ async def test_r4_what_was_asked_for_while_in_use_is_not_offered_until_its_tenan
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
     assert not healthy(world, device)
-    await asyncio.sleep(10 * WITHHELD)
+    await asyncio.sleep(10 * WITHHOLD_SECONDS)
     assert not healthy(world, device)
     assert healthy(world, world.uuids[1])
     world.node.end_container("pod")
@@ -49,7 +49,7 @@ async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(worl
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
-    await world.service.start([device], None)  # it never comes
+    await world.handover.start([device], None)  # it never comes
     with pytest.raises(NotReady):
         await world.acquire("next", device, announced=True)
     began = world.loop.time()
@@ -61,9 +61,9 @@ async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(worl
 
 async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
     device = world.uuids[0]
-    world.life.service._withhold([device])
+    world.context.withhold([device])
     assert not healthy(world, device)
-    await asyncio.sleep(WITHHELD)
+    await asyncio.sleep(WITHHOLD_SECONDS)
     assert healthy(world, device)
 
 
@@ -111,12 +111,12 @@ async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world)
         return seen
 
     observer.quick = slow
-    tending = world.spawn(world.service.tend(device))
+    tending = world.spawn(world.upkeep.reconcile(device))
     await asyncio.sleep(0.5)
     observer.quick = quick
     async with asyncio.timeout(6):  # as long as the plugin waits
         with pytest.raises(NotReady) as refused:
-            await world.service.acquire([device], announced=True)
+            await world.handover.acquire([device], announced=True)
     assert refused.value.reason is Reason.UNRESPONSIVE
     assert not healthy(world, device)
     await tending
@@ -126,8 +126,8 @@ async def test_a_caller_that_runs_out_of_time_leaves_the_device_withheld(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(world.service.acquire([device], announced=True), 0.5)
-    assert world.life.service.withheld(world.record(device))
+        await asyncio.wait_for(world.handover.acquire([device], announced=True), 0.5)
+    assert world.context.is_withheld(world.record(device))
 
 
 class Listening:

@@ -22,7 +22,7 @@ async def test_each_step_of_the_slow_path_has_its_deadline_and_the_self_test_its
     await world.start()
     await world.clean()
     device = world.uuids[0]
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     await running.finished.wait()
     wanted = load.load(policy).defaults
     for step in Step:

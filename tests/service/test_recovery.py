@@ -44,14 +44,14 @@ def burn_ins(world, *devices):
 
 
 async def out(world, device):
-    await world.service.quarantine(device, "suspect", "ops")
+    await world.operations.quarantine(device, "suspect", "ops")
     await world.reach(device, State.QUARANTINED)
 
 
 async def test_a_persons_word_ends_a_quarantine_and_the_memory_is_proven_like_after_a_tenant(world):
     device = world.uuids[0]
     await out(world, device)
-    running = await world.service.reinstate_without_proof(device, "it was the cable", "ann")
+    running = await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
     await running.finished.wait()
     assert world.state(device) is State.CLEAN
     assert rows(world, ev.Reinstated, device) == [ev.Reinstated("ann: it was the cable")]
@@ -63,16 +63,16 @@ async def test_a_persons_word_proves_nothing(world):
     await out(world, device)
     world.intrude(device)
     with pytest.raises(Refused, match="it is used by"):
-        await world.service.reinstate_without_proof(device, "it was the cable", "ann")
+        await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
     assert world.state(device) is State.QUARANTINED
 
 
 async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
     device = world.uuids[0]
     await out(world, device)
-    trial = await world.service.reinstate(device, "", "ops")
+    trial = await world.operations.reinstate(device, "", "ops")
     await asyncio.sleep(0.05)
-    running = await world.service.reinstate_without_proof(device, "no time", "ann")
+    running = await world.operations.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert trial.finished.is_set()
     assert trial.receipt is None
@@ -82,14 +82,14 @@ async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
 
 async def test_who_is_not_out_cannot_be_brought_back(world):
     with pytest.raises(Refused, match="it is not quarantined"):
-        await world.service.reinstate_without_proof(world.uuids[0], "", "ann")
+        await world.operations.reinstate_without_proof(world.uuids[0], "", "ann")
 
 
 async def test_whoever_is_still_sick_goes_out_again(world):
     device = world.uuids[0]
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
-    await world.service.reinstate_without_proof(device, "it looks fine from here", "ann")
+    await world.operations.reinstate_without_proof(device, "it looks fine from here", "ann")
     await world.reach(device, State.QUARANTINED)
     assert "fallen off its bus" in world.record(device).quarantine.ailment.detail
 
@@ -109,7 +109,7 @@ async def test_an_error_that_is_reported_during_a_job_is_judged_at_its_end_and_i
     await world.start()
     await world.clean()
     [device] = world.uuids
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     world.node.gpus[device].xids.append(Xid(900, 79))
     await running.finished.wait()
     assert running.receipt is None
@@ -198,7 +198,7 @@ async def test_what_was_reported_while_a_person_had_it_out_is_no_answer_to_the_r
     [device] = world.uuids
     await out(world, device)
     world.node.report(device, (74,))  # what moving its cables does
-    running = await world.service.reinstate(device, "seated anew", "ann")
+    running = await world.operations.reinstate(device, "seated anew", "ann")
     await running.finished.wait()
     assert running.receipt is not None
 
@@ -274,7 +274,7 @@ async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tes
 
 async def test_a_device_that_nobody_could_look_at_in_the_end_is_not_called_clean(world):
     device = world.uuids[0]
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     look = world.life.observer.vitals
 
     async def silent(_uuid: str) -> None:

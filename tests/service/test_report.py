@@ -12,7 +12,7 @@ from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Tenants
-from scrubber.service.monitor import RESTS
+from scrubber.service.monitor import QUIET_OBSERVED_WITHIN
 from scrubber.service.report import StatusReporter
 from tests.service.asking import let_on
 
@@ -46,13 +46,13 @@ async def test_a_name_that_means_no_device_or_several_is_refused(reporter, name,
 async def test_a_slice_is_found_by_its_gpu_and_its_number_and_by_its_gpu_when_it_is_alone_there(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
-    await asyncio.sleep(RESTS + 1)
+    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
     assert [reporter.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
     with pytest.raises(InvalidRequest) as refused:
         reporter.find("3")
     assert refused.value.reason is Reason.INVALID_REQUEST
     world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
-    await asyncio.sleep(RESTS + 1)
+    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
     assert reporter.find("3") == world.uuids[1]
 
 
@@ -72,7 +72,7 @@ async def test_status_is_ordered_by_index_and_tells_the_ledger(world, reporter):
 
 
 async def test_status_shows_a_job_its_progress_and_where_it_will_end(world, reporter):
-    running = await world.service.scrub("GPU-0000", Path.SLOW)
+    running = await world.operations.scrub("GPU-0000", Path.SLOW)
     while running.total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job
@@ -103,7 +103,7 @@ async def test_history_is_bounded_newest_last_and_of_one_device_or_all(reporter)
 
 
 async def test_an_explanation_ends_where_the_device_is(world, reporter):
-    await world.service.quarantine("GPU-0000", "it smells of smoke", "ann")
+    await world.operations.quarantine("GPU-0000", "it smells of smoke", "ann")
     told = await reporter.explain("GPU-0000")
     assert told.device.state == State.QUARANTINED.value
     assert "it smells of smoke" in told.entries[-1].text
@@ -189,7 +189,7 @@ async def test_nobody_is_asked_for_names_while_every_device_is_nobodys_nor_by_wh
 
 async def test_a_status_is_of_one_moment_whatever_happens_while_names_are_looked_up(world, reporter, register):
     async def meanwhile() -> Tenants:
-        await world.service.quarantine(world.uuids[1], "it smells of smoke", "ann")
+        await world.operations.quarantine(world.uuids[1], "it smells of smoke", "ann")
         tenants: Tenants = register.tenants
         return tenants
 

@@ -162,7 +162,7 @@ async def intrusion(world):
     await world.start()
     await world.clean()
     device = world.uuids[0]
-    await world.service.scrub(device, None)
+    await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
     assert world.record(device).job.step is Step.CLEAR
     world.intrude(device, container=True)
@@ -175,7 +175,7 @@ async def ailment(world):
     await world.clean()
     device = world.uuids[0]
     world.node.gpus[device].remap_failed = True
-    await world.service.scrub(device, None)
+    await world.operations.scrub(device, None)
     await asyncio.sleep(10)
 
 
@@ -184,7 +184,7 @@ async def squatter(world):
     await world.start()
     device = world.uuids[0]
     await world.clean()
-    await world.service.scrub(device, None)
+    await world.operations.scrub(device, None)
     world.node.enter(device, Kind.TENANT, "pod-x", container="pod-x")
     await asyncio.sleep(10)
 

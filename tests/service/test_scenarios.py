@@ -13,7 +13,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Path, State, Step, Trigger
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.service.monitor import RESTS
+from scrubber.service.monitor import QUIET_OBSERVED_WITHIN
 from tests.service.node import Kind
 
 
@@ -103,7 +103,7 @@ async def test_w15_a_device_used_by_what_no_kubelet_started_is_never_wiped(world
     with pytest.raises(AutoclaveError):
         await world.acquire("pod", device)
     with pytest.raises(Refused, match="end that first"):
-        await world.service.scrub(device, Path.SLOW)
+        await world.operations.scrub(device, Path.SLOW)
 
 
 async def test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing_is_wiped(build):
@@ -123,7 +123,7 @@ async def test_w17_a_release_that_a_live_tenant_knows_nothing_of_is_refused(worl
     device = world.uuids[0]
     await exposed(world, device)
     with pytest.raises(Refused) as refused:
-        await world.service.release([device])
+        await world.handover.release([device])
     assert refused.value.reason is Reason.IN_USE
     assert world.state(device) is State.IN_USE
 
@@ -264,7 +264,7 @@ async def test_s11_memory_that_is_held_by_nobody_is_not_clean(world):
 async def test_s14_a_scrub_that_failed_never_ends_clean(world):
     device = world.uuids[0]
     world.node.gpus[device].bad_memory = True
-    running = await world.service.scrub(device, None)
+    running = await world.operations.scrub(device, None)
     await running.finished.wait()
     assert running.receipt is None
     assert world.state(device) is State.QUARANTINED
@@ -275,7 +275,7 @@ async def test_s14_a_scrub_that_failed_never_ends_clean(world):
 async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_is_right_by_chance(world):
     device = world.uuids[0]
     world.node.gpus[device].errs = True
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     await running.finished.wait()
     record = world.record(device)
     assert (running.receipt, record.state) == (None, State.QUARANTINED)
@@ -286,7 +286,7 @@ async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_i
 async def test_s15_a_unit_that_a_slow_path_did_not_reach_is_no_proof(world):
     device = world.uuids[0]
     world.node.gpus[device].dark = True
-    running = await world.service.scrub(device, Path.SLOW)
+    running = await world.operations.scrub(device, Path.SLOW)
     await running.finished.wait()
     assert (running.receipt, world.state(device)) == (None, State.QUARANTINED)
     assert "scratch failed: not everywhere" in running.why
@@ -294,10 +294,10 @@ async def test_s15_a_unit_that_a_slow_path_did_not_reach_is_no_proof(world):
 
 async def test_s14_the_receipt_of_a_slow_path_names_units_and_tests_and_that_of_a_fast_one_does_not(world):
     device = world.uuids[0]
-    slow = await world.service.scrub(device, Path.SLOW)
+    slow = await world.operations.scrub(device, Path.SLOW)
     await slow.finished.wait()
     assert (slow.receipt.units, slow.receipt.units_reached, slow.receipt.tests) == (132, 132, ("address", "arithmetic"))
-    fast = await world.service.scrub(device, Path.FAST)
+    fast = await world.operations.scrub(device, Path.FAST)
     await fast.finished.wait()
     assert (fast.receipt.units, fast.receipt.units_reached, fast.receipt.tests) == (None, None, ())
 
@@ -305,7 +305,7 @@ async def test_s14_the_receipt_of_a_slow_path_names_units_and_tests_and_that_of_
 async def test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof(world):
     device = world.uuids[0]
     world.node.gpus[device].skimpy = True
-    running = await world.service.scrub(device, None)
+    running = await world.operations.scrub(device, None)
     await running.finished.wait()
     assert running.receipt is None
     assert "50.00%" in running.why
@@ -316,12 +316,12 @@ async def test_s16_a_device_keeps_its_history_under_another_index_and_another_de
     world.node.end_container(await exposed(world, one.info.uuid))
     one.info, two.info = replace(one.info, index=1), replace(two.info, index=0)
     await world.clean()
-    await asyncio.sleep(RESTS + 1)
+    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
     assert world.record(one.info.uuid).device.index == 1
     assert world.record(one.info.uuid).last_receipt is not None
     new = replace(one.info, uuid="GPU-new")
     world.node.gpus["GPU-new"] = replace(one, info=new)
-    async with asyncio.timeout(RESTS + 1):
+    async with asyncio.timeout(QUIET_OBSERVED_WITHIN + 1):
         while "GPU-new" not in world.life.ledger.records:
             await world.life.ledger.moved(world.life.ledger.seq, 1.0)
     await world.reach("GPU-new", State.SCRUBBING)
@@ -385,7 +385,7 @@ async def test_under_observe_nothing_is_refused_but_the_quarantined_and_every_gr
     assert grant.receipt is None
     assert rows(world, ev.GrantedUnproven, device)
     assert rows(world, ev.StepStarted) == []
-    await world.service.quarantine(world.uuids[1], "smells", "ops")
+    await world.operations.quarantine(world.uuids[1], "smells", "ops")
     with pytest.raises(Refused):
         await world.acquire("pod", world.uuids[1])
 

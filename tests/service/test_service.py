@@ -31,17 +31,17 @@ async def test_a_clean_device_is_handed_out_with_one_durable_row_and_without_wai
     assert grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
 
 
-@pytest.mark.parametrize("ask", ["acquire", "start", "release", "scrub", "quarantine", "reinstate", "tend"])
+@pytest.mark.parametrize("ask", ["acquire", "start", "release", "scrub", "quarantine", "reinstate", "reconcile"])
 async def test_a_device_that_is_not_there_is_told_so(world, ask):
-    service = world.service
+    handover, operations = world.handover, world.operations
     work = {
-        "acquire": lambda: service.acquire([world.uuids[0], "GPU-no"], announced=False),
-        "start": lambda: service.start(["GPU-no"], "pod"),
-        "release": lambda: service.release(["GPU-no"]),
-        "scrub": lambda: service.scrub("GPU-no", None),
-        "quarantine": lambda: service.quarantine("GPU-no", "smells", "ops"),
-        "reinstate": lambda: service.reinstate("GPU-no", "", "ops"),
-        "tend": lambda: service.tend("GPU-no"),
+        "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], announced=False),
+        "start": lambda: handover.start(["GPU-no"], "pod"),
+        "release": lambda: handover.release(["GPU-no"]),
+        "scrub": lambda: operations.scrub("GPU-no", None),
+        "quarantine": lambda: operations.quarantine("GPU-no", "smells", "ops"),
+        "reinstate": lambda: operations.reinstate("GPU-no", "", "ops"),
+        "reconcile": lambda: world.upkeep.reconcile("GPU-no"),
     }[ask]
     with pytest.raises(InvalidRequest) as refused:
         await work()
@@ -54,13 +54,13 @@ async def test_of_two_who_want_it_for_themselves_one_gets_it_and_nothing_is_take
     device = world.uuids[0]
     for _ in range(50):
         before = len(world.truth.entries)
-        both = (world.service.acquire([device], announced=False, fresh=True) for _ in range(2))
+        both = (world.handover.acquire([device], announced=False, fresh=True) for _ in range(2))
         told = await asyncio.gather(*both, return_exceptions=True)
         assert [it.reason for it in told if isinstance(it, Refused)] == [Reason.IN_USE]
         assert [list(it) for it in told if isinstance(it, dict)] == [[device]]
         made = [type(it.event) for it in world.truth.entries[before:] if it.device == device]
         assert (made.count(ev.Granted), made.count(ev.Released)) == (1, 0)
-        await world.service.release([device])  # and the next two find it dirty
+        await world.handover.release([device])  # and the next two find it dirty
 
 
 async def test_of_several_all_or_none_are_free_and_the_rest_is_offered_as_before(world):
@@ -68,20 +68,20 @@ async def test_of_several_all_or_none_are_free_and_the_rest_is_offered_as_before
     await world.acquire("job", taken)
     before = len(world.truth.entries)
     with pytest.raises(Refused, match=f"{taken}: it is granted") as refused:
-        await world.service.acquire([free, taken], announced=False, fresh=True)
+        await world.handover.acquire([free, taken], announced=False, fresh=True)
     assert refused.value.reason is Reason.IN_USE
     assert len(world.truth.entries) == before
     assert [advert(world, device).healthy for device in world.uuids] == [True, True]
 
 
 async def test_after_a_stop_nothing_is_granted_and_nothing_is_tended(world):
-    service, before = world.service, len(world.truth.entries)
-    await service.stop()
+    before = len(world.truth.entries)
+    await world.service.stop()
     with pytest.raises(NotReady) as refused:
-        await service.acquire([world.uuids[0]], announced=False)
+        await world.handover.acquire([world.uuids[0]], announced=False)
     assert refused.value.reason is Reason.SHUTTING_DOWN
     world.intrude(world.uuids[0])
-    await service.tend(world.uuids[0])
+    await world.upkeep.reconcile(world.uuids[0])
     assert len(world.truth.entries) == before
 
 
@@ -89,7 +89,7 @@ async def test_a_device_in_use_is_scrubbed_on_nobodys_word(world):
     device = world.uuids[0]
     await world.tenancy(device)
     with pytest.raises(Refused, match="release it first") as refused:
-        await world.service.scrub(device, Path.FAST)
+        await world.operations.scrub(device, Path.FAST)
     assert refused.value.reason is Reason.IN_USE
 
 
@@ -97,7 +97,7 @@ async def test_an_operator_is_told_who_is_in_the_way(world):
     device = world.uuids[0]
     intruder = world.intrude(device)
     with pytest.raises(Refused, match=f"pid {intruder.pid}"):
-        await world.service.scrub(device, None)
+        await world.operations.scrub(device, None)
 
 
 async def test_a_tenant_is_told_nothing_of_anybody_else(world):
@@ -107,7 +107,7 @@ async def test_a_tenant_is_told_nothing_of_anybody_else(world):
     for ask in (
         lambda: world.acquire("next", device),
         lambda: world.begin("next", device),
-        lambda: world.service.release([device]),
+        lambda: world.handover.release([device]),
     ):
         with pytest.raises((NotReady, Refused)) as refused:
             await ask()
@@ -117,11 +117,11 @@ async def test_a_tenant_is_told_nothing_of_anybody_else(world):
 
 async def test_a_quarantined_device_is_scrubbed_by_reinstate_only(world):
     device = world.uuids[0]
-    await world.service.quarantine(device, "smells", "ops")
+    await world.operations.quarantine(device, "smells", "ops")
     with pytest.raises(Refused, match="use reinstate"):
-        await world.service.scrub(device, None)
-    running = await world.service.reinstate(device, "mended", "ann")
-    assert await world.service.reinstate(device, "mended", "bob") is running
+        await world.operations.scrub(device, None)
+    running = await world.operations.reinstate(device, "mended", "ann")
+    assert await world.operations.reinstate(device, "mended", "bob") is running
     await running.finished.wait()
     assert running.receipt.path is Path.SLOW
     assert rows(world, ev.ProbationStarted, device)[-1].by == "ann: mended"
@@ -130,7 +130,7 @@ async def test_a_quarantined_device_is_scrubbed_by_reinstate_only(world):
 
 async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
     with pytest.raises(Refused) as refused:
-        await world.service.reinstate(world.uuids[0], "", "ops")
+        await world.operations.reinstate(world.uuids[0], "", "ops")
     assert refused.value.reason is Reason.NOT_QUARANTINED
 
 
@@ -138,7 +138,7 @@ async def test_a_device_in_use_is_marked_by_an_operator_and_taken_out_when_it_is
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
-    await world.service.quarantine(device, "smells", "ops")
+    await world.operations.quarantine(device, "smells", "ops")
     assert world.state(device) is State.IN_USE
     assert not advert(world, device).healthy
     world.node.end_container(tenant)
@@ -167,7 +167,7 @@ async def test_a_released_device_is_scrubbed_before_anybody_asks(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     world.node.end_container(tenant)
-    await world.service.release([device])
+    await world.handover.release([device])
     assert world.state(device) is State.SCRUBBING
     assert advert(world, device).healthy
     await world.clean(device)
@@ -227,12 +227,12 @@ async def test_an_announced_grant_is_kept_for_its_admission_and_an_unannounced_o
 async def test_a_device_that_is_not_what_it_was_is_proven_anew(world):
     """A proof is about so many bytes in such a layout; another index is no other device."""
     device = world.uuids[0]
-    record = world.service.ledger.records[device]
-    await world.service.meet(replace(record.device, index=7), record.incarnation)
+    record = world.context.ledger.records[device]
+    await world.upkeep.register(replace(record.device, index=7), record.incarnation)
     assert world.state(device) is State.CLEAN
-    await world.service.meet(replace(record.device, memory_bytes=2 * record.device.memory_bytes), record.incarnation)
+    await world.upkeep.register(replace(record.device, memory_bytes=2 * record.device.memory_bytes), record.incarnation)
     assert world.state(device) is State.UNKNOWN
-    assert world.service.ledger.records[device].receipt is None
+    assert world.context.ledger.records[device].receipt is None
 
 
 async def test_with_whom_a_device_is_reset_may_change_while_somebody_has_it(world):
@@ -258,7 +258,7 @@ async def test_nobody_is_asked_for_less_than_is_due(build):
     await world.start()
     await asyncio.sleep(10)
     world.node.leave(before_us)
-    running = await world.service.scrub(device, Path.FAST)
+    running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
     assert (running.receipt.path, world.node.gpus[device].chip) == (Path.SLOW, None)
 
@@ -266,5 +266,5 @@ async def test_nobody_is_asked_for_less_than_is_due(build):
 async def test_names_that_no_device_has_leave_nothing_behind(world):
     for number in range(10):
         with pytest.raises(InvalidRequest):
-            await world.service.release([f"GPU-made-up-{number}"])
-    assert not [name for name in world.service.jobs.locks._locks if "made-up" in name]
+            await world.handover.release([f"GPU-made-up-{number}"])
+    assert not [name for name in world.context.jobs.locks._locks if "made-up" in name]

@@ -173,7 +173,7 @@ async def test_what_is_over_comes_back_by_what_the_reason_asks_for_or_by_a_perso
     await asyncio.sleep(LONG)
     if signal.tried is None:
         assert (trials(world, device), world.state(device)) == ([], State.QUARANTINED)
-        await (await world.service.reinstate(device, "looked after", "ops")).finished.wait()
+        await (await world.operations.reinstate(device, "looked after", "ops")).finished.wait()
     assert trials(world, device) == [signal.tried or Path.SLOW]
     assert world.state(device) is State.CLEAN
     assert healthy(world, device)
@@ -208,7 +208,7 @@ async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world,
     await world.reach(device, State.SCRUBBING)
     await world.life.jobs.of(device).finished.wait()
     if world.state(device) is State.CLEAN:  # no step of the fast path looks at it
-        await world.service.scrub(device, Path.SLOW)
+        await world.operations.scrub(device, Path.SLOW)
     await world.reach(device, State.QUARANTINED)
     [out] = quarantines(world, device)
     assert (out.ailment.kind, out.next_probe is None) == (signal.kind, signal.tried is None)

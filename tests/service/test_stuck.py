@@ -104,7 +104,7 @@ async def test_a_pod_that_was_killed_and_hangs_on_its_device_is_named_at_once_an
     else:
         written_down(world)
     await asyncio.sleep(5)
-    assert f"(pid {process.pid}, pod)" in world.service.blocked[device]
+    assert f"(pid {process.pid}, pod)" in world.context.blocked[device]
     assert (await world.life.reporter.explain(device)).advice
     await asyncio.sleep(GIVE_UP - 20)
     assert world.record(device).ailment is None
@@ -112,7 +112,7 @@ async def test_a_pod_that_was_killed_and_hangs_on_its_device_is_named_at_once_an
     assert (world.state(device), world.record(device).ailment.kind) == (State.IN_USE, AilmentKind.STUCK_PROCESS)
     assert f"(pid {process.pid}, pod)" in world.record(device).ailment.detail
     assert not healthy(world, device)
-    assert device not in world.service.blocked
+    assert device not in world.context.blocked
     rows = len(world.truth.entries)
     await asyncio.sleep(LONG)
     assert process.alive
@@ -136,7 +136,7 @@ async def test_whoever_hangs_now_and_then_is_not_stuck(world):
 async def test_whoever_hangs_on_what_is_his_is_left_in_peace(world):
     device, _ = await killed_and_hanging(world)
     await asyncio.sleep(LONG)
-    assert (world.record(device).ailment, world.service.blocked.get(device)) == (None, None)
+    assert (world.record(device).ailment, world.context.blocked.get(device)) == (None, None)
     assert healthy(world, device)
 
 

@@ -38,13 +38,13 @@ async def nothing(_world: World, _running: ScrubJob) -> None:
 
 async def at_once(world: World, running: ScrubJob) -> None:
     """Called off before its first turn."""
-    await world.service.jobs.cancel(running.device)
+    await world.context.jobs.cancel(running.device)
 
 
 async def on_the_way(world: World, running: ScrubJob) -> None:
     """Called off in the middle."""
     await asyncio.sleep(0.3)
-    await world.service.jobs.cancel(running.device)
+    await world.context.jobs.cancel(running.device)
 
 
 async def no_room(world: World, _running: ScrubJob) -> None:
@@ -72,7 +72,7 @@ async def test_every_end_of_a_job_is_one_line(
     await asyncio.sleep(100)  # what the first look begins is over
     device = world.uuids[0]
     with capture_logs() as lines:
-        running = await world.service.scrub(device, Path.SLOW, op="0b0b0b0b")
+        running = await world.operations.scrub(device, Path.SLOW, op="0b0b0b0b")
         await befalls(world, running)
         await running.finished.wait()
     shown: list[Any] = [line for line in lines if line["log_level"] != "debug"]
@@ -87,11 +87,11 @@ async def test_every_end_of_a_job_is_one_line(
 
 async def test_a_job_that_is_cut_before_its_first_turn_is_told_of_as_well(world: World) -> None:
     device = world.uuids[0]
-    device_policy = world.service.active_policy.device_policy(world.record(device).device)
+    device_policy = world.context.active_policy.device_policy(world.record(device).device)
     with capture_logs() as lines:
         # not by ``begin``: it comes back a turn later
-        running = await world.service.jobs._begin(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
-        await world.service.jobs.cancel(device)
+        running = await world.context.jobs._begin(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
+        await world.context.jobs.cancel(device)
     assert (running.done, running.step) == (0, None)
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]
     assert shown == [("job ended", "cancelled", 0.0)]

@@ -40,7 +40,7 @@ async def test_a_monitor_that_glances_at_a_grant_to_a_pod_that_is_to_come_leaves
     await glance(world, device)
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
-        await world.service.acquire([device], announced=False, fresh=True)
+        await world.handover.acquire([device], announced=False, fresh=True)
     world.restart_kubelet()
     process = world.run("pod", device)
     await asyncio.sleep(LONG)
@@ -56,9 +56,9 @@ async def test_who_is_about_to_start_waits_for_a_monitor_to_let_go_and_not_for_i
     unannounced = world.intrude(device, container=True)
     await world.reach(device, State.IN_USE)
     with pytest.raises(Refused):
-        await world.service.start([device], None)
+        await world.handover.start([device], None)
     world.node.leave(unannounced)
-    await world.service.start([device], None)  # before any round has seen it
+    await world.handover.start([device], None)  # before any round has seen it
     assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 2)
 
 
@@ -97,7 +97,7 @@ async def test_r11_a_pod_that_is_off_its_gpu_keeps_it_when_a_monitor_that_was_me
 
 async def test_a_job_keeps_what_it_acquired_until_it_gives_it_back_whatever_container_comes_and_goes(world):
     device = world.uuids[0]
-    await world.service.acquire([device], announced=False, fresh=True)
+    await world.handover.acquire([device], announced=False, fresh=True)
     job = world.node.enter(device, Kind.TENANT, "job")
     world.node.end_container(await glance(world, device))
     await asyncio.sleep(LONG)
@@ -105,9 +105,9 @@ async def test_a_job_keeps_what_it_acquired_until_it_gives_it_back_whatever_cont
     world.node.leave(job)  # between two programs
     await asyncio.sleep(LONG)
     with pytest.raises(Refused):
-        await world.service.acquire([device], announced=False, fresh=True)
+        await world.handover.acquire([device], announced=False, fresh=True)
     assert scrubs(world, device) == 1
-    await world.service.release([device])
+    await world.handover.release([device])
     await world.clean(device)
 
 

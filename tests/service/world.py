@@ -31,10 +31,13 @@ from scrubber.ledger.sqlite import SqliteStore
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
-from scrubber.service.handover import Tools
+from scrubber.service.context import ServiceContext
+from scrubber.service.handover import Handover
 from scrubber.service.monitor import Monitor
+from scrubber.service.operations import Operations
 from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
+from scrubber.service.upkeep import Upkeep
 from tests.ledger import memory_store
 from tests.service.caller import PretendCaller
 from tests.service.disk import Disk
@@ -122,8 +125,28 @@ class World:
 
     @property
     def service(self) -> Service:
-        """Its use cases."""
+        """All its parts."""
         return self.life.service
+
+    @property
+    def context(self) -> ServiceContext:
+        """What its parts share."""
+        return self.service.context
+
+    @property
+    def handover(self) -> Handover:
+        """What the plugin asks."""
+        return self.service.handover
+
+    @property
+    def operations(self) -> Operations:
+        """What people ask."""
+        return self.service.operations
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """What the monitor asks."""
+        return self.service.upkeep
 
     def record(self, device: str) -> Record:
         """What it believes of a device."""
@@ -139,7 +162,7 @@ class World:
         self.node.life = self._lives
         self._up = self._build()
         with suppress(LedgerUnavailable):
-            await self.service.recover()
+            await self.upkeep.recover()
         await self.life.monitor.round()
         self._watching = self.spawn(self.life.monitor.run()) if watching else None
 
@@ -223,10 +246,10 @@ class World:
     async def _ask_back(self) -> None:
         """What a person would do now."""
         with suppress(AutoclaveError):
-            await self.service.release(self.uuids)  # grants that nobody ever used
+            await self.handover.release(self.uuids)  # grants that nobody ever used
         for device in self.uuids:
             if self.state(device) is State.QUARANTINED:
-                await self.service.reinstate(device, "healed", "ops")
+                await self.operations.reinstate(device, "healed", "ops")
 
     # -- callers
 
@@ -238,14 +261,14 @@ class World:
     async def acquire(self, tenant: str, *devices: str, announced: bool = False) -> list[Grant]:
         """The first gate."""
         self.truth.asked.append(frozenset(devices))
-        grants = await self.service.acquire(devices, announced=announced)
+        grants = await self.handover.acquire(devices, announced=announced)
         for device in devices:
             self.tenants[device] = tenant
         return [grant for grant in grants.values() if grant is not None]
 
     async def begin(self, tenant: str, *devices: str) -> list[Process]:
         """The second gate, and what it lets through."""
-        await self.service.start(devices, tenant)
+        await self.handover.start(devices, tenant)
         for device in devices:
             self.truth.started(tenant, device)
         return [self.run(tenant, device) for device in devices]
@@ -338,9 +361,11 @@ class World:
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = Jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)
         jobs.job_type = self._job
-        tools = Tools(self.node.now, token, self.chance.random)
         lacks = lambda device: self.node.lacks(device)  # noqa: E731, PLW0108 - a test may put another one there later
-        service = Service(ledger, observer, jobs, self.active_policy, tools, lacks)
+        context = ServiceContext(
+            ledger, observer, jobs, self.active_policy, self.node.now, token, self.chance.random, lacks
+        )
+        service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)
         reporter = StatusReporter(service, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)

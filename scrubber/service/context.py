@@ -1,0 +1,127 @@
+"""What the parts of the service share: ledger, observer, jobs, policy, and what the last observation found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from policies.model import Policy
+from scrubber.core import ownership, siblings, upkeep
+from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
+from scrubber.devices.base import DeviceError
+from scrubber.ground.errors import InvalidRequest, NotReady, Reason
+from scrubber.jobs.jobs import Jobs
+from scrubber.jobs.locks import DeviceLocks
+from scrubber.ledger.ledger import Ledger
+from scrubber.node.checkpoint import CheckpointError
+from scrubber.observe.observer import Observer
+from scrubber.policy import ActivePolicy
+
+OVERRUN = 0.5  # seconds beyond a budget: an observation that begins at the end of the budget can still finish
+TOO_LATE = "cannot say in time whether the devices are free; ask again"
+WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
+MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
+
+
+@dataclass(slots=True, eq=False)
+class ServiceContext:
+    """The shared objects and findings. Clock and randomness are parameters, so that tests control them."""
+
+    ledger: Ledger
+    observer: Observer
+    jobs: Jobs
+    active_policy: ActivePolicy
+    now: Callable[[], Moment]
+    token: Callable[[int], str]  # returns that many random bytes as hex
+    chance: Callable[[], float]  # returns a random number in [0, 1)
+    clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
+    blocked: dict[str, str] = field(default_factory=dict)  # what the last observation found in the way of a scrub
+    vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
+    stopping: bool = False
+    _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)  # `since` of the record; withheld until
+
+    @property
+    def locks(self) -> DeviceLocks:
+        """The lock of each device."""
+        return self.jobs.locks
+
+    def record(self, device: str) -> Record:
+        """The record of a device; InvalidRequest when no device has this UUID."""
+        record = self.ledger.records.get(device)
+        if record is None:
+            raise InvalidRequest(f"cannot find device {device}: there is none of that name", Reason.UNKNOWN_DEVICE)
+        return record
+
+    def policy(self, device: str) -> Policy:
+        """The policy in force for a device."""
+        return self.active_policy.device_policy(self.record(device).device).policy
+
+    def operation(self, given: str = "") -> str:
+        """The id of an operation in ledger and log: the caller's id, or a new one. NotReady while stopping."""
+        self.require_running()
+        return given or self.token(4)
+
+    def require_running(self) -> None:
+        """NotReady while the service stops."""
+        if self.stopping:
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
+
+    def require_clearable(self, device: str, verb: str) -> None:
+        """NotReady before anything is touched: without a clear, the other steps of a scrub are useless."""
+        obstacle = self.clear_obstacle(self.record(device).device)
+        if obstacle is not None:
+            raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
+
+    @asynccontextmanager
+    async def locked(self, devices: Sequence[str], budget: float) -> AsyncIterator[None]:
+        """Hold the locks of the devices; NotReady when another holder waits for a driver beyond the budget."""
+        async with AsyncExitStack() as locks:
+            try:
+                async with asyncio.timeout(self.time_left(budget)):
+                    await locks.enter_async_context(self.locks.of(devices))
+            except TimeoutError:
+                raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
+            yield
+
+    def time_left(self, budget: float) -> float:
+        """Seconds until an answer is too late."""
+        return max(0.0, budget - self.now().uptime) + OVERRUN
+
+    def with_domain(self, record: Record, facts: Facts) -> Facts:
+        """The facts, and whether a reset of a sibling is under way."""
+        return replace(facts, domain_resetting=siblings.resetting(record, self.ledger.records.values()))
+
+    async def with_assigned_pods(self, record: Record, facts: Facts) -> Facts:
+        """The facts, and the pods in the kubelet's checkpoint where a decision about the owner needs them."""
+        if not ownership.needs_checkpoint(record.owner, facts) or ownership.about_to_start(record.owner, self.now()):
+            return facts
+        device = record.device.uuid
+        try:
+            return replace(facts, assigned_pods=(await self.observer.owners([device]))[device])
+        except (CheckpointError, DeviceError):
+            return facts
+
+    def withhold(self, devices: Collection[str]) -> None:
+        """Stop offering devices whose request failed: the kubelet would try them with pod after pod."""
+        until = self.now().uptime + WITHHOLD_SECONDS
+        self._withheld |= {device: (self.record(device).since, until) for device in devices}
+        if devices:
+            self.ledger.announce()
+
+    def is_withheld(self, record: Record) -> bool:
+        """Whether a request for this device failed lately. A device in use stays withheld until it is released."""
+        since, until = self._withheld.get(record.device.uuid, (None, 0.0))
+        if since != record.since:
+            return False
+        return record.state is State.IN_USE or self.now().uptime < until
+
+    async def close_orphaned_job(self, device: str, op: str) -> bool:
+        """Close a job that no longer runs and whose end could not be written; whether there was one."""
+        record = self.record(device)
+        if record.job is None or self.jobs.of(device) is not None:
+            return False
+        event = upkeep.interruption(record, "its end could not be recorded", self.now())
+        await self.ledger.append(op, (device, event))
+        return True

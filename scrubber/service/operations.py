@@ -1,0 +1,138 @@
+"""What people ask for: scrub, quarantine, reinstate.
+
+Each operation holds the lock of its device from the observation until the decision is recorded.
+"""
+
+from __future__ import annotations
+
+from scrubber.core import events as ev
+from scrubber.core import leftover, ownership, proof, upkeep
+from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger
+from scrubber.ground.errors import NotReady, Reason, Refused
+from scrubber.jobs.scrub_job import ScrubJob
+from scrubber.service.context import ServiceContext
+
+
+class Operations:
+    """The operations on one device that a person can ask for."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        """Does nothing yet."""
+        self._context = context
+
+    async def scrub(self, device: str, path: Path | None, *, op: str = "") -> ScrubJob:
+        """Start a scrub now, or join the job that runs. ``path`` None takes the path that is due."""
+        context = self._context
+        async with context.locks.of([device]):
+            op = context.operation(op)
+            await context.close_orphaned_job(device, op)
+            record = context.record(device)
+            running = context.jobs.of(device)
+            if running is not None:
+                return running
+            if record.state is State.QUARANTINED:
+                raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: it is quarantined; use reinstate")
+            context.require_clearable(device, "scrub")
+            record = await self._current_record(device, op)
+            if record.state in (State.GRANTED, State.IN_USE):
+                raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is {record.state.value}; release it first")
+            await self._require_free(record)
+            device_policy = context.active_policy.device_policy(record.device)
+            if record.ailment is not None:
+                raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
+            due = proof.next_path(record, device_policy.policy)
+            taken = due if path is None or due is Path.SLOW else path  # a person cannot ask for less than is due
+            return await context.jobs.begin(device, taken, Trigger.REQUEST, device_policy, context.operation(op))
+
+    async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
+        """Quarantine a device. A device in use is reported sick now and quarantined when it is released."""
+        context = self._context
+        async with context.locks.of([device]):
+            record = context.record(device)
+            ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
+            event: ev.Event = ev.AilmentFound(upkeep.taken_out(record, f"{reason} (asked by {by})"))
+            if record.state not in (State.GRANTED, State.IN_USE):
+                vitals = await context.observer.vitals(device)
+                policy = context.policy(device)
+                event = upkeep.confine(record, ailment, by, vitals, policy, context.now(), context.chance())
+            await context.ledger.append(context.operation(op), (device, event))
+            await context.jobs.cancel(device)
+
+    async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
+        """Start the slow path on a quarantined device; the device is back when it passes."""
+        context = self._context
+        async with context.locks.of([device]):
+            op = context.operation(op)
+            await context.close_orphaned_job(device, op)
+            running = context.jobs.of(device)
+            record = context.record(device)
+            if running is not None and record.job is not None and record.job.trigger is Trigger.REINSTATE:
+                return running
+            if record.quarantine is not None:
+                record = await self._cancel_probation(device)
+            if record.state is not State.QUARANTINED:
+                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
+            context.require_clearable(device, "reinstate")
+            await self._require_free(await self._current_record(device, op))
+            await self._note_earlier_errors(device, op)
+            device_policy = context.active_policy.device_policy(record.device)
+            op = context.operation(op)
+            return await context.jobs.begin(
+                device, Path.SLOW, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
+            )
+
+    async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
+        """End a quarantine on a person's word, then scrub the device like after any pod."""
+        context = self._context
+        async with context.locks.of([device]):
+            op = context.operation(op)
+            await context.close_orphaned_job(device, op)
+            if context.record(device).quarantine is None:
+                raise Refused(Reason.NOT_QUARANTINED, f"cannot reinstate {device}: it is not quarantined")
+            context.require_clearable(device, "reinstate")
+            await self._cancel_probation(device)
+            record = await self._current_record(device, op)
+            await self._require_free(record)
+            device_policy = context.active_policy.device_policy(record.device)
+            await self._note_earlier_errors(device, op)
+            await context.ledger.append(context.operation(op), (device, ev.Reinstated(_by_and_reason(by, reason))))
+            path = proof.next_path(context.record(device), device_policy.policy)
+            return await context.jobs.begin(device, path, Trigger.REINSTATE, device_policy, op)
+
+    async def _cancel_probation(self, device: str) -> Record:
+        """The record after the probation was cancelled: the person's word replaces it."""
+        if not await self._context.jobs.cancel_unless_resetting(device):
+            raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; ask again")
+        return self._context.record(device)
+
+    async def _current_record(self, device: str, op: str) -> Record:
+        """The record, after a reboot or a driver reload that it does not know of was recorded."""
+        context = self._context
+        record = context.record(device)
+        stale = proof.ended_by_restart(record, await context.observer.quick(record))
+        if stale is not None:
+            await context.ledger.append(context.operation(op), (device, stale))
+        return context.record(device)
+
+    async def _require_free(self, record: Record) -> None:
+        """Refuse a job that would only fail at its first fence."""
+        device = record.device.uuid
+        facts = await self._context.observer.full(record)
+        policy = self._context.policy(device)
+        if facts.holders is None:
+            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: cannot prove that nobody uses it")
+        stuck = [holder for holder in facts.holders if not leftover.terminable(holder, record, policy)]
+        if stuck:
+            names = ownership.holder_names(tuple(stuck))
+            raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end that first")
+
+    async def _note_earlier_errors(self, device: str, op: str) -> None:
+        """Record the errors that the device reported before the person's word, so that they do not count against it."""
+        context = self._context
+        before = upkeep.errors_to_note(context.record(device).baseline, await context.observer.vitals(device))
+        if before is not None:
+            await context.ledger.append(context.operation(op), (device, before))
+
+
+def _by_and_reason(by: str, reason: str) -> str:
+    return f"{by}: {reason}" if reason else by

@@ -1,0 +1,52 @@
+"""Pending restores: what a reset took from a device and, because it was cut off, did not give back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scrubber.core.model import Outcome
+from scrubber.ground import log
+from scrubber.service.context import ServiceContext
+
+logger = log.get("service")
+
+RETRY_AFTER = 60.0  # seconds after a restore that failed
+
+
+class PendingRestores:
+    """One worker for each pending restore. A device that is gone gets no scrub that would restore it."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        """Starts nothing yet."""
+        self._context = context
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._retry_at: dict[str, float] = {}  # uptime
+
+    async def start(self) -> None:
+        """Start each pending restore that is due."""
+        for device in await self._context.observer.owed():
+            waits = self._context.now().uptime < self._retry_at.get(device, 0.0)
+            if not (self._context.stopping or waits or device in self._tasks):
+                self._tasks[device] = asyncio.create_task(self._restore(device))
+
+    async def stop(self) -> None:
+        """Cancel all restores; the next service starts them again."""
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _restore(self, device: str) -> None:
+        self._retry_at[device] = self._context.now().uptime + RETRY_AFTER
+        try:
+            result = await self._context.jobs.restore(device)
+            if result is not None and result.outcome is not Outcome.PASSED:
+                logger.warning("cannot bring back what a reset has taken", device=device, error=result.detail)
+                return
+            del self._retry_at[device]
+            if result is not None:
+                logger.info("brought back what a reset that was cut off had taken", device=device)
+        except Exception:  # no worker could be started, or a fault of ours: log it and try again
+            logger.exception("cannot bring back what a reset has taken", device=device)
+        finally:
+            del self._tasks[device]

@@ -1,0 +1,192 @@
+"""What the monitor asks for: recovery after a start, the inventory, and the next action on each device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from scrubber.core import answers, burn_in, ownership, presence, siblings, upkeep
+from scrubber.core import events as ev
+from scrubber.core.model import DeviceInfo, Facts, Incarnation, Path, Record, State, Trigger, Vitals
+from scrubber.ground import log
+from scrubber.policy import DevicePolicy
+from scrubber.service.context import MAX_ROUNDS, ServiceContext
+
+logger = log.get("service")
+
+
+def ignore(_record: Record, _vitals: Vitals) -> None:
+    """For a service without metrics."""
+
+
+class Upkeep:
+    """Looks after devices that no request is about."""
+
+    def __init__(self, context: ServiceContext, on_vitals: Callable[[Record, Vitals], None] = ignore) -> None:
+        """``on_vitals`` is called with every health report of a device. Call ``recover`` first."""
+        self._context = context
+        self._on_vitals = on_vitals
+        self._burn_in_lock = asyncio.Lock()  # held from counting the free devices until the burn-in is recorded
+        self._hanging: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # hanging holders, and since when
+
+    async def recover(self) -> None:
+        """Close every job that was open when the last service ended: it proved nothing."""
+        context = self._context
+        op = context.operation()
+        why = "the service was stopped or killed while it ran"
+        events = [
+            (device, upkeep.interruption(record, why, context.now()))
+            for device, record in context.ledger.records.items()
+            if record.job is not None
+        ]
+        if events:
+            await context.ledger.append(op, *events)
+            logger.warning("jobs were cut off by the last stop", op=op, devices=[device for device, _ in events])
+
+    async def register(self, device: DeviceInfo, incarnation: Incarnation) -> None:
+        """Record a device of the inventory that is new or has changed."""
+        context = self._context
+        record = context.ledger.records.get(device.uuid)
+        orphaned = record is not None and record.job is not None and context.jobs.of(device.uuid) is None
+        if orphaned or (record is not None and record.device == device):
+            return  # reconcile closes an orphaned job first
+        async with context.locks.of([device.uuid]):
+            if record is None:
+                policy = context.active_policy.device_policy(device).policy
+                before = upkeep.history(await context.observer.vitals(device.uuid), policy)
+                found: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
+                await context.ledger.append(context.operation(), *((device.uuid, event) for event in found))
+                return
+            record = context.record(device.uuid)  # may have changed while we waited for the lock
+            events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
+            if _proven_properties(device, record) != _proven_properties(record.device, record):
+                await context.jobs.cancel(device.uuid)  # the job works on the old memory or layout
+                events.append((device.uuid, ev.Distrusted("its memory or its layout is another", incarnation)))
+            await context.ledger.append(context.operation(), *events)
+
+    async def try_ledger(self) -> None:
+        """After a failed write, write a row that changes nothing: it shows when the ledger works again."""
+        ledger = self._context.ledger
+        record = next(iter(ledger.records.values()), None)
+        if ledger.fault is not None and record is not None:
+            await ledger.append(self._context.operation(), (record.device.uuid, ev.Described(record.device)))
+
+    def needs_nothing(self, record: Record, facts: Facts) -> bool:
+        """Whether these facts call for no action, so that ``reconcile`` need not observe the device again."""
+        context = self._context
+        device, vitals = record.device.uuid, facts.vitals
+        if context.stopping or record.job is not None or context.ledger.records.get(device) is not record:
+            return False
+        if ownership.needs_checkpoint(record.owner, facts) or ownership.all_holders_hang(facts):
+            return False
+        if vitals is None or vitals != context.vitals.get(device) or device in context.blocked:
+            return False
+        device_policy = context.active_policy.device_policy(record.device)
+        facts = self._with_other_devices(record, facts)
+        answer = upkeep.tend(record, facts, device_policy.policy, context.now(), chance=0.0)
+        return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
+
+    async def reconcile(self, device: str, op: str = "") -> Record | None:
+        """Observe a device, compare it with its record, and do the next action; the record if there is none."""
+        context = self._context
+        if context.stopping:
+            return None
+        vitals = await context.observer.vitals(device, context.record(device).device.parent)
+        if vitals is not None:
+            self._report(device, vitals)
+        async with context.locks.of([device]):
+            op = context.operation(op)
+            if await context.close_orphaned_job(device, op):
+                return None
+            for _ in range(MAX_ROUNDS):
+                record = context.record(device)
+                seen = await context.with_assigned_pods(record, await context.observer.quick(record))
+                seen = replace(seen, vitals=vitals, hung_since=self._hanging_since(device, seen))
+                device_policy = context.active_policy.device_policy(record.device)
+                facts = self._with_other_devices(record, seen)
+                answer = upkeep.tend(record, facts, device_policy.policy, context.now(), context.chance())
+                context.blocked.pop(device, None)
+                match answer:
+                    case answers.Note(event):
+                        await context.ledger.append(op, (device, event))
+                    case answers.CancelJob():
+                        if not await context.jobs.cancel_unless_resetting(device):
+                            return None
+                    case answers.Blocked(why):
+                        context.blocked[device] = why
+                        return None
+                    case answers.Scrub() | answers.Probe() if (
+                        obstacle := context.clear_obstacle(record.device)
+                    ) is not None:
+                        context.blocked[device] = f"cannot clear its memory: {obstacle}"
+                        return None
+                    case answers.Scrub(path, trigger):
+                        await context.jobs.begin(device, path, trigger, device_policy, op)
+                        return None
+                    case answers.Probe(path):
+                        await context.jobs.begin(device, path, Trigger.PROBATION, device_policy, op)
+                        return None
+                    case answers.Proceed():
+                        return None if await self._burn_in(record, device_policy, op) else record
+            logger.error("cannot settle a device", op=op, device=device, state=context.record(device).state.value)
+            return None
+
+    def _report(self, device: str, vitals: Vitals) -> None:
+        """Log each sign when it begins and when it ends. The policy decides whether it leads to a quarantine."""
+        self._on_vitals(self._context.record(device), vitals)
+        if vitals.partial:
+            return
+        before, self._context.vitals[device] = self._context.vitals.get(device, Vitals()), vitals
+        old, new = ({sign.kind for sign in each.signs} for each in (before, vitals))
+        for sign in vitals.signs:
+            if sign.kind not in old:
+                logger.warning("something is wrong", device=device, sign=sign.kind.value, detail=sign.detail)
+        for kind in old - new:
+            logger.info("it is not told any more", device=device, sign=kind.value)
+
+    def _hanging_since(self, device: str, facts: Facts) -> float | None:
+        """The uptime since which all holders hang in the kernel at every observation; None when one does not."""
+        known, since = self._hanging.pop(device, (frozenset(), 0.0))
+        if not ownership.all_holders_hang(facts):
+            return None
+        holders = frozenset((holder.pid, holder.started) for holder in facts.holders or ())
+        since = since if holders <= known else self._context.now().uptime
+        self._hanging[device] = holders, since
+        return since
+
+    def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
+        """The facts, and what requests and other devices mean for this one."""
+        records = self._context.ledger.records.values()
+        successor, resetting = presence.successor(record, records), siblings.resetting(record, records)
+        wanted = self._context.is_withheld(record)
+        if not (wanted or successor or resetting):
+            return facts  # the usual case, for every device in every round: copy nothing
+        return replace(facts, wanted=wanted, successor=successor, domain_resetting=resetting)
+
+    async def _burn_in(self, record: Record, device_policy: DevicePolicy, op: str) -> bool:
+        """Start the burn-in of an idle device when it is due; whether it was started."""
+        if not device_policy.policy.periodic.every:
+            return False
+        async with self._burn_in_lock:
+            due = self._burn_in_due(record, device_policy)
+            if due:
+                device = record.device.uuid
+                await self._context.jobs.begin(device, Path.SLOW, Trigger.BURN_IN, device_policy, op)
+            return due
+
+    def _burn_in_due(self, record: Record, device_policy: DevicePolicy) -> bool:
+        context = self._context
+        if not device_policy.policy.periodic.every or context.clear_obstacle(record.device) is not None:
+            return False
+        return burn_in.is_due(record, context.ledger.records.values(), device_policy.policy, context.now())
+
+
+def _proven_properties(device: DeviceInfo, record: Record) -> tuple[object, ...]:
+    """The properties that a proof is about; the others may change without a scrub.
+
+    The reset domain of a device in use may change when other devices of its board get another layout. The owner keeps
+    the device.
+    """
+    domain = None if record.state in (State.GRANTED, State.IN_USE) else device.reset_domain
+    return device.memory_bytes, device.mig, device.model, domain
