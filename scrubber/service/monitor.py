@@ -85,7 +85,7 @@ class Monitor:
         if not await _readable(alarm, max(self._interval, breath)):
             return BREATH
         await asyncio.sleep(rested - loop.time())
-        self._observer.backend.hush()  # before we look: what comes later rings again
+        self._observer.backend.clear_alarm()  # before we look: what comes later rings again
         self._wake()
         return min(2 * breath, LONGEST_BREATH)
 
@@ -124,7 +124,7 @@ class Monitor:
         if any(attempts):
             self._meets = 0.0
         due = self._due()
-        seen = await self._observer.glance(due)
+        seen = await self._observer.quick_all(due)
         restless = [record.device.uuid for record in due if not self._at_rest(record, seen.get(record.device.uuid))]
         results = await self._tend_all(restless, pace)
         failures = [failure for failure in (*attempts, *results) if failure is not None]

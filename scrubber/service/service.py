@@ -197,7 +197,7 @@ class Service(Handover):
 
     async def bring_back(self) -> None:
         """Begin to give back what resets that were cut off still owe: a device that is gone gets no job that would."""
-        for device in await self._observer.owed():
+        for device in await self._observer.pending_restores():
             waits = self.now().uptime < self._mend_again.get(device, 0.0)
             if not (self._stopping or waits or device in self._mending):
                 self._mending[device] = asyncio.create_task(self._bring_back(device))

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import AilmentKind, State
-from scrubber.observe.look_cache import UNWATCHED
+from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.service.monitor import AT_ONCE, RESTS
 from tests.service.asking import let_on, scrubs
 
@@ -133,7 +133,7 @@ async def test_a_device_is_tended_again_as_soon_as_its_record_is_another(build, 
     assert world.uuids[0] in looks
 
 
-@pytest.mark.parametrize(("unwatched", "scrubbed"), [(UNWATCHED - 10, 0), (UNWATCHED + 10, 1)])
+@pytest.mark.parametrize(("unwatched", "scrubbed"), [(UNOBSERVED - 10, 0), (UNOBSERVED + 10, 1)])
 async def test_what_nobody_looked_at_for_long_is_proven_anew(world, monkeypatch, unwatched, scrubbed):
     """A disk that hangs, or a service that was stopped, as by SIGSTOP: whoever came and went was met by nobody."""
     device, go = world.uuids[0], asyncio.Event()
