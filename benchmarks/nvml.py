@@ -70,8 +70,8 @@ def looks(eyes: Nvidia, devices: Sequence[DeviceInfo]) -> list[dict[str, object]
         "driver": eyes.driver,
         "inventory": eyes.inventory,
         "vitals": lambda: eyes.vitals(uuid),
-        "in_use": lambda: eyes.in_use(uuid),
-        "listed": lambda: eyes.listed(uuid),
+        "in_use": lambda: eyes.has_holders(uuid),
+        "listed": lambda: eyes.listed_holders(uuid),
     }
     return [{"look": name, **_timed(call)} for name, call in calls.items()]
 
@@ -95,7 +95,7 @@ def idle_round(eyes: Nvidia) -> dict[str, object]:
         for info in eyes.inventory():
             eyes.driver()
             eyes.vitals(info.uuid)
-            eyes.in_use(info.uuid)
+            eyes.has_holders(info.uuid)
         walls.append((time.perf_counter() - wall) * 1000)
         shares.append((time.process_time() - work) * 1000)
     return {

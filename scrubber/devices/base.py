@@ -1,8 +1,8 @@
 """The two ports to hardware.
 
-``Backend`` is sight: it lives in the service and only answers questions. Every call may block for ever (drivers do),
-so the service asks through ``calls.Caller`` with a deadline. ``Gpu`` is touch: it exists only inside a worker child
-that can be killed, and acts on one device that was proven free.
+``Backend`` lives in the service and only answers questions. Each call may block for ever, because drivers do, so the
+service asks through ``calls.Caller`` with a deadline. ``Gpu`` exists only inside a worker process that can be killed,
+and changes one device that was proven free.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class DeviceLostError(DeviceError):
 
 
 class NotNowError(DeviceError):
-    """It was not begun, for something on the node is in the way: no fault of the device."""
+    """The step was not begun, because something on the node is in the way: no fault of the device."""
 
 
 class DriverClosedError(DeviceError):
-    """Nobody may ask just now: a device is being reset, which needs a driver without users. No news of any device."""
+    """The driver is released, because a device is being reset. This says nothing about any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,65 +92,65 @@ class Readings:
 
 
 class Backend(Protocol):
-    """Which devices there are, and how they are. Asks, never changes anything."""
+    """Which devices there are, and how they are. Never changes a device."""
 
     name: str
-    lists_users: bool  # whether ``listed`` is worth asking
-    one_driver: bool  # a reset needs a driver that no worker uses, on whatever device
-    pace: float  # seconds between two rounds over all devices: what a round costs is the driver's to say
+    lists_holders: bool  # whether ``listed_holders`` is worth asking
+    one_driver: bool  # a reset needs a driver that no worker uses, not even a worker of another device
+    pace: float  # seconds between two rounds over all devices; what a round costs depends on the driver
 
     def lacks(self, device: DeviceInfo) -> str | None:
-        """What is missing to overwrite its memory, and what to do; nothing is begun on it then. Asks nobody."""
+        """What is missing to overwrite the memory of the device, and what to do about it. Does not ask the driver."""
         ...
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
-        """Every device that can be named, also one that is lost but was there when the service started.
+        """Every device that is there, and every device that was there since the service started.
 
-        While let go those that are known already.
+        While the driver is released: the devices that are known already.
         """
         ...
 
     def driver(self) -> str:
-        """Names this driver instance: another value means that the driver was loaded anew. Answers while let go."""
+        """Names this driver instance: another value means a driver that was loaded anew. Answers while released."""
         ...
 
-    def in_use(self, uuid: str) -> bool | None:
-        """A quick look, good enough to say no: True or None (cannot tell) call for a full look at the processes."""
+    def has_holders(self, uuid: str) -> bool | None:
+        """Whether a process holds the device, by the driver alone. True or None (unknown): observe the device fully."""
         ...
 
-    def listed(self, uuid: str) -> frozenset[int]:
-        """Processes that the driver names as users, whatever files they show; it may leave some out."""
+    def listed_holders(self, uuid: str) -> frozenset[int]:
+        """The processes that the driver lists as holders. The list may be incomplete."""
         ...
 
     def vitals(self, uuid: str) -> Vitals:
         """Health as the device reports it now."""
         ...
 
-    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
-        """``vitals`` and ``in_use`` in one, for what both ask is asked once: the monitor does nothing else all day."""
+    def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
+        """``vitals`` and ``has_holders`` in one call, which asks the driver once for what both need."""
         ...
 
-    def heard(self, uuid: str) -> Vitals | None:
-        """What was told unasked alone, as partial vitals; None without a log. Answers while let go; asks no driver."""
+    def reported(self, uuid: str) -> Vitals | None:
+        """The logged signs alone, as partial vitals; None without a log. Answers while released; asks no driver."""
         ...
 
     def readings(self) -> Mapping[str, Readings]:
-        """What whole GPUs measure, sliced or not, by UUID; one that cannot be read is left out, and no other with it.
+        """What whole GPUs measure, sliced or not, by UUID. A GPU that cannot be read is left out.
 
-        Nothing is judged by it. Need not answer while let go.
+        For metrics only. Need not answer while the driver is released.
         """
         ...
 
     def files(self, uuid: str) -> tuple[str, ...]:
-        """Paths that a process has open or mapped when it uses the device. Answers while let go."""
+        """The paths that a holder of the device has open or mapped. Answers while the driver is released."""
         ...
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
-        """Paths that are open in whoever a reset would hit: its own, and those of all that go down with it."""
+        """The paths of all devices that a reset of this one takes down, its own included."""
         ...
 
     def address(self, uuid: str, care: Care) -> Address:
-        """Where a worker child finds the device, and how it is to handle it."""
+        """Where a worker finds the device, and how the worker is to handle it."""
         ...
 
     def container_of(self, pid: int) -> str | None:
@@ -158,41 +158,41 @@ class Backend(Protocol):
         ...
 
     def living(self) -> Mapping[str, int]:
-        """All containers of which anything still runs, each with a process of it."""
+        """All containers that still have a process, each with one of its processes."""
         ...
 
-    def owed(self) -> Mapping[str, Address]:
-        """What resets that were cut off still owe, unless one is under way: whole devices, offered or not, by name.
+    def pending_restores(self) -> Mapping[str, Address]:
+        """The whole devices, offered or not, that a cancelled reset still has to restore; none that is being reset.
 
-        A worker child at that address does nothing in its settings step but to bring that back. Answers while let go.
+        The settings step of a worker at that address does that restore and nothing else. Answers while released.
         """
         ...
 
     def in_reset(self, uuid: str) -> bool:
-        """Whether a reset that takes it down is under way, whoever began it and whoever has ended meanwhile."""
+        """Whether a reset that takes the device down is under way, even if the worker that began it has ended."""
         ...
 
     def alarm(self) -> int | None:
-        """Listen from now on to what is told unasked: a file that is readable when there is news; None: it never is.
+        """A file that becomes readable when a device logs a sign; None if the backend has no such file.
 
-        Nothing is learnt by reading it: what happened stands in the vitals. Does not ask the driver.
+        The file says only that something happened; ``vitals`` says what. Does not ask the driver.
         """
         ...
 
-    def hush(self) -> None:
-        """The alarm was heard: it is silent until there is more."""
+    def clear_alarm(self) -> None:
+        """Make the alarm file unreadable until the next sign."""
         ...
 
     def close(self) -> None:
-        """Listen no more, for good."""
+        """Close the alarm for good."""
         ...
 
-    def let_go(self) -> None:
-        """Use the driver no more: a reset needs it without users, us included. May be said several times."""
+    def release_driver(self) -> None:
+        """Stop using the driver: a reset needs a driver that no process uses. May be called several times."""
         ...
 
-    def take_up(self) -> None:
-        """The reset is over; said once for each ``let_go``. Opens the driver again, which may take its time."""
+    def reacquire_driver(self) -> None:
+        """Open the driver again; called once for each ``release_driver``. May take long."""
         ...
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from scrubber.devices.base import DeviceError
 
@@ -104,30 +104,6 @@ async def in_turn(
         with suppress(UnresponsiveError):
             await caller.ask(key, ask, deadline)
     return found.copy()  # a thread that is late goes on
-
-
-class Round(Generic[T]):
-    """One look for all who ask before it begins; who asks later gets the next one, for this one is too old for them."""
-
-    def __init__(self, look: Callable[[frozenset[str]], Awaitable[T]]) -> None:
-        """``look`` is given everything that was asked about."""
-        self._look = look
-        self._turn = asyncio.Lock()
-        self._asked: set[str] = set()
-        self._next: asyncio.Task[T] | None = None
-
-    async def ask(self, *about: str) -> T:
-        """The answer of a look that had not begun."""
-        self._asked.update(about)
-        if self._next is None:
-            self._next = asyncio.create_task(self._take())
-            self._next.add_done_callback(lambda look: look.cancelled() or look.exception())  # its askers may be gone
-        return await asyncio.shield(self._next)
-
-    async def _take(self) -> T:
-        async with self._turn:
-            asked, self._asked, self._next = frozenset(self._asked), set(), None
-            return await self._look(asked)
 
 
 def _give_up(call: asyncio.Future[Any], error: UnresponsiveError) -> None:

@@ -117,7 +117,9 @@ class Jobs:
         """
         observer = self._context.observer
         async with self.slots.at_driver(Step.SETTINGS):
-            address = (await observer.owed()).get(device)  # again: a job may have restored it while this call waited
+            address = (await observer.pending_restores()).get(
+                device
+            )  # again: a job may have restored it while this call waited
             if address is None:
                 return None
             async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:

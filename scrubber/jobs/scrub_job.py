@@ -258,7 +258,7 @@ class ScrubJob:
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._watched(worker, step, order)
         try:
-            async with self._observer.away(self.device, *(it.device.uuid for it in self._siblings())):
+            async with self._observer.driver_released(self.device, *(it.device.uuid for it in self._siblings())):
                 fenced = self._fence(step, await self._observe())  # again: the release may have taken its time
                 if fenced is not None:
                     return self._aborted(step, fenced)

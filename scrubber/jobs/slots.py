@@ -70,5 +70,5 @@ class Slots:
     async def _when_back(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
         """Take the turn, then wait until the tool of a cancelled reset has left the driver."""
         async with turn:
-            await self._observer.back()
+            await self._observer.driver_reacquired()
             yield

@@ -1,4 +1,4 @@
-"""Keeping our own hands off a driver while it resets something."""
+"""Releases the driver while the service resets a device, and reacquires the driver afterwards."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ from scrubber.ground import log
 logger = log.get("observer")
 
 REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
-TOOL_ENDS_WITHIN = 60.0  # seconds for which a tool that has outlived its worker keeps us off the driver
-LOOK_AGAIN = 0.25  # seconds between two looks whether it still runs
+TOOL_ENDS_WITHIN = 60.0  # seconds to wait for a reset tool that has outlived its worker
+TOOL_CHECK_EVERY = 0.25  # seconds between two checks whether the tool still runs
 
 
 class DriverRelease:
-    """Our absences from one driver."""
+    """The releases of one driver."""
 
     def __init__(self, backend: Backend, caller: Caller, patience: float) -> None:
-        """We are there."""
-        self.resetting: set[str] = set()  # what we reset ourselves, and what goes down with it
+        """The service has the driver."""
+        self.resetting: set[str] = set()  # the devices that the service resets itself, and their siblings
         self._backend = backend
         self._caller = caller
         self._patience = patience
-        self._absences: set[_Release] = set()
+        self._releases: set[_Release] = set()
         self._returns: set[asyncio.Task[None]] = set()
 
-    def now(self) -> bool:
-        """Whether we are, or are not back yet."""
-        return bool(self._absences)
+    def in_force(self) -> bool:
+        """Whether the driver is released, or not reacquired yet."""
+        return bool(self._releases)
 
     @asynccontextmanager
-    async def during(self, *uuids: str) -> AsyncIterator[None]:
-        """While these are reset; DeviceError when an earlier question does not come back."""
-        await self.back()
-        absence = _Release(self._backend)
-        self._absences.add(absence)
+    async def during_reset(self, *uuids: str) -> AsyncIterator[None]:
+        """Release the driver while these devices are reset; DeviceError when an earlier call does not return."""
+        await self.reacquired()
+        release = _Release(self._backend)
+        self._releases.add(release)
         try:
-            await self._caller.ask(f"let go {absence.number}", absence.begin, 2 * self._patience)
+            await self._caller.ask(f"release driver {release.number}", release.begin, 2 * self._patience)
             self.resetting.update(uuids)
             yield
         finally:
             self.resetting.difference_update(uuids)
-            # Not waited for: whoever ends a reset has better things to do, and may be on his way out.
-            returning = asyncio.create_task(self._return(absence, uuids))
+            # In a task of its own: the job that ends a reset does not wait for the driver, and may be cancelled.
+            returning = asyncio.create_task(self._reacquire(release, uuids))
             self._returns.add(returning)
             returning.add_done_callback(self._returns.discard)
 
-    async def back(self) -> None:
-        """Wait until the driver can be asked again after the resets that are over; what that takes has an end."""
+    async def reacquired(self) -> None:
+        """Wait until the driver is reacquired after the resets that are over. The wait has an end."""
         if self._returns:
             await asyncio.wait(self._returns.copy())
 
-    async def _return(self, absence: _Release, uuids: Collection[str]) -> None:
+    async def _reacquire(self, release: _Release, uuids: Collection[str]) -> None:
         try:
-            await self._tool_ends(absence, uuids)
-            await self._caller.ask(f"take up {absence.number}", absence.end, REOPENS_WITHIN)
+            await self._tool_ends(release, uuids)
+            await self._caller.ask(f"reacquire driver {release.number}", release.end, REOPENS_WITHIN)
         except DeviceError as error:
             logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
         finally:
-            self._absences.discard(absence)
+            self._releases.discard(release)
 
-    async def _tool_ends(self, absence: _Release, uuids: Collection[str]) -> None:
-        """A worker that was killed leaves its tool at work, which bears us no more than the worker did."""
-        key = f"tool {absence.number}"
+    async def _tool_ends(self, release: _Release, uuids: Collection[str]) -> None:
+        """Wait for the reset tool of a worker that was killed: the tool still needs a driver without users."""
+        key = f"tool {release.number}"
         try:
             async with asyncio.timeout(TOOL_ENDS_WITHIN):
-                while await self._caller.ask(key, lambda: any(map(self._backend.in_reset, uuids)), self._patience):  # noqa: ASYNC110 - a lock tells nobody when it is free
-                    await asyncio.sleep(LOOK_AGAIN)
+                while await self._caller.ask(key, lambda: any(map(self._backend.in_reset, uuids)), self._patience):  # noqa: ASYNC110 - a file lock sends no event when it is free
+                    await asyncio.sleep(TOOL_CHECK_EVERY)
         except (DeviceError, TimeoutError) as error:
             why = str(error) or f"not within {TOOL_ENDS_WITHIN:g} s"
             logger.error("cannot tell the end of a reset; the driver is asked again", devices=uuids, error=why)  # noqa: TRY400 - expected
 
 
 class _Release:
-    """One time away from the driver. Whoever asked for it may have left before it began: then it ends at once."""
+    """One release of the driver. If its caller gives up before the release begins, the release ends at once."""
 
     _numbers = itertools.count()
 
@@ -87,20 +87,20 @@ class _Release:
         self.number = next(self._numbers)
         self._backend = backend
         self._lock = threading.Lock()
-        self._away = False
+        self._released = False
         self._over = False
 
     def begin(self) -> None:
-        self._backend.let_go()
+        self._backend.release_driver()
         with self._lock:
-            self._away = True
+            self._released = True
             if not self._over:
                 return
-        self._backend.take_up()
+        self._backend.reacquire_driver()
 
     def end(self) -> None:
         with self._lock:
             self._over = True
-            if not self._away:
+            if not self._released:
                 return
-        self._backend.take_up()
+        self._backend.reacquire_driver()

@@ -1,23 +1,23 @@
-"""What can be seen of a device just now, gathered into facts. Looks through backend and /proc; decides nothing.
+"""Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
-Two looks: the quick one asks the driver alone and is good enough when it says that nobody is there; the full one goes
-through all processes, and is the only one that a deed may rest on.
+A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
+observation goes through all processes. A step that changes a device rests on a full observation only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from scrubber.core import presence
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, Moment, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
-from scrubber.devices.calls import Caller, Round, in_turn
+from scrubber.devices.calls import Caller, in_turn
 from scrubber.ground import log
 from scrubber.node import checkpoint, clock
 from scrubber.node.identity import kubelet_epoch
@@ -25,196 +25,227 @@ from scrubber.node.proc import BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, nobody
 from scrubber.observe.driver_release import DriverRelease
-from scrubber.observe.look_cache import TENANTED, LookCache, ObservedSince
+from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
 logger = log.get("observer")
 
 Holders = dict[str, tuple[Holder, ...] | None]
 T = TypeVar("T")
-Ignored = Callable[[str], Callable[[Holder], bool]]
-BUSY_STATES = TENANTED | {State.SCRUBBING}
+IsBystander = Callable[[Holder], bool]
+BUSY_STATES = ASSIGNED | {State.SCRUBBING}
+
+
+class _Shared(Generic[T]):
+    """One observation for all callers that ask before it begins.
+
+    An observation that has already begun is too old for a later caller, who gets the next one.
+    """
+
+    def __init__(self, observe: Callable[[frozenset[str]], Awaitable[T]]) -> None:
+        """``observe`` is given everything that was asked about."""
+        self._observe = observe
+        self._turn = asyncio.Lock()
+        self._asked: set[str] = set()
+        self._next: asyncio.Task[T] | None = None
+
+    async def ask(self, *about: str) -> T:
+        self._asked.update(about)
+        if self._next is None:
+            self._next = asyncio.create_task(self._take())
+            # Its callers may be gone when it fails.
+            self._next.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._next)
+
+    async def _take(self) -> T:
+        async with self._turn:
+            asked, self._asked, self._next = frozenset(self._asked), set(), None
+            return await self._observe(asked)
 
 
 class Observer:
-    """The eyes of the service. ``patience`` is how long a driver may take to answer."""
+    """Observes the devices for the service. ``patience``: the seconds that a driver may take to answer."""
 
-    def __init__(  # noqa: PLR0913 - the eyes are put together from many parts
+    def __init__(  # noqa: PLR0913 - the observer is put together from many parts
         self,
         backend: Backend,
         processes: Processes,
         boot_id: str,
         kubelet_dir: Path,
         observed_since: float,
-        ignored: Ignored = lambda _uuid: nobody,
+        bystanders: Callable[[str], IsBystander] = lambda _uuid: nobody,
         *,
         patience: float = 2.0,
         caller: Caller | None = None,
         ends: ProcessEnds | None = None,
         now: Callable[[], Moment] = clock.now,
     ) -> None:
-        """Nothing is looked at yet.
+        """Nothing is observed yet.
 
-        ``observed_since``: the uptime at which this service began. ``ignored`` tells for each device who may have it
-        open and is no user. ``ends`` is told at every full look whose end is worth the next one.
+        ``observed_since``: the uptime at which this service began. ``bystanders``: for each device, which holders do
+        not count. ``ends``: learns at every full observation which process to follow, so that its end calls for the
+        next observation.
         """
-        self._ignored = ignored
+        self._bystanders = bystanders
         self.backend = backend
         self.patience = patience
         self._processes = processes
         self._boot_id = boot_id
         self._kubelet_dir = kubelet_dir
-        self._vigil = ObservedSince(observed_since, now)
-        self._late: dict[str, float] = {}  # since when it does not answer
+        self._observed_since = ObservedSince(observed_since, now)
+        self._late: dict[str, float] = {}  # since when a device does not answer
         self._caller = caller or Caller()
-        self._ours: set[int] = set()
-        self._holding = Round(self._walk)
-        self._living = Round(self._count)
-        self._driver = Round(self._instance)
-        self._visits = LookCache()
+        self._workers: set[int] = set()
+        self._all_holders = _Shared(self._find_holders)
+        self._live_containers = _Shared(self._find_containers)
+        self._driver = _Shared(self._find_driver)
+        self._cache = ObservationCache()
         self._ends = ends
-        self._members: Mapping[str, int] = {}  # of each container that lives, one process
-        self._away = DriverRelease(backend, self._caller, patience)
-        self._named: dict[str, frozenset[int]] = {}  # whom the driver listed at the last walk
-        self._took = 0.0  # seconds that it took
+        self._members: Mapping[str, int] = {}  # one process of each container that lives
+        self._release = DriverRelease(backend, self._caller, patience)
+        self._listed: dict[str, frozenset[int]] = {}  # the holders that the driver listed at the last full observation
+        self._took = 0.0  # seconds that the last full observation took
 
     def own(self, pid: int) -> None:
-        """A worker of ours: not a user of the device."""
-        self._ours.add(pid)
+        """Count a process as a worker of the service, not as a holder."""
+        self._workers.add(pid)
 
     def disown(self, pid: int) -> None:
-        """The worker has been reaped; its pid may be anybody's now."""
-        self._ours.discard(pid)
+        """Forget a worker that was reaped: the pid may belong to another process now."""
+        self._workers.discard(pid)
 
     async def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices; raises DeviceError when they cannot be listed."""
         return await self._caller.ask("inventory", self.backend.inventory, self.patience)
 
     async def quick(self, record: Record, *, last: bool = False) -> Facts:
-        """Facts at the price of one question to the driver; a full look where that is not a clear no.
+        """Facts for the price of one question to the driver; a full observation unless the driver says "no holder".
 
-        A driver that lists its users leaves out who merely has the device open. So its no stands only for a while after
-        a full look, and never for the ``last`` look before somebody uses the device.
+        A driver that lists holders leaves out a process that merely has the device open. So the driver's no is enough
+        only for a while after a full observation. It is never enough for the ``last`` observation before a container
+        uses the device.
         """
-        met = self.backend.lists_users and (record.state in TENANTED or not last)  # who it was may stand for who it is
+        # The holders of the last full observation may stand for the holders now.
+        cacheable = self.backend.lists_holders and (record.state in ASSIGNED or not last)
         uuid = record.device.uuid
-        if met and (still := await self._still(record)) is not None:
-            return self._vigil.kept(uuid, still)
+        if cacheable and (facts := await self._cached(record)) is not None:
+            return self._observed_since.stamped(uuid, facts)
         try:
-            incarnation, in_use = await self._caller.ask(
-                uuid, lambda: (self._incarnation(), self._answer(self.backend.in_use, uuid)), self.patience
+            incarnation, held = await self._caller.ask(
+                uuid, lambda: (self._incarnation(), self._answer(self.backend.has_holders, uuid)), self.patience
             )
         except DeviceError as error:
-            # Whoever asks must hear that the device does not answer; who holds it can be seen all the same.
-            vitals = None if self._no_news(error) else _silent(error)
+            # The caller must hear that the device does not answer. The holders can be seen all the same.
+            vitals = None if self._is_no_news(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
-        enough = not self.backend.lists_users or (not last and self._visits.met_nobody(record))
-        if in_use is False and record.state is not State.IN_USE and enough:
-            return self._vigil.kept(uuid, Facts(incarnation, self.epoch(), ()))
-        if in_use is None:  # perhaps for memory that is held by nobody who could be seen
+        enough = not self.backend.lists_holders or (not last and self._cache.shows_no_holder(record))
+        if held is False and record.state is not State.IN_USE and enough:
+            return self._observed_since.stamped(uuid, Facts(incarnation, self.epoch(), ()))
+        if held is None:  # perhaps because of leaked memory, which has no holder that can be seen
             vitals = await self.vitals(uuid, record.device.parent)
             return replace(await self.full(record), vitals=vitals)
         return await self.full(record)
 
-    async def _still(self, record: Record) -> Facts | None:
-        """What the last full look saw, while its witness still runs and nobody new is listed.
+    async def _cached(self, record: Record) -> Facts | None:
+        """The last full observation, while its witness still runs and the driver lists no new holder.
 
-        That is enough to say that the device is in use, and is never a no. Whoever is on it unlisted shows at the next
-        full look, which comes when the last one has become a small share of the time since. The last look before a use
-        of a device without an owner is a full one always.
+        That is enough to say that the device has holders, and is never a no. A holder that the driver does not list
+        shows at the next full observation. That observation comes when the cost of the last one has become a small
+        share of the time since. The last observation before a container uses a device without an owner is always full.
         """
-        unchanged = self._unchanged(record)
+        question = self._cached_question(record)
         try:
-            return await self._caller.ask(record.device.uuid, unchanged, self.patience) if unchanged else None
+            return await self._caller.ask(record.device.uuid, question, self.patience) if question else None
         except DeviceError:
             return None
 
-    def _unchanged(self, record: Record) -> Callable[[], Facts | None] | None:
-        """The question for that, to be asked in a thread; None where the last look cannot stand."""
-        known = self._visits.witnessed(record)
-        if known is None:
+    def _cached_question(self, record: Record) -> Callable[[], Facts | None] | None:
+        """The question for ``_cached``, to be asked in a thread; None where the last observation does not stand."""
+        witnessed = self._cache.witnessed(record)
+        if witnessed is None:
             return None
-        visit, witness = known
+        last, witness = witnessed
 
         def ask() -> Facts | None:
-            if self._in_reset(record.device.uuid):  # then it is not asked
+            if self._in_reset(record.device.uuid):  # the driver must not be asked about it
                 return None
-            here = self._processes.lives(witness) and self.backend.listed(record.device.uuid) <= visit.listed
-            same = here and self._incarnation() == visit.facts.incarnation
-            return replace(visit.facts, epoch=self.epoch()) if same else None
+            runs = self._processes.lives(witness) and self.backend.listed_holders(record.device.uuid) <= last.listed
+            same = runs and self._incarnation() == last.facts.incarnation
+            return replace(last.facts, epoch=self.epoch()) if same else None
 
         return ask
 
-    async def glance(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """Health, and who is there, of those of which the driver alone can tell: in one thread, one after the other.
+    async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
+        """Health and holders of the devices about which the driver alone can tell: one thread asks about all of them.
 
-        Who is missing is to be asked by itself: also the one that hangs, and all behind it. It holds up one glance; the
-        next is without it, or is none for as long as the first has not returned.
+        A device that is missing from the answer needs an observation of its own. So does a device that hangs, with all
+        devices behind it. Such a device delays one call: the next call leaves it out, or has no answer while the first
+        call has not returned.
         """
-        driver, epoch = cache(self._incarnation), self.epoch()  # the same for all
+        driver, epoch = cache(self._incarnation), self.epoch()  # the same for all devices
         prompt = [it for it in records if it.device.uuid not in self._late]
-        questions = {it.device.uuid: self._glimpse(it, driver, epoch) for it in prompt}
+        questions = {it.device.uuid: self._quick_question(it, driver, epoch) for it in prompt}
         known = {uuid: ask for uuid, ask in questions.items() if ask is not None}
-        told = await in_turn(self._caller, "glance", known, self.patience)
-        return {uuid: self._vigil.kept(uuid, facts) for uuid, facts in told.items() if facts is not None}
+        answers = await in_turn(self._caller, "quick observation", known, self.patience)
+        return {uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None}
 
-    def _glimpse(
+    def _quick_question(
         self, record: Record, driver: Callable[[], Incarnation], epoch: str
     ) -> Callable[[], Facts | None] | None:  # fmt: skip
-        """What a thread is to ask about one of them; None where the answer could only be that it takes more."""
+        """What a thread asks about one device; None where the driver alone cannot answer."""
         uuid, parent = record.device.uuid, record.device.parent
-        unchanged = self._unchanged(record) if self.backend.lists_users else None
-        free = record.state is not State.IN_USE and (not self.backend.lists_users or self._visits.met_nobody(record))
-        left = presence.taken_away(record)  # nobody is on it, and nobody waits for it: it needs no look by itself
-        if unchanged is None and not (free or left):
+        lists = self.backend.lists_holders
+        cached = self._cached_question(record) if lists else None
+        free = record.state is not State.IN_USE and (not lists or self._cache.shows_no_holder(record))
+        left = presence.taken_away(record)  # a device that has left the node has no holder and no pod that waits for it
+        if cached is None and not (free or left):
             return None
 
         def ask() -> Facts | None:
             if self._in_reset(uuid):
                 return None
             incarnation = driver()
-            told, in_use = self.backend.look(uuid)
-            vitals = self._in_layout(told, parent)
+            reported, held = self.backend.quick_observation(uuid)
+            vitals = self._in_layout(reported, parent)
             if left and vitals.lost:
                 return Facts(incarnation, epoch, None, vitals=vitals)
-            if free and in_use is False:
+            if free and held is False:
                 return Facts(incarnation, epoch, (), vitals=vitals)
-            seen = unchanged() if unchanged is not None else None
-            return seen and replace(seen, vitals=vitals)
+            facts = cached() if cached is not None else None
+            return facts and replace(facts, vitals=vitals)
 
         return ask
 
     async def full(self, record: Record, siblings: Sequence[Record] = (), starting_pod: str | None = None) -> Facts:
-        """Facts that a deed may rest on: everybody who has the device, or one of its siblings, open.
+        """Facts that a change may rest on: all holders of the device and of its siblings.
 
-        ``starting_pod`` is who is about to start on it.
+        ``starting_pod``: the pod that asks to start on the device.
         """
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
             incarnation = await self._driver.ask()
-            holders = await self._holding.ask(*uuids)
-            alive = await self._alive(record.owner.container if record.owner else None)
-            starting_pod_alive = await self._alive(starting_pod)
+            holders = await self._all_holders.ask(*uuids)
+            alive = await self._is_alive(record.owner.container if record.owner else None)
+            starting_pod_alive = await self._is_alive(starting_pod)
         except (DeviceError, BlindError):
-            self._visits.forget(record)
-            return self._vigil.kept(record.device.uuid, Facts(record.incarnation, self.epoch(), None))
-        busy = _siblings_busy(siblings, holders)
-        holding = holders[record.device.uuid]
+            self._cache.forget(record)
+            blind = Facts(record.incarnation, self.epoch(), None)
+            return self._observed_since.stamped(record.device.uuid, blind)
         seen = Facts(
             incarnation,
             self.epoch(),
-            holding,
+            holders[record.device.uuid],
             owner_alive=alive,
             starting_pod_alive=starting_pod_alive,
-            siblings_busy=busy,
+            siblings_busy=_siblings_busy(siblings, holders),
         )
-        facts = self._vigil.kept(record.device.uuid, seen)
+        facts = self._observed_since.stamped(record.device.uuid, seen)
         self._remember(record, facts)
         if self._ends is not None:
             self._follow(self._ends, record, facts, starting_pod)
         return facts
 
     def _follow(self, ends: ProcessEnds, record: Record, facts: Facts, starting_pod: str | None) -> None:
-        """One whose end is worth a look: of the owner's container while that lives, else of those who are on it."""
+        """Follow a process of the owner's container while the container lives, else a holder of the device."""
         device, owner = record.device.uuid, record.owner.container if record.owner else None
         lives = facts.owner_alive if owner is not None else facts.starting_pod_alive
         container = owner or starting_pod
@@ -234,164 +265,170 @@ class Observer:
             return False
 
     def _remember(self, record: Record, facts: Facts) -> None:
-        owner = record.owner.container if record.owner and self.backend.lists_users else None
+        owner = record.owner.container if record.owner and self.backend.lists_holders else None
         member = self._members.get(owner or "")
         witnesses = facts.holders or (self._processes.witness(member) if member is not None else ())
-        listed = self._named.get(record.device.uuid, frozenset())
-        self._visits.remember(record, facts, listed, witnesses, self._took)
+        listed = self._listed.get(record.device.uuid, frozenset())
+        self._cache.remember(record, facts, listed, witnesses, self._took)
 
     async def vitals(self, uuid: str, parent: str | None = None) -> Vitals | None:
-        """Health as reported; while a single report is missing what was told unasked (``partial``), or None.
+        """Health as the device reports it. Without a report: the logged signs alone (``partial``), or None.
 
-        Of a slice that is not there its GPU, the ``parent``, tells whether it was laid out anew.
+        If a slice is missing, its GPU, the ``parent``, tells whether the GPU was partitioned anew.
 
-        One late answer is no illness: drivers hold their locks while another device is reset. Two in a row are. Nor is
-        what a device seems to be in the middle of a reset.
+        One late answer is no sign, because drivers hold their locks while another device is reset. Two late answers in
+        a row are. What a device reports during a reset is no sign either.
         """
         try:
             vitals = await self._caller.ask(uuid, lambda: self._vitals(uuid, parent), self.patience)
         except DeviceError as error:
-            silent, heard = self._unanswered(uuid, error), await self._heard(uuid)
-            return replace(silent, xids=heard.xids, signs=heard.signs) if silent and heard else silent or heard
+            silent, logged = self._unanswered(uuid, error), await self._logged(uuid)
+            return replace(silent, xids=logged.xids, signs=logged.signs) if silent and logged else silent or logged
         if vitals is not None:
             self._late.pop(uuid, None)
         return vitals
 
     def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
-        silent = None if self._no_news(error) else _silent(error)
+        silent = None if self._is_no_news(error) else _silent(error)
         if silent is None or silent.lost:
             return silent
         now = asyncio.get_running_loop().time()
-        # Whoever else asks for a call that is late already hears so at once: that is the same answer.
+        # A second caller hears of a late call at once: that is the same answer, not a second one.
         return silent if now - self._late.setdefault(uuid, now) >= self.patience else None
 
-    async def _heard(self, uuid: str) -> Vitals | None:
-        """Asked apart from the driver, which may hang. In a reset of its own a device says what is no news."""
+    async def _logged(self, uuid: str) -> Vitals | None:
+        """What the log says about a device. Asked apart from the driver, which may hang."""
         try:
-            return await self._caller.ask(f"log {uuid}", lambda: self._news(uuid), self.patience)
-        except DeviceError:  # it has no log, or not now: nothing was told, which is no health either
+            return await self._caller.ask(f"log {uuid}", lambda: self._read_log(uuid), self.patience)
+        except DeviceError:  # the device has no log, or the log cannot be read now: that proves no health either
             return None
 
-    def _news(self, uuid: str) -> Vitals | None:
-        return None if uuid in self._away.resetting or self._in_reset(uuid) else self.backend.heard(uuid)
+    def _read_log(self, uuid: str) -> Vitals | None:
+        # What a device logs during a reset of ours is expected.
+        return None if uuid in self._release.resetting or self._in_reset(uuid) else self.backend.reported(uuid)
 
     def epoch(self) -> str:
-        """Which life of the kubelet this is."""
+        """Names this life of the kubelet."""
         return kubelet_epoch(self._kubelet_dir)
 
-    def away(self, *uuids: str) -> AbstractAsyncContextManager[None]:
-        """The driver is left alone while these are reset; DeviceError when an earlier question does not come back.
+    def driver_released(self, *uuids: str) -> AbstractAsyncContextManager[None]:
+        """Release the driver while these devices are reset; DeviceError when an earlier call does not return.
 
-        Processes are seen all the same. What the driver does not say meanwhile is no news; it is news when it cannot
-        be asked longer than that.
+        Processes are observed all the same. A driver that does not answer meanwhile is no sign. It is a sign when the
+        driver cannot be asked for longer.
         """
-        return self._away.during(*uuids)
+        return self._release.during_reset(*uuids)
 
-    async def back(self) -> None:
-        """Wait until the driver can be asked again after the resets that are over; what that takes has an end."""
-        await self._away.back()
+    async def driver_reacquired(self) -> None:
+        """Wait until the driver is reacquired after the resets that are over. The wait has an end."""
+        await self._release.reacquired()
 
     def _answer(self, question: Callable[[str], T], uuid: str) -> T | None:
-        """What the backend answers; in a reset there is no answer."""
+        """The answer of the backend; None during a reset."""
         return None if self._in_reset(uuid) else question(uuid)
 
     def _vitals(self, uuid: str, parent: str | None) -> Vitals | None:
-        told = self._answer(self.backend.vitals, uuid)
-        return None if told is None else self._in_layout(told, parent)
+        reported = self._answer(self.backend.vitals, uuid)
+        return None if reported is None else self._in_layout(reported, parent)
 
-    def _in_layout(self, told: Vitals, parent: str | None) -> Vitals:
-        """A GPU that is in a reset, owes something after one, or does not answer, says nothing about its slices."""
-        if not told.lost or parent is None or self._in_reset(parent):
-            return told
+    def _in_layout(self, reported: Vitals, parent: str | None) -> Vitals:
+        """The vitals of a slice that may be gone because its GPU was partitioned anew.
+
+        A GPU that is in a reset, has a pending restore, or does not answer, says nothing about its slices.
+        """
+        if not reported.lost or parent is None or self._in_reset(parent):
+            return reported
         try:
-            ours = parent in self.backend.owed()  # it was we who took them: they are missed
-            return told if ours else presence.slice_vitals(told, self.backend.vitals(parent))
+            ours = parent in self.backend.pending_restores()  # a reset of the service took the slices: they are missed
+            return reported if ours else presence.slice_vitals(reported, self.backend.vitals(parent))
         except DeviceError:
-            return told
+            return reported
 
     def _in_reset(self, uuid: str) -> bool:
-        """By a tool that has outlived its worker: nobody can say of the device that it is free, or what it is."""
-        return uuid not in self._away.resetting and self.backend.in_reset(uuid)
+        """Whether a tool that has outlived its worker resets the device: its state and holders are unknown then."""
+        return uuid not in self._release.resetting and self.backend.in_reset(uuid)
 
-    def _no_news(self, error: DeviceError) -> bool:
-        return isinstance(error, DriverClosedError) and self._away.now()
+    def _is_no_news(self, error: DeviceError) -> bool:
+        return isinstance(error, DriverClosedError) and self._release.in_force()
 
-    async def owed(self) -> Mapping[str, Address]:
-        """GPUs to which a reset that was cut off still owes something, and where; raises DeviceError."""
-        return await self._caller.ask("owed", self.backend.owed, self.patience)
+    async def pending_restores(self) -> Mapping[str, Address]:
+        """The GPUs that a cancelled reset still has to restore, with their addresses; raises DeviceError."""
+        return await self._caller.ask("pending restores", self.backend.pending_restores, self.patience)
 
     async def readings(self) -> Mapping[str, Readings]:
-        """What whole GPUs measure; of none while the driver is left alone, or does not answer in time."""
+        """What whole GPUs measure; empty while the driver is released, or does not answer in time."""
         return (await in_turn(self._caller, "readings", {"all": self.backend.readings}, self.patience)).get("all", {})
 
     async def incarnation(self) -> Incarnation:
         """This boot and this driver instance; raises DeviceError when the driver cannot be asked."""
         return await self._driver.ask()
 
-    async def _instance(self, _asked: frozenset[str]) -> Incarnation:
+    async def _find_driver(self, _asked: frozenset[str]) -> Incarnation:
         return await self._caller.ask("driver", self._incarnation, self.patience)
 
     def _incarnation(self) -> Incarnation:
         return Incarnation(self._boot_id, self.backend.driver())
 
-    async def _walk(self, uuids: frozenset[str]) -> Holders:
+    async def _find_holders(self, uuids: frozenset[str]) -> Holders:
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
-        if self.backend.lists_users:
-            listed = dict(zip(uuids, await asyncio.gather(*map(self._listed, uuids)), strict=True))
-        told = {uuid: pids for uuid, pids in listed.items() if pids is not None}
-        self._named |= told
+        if self.backend.lists_holders:
+            listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
+        known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
+        self._listed |= known
         began = asyncio.get_running_loop().time()
-        found = await self._caller.ask("processes", lambda: self._holders(told), 5 * self.patience)
+        found = await self._caller.ask("processes", lambda: self._walk(known), 5 * self.patience)
         self._took = asyncio.get_running_loop().time() - began
         return dict.fromkeys(uuids) | found
 
-    async def _listed(self, uuid: str) -> frozenset[int] | None:
-        """Whom the driver names; None when it cannot be told. A driver that is closed for a reset names nobody."""
+    async def _list_holders(self, uuid: str) -> frozenset[int] | None:
+        """The holders that the driver lists; None when it does not answer. A released driver lists no holder."""
         try:
-            return await self._caller.ask(uuid, lambda: self._answer(self.backend.listed, uuid), self.patience)
+            return await self._caller.ask(uuid, lambda: self._answer(self.backend.listed_holders, uuid), self.patience)
         except DeviceError as error:
-            return frozenset() if self._no_news(error) else None
+            return frozenset() if self._is_no_news(error) else None
 
-    def _holders(self, listed: Mapping[str, frozenset[int]]) -> Holders:
-        """One walk; another one only for devices that other bystanders may have open."""
+    def _walk(self, listed: Mapping[str, frozenset[int]]) -> Holders:
+        """Go through all processes once for all devices that have the same bystanders."""
+        groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
+        for uuid in listed:
+            groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
         found: Holders = {}
-        for bystander in {self._ignored(uuid) for uuid in listed}:
-            files = {uuid: self._files(uuid) for uuid in listed if self._ignored(uuid) == bystander}
-            no_user = partial(self._no_user, tuple(self._ours), bystander)
-            found |= self._processes.holders(files, ignored=no_user, listed=listed)
+        for is_bystander, files in groups.items():
+            ignored = partial(self._is_ignored, tuple(self._workers), is_bystander)
+            found |= self._processes.holders(files, ignored=ignored, listed=listed)
         return found
 
-    def _no_user(self, ours: Collection[int], bystander: Callable[[Holder], bool], holder: Holder) -> bool:
-        """Our workers, what they have started (a tool that resets the device), and bystanders."""
-        return self._processes.descends(holder.pid, ours) or bystander(holder)
+    def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
+        """Whether a holder is a worker, a descendant of a worker (a reset tool), or a bystander."""
+        return self._processes.descends(holder.pid, workers) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
-        """None of a device that is gone or in a reset: who uses it cannot be told, which is no news of the others."""
+        """No file of a device that is gone or in a reset: its holders are unknown, which says nothing of the others."""
         try:
             return () if self._in_reset(uuid) else self.backend.files(uuid)
         except DeviceError:
             return ()
 
     async def owners(self, uuids: Sequence[str]) -> dict[str, frozenset[str]]:
-        """The pods that the kubelet has written the devices down for; raises CheckpointError when it cannot be read."""
+        """The pods that the kubelet has assigned the devices to; raises CheckpointError when it cannot be read."""
         found = await self._caller.ask("checkpoint", lambda: checkpoint.owners(self._kubelet_dir), self.patience)
         return {uuid: found.get(uuid, frozenset()) for uuid in uuids}
 
-    async def _alive(self, container: str | None) -> bool | None:
-        return None if container is None else container in await self._living.ask(container)
+    async def _is_alive(self, container: str | None) -> bool | None:
+        return None if container is None else container in await self._live_containers.ask(container)
 
-    async def _count(self, _asked: frozenset[str]) -> Mapping[str, int]:
+    async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
         self._members = await self._caller.ask("containers", self.backend.living, self.patience)
         return self._members
 
 
 def _silent(error: DeviceError) -> Vitals:
-    """What is to be thought of a device that gave no answer."""
+    """The vitals of a device that did not answer."""
     return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True, why=str(error))
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
-    """True, False, or None where one of them could not be looked at."""
+    """True, False, or None where a sibling could not be observed."""
     seen = [holders[sibling.device.uuid] for sibling in siblings]
     if any(seen) or any(sibling.state in BUSY_STATES for sibling in siblings):
         return True

@@ -76,7 +76,7 @@ class Monitor:
         if any(attempts):
             self._inventory_due = 0.0
         due = self._due()
-        seen = await self._observer.glance(due)
+        seen = await self._observer.quick_all(due)
         unsettled = [record.device.uuid for record in due if not self._needs_nothing(record, seen)]
         results = await self._reconcile_all(unsettled, stagger)
         failures = [failure for failure in (*attempts, *results) if failure is not None]
@@ -105,7 +105,7 @@ class Monitor:
         if not await _readable(alarm, max(self._interval, pause)):
             return ALARM_PAUSE
         await asyncio.sleep(earliest - loop.time())
-        self._observer.backend.hush()  # before the observation: a later report raises the alarm again
+        self._observer.backend.clear_alarm()  # before the observation: a later report raises the alarm again
         self._observe_all_next()
         return min(2 * pause, MAX_ALARM_PAUSE)
 

@@ -97,7 +97,7 @@ class OnNvml:
         self.gpu(uuid).set({"ecc.total.1.0": 2})
 
     def leak(self, uuid: str) -> None:
-        self.backend.in_use(uuid)
+        self.backend.has_holders(uuid)
         self.gpu(uuid).set({"memory.used": LEAK + int(self.gpu(uuid)["memory.used"])})
 
     def sign(self, uuid: str) -> None:
@@ -141,7 +141,7 @@ def second(subject: Subject) -> str:
 
 def test_a_device_that_is_well_and_free(subject: Subject) -> None:
     assert subject.backend.vitals(first(subject)) == Vitals()
-    assert subject.backend.in_use(first(subject)) is False
+    assert subject.backend.has_holders(first(subject)) is False
 
 
 def test_devices_are_told_in_the_order_of_their_index_and_the_same_each_time(subject: Subject) -> None:
@@ -152,8 +152,8 @@ def test_devices_are_told_in_the_order_of_their_index_and_the_same_each_time(sub
 
 def test_a_user_is_seen_on_the_device_it_uses_only(subject: Subject) -> None:
     subject.occupy(first(subject))
-    assert subject.backend.in_use(first(subject)) is True
-    assert subject.backend.in_use(second(subject)) is False
+    assert subject.backend.has_holders(first(subject)) is True
+    assert subject.backend.has_holders(second(subject)) is False
 
 
 def test_a_lost_device_is_named_and_lost_and_never_unused(subject: Subject) -> None:
@@ -162,7 +162,7 @@ def test_a_lost_device_is_named_and_lost_and_never_unused(subject: Subject) -> N
     assert subject.backend.inventory() == names
     assert subject.backend.vitals(names[0].uuid).lost
     try:
-        used = subject.backend.in_use(names[0].uuid)
+        used = subject.backend.has_holders(names[0].uuid)
     except DeviceLostError:
         used = None
     assert used is None
@@ -172,15 +172,18 @@ def test_one_look_says_what_both_questions_say(subject: Subject) -> None:
     one, other = first(subject), second(subject)
     subject.occupy(one)
     subject.damage(other)
-    assert subject.backend.look(one) == (Vitals(), True)
-    assert subject.backend.look(other) == (Vitals(ecc_uncorrectable=2), False)
+    assert subject.backend.quick_observation(one) == (Vitals(), True)
+    assert subject.backend.quick_observation(other) == (Vitals(ecc_uncorrectable=2), False)
     subject.lose(one)
-    assert subject.backend.look(one) == (Vitals(lost=True), None)
+    assert subject.backend.quick_observation(one) == (Vitals(lost=True), None)
 
 
 def test_memory_of_nobody_makes_a_look_unsure(subject: Subject) -> None:
     subject.leak(first(subject))
-    assert subject.backend.look(first(subject)) == (Vitals(leaked_bytes=LEAK), subject.backend.in_use(first(subject)))
+    assert subject.backend.quick_observation(first(subject)) == (
+        Vitals(leaked_bytes=LEAK),
+        subject.backend.has_holders(first(subject)),
+    )
 
 
 def test_damage_is_told_of_the_damaged_device_only(subject: Subject) -> None:
@@ -225,7 +228,7 @@ def test_a_lost_gpu_measures_nothing_and_keeps_no_other_from_it(subject: Subject
 async def test_a_device_that_hangs_makes_only_itself_unresponsive(subject: Subject) -> None:
     caller, one, other = Caller(), first(subject), second(subject)
     subject.hang(one)
-    for question in (subject.backend.vitals, subject.backend.in_use):
+    for question in (subject.backend.vitals, subject.backend.has_holders):
         with pytest.raises(UnresponsiveError):
             await caller.ask(one, partial(question, one), SOON)
     assert await caller.ask(other, lambda: subject.backend.vitals(other), LONG) == Vitals()
@@ -245,16 +248,16 @@ def test_a_driver_that_is_loaded_anew_has_another_name(subject: Subject) -> None
 def test_while_let_go_names_files_and_the_driver_are_told_and_nothing_is_invented(subject: Subject) -> None:
     backend, one = subject.backend, first(subject)
     known = backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())
-    backend.let_go()
-    backend.let_go()
+    backend.release_driver()
+    backend.release_driver()
     assert (backend.inventory(), backend.driver(), backend.files(one), backend.address(one, Care())) == known
-    for question in (backend.vitals, backend.in_use):
+    for question in (backend.vitals, backend.has_holders):
         try:
             assert question(one) in (Vitals(), False)
         except DriverClosedError:
             continue
-    backend.take_up()
-    backend.take_up()
+    backend.reacquire_driver()
+    backend.reacquire_driver()
     assert backend.vitals(one) == Vitals()
 
 
@@ -271,36 +274,36 @@ def test_an_error_that_the_driver_reports_rings_and_is_told_of_that_device_only(
         subject.report(one, 79)
         while len(backend.vitals(one).xids) < number:
             assert rings(backend, LONG)
-            backend.hush()
+            backend.clear_alarm()
     assert [xid.code for xid in backend.vitals(one).xids] == [79, 79]
     before, after = backend.vitals(one).xids
     assert before.number < after.number
     assert before.at < after.at
     assert backend.vitals(other) == Vitals()
-    backend.hush()
+    backend.clear_alarm()
     assert not rings(backend, 0)
 
 
 def test_what_was_reported_is_told_of_that_device_only_also_while_let_go_and_while_it_hangs(subject: Subject) -> None:
     backend, one, other = subject.backend, first(subject), second(subject)
     nothing = Vitals(partial=True)
-    assert backend.heard(one) == nothing
+    assert backend.reported(one) == nothing
     assert not rings(backend, 0)
     subject.report(one, 79)
     assert rings(backend, LONG)
     xids = backend.vitals(one).xids
     assert [xid.code for xid in xids] == [79]
-    backend.let_go()
-    assert (backend.heard(one), backend.heard(other)) == (Vitals(xids=xids, partial=True), nothing)
-    backend.take_up()
+    backend.release_driver()
+    assert (backend.reported(one), backend.reported(other)) == (Vitals(xids=xids, partial=True), nothing)
+    backend.reacquire_driver()
     subject.hang(one)
-    assert (backend.heard(one), backend.heard(other)) == (Vitals(xids=xids, partial=True), nothing)
+    assert (backend.reported(one), backend.reported(other)) == (Vitals(xids=xids, partial=True), nothing)
     subject.heal(one)
 
 
 def test_an_alarm_is_set_once_and_taken_away_once_however_often_that_is_asked(subject: Subject) -> None:
     backend = subject.backend
-    backend.hush()
+    backend.clear_alarm()
     backend.close()
     assert backend.alarm() == backend.alarm()
     backend.close()
@@ -333,7 +336,7 @@ def test_an_unknown_name_is_an_error(subject: Subject) -> None:
     backend = subject.backend
     questions: tuple[Callable[[str], object], ...] = (
         backend.files,
-        backend.in_use,
+        backend.has_holders,
         lambda uuid: backend.address(uuid, Care()),
         lambda uuid: backend.reach(uuid, Care()),
     )

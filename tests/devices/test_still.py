@@ -26,10 +26,10 @@ POD = f"pod-{os.getpid()}"  # simulated containers are those of the whole machin
 class Listing(Simulated):
     """A driver that lists users, whom a test names."""
 
-    lists_users = True
+    lists_holders = True
     named: frozenset[int] = frozenset()
 
-    def listed(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
+    def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
         return self.named
 
 
@@ -55,7 +55,7 @@ def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
 
 @pytest.fixture
 def eyes(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.observe.look_cache.SHARE", 1e-6)  # a walk may stand for a long time
+    monkeypatch.setattr("scrubber.observe.observation_cache.SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -120,13 +120,13 @@ def clean(backend: Simulated, uuid: str) -> Record:
 class Forgetful(Listing):
     """A driver that leaves out who has no context."""
 
-    def in_use(self, uuid: str) -> bool | None:  # noqa: ARG002 - the port's
+    def has_holders(self, uuid: str) -> bool | None:  # noqa: ARG002 - the port's
         return False
 
 
 @pytest.fixture
 def forgetful(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.observe.look_cache.SHARE", 1e-6)
+    monkeypatch.setattr("scrubber.observe.observation_cache.SHARE", 1e-6)
     backend = Forgetful(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -139,7 +139,7 @@ async def test_the_drivers_no_stands_for_a_while_after_a_look_at_the_processes(b
     assert processes.walks == 1
     tenants.occupy(bank.root, bank.first, b"x", POD)
     assert (await observer.quick(record)).holders == ()
-    observer._visits.forget(record)  # it is time
+    observer._cache.forget(record)  # it is time
     assert len((await observer.quick(record)).holders or ()) == 1
 
 
@@ -200,7 +200,7 @@ async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
     await observer.quick(record)
     processes.passes_over = {pid}
     assert len((await observer.quick(record)).holders or ()) == 1
-    monkeypatch.setattr("scrubber.observe.look_cache.LINGERS", 0.0)
+    monkeypatch.setattr("scrubber.observe.observation_cache.LINGERS", 0.0)
     assert (await observer.quick(record)).holders == ()
 
 

@@ -79,7 +79,7 @@ def device(eyes: Nvidia) -> DeviceInfo:
 @pytest.fixture
 def idle(eyes: Nvidia, device: DeviceInfo) -> DeviceInfo:
     """The first one, while nobody is listed on it."""
-    if listed := eyes.listed(device.uuid):
+    if listed := eyes.listed_holders(device.uuid):
         pytest.skip(f"somebody is at work on it: {len(listed)} processes are listed")
     return device
 

@@ -121,7 +121,7 @@ def test_an_idle_gpu_uses_less_memory_than_is_believed_of_one(nvml, idle, tell) 
 
 
 def test_nobody_is_on_an_idle_gpu_and_it_can_be_told(eyes, idle) -> None:
-    assert eyes.in_use(idle.uuid) is False
+    assert eyes.has_holders(idle.uuid) is False
 
 
 def test_a_gpu_is_well(eyes) -> None:
@@ -162,7 +162,7 @@ def test_who_has_opened_the_node_by_himself_is_found(eyes, device, tell) -> None
     files = eyes.files(device.uuid)
     with child(HOLDS_THE_NODE, files[0]) as pid:
         assert pid in holders(files)
-        tell(f"a process that only opened the node is listed by the driver: {pid in eyes.listed(device.uuid)}")
+        tell(f"a process that only opened the node is listed by the driver: {pid in eyes.listed_holders(device.uuid)}")
     assert pid not in holders(files)
 
 
@@ -174,16 +174,16 @@ def test_who_has_a_context_is_listed_and_found_and_gone_when_it_ends(eyes, idle,
     if subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1')"], check=False).returncode:
         pytest.skip("there is no CUDA driver library here")
     before = used()
-    assert eyes.in_use(idle.uuid) is False
+    assert eyes.has_holders(idle.uuid) is False
     with child(HAS_A_CONTEXT, CUDA_VISIBLE_DEVICES=idle.uuid, CUDA_CACHE_DISABLE="1") as pid:
         tell(f"a context with 64 MiB takes {(used() - before) / MIB:.1f} MiB")
         assert used() - before >= 64 * MIB
-        assert pid in eyes.listed(idle.uuid)
+        assert pid in eyes.listed_holders(idle.uuid)
         assert pid in holders(eyes.files(idle.uuid))
-        assert eyes.in_use(idle.uuid) is True
+        assert eyes.has_holders(idle.uuid) is True
         assert eyes.vitals(idle.uuid) == Vitals()
-    unlisted = passes_within(GONE_WITHIN, lambda: pid not in eyes.listed(idle.uuid))
-    free = passes_within(GONE_WITHIN, lambda: eyes.in_use(idle.uuid) is False)
+    unlisted = passes_within(GONE_WITHIN, lambda: pid not in eyes.listed_holders(idle.uuid))
+    free = passes_within(GONE_WITHIN, lambda: eyes.has_holders(idle.uuid) is False)
     tell(f"after its end: unlisted in {unlisted * 1000:.0f} ms, then free in {free * 1000:.0f} ms more")
     assert pid not in holders(eyes.files(idle.uuid))
 
@@ -192,8 +192,8 @@ def test_every_look_is_in_time(eyes, device, tell) -> None:
     looks: dict[str, Callable[[], object]] = {
         "inventory": eyes.inventory,
         "vitals": lambda: eyes.vitals(device.uuid),
-        "in_use": lambda: eyes.in_use(device.uuid),
-        "listed": lambda: eyes.listed(device.uuid),
+        "in_use": lambda: eyes.has_holders(device.uuid),
+        "listed": lambda: eyes.listed_holders(device.uuid),
         "driver": eyes.driver,
     }
     for name, look in looks.items():

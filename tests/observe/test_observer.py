@@ -23,12 +23,12 @@ class Sticky(Simulated):
         self.may, self.asked, self.back = threading.Event(), threading.Event(), threading.Event()
         self.away = 0
 
-    def let_go(self) -> None:
+    def release_driver(self) -> None:
         self.asked.set()
         assert self.may.wait(WITHIN)
         self.away += 1
 
-    def take_up(self) -> None:
+    def reacquire_driver(self) -> None:
         self.away -= 1
         self.back.set()
 
@@ -45,7 +45,7 @@ def observer(backend, tmp_path):
 
 
 async def away(observer):
-    async with observer.away():
+    async with observer.driver_released():
         raise AssertionError("nobody was to get here" if observer.backend.away != 1 else "the reset failed")
 
 

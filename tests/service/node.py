@@ -115,7 +115,7 @@ class Node:
     """The devices of one machine, over its boots."""
 
     name = "pretend"
-    lists_users = False
+    lists_holders = False
     one_driver = True
     pace = 1.0
 
@@ -244,7 +244,7 @@ class Node:
         self._speak()
         return f"driver-{self.boots}.{self.drivers}"
 
-    def in_use(self, uuid: str) -> bool | None:
+    def has_holders(self, uuid: str) -> bool | None:
         """The driver's own word."""
         self._open()
         gpu = self._answering(uuid)
@@ -252,7 +252,7 @@ class Node:
             process.seen = True
         return None if gpu.coy or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
 
-    def listed(self, uuid: str) -> frozenset[int]:
+    def listed_holders(self, uuid: str) -> frozenset[int]:
         """Nobody who would not be seen anyhow."""
         del uuid
         return frozenset()
@@ -263,11 +263,11 @@ class Node:
         gpu = self._answering(uuid)
         return Vitals(lost=True, relaid=gpu.cut) if gpu.cut or gpu.away else gpu.vitals()
 
-    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
+    def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Both at once."""
-        return self.vitals(uuid), self.in_use(uuid)
+        return self.vitals(uuid), self.has_holders(uuid)
 
-    def heard(self, uuid: str) -> Vitals | None:
+    def reported(self, uuid: str) -> Vitals | None:
         """What the kernel has logged of it and of switches, whatever the driver does."""
         gpu = self.gpus.get(uuid)
         if gpu is None:
@@ -301,7 +301,7 @@ class Node:
         """Those of which anything runs."""
         return dict.fromkeys(self.alive, 0)
 
-    def owed(self) -> dict[str, Address]:
+    def pending_restores(self) -> dict[str, Address]:
         """What a test says, unless a tool is still at it."""
         return {uuid: Address(self.name, uuid) for uuid in self.owes - self.at_it}
 
@@ -312,18 +312,18 @@ class Node:
     def alarm(self) -> None:
         """It tells nothing unasked."""
 
-    def hush(self) -> None:
+    def clear_alarm(self) -> None:
         """Nothing to silence."""
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def let_go(self) -> None:
-        """Nobody asks until ``take_up``."""
+    def release_driver(self) -> None:
+        """Nobody asks until ``reacquire_driver``."""
         self.away += 1
 
-    def take_up(self) -> None:
-        """Once for each ``let_go``."""
+    def reacquire_driver(self) -> None:
+        """Once for each ``release_driver``."""
         self.away -= 1
         assert self.away >= 0
 

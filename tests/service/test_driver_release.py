@@ -26,7 +26,7 @@ async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world
     def stuck() -> None:
         raise DeviceError("an earlier question has not been answered")
 
-    world.node.let_go = stuck
+    world.node.release_driver = stuck
     world.node.reboot()  # what nothing is known of takes the slow path
     results: list[StepResult] = []
     async with asyncio.timeout(60):
@@ -39,7 +39,7 @@ async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world
 
 async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
     first, second = world.uuids
-    async with world.life.observer.away():
+    async with world.life.observer.driver_released():
         await asyncio.sleep(30)
         assert {world.state(first), world.state(second)} == {State.CLEAN}
         await world.acquire("pod", second)
@@ -48,7 +48,7 @@ async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
 
 async def test_meanwhile_a_device_that_reports_an_error_goes_out_to_nobody(world):
     first, second = world.uuids
-    async with world.life.observer.away(first):
+    async with world.life.observer.driver_released(first):
         world.node.report(second, (79,))
         await asyncio.sleep(5)
         assert world.state(second) is State.QUARANTINED
@@ -62,8 +62,8 @@ async def test_meanwhile_a_device_that_reports_an_error_goes_out_to_nobody(world
 async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(world):
     """Nothing is heard of any device any more: none of them may be called well."""
     device = world.uuids[0]
-    world.node.take_up = lambda: None
-    async with world.life.observer.away():
+    world.node.reacquire_driver = lambda: None
+    async with world.life.observer.driver_released():
         pass
     await world.reach(device, State.QUARANTINED)
     with pytest.raises(Refused):
@@ -86,7 +86,7 @@ async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
 
 async def test_our_own_reset_is_no_such_thing(world):
     device = world.uuids[0]
-    async with world.life.observer.away(device):
+    async with world.life.observer.driver_released(device):
         world.node.at_it.add(device)
         assert (await world.life.observer.full(world.record(device))).holders == ()
     assert (await world.life.observer.full(world.record(device))).holders is None
@@ -194,7 +194,7 @@ async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_lef
 
     monkeypatch.setattr(Hand, "perform", noted)
     first, second = world.uuids
-    async with world.life.observer.away(first):
+    async with world.life.observer.driver_released(first):
         world.node.at_it.add(first)
     running = await world.operations.scrub(second, Path.FAST)
     await asyncio.sleep(20)

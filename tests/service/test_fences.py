@@ -13,7 +13,7 @@ from scrubber.core import events as ev
 from scrubber.core import verdict
 from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.observe.look_cache import UNWATCHED
+from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.workers.child import BrokenError
 from tests.service.asking import rows
 from tests.service.hand import Hand
@@ -192,7 +192,7 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
     assert not [it for it in Eyes.heard if it.startswith("does")]
     assert len(hands) == (made == "in time")
     assert not [it for it in world.node.gpus[device].processes.values() if it.kind is Kind.WORKER]
-    assert not world.life.observer._ours
+    assert not world.life.observer._workers
 
 
 @pytest.mark.parametrize(("step", "nth"), TURNS)
@@ -253,7 +253,7 @@ async def test_a_scrub_during_which_nobody_looked_for_long_proves_nothing(world,
             any(isinstance(it, ev.StepFinished) and it.result.step is Step.VERIFY for _, it in events)
             and not go.is_set()
         ):
-            await asyncio.sleep(UNWATCHED + A_WHILE)
+            await asyncio.sleep(UNOBSERVED + A_WHILE)
             go.set()
         await append(op, *events)
 

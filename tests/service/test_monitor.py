@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import AilmentKind, State
-from scrubber.observe.look_cache import UNWATCHED
+from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.service.monitor import CONCURRENT, QUIET_OBSERVED_WITHIN
 from tests.service.asking import let_on, scrubs
 
@@ -133,7 +133,7 @@ async def test_a_device_with_a_new_record_is_reconciled_again(build, monkeypatch
     assert world.uuids[0] in observed
 
 
-@pytest.mark.parametrize(("unwatched", "scrubbed"), [(UNWATCHED - 10, 0), (UNWATCHED + 10, 1)])
+@pytest.mark.parametrize(("unwatched", "scrubbed"), [(UNOBSERVED - 10, 0), (UNOBSERVED + 10, 1)])
 async def test_a_proof_ends_after_long_without_observation(world, monkeypatch, unwatched, scrubbed):
     """During a hanging write or a SIGSTOP, a process can use the device and leave unseen."""
     device, go = world.uuids[0], asyncio.Event()

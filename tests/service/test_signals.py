@@ -317,7 +317,7 @@ async def test_while_another_device_is_reset_nobody_takes_a_lost_one_for_found(w
     flag("lost")(world, device)
     await world.reach(device, State.QUARANTINED)
     await asyncio.sleep(LONG)
-    async with world.life.observer.away(other):  # as for a reset that takes its time
+    async with world.life.observer.driver_released(other):  # as for a reset that takes its time
         await asyncio.sleep(10.0)
     await asyncio.sleep(A_ROUND)
     assert trials(world, device) == []

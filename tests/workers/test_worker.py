@@ -127,7 +127,7 @@ async def test_a_stalled_clear_is_killed_at_its_deadline(bank, spawn: Spawn) -> 
     assert "clear was not done within 0.5 s" in result.detail
     assert 0.5 <= result.seconds < LONG
     assert not exists(worker.pid)
-    assert bank.backend.in_use(bank.first) is False
+    assert bank.backend.has_holders(bank.first) is False
 
 
 @pytest.mark.parametrize(
@@ -376,4 +376,4 @@ def test_when_the_service_is_killed_nothing_it_started_works_on(bank, step: str,
     for handle in handles:
         assert gone_within(handle, 10)
         os.close(handle)
-    assert bank.backend.in_use(bank.first) is False
+    assert bank.backend.has_holders(bank.first) is False

@@ -1,4 +1,4 @@
-"""Sight: which NVIDIA GPUs and MIG slices there are, and how they are."""
+"""Which NVIDIA GPUs and MIG slices there are, and how they are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Nvidia:
     """The backend of GPUs behind NVML."""
 
     name: str = NAME
-    lists_users: bool = True
+    lists_holders: bool = True
     one_driver: bool = True
     pace: float = 2.0
 
@@ -106,8 +106,8 @@ class Nvidia:
         """Version and instance, from the kernel: answers while NVML is closed."""
         return driver.name(self._host)
 
-    def in_use(self, uuid: str) -> bool | None:
-        """By the driver's lists and by the memory in use; never no while either cannot be trusted."""
+    def has_holders(self, uuid: str) -> bool | None:
+        """By the driver's lists and by the memory in use; never False while one of them cannot be trusted."""
         with self._library.session() as nvml:
             handle = nvml.handle(uuid)
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
@@ -120,17 +120,17 @@ class Nvidia:
             return None
         return holders.in_use(usage, idle)
 
-    def listed(self, uuid: str) -> frozenset[int]:
-        """Everybody whom its lists name."""
+    def listed_holders(self, uuid: str) -> frozenset[int]:
+        """All processes on the lists of NVML."""
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
 
     def vitals(self, uuid: str) -> Vitals:
-        """Health as the driver tells it now, and what it has told unasked."""
-        return self.look(uuid)[0]
+        """Health as the driver reports it now, and the logged signs."""
+        return self.quick_observation(uuid)[0]
 
-    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
-        """By one look at its users; who is on a GPU that does not answer, or is sliced, cannot be told."""
+    def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
+        """Asks for the holders once. The holders of a GPU that does not answer, or is sliced, are unknown."""
         loaded = self.driver()
         in_use: bool | None = None
 
@@ -150,7 +150,7 @@ class Nvidia:
             )
         return self._with_heard(uuid, found), in_use
 
-    def heard(self, uuid: str) -> Vitals:
+    def reported(self, uuid: str) -> Vitals:
         """XIDs, and fatal errors of switches. Answers while NVML is closed, and while it hangs."""
         return self._with_heard(uuid, Vitals(partial=True))
 
@@ -172,9 +172,9 @@ class Nvidia:
         """Listen to the kernel's log and to NVML's events from now on."""
         return self._listener.open()
 
-    def hush(self) -> None:
-        """Until there is more."""
-        self._listener.hush()
+    def clear_alarm(self) -> None:
+        """Until the next message."""
+        self._listener.clear_alarm()
 
     def close(self) -> None:
         """Listen no more."""
@@ -233,7 +233,7 @@ class Nvidia:
             return locks.any_held(self._resets)
         return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.own_locks(gpu))
 
-    def owed(self) -> dict[str, Address]:
+    def pending_restores(self) -> dict[str, Address]:
         """By the notes on the disk: a GPU whose slices are gone is in no inventory. Answers while NVML is closed."""
         found = {}
         for gpu in pending_restore.indebted(self._settings):
@@ -251,13 +251,13 @@ class Nvidia:
         """All pods and containers of which any process still runs, each with one of them."""
         return self._living()
 
-    def let_go(self) -> None:
+    def release_driver(self) -> None:
         """Close NVML until it is taken up again."""
-        self._library.let_go()
+        self._library.release_driver()
 
-    def take_up(self) -> None:
+    def reacquire_driver(self) -> None:
         """Allow NVML again."""
-        self._library.take_up(opened=True)
+        self._library.reacquire_driver(opened=True)
 
 
 def _steady() -> float:

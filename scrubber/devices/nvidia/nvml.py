@@ -1,7 +1,8 @@
 """The one owner of NVML in this process: everything that is asked of the driver's library is asked here.
 
 Rule 1: whoever asks does so inside a session. NVML is opened for the first one and closed under nobody's feet.
-Rule 2: a reset needs a device without any user, us included: ``let_go`` closes NVML, ``take_up`` allows it again.
+Rule 2: a reset needs a driver that no process uses, this service included: ``release_driver`` closes NVML, and
+        ``reacquire_driver`` allows it again.
 Rule 3: an error of the library is one of ours: what a device cannot tell, what is lost, what wants a reset, and what
         nobody can say. None of them is an answer.
 
@@ -113,8 +114,8 @@ class Library:
                 self._inside.remove(threading.current_thread().name)
                 self._turn.notify_all()
 
-    def let_go(self) -> None:
-        """Close NVML until ``take_up``; may be said several times. DeviceError when a question does not come back."""
+    def release_driver(self) -> None:
+        """Close NVML until ``reacquire_driver``; may be called often. DeviceError when a call does not return."""
         with self._turn:
             self._away += 1
             if not self._turn.wait_for(lambda: not self._inside, LEAVES_WITHIN):
@@ -124,10 +125,10 @@ class Library:
         try:
             self.close()
         except DeviceError:
-            self.take_up()
+            self.reacquire_driver()
             raise
 
-    def take_up(self, *, opened: bool = False) -> None:
+    def reacquire_driver(self, *, opened: bool = False) -> None:
         """Allow NVML again; it is opened by the next question.
 
         Or before anybody may ask (``opened``), unless another reset still needs it closed: then whoever asks meanwhile

@@ -28,7 +28,7 @@ class Alarm:
         """Readable after a change."""
         return self._inotify.fd
 
-    def hush(self) -> None:
+    def clear_alarm(self) -> None:
         """Until the next change."""
         poll = select.poll()
         poll.register(self._inotify.fd, select.POLLIN)

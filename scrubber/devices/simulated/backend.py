@@ -1,4 +1,4 @@
-"""Sight: which simulated GPUs there are, and how they are."""
+"""Which simulated GPUs there are, and how they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Simulated:
     """The backend of GPUs made of files under one root."""
 
     name: str = layout.NAME
-    lists_users: bool = False
+    lists_holders: bool = False
     one_driver: bool = False
     pace: float = 1.0
 
@@ -54,26 +54,26 @@ class Simulated:
         driver = documents.read(layout.driver_file(self._root), Driver)
         return f"{self.name} {driver.version} {driver.instance}"
 
-    def in_use(self, uuid: str) -> bool | None:
+    def has_holders(self, uuid: str) -> bool | None:
         """Exact while the device answers: the kernel knows who has its memory open."""
         place = self._present(uuid)
         return _in_use(place, lost=condition.faults(place).lost)
 
-    def listed(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
-        """Nobody: whoever uses it shows its file."""
+    def listed_holders(self, uuid: str) -> frozenset[int]:  # noqa: ARG002 - the port's
+        """None: every holder has the memory file open."""
         return frozenset()
 
     def vitals(self, uuid: str) -> Vitals:
         """Health as the device's files say it now."""
         return condition.vitals(self._present(uuid))
 
-    def look(self, uuid: str) -> tuple[Vitals, bool | None]:
+    def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """Each of its files is read once."""
         place = self._present(uuid)
         found = condition.vitals(place)
         return found, _in_use(place, lost=found.lost)
 
-    def heard(self, uuid: str) -> Vitals | None:
+    def reported(self, uuid: str) -> Vitals | None:
         """Its event log, also while it hangs."""
         return Vitals(xids=condition.xids(self._present(uuid)), partial=True)
 
@@ -105,7 +105,7 @@ class Simulated:
         """The simulated containers of which any process still runs, each with one of them."""
         return containers.living()
 
-    def owed(self) -> dict[str, Address]:
+    def pending_restores(self) -> dict[str, Address]:
         """A reset takes nothing away."""
         return {}
 
@@ -122,10 +122,10 @@ class Simulated:
             return None
         return self._bell.fileno()
 
-    def hush(self) -> None:
+    def clear_alarm(self) -> None:
         """Until the next change."""
         if self._bell is not None:
-            self._bell.hush()
+            self._bell.clear_alarm()
 
     def close(self) -> None:
         """Watch no more."""
@@ -133,10 +133,10 @@ class Simulated:
             self._bell.close()
         self._bell = None
 
-    def let_go(self) -> None:
+    def release_driver(self) -> None:
         """Files need no driver."""
 
-    def take_up(self) -> None:
+    def reacquire_driver(self) -> None:
         """Files need no driver."""
 
     def _place(self, uuid: str) -> GpuFiles:

@@ -52,7 +52,7 @@ def test_without_cupy_nothing_is_begun_with(rig, monkeypatch) -> None:
 def test_a_worker_is_told_all_that_it_needs(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(2)
     backend.inventory()
-    backend.in_use(gpu.uuid)
+    backend.has_holders(gpu.uuid)
     address = backend.address(gpu.uuid, CARE)
     assert address.backend == "nvidia"
     assert json.loads(address.place) == {
@@ -135,9 +135,9 @@ def test_nvml_is_closed_while_it_is_let_go(rig) -> None:
     backend = rig.backend()
     backend.inventory()
     assert rig.machine.clients()
-    backend.let_go()
+    backend.release_driver()
     assert rig.machine.clients() == ()
-    backend.take_up()
+    backend.reacquire_driver()
     backend.vitals(rig.gpu(0).uuid)
     assert rig.machine.clients()
 

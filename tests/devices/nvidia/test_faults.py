@@ -128,7 +128,7 @@ def health(backend: Nvidia, uuid: str) -> Vitals:
 
 def use(backend: Nvidia, uuid: str) -> bool | None:
     try:
-        return backend.in_use(uuid)
+        return backend.has_holders(uuid)
     except DeviceError:
         return None
 
@@ -158,7 +158,7 @@ def expected_use(call: str, needed: set[str], code: int) -> bool | None:
 def test_the_table_names_every_function_that_is_asked(small) -> None:
     backend = small.backend()
     for uuid in names(backend):
-        backend.in_use(uuid)
+        backend.has_holders(uuid)
         backend.vitals(uuid)
     small.gpu(0).set({"nvlink.0": f"1 0 4 {small.gpu(1)['pci']}"})
     small.reload_driver()
@@ -219,21 +219,21 @@ async def test_a_call_that_hangs_is_given_up_and_holds_nobody_else(small, call: 
     small.library.close()  # so that handles are asked for anew
     with small.gpu(0).hanging(call) as file:
         with pytest.raises(UnresponsiveError):
-            await caller.ask(one, lambda: (backend.in_use(one), backend.vitals(one)), SOON)
+            await caller.ask(one, lambda: (backend.has_holders(one), backend.vitals(one)), SOON)
         assert await caller.ask(other, lambda: backend.vitals(other), LONG) == Vitals()
         with pytest.raises(UnresponsiveError):
             await caller.ask(one, lambda: backend.vitals(one), LONG)
         file.unlink()
         while caller.stuck():  # noqa: ASYNC110 -- a thread says so to nobody
             await asyncio.sleep(0.001)
-    assert await caller.ask(one, lambda: (backend.in_use(one), backend.vitals(one)), LONG) == (False, Vitals())
+    assert await caller.ask(one, lambda: (backend.has_holders(one), backend.vitals(one)), LONG) == (False, Vitals())
 
 
 @pytest.mark.parametrize("call", [OPEN, BY_UUID])
 async def test_a_call_that_hangs_before_a_gpu_is_found_is_given_up(small, call: str) -> None:
     backend, caller, uuid = small.backend(), Caller(), small.gpu(0).uuid
     with small.machine.hanging(call) as file:
-        for question in (backend.vitals, backend.in_use):
+        for question in (backend.vitals, backend.has_holders):
             with pytest.raises(UnresponsiveError):
                 await caller.ask(uuid, partial(question, uuid), SOON)
         file.unlink()

@@ -25,29 +25,29 @@ CALLS = {
 
 
 def test_an_idle_gpu_is_used_by_nobody(rig) -> None:
-    assert rig.backend().in_use(rig.gpu(0).uuid) is False
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is False
 
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_who_is_on_any_list_uses_it(rig, kind: str) -> None:
     rig.gpu(0).run(Process(4711), kind=kind)
-    assert rig.backend().in_use(rig.gpu(0).uuid) is True
-    assert rig.backend().in_use(rig.gpu(1).uuid) is False
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is True
+    assert rig.backend().has_holders(rig.gpu(1).uuid) is False
 
 
 def test_memory_that_nobody_listed_holds_is_no_no(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
-    assert backend.in_use(gpu.uuid) is False
+    assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 5 * MIB})  # a little more than ever before
-    assert backend.in_use(gpu.uuid) is None
+    assert backend.has_holders(gpu.uuid) is None
 
 
 def test_memory_held_before_the_first_look_is_believed_up_to_a_bound(rig) -> None:
     gpu = rig.gpu(0)
     gpu.set({"memory.used": IDLE_AT_MOST})
-    assert rig.backend().in_use(gpu.uuid) is False
+    assert rig.backend().has_holders(gpu.uuid) is False
     gpu.set({"memory.used": IDLE_AT_MOST + 1})
-    assert rig.backend().in_use(gpu.uuid) is None
+    assert rig.backend().has_holders(gpu.uuid) is None
 
 
 def test_a_bare_context_left_before_the_first_look_is_a_leak(rig) -> None:
@@ -64,7 +64,7 @@ def test_a_leak_is_what_is_held_above_the_least_ever_seen(rig) -> None:
 
 def test_a_little_more_is_noise_and_what_a_listed_process_holds_is_its_own(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
-    assert backend.in_use(gpu.uuid) is False
+    assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 4 * MIB + NOISE})
     assert backend.vitals(gpu.uuid).leaked_bytes == 0
     gpu.set({"memory.used": 100 * MIB})
@@ -79,41 +79,41 @@ def test_a_baseline_is_not_learnt_while_somebody_is_listed(rig) -> None:
     backend.vitals(gpu.uuid)
     gpu.run()
     gpu.set({"memory.used": 30 * MIB})
-    assert backend.in_use(gpu.uuid) is False
+    assert backend.has_holders(gpu.uuid) is False
 
 
 def test_a_driver_that_was_loaded_anew_has_another_baseline(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
-    assert backend.in_use(gpu.uuid) is False
+    assert backend.has_holders(gpu.uuid) is False
     gpu.set({"memory.used": 30 * MIB})
-    assert backend.in_use(gpu.uuid) is None
+    assert backend.has_holders(gpu.uuid) is None
     rig.reload_driver()
-    assert backend.in_use(gpu.uuid) is False
+    assert backend.has_holders(gpu.uuid) is False
 
 
 def test_memory_that_the_driver_keeps_for_itself_is_nobodys(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     gpu.set({"memory.reserved": 2000 * MIB})
-    assert backend.in_use(gpu.uuid) is False
+    assert backend.has_holders(gpu.uuid) is False
     assert backend.vitals(gpu.uuid).leaked_bytes == 0
 
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_list_that_keeps_growing_cannot_be_told(rig, kind: str) -> None:
     rig.gpu(0).fail(CALLS[kind], pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    assert rig.backend().in_use(rig.gpu(0).uuid) is None
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
 
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_list_that_the_driver_does_not_have_is_no_empty_one(rig, kind: str) -> None:
     rig.gpu(0).set({f"processes.{kind}": None})
-    assert rig.backend().in_use(rig.gpu(0).uuid) is None
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
 
 def test_a_list_that_names_somebody_speaks_for_one_that_cannot_be_told(rig) -> None:
     rig.gpu(0).set({"processes.mps": None})
     rig.gpu(0).run(Process(4711))
-    assert rig.backend().in_use(rig.gpu(0).uuid) is True
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is True
 
 
 @pytest.mark.parametrize("kind", CALLS)
@@ -127,7 +127,7 @@ def test_an_old_driver_without_a_list_cannot_tell(rig, nvml_build, monkeypatch, 
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_build(without=(call,)))))
     pynvml._nvmlGetFunctionPointer_cache.clear()
     try:
-        assert rig.backend().in_use(rig.gpu(0).uuid) is None
+        assert rig.backend().has_holders(rig.gpu(0).uuid) is None
     finally:
         rig.library.close()
         pynvml._nvmlGetFunctionPointer_cache.clear()
@@ -135,44 +135,44 @@ def test_an_old_driver_without_a_list_cannot_tell(rig, nvml_build, monkeypatch, 
 
 def test_empty_lists_in_another_process_namespace_say_nothing(rig) -> None:
     namespace(rig.host, "pid:[4026532911]")
-    assert rig.backend().in_use(rig.gpu(0).uuid) is None
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is None
     rig.gpu(0).run(Process(4711))
-    assert rig.backend().in_use(rig.gpu(0).uuid) is True
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is True
 
 
 def test_empty_lists_in_a_namespace_that_cannot_be_told_say_nothing(rig) -> None:
     (rig.host.proc / "self/ns/pid").unlink()
-    assert rig.backend().in_use(rig.gpu(0).uuid) is None
+    assert rig.backend().has_holders(rig.gpu(0).uuid) is None
 
 
 def test_a_slices_users_and_memory_are_its_own(rig) -> None:
     backend = rig.backend()
     first, second = rig.cut(0, Slice(), Slice())
     gi = [rig.gpu(0)[f"mig.{number}.gi"] for number in (0, 1)]
-    assert (backend.in_use(first), backend.in_use(second)) == (False, False)
+    assert (backend.has_holders(first), backend.has_holders(second)) == (False, False)
     rig.gpu(0).run(Process(4711, gi=int(gi[0]), ci=0))
     rig.gpu(0).set({f"gi.{gi[1]}.memory.used": 300 * MIB})
-    assert (backend.in_use(first), backend.in_use(second)) == (True, None)
+    assert (backend.has_holders(first), backend.has_holders(second)) == (True, None)
     assert backend.vitals(second).leaked_bytes == 300 * MIB
 
 
 def test_a_sliced_gpu_is_never_free_as_a_whole(rig) -> None:
     backend = rig.backend()
     rig.cut(0, Slice())
-    assert backend.in_use(rig.gpu(0).uuid) is None
+    assert backend.has_holders(rig.gpu(0).uuid) is None
 
 
 def test_a_lost_gpu_is_lost_to_whoever_asks_who_uses_it(rig) -> None:
     rig.gpu(0).set(lost=True)
     with pytest.raises(DeviceLostError):
-        rig.backend().in_use(rig.gpu(0).uuid)
+        rig.backend().has_holders(rig.gpu(0).uuid)
 
 
 def test_nobody_is_told_anything_while_the_driver_is_let_go(rig) -> None:
     backend = rig.backend()
-    backend.let_go()
+    backend.release_driver()
     with pytest.raises(DriverClosedError):
-        backend.in_use(rig.gpu(0).uuid)
+        backend.has_holders(rig.gpu(0).uuid)
     with pytest.raises(DriverClosedError):
         backend.vitals(rig.gpu(0).uuid)
 
@@ -183,7 +183,7 @@ def test_a_process_that_comes_or_goes_during_a_look_leaves_no_leak_behind() -> N
 
 
 def test_memory_is_read_before_and_after_the_lists(rig) -> None:
-    rig.backend().in_use(rig.gpu(0).uuid)
+    rig.backend().has_holders(rig.gpu(0).uuid)
     asked = [call for _, call, _ in rig.machine.calls() if "Memory" in call or "Processes" in call]
     assert asked[0] == asked[-1] == "nvmlDeviceGetMemoryInfo_v2"
     assert set(asked[1:-1]) == set(CALLS.values())
@@ -193,16 +193,16 @@ def test_who_is_listed_and_has_ended_answers_for_no_memory(rig) -> None:
     backend, gpu = rig.backend(), rig.gpu(0)
     gpu.run(Process(DEAD, used=20000 * MIB))
     gpu.set({"memory.used": 20000 * MIB})
-    assert backend.in_use(gpu.uuid) is None
+    assert backend.has_holders(gpu.uuid) is None
     assert backend.vitals(gpu.uuid).leaked_bytes > 19000 * MIB
     (rig.host.proc / str(DEAD)).mkdir()
-    assert backend.in_use(gpu.uuid) is True
+    assert backend.has_holders(gpu.uuid) is True
     assert backend.vitals(gpu.uuid).leaked_bytes == 0
 
 
 def test_a_device_that_waits_for_a_reset_lists_nobody(rig) -> None:
     rig.gpu(0).set(reset_required=True)
-    assert rig.backend().listed(rig.gpu(0).uuid) == frozenset()
+    assert rig.backend().listed_holders(rig.gpu(0).uuid) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.integers(0, 2**38), st.integers(0, 2**38))))
@@ -221,4 +221,4 @@ def test_no_history_makes_a_baseline_above_its_bound_or_a_no_of_memory_above_it(
 
 def test_a_device_that_is_not_there_is_an_error(rig) -> None:
     with pytest.raises(DeviceError):
-        rig.backend().in_use("GPU-nobody")
+        rig.backend().has_holders("GPU-nobody")

@@ -82,12 +82,12 @@ def test_only_what_a_device_does_not_know_is_none(rig) -> None:
 
 def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> None:
     name_of(rig)
-    rig.library.let_go()
-    rig.library.let_go()
-    rig.library.take_up()
+    rig.library.release_driver()
+    rig.library.release_driver()
+    rig.library.reacquire_driver()
     with pytest.raises(DriverClosedError):
         name_of(rig)
-    rig.library.take_up()
+    rig.library.reacquire_driver()
     assert name_of(rig) == "NVIDIA H200"
 
 
@@ -99,7 +99,7 @@ def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
         while "nvmlDeviceGetName" not in [call for _, call, _ in rig.machine.calls()]:
             asking.join(0.001)
         with pytest.raises(DeviceError, match=r"has not been answered \(stuck\)"):
-            rig.library.let_go()
+            rig.library.release_driver()
         file.unlink()
         asking.join(WITHIN)
     assert name_of(rig) == "NVIDIA H200"  # whoever failed to close it has not closed it
@@ -114,7 +114,7 @@ def test_an_opening_that_hangs_does_not_hold_whoever_wants_it_closed(rig, monkey
         while not rig.machine.calls():
             asking.join(0.001)
         with pytest.raises(DeviceError, match="has not been answered"):
-            rig.library.let_go()
+            rig.library.release_driver()
         file.unlink()
         asking.join(WITHIN)
 
@@ -123,7 +123,7 @@ def test_a_close_that_fails_is_no_permission_to_reset(rig) -> None:
     name_of(rig)
     rig.machine.fail("nvmlShutdown", pynvml.NVML_ERROR_UNKNOWN)
     with pytest.raises(DeviceError, match="cannot close NVML"):
-        rig.library.let_go()
+        rig.library.release_driver()
     assert name_of(rig) == "NVIDIA H200"
 
 
@@ -214,8 +214,8 @@ def test_a_set_that_cannot_be_freed_is_no_permission_to_reset_and_keeps_nvml_fro
         nvml.events()
     rig.machine.fail("nvmlEventSetFree", pynvml.NVML_ERROR_UNKNOWN)
     with pytest.raises(DeviceError, match="cannot close NVML"):
-        rig.library.let_go()
+        rig.library.release_driver()
     assert rig.machine.clients() == ()
     assert name_of(rig) == "NVIDIA H200"
-    rig.library.let_go()
-    rig.library.take_up()
+    rig.library.release_driver()
+    rig.library.reacquire_driver()

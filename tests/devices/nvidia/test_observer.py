@@ -74,7 +74,7 @@ async def test_a_slice_that_is_away_for_its_reset_is_free_for_nobody(rig, cut, b
     backend.inventory()
     here = record(backend, cut[0])
     observer = eyes()
-    async with observer.away(*cut):
+    async with observer.driver_released(*cut):
         assert (await observer.full(here)).holders == ()
         rig.cut(0)
         assert (await observer.full(here)).holders is None
@@ -98,16 +98,16 @@ async def test_while_a_tool_is_at_it_a_device_is_not_asked_how_it_is_nor_who_use
 async def test_what_gpus_measure_is_told_of_none_while_the_driver_is_let_go(rig, gpu, eyes) -> None:
     observer = eyes()
     assert len(await observer.readings()) == len(rig.machine.gpus)
-    async with observer.away(gpu.uuid):
+    async with observer.driver_released(gpu.uuid):
         assert await observer.readings() == {}
-    await observer.back()
+    await observer.driver_reacquired()
     assert len(await observer.readings()) == len(rig.machine.gpus)
 
 
 async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_itself_is_done(rig, gpu, eyes) -> None:
     observer = eyes()
     with locks.claimed(bench.lock(rig)):
-        async with observer.away(gpu.uuid):
+        async with observer.driver_released(gpu.uuid):
             pass
         before = questions(rig)
         assert len(await observer.inventory()) == 8
@@ -116,7 +116,7 @@ async def test_the_service_stays_off_the_driver_until_a_tool_that_was_left_to_it
         }  # the kernel's log is not the driver
         assert heard == {it.uuid: None if it.uuid == gpu.uuid else Vitals(partial=True) for it in rig.machine.gpus}
         assert questions(rig) == before
-    await observer.back()
+    await observer.driver_reacquired()
     assert await observer.vitals(gpu.uuid) is not None
 
 
@@ -124,9 +124,9 @@ async def test_but_not_for_ever(rig, gpu, eyes, monkeypatch) -> None:
     monkeypatch.setattr("scrubber.observe.driver_release.TOOL_ENDS_WITHIN", 0.1)
     observer = eyes()
     with locks.claimed(bench.lock(rig)):
-        async with observer.away(gpu.uuid):
+        async with observer.driver_released(gpu.uuid):
             pass
-        await observer.back()
+        await observer.driver_reacquired()
         assert await observer.vitals(rig.gpu(1).uuid) is not None
         assert await observer.vitals(gpu.uuid) is None
 
@@ -140,9 +140,9 @@ async def test_a_lock_that_cannot_be_asked_for_keeps_us_off_the_driver_no_longer
     observer = eyes()
     with monkeypatch.context() as patch:
         patch.setattr(backend, "in_reset", refuse)
-        async with observer.away(gpu.uuid):
+        async with observer.driver_released(gpu.uuid):
             pass
-        await observer.back()
+        await observer.driver_reacquired()
     assert await observer.vitals(gpu.uuid) is not None
 
 
@@ -160,38 +160,38 @@ async def test_who_comes_after_a_reset_waits_until_the_driver_is_open_again(back
 
     async def one() -> None:
         nonlocal done
-        async with turn, observer.away():
+        async with turn, observer.driver_released():
             done += 1
 
     await asyncio.gather(*(one() for _ in range(3)))
     assert done == 3
-    await observer.back()
+    await observer.driver_reacquired()
 
 
 async def test_while_another_one_is_reset_an_error_is_known_at_once_and_that_it_is_well_is_not(rig, watch):
     observer = watch()
     well, sick = rig.gpu(0).uuid, rig.gpu(1).uuid
-    async with observer.away(rig.gpu(2).uuid):
+    async with observer.driver_released(rig.gpu(2).uuid):
         found = await observer.vitals(sick)
         assert (found.partial, [xid.code for xid in found.xids]) == (True, [79])
         assert await observer.vitals(well) == Vitals(partial=True)
-    await observer.back()
+    await observer.driver_reacquired()
     assert await observer.vitals(well) == Vitals()
     assert not (await observer.vitals(sick)).partial
 
 
 async def test_what_is_reset_itself_says_what_is_no_news(rig, watch):
     observer, sick = watch(), rig.gpu(1).uuid
-    async with observer.away(sick):
+    async with observer.driver_released(sick):
         assert await observer.vitals(sick) is None
-    await observer.back()
+    await observer.driver_reacquired()
     bench.lock(rig, 1).parent.mkdir(parents=True)
     with bench.lock(rig, 1).open("w") as held:  # a tool that outlived its worker
         fcntl.flock(held, fcntl.LOCK_EX)
-        async with observer.away(rig.gpu(2).uuid):
+        async with observer.driver_released(rig.gpu(2).uuid):
             assert await observer.vitals(sick) is None
         assert await observer.vitals(sick) is None
-    await observer.back()
+    await observer.driver_reacquired()
 
 
 async def test_a_driver_that_hangs_keeps_no_error_to_itself(rig, watch):
@@ -265,6 +265,6 @@ async def test_what_was_laid_out_anew_needs_no_look_by_itself_and_what_is_lost_d
     observer = eyes()
     for kind, found in ((AilmentKind.RELAID, AWAY), (AilmentKind.LOST, None)):
         out = Quarantine(Ailment(kind, "x"), gone.since, "autoclave", next_probe=1.0)
-        seen = await observer.glance([replace(gone, state=State.QUARANTINED, quarantine=out)])
+        seen = await observer.quick_all([replace(gone, state=State.QUARANTINED, quarantine=out)])
         facts = seen.get(cut[0])
         assert (facts.vitals if facts is not None else None) == found

@@ -22,13 +22,13 @@ def test_the_backend_fits_the_port(bank) -> None:
 
 def test_a_new_gpu_is_healthy_and_free(bank) -> None:
     assert bank.backend.vitals(bank.first) == Vitals()
-    assert bank.backend.in_use(bank.first) is False
+    assert bank.backend.has_holders(bank.first) is False
 
 
 def test_a_process_is_seen_on_the_gpu_it_uses_only(bank) -> None:
     pid = tenants.occupy(bank.root, bank.first, b"secret", "pod-a")
-    assert bank.backend.in_use(bank.first) is True
-    assert bank.backend.in_use(bank.second) is False
+    assert bank.backend.has_holders(bank.first) is True
+    assert bank.backend.has_holders(bank.second) is False
     assert bank.backend.container_of(pid) == "pod-a"
 
 
@@ -36,7 +36,7 @@ def test_a_lost_gpu_is_still_named_and_says_nothing_of_its_use(bank) -> None:
     names = bank.backend.inventory()
     drills.lose(bank.root, bank.first)
     assert bank.backend.vitals(bank.first).lost
-    assert bank.backend.in_use(bank.first) is None
+    assert bank.backend.has_holders(bank.first) is None
     assert bank.backend.inventory() == names
 
 
@@ -48,7 +48,7 @@ def test_a_gpu_that_was_pulled_out_is_still_named_but_cannot_be_asked(bank) -> N
     with pytest.raises(DeviceError):
         bank.backend.vitals(uuid)
     with pytest.raises(DeviceError):
-        bank.backend.in_use(uuid)
+        bank.backend.has_holders(uuid)
 
 
 def test_a_known_gpu_that_cannot_be_read_any_more_is_still_named(bank) -> None:
@@ -131,7 +131,7 @@ def test_a_hanging_gpu_answers_nobody_until_it_is_healed(bank) -> None:
     answers: list[object] = []
     threads = [
         threading.Thread(target=lambda: answers.append(bank.backend.vitals(uuid)), daemon=True),
-        threading.Thread(target=lambda: answers.append(bank.backend.in_use(uuid)), daemon=True),
+        threading.Thread(target=lambda: answers.append(bank.backend.has_holders(uuid)), daemon=True),
     ]
     for thread in threads:
         thread.start()

@@ -134,7 +134,7 @@ def test_an_idle_gpu_does_not_keep_its_memory_open(bank) -> None:
     gpu = bank.gpu(bank.first)
     gpu.clear(KEY, BOTH, nowhere)
     gpu.verify(nowhere)
-    assert bank.backend.in_use(bank.first) is False
+    assert bank.backend.has_holders(bank.first) is False
 
 
 def test_a_reset_forgets_what_is_volatile_and_keeps_the_memory(bank) -> None:

@@ -97,7 +97,7 @@ class Listener:
         events.start()  # now: what happens from here on is told by both, and before only by the kernel
         return self._bell
 
-    def hush(self) -> None:
+    def clear_alarm(self) -> None:
         """The news is known now."""
         if self._bell >= 0 and _readable(self._bell, 0.0):
             os.eventfd_read(self._bell)

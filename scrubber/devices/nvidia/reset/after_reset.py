@@ -46,8 +46,8 @@ def wait(target: ResetTarget, *, joined: bool) -> None:
             raise kind(f"cannot reset: it is not back after {target.patience.coming_back:g} s: {fault}") from fault
         sleep(pause)
         pause = min(pause * _GROWTH, _LONGEST_PAUSE)
-        target.library.let_go()
-        target.library.take_up()
+        target.library.release_driver()
+        target.library.reacquire_driver()
 
 
 def _missed(target: ResetTarget, *, joined: bool) -> DeviceError | None:

@@ -89,11 +89,11 @@ def _take_down(target: ResetTarget, held: Held, mode: int | None) -> str:
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
             pending_restore.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
-    target.library.let_go()
+    target.library.release_driver()
     try:
         return _one_after_the_other(target, held, idle=mode is not None)
     finally:
-        target.library.take_up()
+        target.library.reacquire_driver()
 
 
 def _one_after_the_other(target: ResetTarget, held: Held, *, idle: bool) -> str:

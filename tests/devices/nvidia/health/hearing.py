@@ -96,4 +96,4 @@ def heard(backend, uuid: str, code: int) -> None:
     """Wait until that error is in the vitals, asking when the alarm rings and only then."""
     while code not in codes(backend, uuid):
         assert rings(backend), f"XID {code} was not heard"
-        backend.hush()
+        backend.clear_alarm()

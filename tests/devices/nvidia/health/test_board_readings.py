@@ -84,8 +84,8 @@ def test_a_gpu_in_a_reset_is_not_asked(rig) -> None:
 
 def test_nothing_is_told_while_the_driver_is_let_go(rig) -> None:
     backend = rig.backend()
-    backend.let_go()
+    backend.release_driver()
     with pytest.raises(DriverClosedError):
         backend.readings()
-    backend.take_up()
+    backend.reacquire_driver()
     assert backend.readings()[rig.gpu(0).uuid] == IDLE

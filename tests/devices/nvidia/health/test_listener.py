@@ -23,7 +23,7 @@ def test_what_the_kernel_remembers_is_known_at_once(rig, kmsg, listen):
     assert (xid.number, xid.code, xid.at) == (12_250_000, 79, 12.25)
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
     assert rings(backend)
-    backend.hush()
+    backend.clear_alarm()
     assert not rings(backend, 0)
 
 
@@ -89,7 +89,7 @@ def test_a_lost_gpu_goes_on_being_told_of_and_the_others_are_heard(rig, kmsg, li
     assert (found.lost, [xid.code for xid in found.xids]) == (True, [79])
     await_call(rig, "nvmlEventSetCreate", 2)  # the wait has failed: there is a new set, without the lost one
     await_more(rig, "nvmlEventSetWait_v2", 1)
-    backend.hush()
+    backend.clear_alarm()
     rig.gpu(1).event(XID, 48)
     assert rings(backend)
     assert codes(backend, rig.gpu(1).uuid) == [48]
@@ -97,14 +97,14 @@ def test_a_lost_gpu_goes_on_being_told_of_and_the_others_are_heard(rig, kmsg, li
 
 def test_while_the_driver_is_let_go_nothing_of_ours_is_on_it_and_then_it_is_heard_again(rig, kmsg, listen):
     backend = listen()
-    backend.let_go()
+    backend.release_driver()
     assert rig.machine.clients() == ()
     assert calls(rig, "nvmlEventSetFree") == 1
     kmsg.xid(rig.gpu(1).pci, 62)
     assert rings(backend)
-    backend.hush()
+    backend.clear_alarm()
     waits = calls(rig, "nvmlEventSetWait_v2")
-    backend.take_up()
+    backend.reacquire_driver()
     await_call(rig, "nvmlEventSetWait_v2", waits + 1)
     rig.gpu(2).event(XID, 48)
     assert rings(backend)

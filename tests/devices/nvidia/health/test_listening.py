@@ -41,7 +41,7 @@ def test_a_thread_that_hangs_is_told_once_and_named_by_whoever_cannot_reset_for_
     uuid, told = rig.gpu(0).uuid, "a thread that listens has not come back"
     with stuck(rig) as file, capture_logs() as logs:
         with pytest.raises(DeviceError, match=r"has not been answered \(nvml-events\)"):
-            backend.let_go()
+            backend.release_driver()
         rings(backend, 100)  # for longer than it may be silent
         for _ in range(2):
             backend.vitals(uuid)
@@ -50,7 +50,7 @@ def test_a_thread_that_hangs_is_told_once_and_named_by_whoever_cannot_reset_for_
         backend.close()
         file.unlink()
         left.join(30)
-        assert backend.heard(uuid) == Vitals(partial=True)
+        assert backend.reported(uuid) == Vitals(partial=True)
     assert [line["event"] for line in logs] == [told, "a thread is left behind in the driver"]
 
 
@@ -83,7 +83,7 @@ def test_threads_that_wait_for_what_does_not_come_are_not_missed(rig, listen, mo
         for _ in range(4):
             clock.now += silent / 2
             until(lambda: due["kernel-log"] == clock.now + silent)
-            backend.heard(rig.gpu(0).uuid)
+            backend.reported(rig.gpu(0).uuid)
     assert logs == []
 
 
@@ -98,7 +98,7 @@ def test_threads_that_have_ended_are_not_missed(rig, kmsg, listen, monkeypatch):
         end()
         backend._listener._silent.clear()
         with capture_logs() as logs:
-            backend.heard(rig.gpu(0).uuid)
+            backend.reported(rig.gpu(0).uuid)
         missed.append([line["thread"] for line in logs])
     assert missed == [["nvml-events"], []]
 
@@ -152,7 +152,7 @@ def test_nothing_is_heard_before_the_alarm_is_set_and_nothing_is_left_after_the_
     before = files()
     quiet = rig.backend(kernel=KernelLog(kmsg.path))
     quiet.inventory()
-    quiet.hush()
+    quiet.clear_alarm()
     quiet.close()
     assert quiet.vitals(rig.gpu(0).uuid) == Vitals()
     rig.library.close()

@@ -34,10 +34,10 @@ def test_it_lets_go_at_once_however_often(rig, listen, monkeypatch):
     backend = listen(kernel=False)
     for _ in range(5):
         began = time.monotonic()
-        backend.let_go()
+        backend.release_driver()
         assert rig.machine.clients() == ()
         assert time.monotonic() - began < 10
-        backend.take_up()
+        backend.reacquire_driver()
 
 
 def test_a_driver_that_is_opened_anew_is_listened_to_anew(rig, listen):
@@ -128,7 +128,7 @@ def test_a_gpu_that_refuses_is_told_once_keeps_no_other_out_and_is_asked_again(r
     assert [text.partition(":")[0] for text in refusals] == [
         f"cannot hear the events of GPU {number}, only what the kernel logs of it" for number in (0, 1)
     ]
-    backend.hush()
+    backend.clear_alarm()
     rig.gpu(1).fail("nvmlDeviceRegisterEvents", None)
     await_more(rig, "nvmlEventSetWait_v2", 2)
     rig.gpu(1).event(XID, 79)

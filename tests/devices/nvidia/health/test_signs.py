@@ -327,8 +327,8 @@ def test_after_a_reset_it_is_looked_at_at_once_and_links_have_time_to_be_trained
     for healed in (False, True):
         if healed:
             rig.gpu(0).set(before)
-        rig.library.let_go()
-        rig.library.take_up()
+        rig.library.release_driver()
+        rig.library.reacquire_driver()
         assert [sign.kind for sign in eyes.look()] == ([] if healed else [AilmentKind.PCIE])
     assert [eyes.later() for _ in range(3)] == [()] * 3
 

@@ -20,8 +20,8 @@ def test_a_fatal_error_of_a_switch_is_every_gpus_and_no_slices_and_passes(rig, k
         (sign,) = backend.vitals(gpu.uuid).signs
         told = "nvswitch3 of this node: SXid 24007, Link 30 sourcetrack timeout error"
         assert (sign.kind, sign.detail) == (AilmentKind.SWITCH, told)
-        assert backend.heard(gpu.uuid) == Vitals(signs=(sign,), partial=True)
-    assert (backend.vitals(slice_), backend.heard(slice_)) == (Vitals(), Vitals(partial=True))
+        assert backend.reported(gpu.uuid) == Vitals(signs=(sign,), partial=True)
+    assert (backend.vitals(slice_), backend.reported(slice_)) == (Vitals(), Vitals(partial=True))
     monkeypatch.setattr(listener, "FATAL_FOR", 0.0)
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
 

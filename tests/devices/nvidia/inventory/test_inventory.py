@@ -256,11 +256,11 @@ def test_a_driver_that_went_away_is_an_error_and_no_list_of_lost_gpus(rig) -> No
 def test_while_the_driver_is_let_go_those_that_are_known_are_named(rig) -> None:
     backend = rig.backend()
     before = backend.inventory()
-    backend.let_go()
+    backend.release_driver()
     rig.gpu(0).set(absent=True)
     assert backend.inventory() == before
     assert backend.files(before[0].uuid)
-    backend.take_up()
+    backend.reacquire_driver()
     assert backend.inventory()[1].index == 0
 
 
@@ -287,8 +287,8 @@ def test_what_a_gpu_is_is_asked_again_after_a_reset_and_under_another_driver(rig
     backend = rig.backend()
     backend.inventory()
     rig.gpu(0).set({"memory.total": 100 * MIB, "minor": 9})
-    backend.let_go()
-    backend.take_up()
+    backend.release_driver()
+    backend.reacquire_driver()
     assert backend.inventory()[0].memory_bytes == 100 * MIB
     rig.gpu(0).set({"memory.total": 200 * MIB})
     rig.reload_driver()

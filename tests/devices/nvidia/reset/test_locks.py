@@ -61,9 +61,9 @@ def killed(rig, gpu) -> Iterator[int]:  # noqa: ARG001 - what is reset must be f
 def test_a_reset_is_under_way_as_long_as_its_tool_runs_though_its_worker_is_gone(rig, killed) -> None:
     backend = rig.backend()
     infos = backend.inventory()
-    backend.let_go()  # it is told without NVML
+    backend.release_driver()  # it is told without NVML
     assert [backend.in_reset(info.uuid) for info in infos] == [True] + [False] * 7
-    backend.take_up()
+    backend.reacquire_driver()
     with pytest.raises(NotNowError, match="a reset of it is still under way"):
         touch(rig, 0).reset()
     assert len(by_tool(rig)) == 1

@@ -283,23 +283,23 @@ def test_a_slice_that_was_taken_and_is_not_given_back_is_owed(rig, cut) -> None:
 
 def mend(rig, backend) -> None:
     """As the service has a worker do it."""
-    [(gpu, address)] = backend.owed().items()
+    [(gpu, address)] = backend.pending_restores().items()
     assert gpu == rig.gpu(0).uuid
     assert NvidiaGpu(address.place, library=rig.library).restore_settings() == ()
 
 
 def test_a_gpu_that_has_lost_all_its_slices_is_known_for_what_it_is_owed(rig, cut_off) -> None:
     backend = rig.backend()
-    assert backend.owed() == {}  # nobody has seen where it is
+    assert backend.pending_restores() == {}  # nobody has seen where it is
     assert not {info.uuid for info in backend.inventory()} & {rig.gpu(0).uuid, *cut_off}
     with locks.claimed(bench.lock(rig)):
-        assert backend.owed() == {}
-    backend.let_go()
-    assert list(backend.owed()) == [rig.gpu(0).uuid]
-    backend.take_up()
+        assert backend.pending_restores() == {}
+    backend.release_driver()
+    assert list(backend.pending_restores()) == [rig.gpu(0).uuid]
+    backend.reacquire_driver()
     mend(rig, backend)
     whole_again(rig, cut_off)
-    assert backend.owed() == {}
+    assert backend.pending_restores() == {}
 
 
 def test_what_is_brought_back_alone_changes_no_setting(rig, cut_off) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from scrubber.core.model import Facts, Record
-from scrubber.observe import look_cache
-from scrubber.observe.look_cache import LINGERS, SHARE, LookCache
+from scrubber.observe import observation_cache
+from scrubber.observe.observation_cache import LINGERS, SHARE, ObservationCache
 from tests.core import lives
 from tests.core.lives import FOREIGN, OF_A, OF_B, facts
 
@@ -36,9 +36,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def seen(record: Record, facts: Facts, took: float = LONG) -> LookCache:
+def seen(record: Record, facts: Facts, took: float = LONG) -> ObservationCache:
     """One look at it."""
-    known = LookCache()
+    known = ObservationCache()
     known.remember(record, facts, frozenset(), facts.holders or (), took)
     return known
 
@@ -47,10 +47,10 @@ def seen(record: Record, facts: Facts, took: float = LONG) -> LookCache:
 def test_a_look_stands_for_as_long_as_it_was_costly(clock, took, stands):
     free, used = seen(lives.CLEAN, NOBODY, took), seen(lives.IN_USE, AT_WORK, took)
     clock.now = stands - 0.01
-    assert free.met_nobody(lives.CLEAN)
+    assert free.shows_no_holder(lives.CLEAN)
     assert used.witnessed(lives.IN_USE) is not None
     clock.now = stands + 0.01
-    assert not free.met_nobody(lives.CLEAN)
+    assert not free.shows_no_holder(lives.CLEAN)
     assert used.witnessed(lives.IN_USE) is None
 
 
@@ -59,7 +59,7 @@ def test_a_look_that_could_not_tell_is_none_and_ends_the_one_before(clock):
     known = seen(lives.IN_USE, AT_WORK)
     known.remember(lives.IN_USE, facts(None, alive=True), frozenset(), (OF_A,), LONG)
     assert known.witnessed(lives.IN_USE) is None
-    assert not known.met_nobody(lives.IN_USE)
+    assert not known.shows_no_holder(lives.IN_USE)
 
 
 def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_moment(clock):
@@ -68,7 +68,7 @@ def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_mom
     assert known.witnessed(lives.SOILED) is not None
     clock.now = LINGERS + 0.01
     assert known.witnessed(lives.SOILED) is None
-    assert look_cache.LookCache().witnessed(lives.SOILED) is None
+    assert observation_cache.ObservationCache().witnessed(lives.SOILED) is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_mom
 )
 def test_else_nobody_bears_witness(clock, record, look):
     assert clock.now == 0.0
-    known = LookCache()
+    known = ObservationCache()
     known.remember(record, look, frozenset(), look.holders or (OF_B,), LONG)
     assert known.witnessed(record) is None
 

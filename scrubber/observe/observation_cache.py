@@ -1,0 +1,96 @@
+"""How long the last full observation of a device stands, and since when the device is observed without a gap."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from scrubber.core.model import Facts, Holder, Moment, Record, State
+
+SHARE = 1 / 300  # of a core: what routine full observations may cost
+LINGERS = 10.0  # seconds for which a foreign process stands as a holder: a pod may be waiting for the device
+UNOBSERVED = 30.0  # seconds without an observation after which there is a gap: several rounds of the monitor
+ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
+
+
+class ObservedSince:
+    """Since when each device is observed without a gap. A process that held the device meanwhile was seen."""
+
+    def __init__(self, began: float, now: Callable[[], Moment]) -> None:
+        """No device was observed before ``began``."""
+        self._began = began
+        self._now = now
+        self._last: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+
+    def stamped(self, device: str, facts: Facts) -> Facts:
+        """The facts with ``observed_since``. An observation that could not tell the holders does not count."""
+        if facts.holders is not None:
+            now = self._now().uptime
+            if now - self._last.get(device, now) > UNOBSERVED:
+                self._since[device] = now
+            self._last[device] = now
+        return replace(facts, observed_since=self._since.get(device, self._began))
+
+
+@dataclass(frozen=True, slots=True)
+class CachedObservation:
+    """A full observation of a device, and how long it stands."""
+
+    at: float
+    until: float
+    facts: Facts
+    listed: frozenset[int]  # the holders that the driver listed
+    witnesses: tuple[Holder, ...]  # while one of them runs, the facts may stand
+
+
+class ObservationCache:
+    """The last full observation of each device. An observation that could not tell the holders is not kept."""
+
+    def __init__(self) -> None:
+        """No device was observed yet."""
+        self._last: dict[str, CachedObservation] = {}
+
+    def remember(
+        self, record: Record, facts: Facts, listed: frozenset[int], witnesses: tuple[Holder, ...], took: float
+    ) -> None:
+        """``took``: the seconds that the observation took. A costly observation stands for longer."""
+        if facts.holders is None:
+            self.forget(record)
+            return
+        now = asyncio.get_running_loop().time()
+        until = now + max(1.0, took / SHARE)
+        kept = replace(facts, starting_pod_alive=None)
+        self._last[record.device.uuid] = CachedObservation(now, until, kept, listed, witnesses)
+
+    def forget(self, record: Record) -> None:
+        """Make the next observation a full one."""
+        self._last.pop(record.device.uuid, None)
+
+    def shows_no_holder(self, record: Record) -> bool:
+        """Whether the last full observation stands and found no holder."""
+        last = self._standing(record)
+        return last is not None and last.facts.holders == ()
+
+    def witnessed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
+        """The last full observation with a witness: a process that confirms it while the process runs.
+
+        None if the observation does not stand. On a device with an owner, the witness must belong to the owner; it need
+        not hold the device. Without an owner any holder is a witness, for a shorter time.
+        """
+        last = self._standing(record)
+        if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + LINGERS):
+            return None
+        owner = record.owner.container if record.owner else None
+        if owner is not None and last.facts.owner_alive is not True:
+            return None
+        if record.owner is not None and record.owner.unannounced and not last.facts.holders:
+            return None  # an unannounced pod that no longer holds the device may lose it
+        candidates = (last.facts.holders or ()) if owner is None else last.witnesses
+        witness = next((it for it in candidates if owner in (None, it.container)), None)
+        return None if witness is None else (last, witness)
+
+    def _standing(self, record: Record) -> CachedObservation | None:
+        last = self._last.get(record.device.uuid)
+        return None if last is None or asyncio.get_running_loop().time() > last.until else last
