@@ -1,7 +1,7 @@
-"""What runs the containers of a kubelet stand-in: real processes that use simulated GPUs.
+"""Runs the containers of the kubelet stand-in: real processes that use simulated GPUs.
 
-A pod's sandbox is there before its containers and is gone after them, as with a real runtime. A container holds the
-memory of its GPUs open and has written its pod's mark into it: whoever finds that mark later has found a leak.
+As with a real runtime, the sandbox of a pod starts before its containers and ends after them. A container holds the
+memory of its GPUs open and writes the mark of its pod into it. A mark that another pod finds is a leak.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.runtime import Devices
 from scrubber.devices.simulated import containers, layout
 
-BLOCK = 64  # bytes: a mark fits into one
-# A process that becomes another program has no environment, and so no container, for a moment: these stay what they are
-# from the line that they say on, until they are ended or their standard input is.
+BLOCK = 64  # bytes; a mark fits into one block
+# During exec a process has no environment for a moment, and so no container. These scripts print a line when that is
+# over. They run until they are killed or their standard input ends.
 SANDBOX = "echo; read -r _"
-# Opens the memory and writes the mark into some blocks; then says so and stays, unless it is an init container's.
+# Opens the memory, writes the mark into some blocks and prints a line. An init container then ends.
 CONTAINER = """
 exec 9<>"$1" || exit
 for block in $4; do
@@ -31,27 +31,27 @@ echo
 
 
 class ContainerRunner:
-    """Runs the containers of a node."""
+    """Runs the containers of one node."""
 
     def __init__(self, simulated: Path) -> None:
-        """Nothing runs."""
+        """No container runs yet."""
         self._simulated = simulated
         self._running: dict[tuple[str, str], list[asyncio.subprocess.Process]] = {}
 
     async def open_sandbox(self, pod: Pod) -> None:
-        """The pod is there from now on."""
+        """Start the sandbox of a pod."""
         if (pod.uid, "") not in self._running:
             self._running[pod.uid, ""] = [await _started(pod.uid, SANDBOX)]
 
     async def close_sandbox(self, pod: Pod) -> None:
-        """The pod has gone."""
+        """End the sandbox of a pod."""
         await self._end(pod.uid, "")
 
     async def start(
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
-        """Return as soon as it runs; for an init container, as soon as it has ended."""
-        del response  # what a real runtime would mount; a simulated GPU is a file that is there for all
+        """Start a container; for an init container, wait until it has ended."""
+        del response  # a real runtime would mount it; a simulated GPU is a file that every process can open
         running = self._running.setdefault((pod.uid, container.name), [])
         for uuid in (uuid for ids in devices.values() for uuid in ids):
             memory = layout.find(self._simulated, uuid).memory
@@ -64,21 +64,21 @@ class ContainerRunner:
                 await process.wait()
 
     def marked(self, pod: Pod, last: int) -> tuple[int, ...]:
-        """The blocks, the last of which is ``last``, that a container of this pod writes its mark into."""
+        """The blocks in which a container of this pod writes its mark; ``last`` is the last block."""
         del pod
         return (0, last // 2, last)
 
     async def stop(self, pod: Pod, container: Container) -> None:
-        """Return when it has ended."""
+        """Stop a container and wait until it has ended."""
         await self._end(pod.uid, container.name)
 
     async def clear_away(self) -> None:
-        """End everything that still runs."""
+        """End all containers and sandboxes."""
         for uid, name in list(self._running):
             await self._end(uid, name)
 
     def pids(self, pod: Pod, container: str) -> list[int]:
-        """The processes of a container, one a GPU."""
+        """The processes of a container, one for each GPU."""
         return [process.pid for process in self._running[pod.uid, container]]
 
     async def _end(self, uid: str, name: str) -> None:
@@ -89,12 +89,12 @@ class ContainerRunner:
 
 
 def mark(pod: str) -> str:
-    """What the containers of a pod write into memory."""
+    """The text that the containers of a pod write into memory."""
     return f"<{pod}>"
 
 
 async def _started(pod: str, script: str, *words: str) -> asyncio.subprocess.Process:
-    """A process of the pod, as soon as it has said its line."""
+    """Start a process of a pod and wait for its first line."""
     process = await asyncio.create_subprocess_exec(
         *("sh", "-c", script, "sh", *words),
         stdin=asyncio.subprocess.PIPE,
@@ -102,13 +102,13 @@ async def _started(pod: str, script: str, *words: str) -> asyncio.subprocess.Pro
         env={"PATH": os.environ.get("PATH", os.defpath), containers.MARK: pod},
         start_new_session=True,
     )
-    said = b""
+    line = b""
     try:
-        said = await process.stdout.readline() if process.stdout is not None else b""
+        line = await process.stdout.readline() if process.stdout is not None else b""
     finally:
-        if not said:  # cut off here, nobody would ever end it: the pod would seem to be there for good
+        if not line:  # cancelled here: no other code would end the process
             process.kill()
             await process.wait()
-    if not said:
+    if not line:
         raise RuntimeError(f"a process of pod {pod} did not start: {' '.join(words)}")
     return process

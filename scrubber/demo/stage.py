@@ -1,7 +1,7 @@
-"""The stage of the demo: a whole node in a directory that is gone afterwards.
+"""The stage of the demo: a whole node in a temporary directory.
 
 The scrub service and the device plugin are processes of their own, the kubelet is the stand-in, containers are real
-processes. Everything that is started here is ended here, by process id, whatever happens on the stage.
+processes. The stage ends every process that it started, by process id, also after a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STOPS_WITHIN = 10.0
 
 @dataclass
 class ServiceProgram:
-    """One of our programs as a process of its own, and the file that holds what it says."""
+    """One of our programs as a process, and the file with its output."""
 
     arguments: tuple[str, ...]
     log: Path
@@ -39,13 +39,13 @@ class ServiceProgram:
 
     @property
     def pid(self) -> int:
-        """The running process."""
+        """The process id of the running program."""
         if self.process is None:
-            raise FatalError(f"cannot look at {self.arguments[0]}: it does not run")
+            raise FatalError(f"{self.arguments[0]} does not run")
         return self.process.pid
 
     async def start(self) -> None:
-        """Return as soon as there is a process; it is not ready yet."""
+        """Start the process; it is not ready yet."""
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "scrubber", *self.arguments),
@@ -57,11 +57,11 @@ class ServiceProgram:
 
     @property
     def ended(self) -> bool:
-        """Whether there is no process, or no longer."""
+        """Whether no process runs."""
         return self.process is None or self.process.returncode is not None
 
     async def end(self, number: signal.Signals) -> int | None:
-        """Send a signal and wait; the exit status, or None when it did not run."""
+        """Send a signal and wait. Returns the exit status, or None when no process ran."""
         process, self.process = self.process, None
         if process is None or process.returncode is not None:
             return process.returncode if process else None
@@ -73,14 +73,14 @@ class ServiceProgram:
             return await process.wait()
 
     def last_words(self) -> str:
-        """The last line that it said."""
-        said = self.log.read_text(errors="replace").strip().splitlines()
-        return said[-1] if said else "it said nothing"
+        """The last line of the output."""
+        output = self.log.read_text(errors="replace").strip().splitlines()
+        return output[-1] if output else "no output"
 
 
 @dataclass
 class Stage:
-    """Directories, the programs, and connections to the service."""
+    """The directories, the programs, and connections to the service."""
 
     gpus: int
     memory: str = "64MiB"
@@ -88,10 +88,10 @@ class Stage:
     root: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="autoclave-")))
     uuids: tuple[str, ...] = ()
     runs: type[ContainerRunner] = ContainerRunner
-    flags: tuple[str, ...] = ()  # more of them, for the plugin
+    flags: tuple[str, ...] = ()  # more flags for the plugin
 
     def __post_init__(self) -> None:
-        """Nothing runs yet."""
+        """Make the directories. Nothing runs yet."""
         self.kubelet_dir.mkdir(exist_ok=True)
         places = ("--run-dir", str(self.root / "run"), "--kubelet-dir", str(self.kubelet_dir), "--log-format", "json")
         gpus = ("--simulated-dir", str(self.simulated), "--simulated-gpus", str(self.gpus))
@@ -105,26 +105,26 @@ class Stage:
 
     @property
     def kubelet_dir(self) -> Path:
-        """Where the kubelet keeps its socket and its checkpoint."""
+        """The directory with the socket and the checkpoint of the kubelet."""
         return self.root / "kubelet"
 
     @property
     def pod_logs(self) -> Path:
-        """Where the kubelet makes a directory for each pod."""
+        """The directory with the log directories of the pods."""
         return self.root / "pods"
 
     @property
     def simulated(self) -> Path:
-        """Where the GPUs are."""
+        """The directory with the simulated GPUs."""
         return self.root / "gpus"
 
     @property
     def ledger(self) -> Path:
-        """Where the service remembers."""
+        """The ledger of the service."""
         return paths.ledger(self.root / "state")
 
     def memory_of(self, gpu: int) -> Path:
-        """The file that is a GPU's memory."""
+        """The file with the memory of a GPU."""
         return self.simulated / f"gpu{gpu}" / "memory"
 
     def admin(self) -> client.AdminClient:
@@ -132,7 +132,7 @@ class Stage:
         return client.AdminClient(paths.admin_socket(self.root / "run"))
 
     def scrubber(self) -> client.ScrubberClient:
-        """A connection for whoever hands devices out."""
+        """A connection like that of the device plugin."""
         return client.ScrubberClient(self.root / "run" / "scrubber.sock")
 
     async def start(self) -> views.Status:
@@ -143,19 +143,19 @@ class Stage:
         return status
 
     async def start_node(self) -> None:
-        """Start the kubelet and the plugin, and wait until the one knows the other's GPUs."""
+        """Start the kubelet and the plugin, and wait until the plugin is registered."""
         await self.kubelet.start()
         await self.plugin.start()
         try:
             await self.kubelet.registered(RESOURCE, ANSWERS_WITHIN)
         except TimeoutError:
             words = self.plugin.last_words()
-            raise FatalError(f"the device plugin does not register; its last words: {words}") from None
+            raise FatalError(f"the device plugin does not register; the last line of its log: {words}") from None
 
     async def settled(
         self, gpu: int, wanted: Callable[[views.DeviceStatus], bool], within: float = 15.0
     ) -> views.DeviceStatus:
-        """A GPU's status once it is as wanted, or as it is when the time is over."""
+        """The status of a GPU once ``wanted`` holds, or after ``within`` seconds."""
         ends = asyncio.get_running_loop().time() + within
         seen = 0
         async with self.admin() as admin:
@@ -166,7 +166,7 @@ class Stage:
                     return status.devices[0]
 
     async def clear_away(self, *, keep: bool) -> None:
-        """Leave nothing behind."""
+        """End all processes and remove the directory."""
         await self.plugin.end(signal.SIGKILL)
         await self.service.end(signal.SIGKILL)
         await self.kubelet.kill()
@@ -175,7 +175,7 @@ class Stage:
             shutil.rmtree(self.root)
 
     def _given_up(self, attempts: RetryCallState) -> bool:
-        """Nobody waits for a service that has ended."""
+        """Whether to stop waiting: the service has ended, or the time is over."""
         return self.service.ended or stop_after_delay(ANSWERS_WITHIN)(attempts)
 
     async def _first_answer(self) -> views.Status:
@@ -191,11 +191,11 @@ class Stage:
                         return await admin.status()
         except Unreachable as error:
             words = self.service.last_words()
-            raise FatalError(f"the scrub service does not answer; its last words: {words}") from error
+            raise FatalError(f"the scrub service does not answer; the last line of its log: {words}") from error
         raise AssertionError  # a retry ends with an answer or an error
 
 
 def halfway(device: views.DeviceStatus) -> bool:
-    """Whether its clear has come as far with the first write as one that stalls from its beginning ever does."""
+    """Whether the first pass of the clear has written half of the memory, where a stalled clear stops."""
     job = device.job
     return job is not None and job.step == "clear" and 2 * job.done_bytes >= device.memory_bytes

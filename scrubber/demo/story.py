@@ -36,7 +36,7 @@ BAD_BYTE, BAD_BIT = 12_345_678, 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the story: what must hold, and whether it did."""
+    """One line of the demo: a promise, and whether it held."""
 
     act: str
     line: str
@@ -47,7 +47,7 @@ class Check:
 
 @dataclass
 class Play:
-    """The running story."""
+    """The running demo and its checks."""
 
     stage: Stage
     as_json: bool
@@ -58,13 +58,13 @@ class Play:
     began: float = field(default_factory=time.monotonic)
 
     def begin(self, act: str) -> None:
-        """A new act."""
+        """Start a new act."""
         self.act = act
         if not self.as_json:
             click.echo(click.style(f"\n{act}", bold=True))
 
     def check(self, held: bool, line: str, detail: str = "") -> None:
-        """Show a line with its verdict, and remember it."""
+        """Print a line with its result, and keep it."""
         seconds = time.monotonic() - self.began
         self.checks.append(Check(self.act, line, held, round(seconds, 3), detail))
         if self.as_json:
@@ -73,16 +73,16 @@ class Play:
         click.echo(f"{mark} {line}" + (click.style(f"  [{detail}]", dim=True) if detail else ""))
 
     def pod(self, name: str, gpus: int) -> Pod:
-        """A new pod that asks for so many GPUs."""
+        """A new pod that requests this number of GPUs."""
         self.pods[name] = Pod.of(name, {RESOURCE: gpus})
         return self.pods[name]
 
     def secret_of(self, pod: str) -> bytes:
-        """What no other pod may find."""
+        """The data that no other pod may find."""
         return containers.mark(self.pods[pod].uid).encode()
 
     def gpus_of(self, pod: str) -> tuple[str, ...]:
-        """The GPUs that it was given."""
+        """The GPUs of a pod."""
         return self.stage.kubelet.held(self.pods[pod])["main"][RESOURCE]
 
     @property
@@ -92,8 +92,10 @@ class Play:
 
 
 def show(gpus: int, *, as_json: bool, keep: bool) -> int:
-    """Tell the story; the exit code says whether every promise held."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: what was started is ended, too
+    """Run the demo. The exit code says whether every promise held."""
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # SIGTERM ends the demo like Ctrl-C, with all its processes
     return asyncio.run(_show(Play(Stage(gpus), as_json), keep=keep))
 
 
@@ -102,7 +104,7 @@ async def _show(play: Play, *, keep: bool) -> int:
         for scene in (_opening, _pod_a, _hand_over, _bad_memory, _killed, _restarts, _ledger):
             await scene(play)
     except (AutoclaveError, TimeoutError) as error:
-        play.check(False, f"the story goes on: {error!r}")
+        play.check(False, f"the demo runs to its end: {error!r}")
     finally:
         for pid in play.pids:
             tenants.kill(pid)
@@ -112,25 +114,25 @@ async def _show(play: Play, *, keep: bool) -> int:
 
 
 async def _opening(play: Play) -> None:
-    play.begin("The scrub service starts; nothing is known of the GPUs")
+    play.begin("The scrub service starts with GPUs of unknown state")
     stage, began = play.stage, time.monotonic()
     status = await stage.start()
     play.check(len(status.devices) == stage.gpus, "the service answers", f"after {time.monotonic() - began:.2f} s")
     clean = [await stage.settled(gpu, lambda device: device.receipt is not None) for gpu in range(stage.gpus)]
     proven = all(device.state == "clean" and device.receipt and _whole(device.receipt) for device in clean)
-    play.check(proven, "each GPU is reset, overwritten, read back and found clean before anybody asks for it")
+    play.check(proven, "each GPU is reset, overwritten, read back and found clean before any pod asks for it")
     receipts = [device.receipt for device in clean if device.receipt is not None]
     deep = all(_tested(receipt) for receipt in receipts) and len(receipts) == stage.gpus
-    told = f"{receipts[0].units_reached} of {receipts[0].units} units; {', '.join(receipts[0].tests)}" if deep else ""
-    play.check(deep, "the memory on its chip is overwritten, too, and it has passed a self-test", told)
+    detail = f"{receipts[0].units_reached} of {receipts[0].units} units; {', '.join(receipts[0].tests)}" if deep else ""
+    play.check(deep, "on-chip memory is overwritten and each GPU passes a self-test", detail)
     began = time.monotonic()
     await stage.start_node()
     offered = stage.kubelet.allocatable.get(RESOURCE) == stage.gpus
-    play.check(offered, "the device plugin offers them to the kubelet", f"after {time.monotonic() - began:.2f} s")
+    play.check(offered, "the device plugin offers the GPUs to the kubelet", f"after {time.monotonic() - began:.2f} s")
 
 
 async def _pod_a(play: Play) -> None:
-    play.begin("Pod A gets GPU 0 and writes a secret; it is force-deleted while its container still runs")
+    play.begin("Pod A gets GPU 0 and writes a secret; pod A is force-deleted while its container still runs")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
     await _run(play, "a", 1)
     await _run(play, "neighbour", stage.gpus - 1)
@@ -140,42 +142,50 @@ async def _pod_a(play: Play) -> None:
     status = await stage.kubelet.admit(play.pod("b", 1))
     untouched = tenants.scan(stage.simulated, uuid, play.secret_of("a")) == left
     refused = status.phase is Phase.FAILED and "still in use" in status.message
-    play.check(refused and untouched, "the kubelet gives GPU 0 to pod B: refused, A's memory is not touched", uuid)
+    play.check(
+        refused and untouched,
+        "the kubelet gives GPU 0 to pod B: the plugin refuses, and pod A's memory is unchanged",
+        uuid,
+    )
     await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
-    play.check(True, "GPU 0 is not offered any more, so that no other pod is tried on it")
+    play.check(True, "GPU 0 is now Unhealthy, so the kubelet tries no other pod on it")
 
 
 async def _hand_over(play: Play) -> None:
-    play.begin("Pod A's container ends and leaves a process behind; pod B is next")
+    play.begin("Pod A's container ends and leaves a process behind; pod B gets GPU 0 next")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
     zombie = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
     play.pids.append(zombie)
     left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
     await stage.kubelet.end_orphan(play.pods["a"])
-    play.check(_runs(zombie) and left > 0, "a process holds the memory on, deaf to SIGTERM", f"pid {zombie}")
+    play.check(_runs(zombie) and left > 0, "a leftover process holds the memory and ignores SIGTERM", f"pid {zombie}")
     began = time.monotonic()
     receipt = (await stage.settled(TENANT, lambda device: device.state == "clean")).receipt
     seconds = time.monotonic() - began
     async with stage.admin() as admin:
         story = [entry.text for entry in await admin.history(uuid)]
     ended = any(f"ended pid {zombie}" in text for text in story)
-    play.check(ended and not _runs(zombie), "it is found and ended", "TERM, a pause, KILL")
+    play.check(ended and not _runs(zombie), "the service finds and ends the leftover process", "TERM, a pause, KILL")
     ladder = [step.step for step in receipt.steps] if receipt else []
-    play.check(ladder == ["evict", "clear", "verify", "settings", "health"], "the ladder runs", " > ".join(ladder))
+    play.check(
+        ladder == ["evict", "clear", "verify", "settings", "health"],
+        "the steps of the fast path run",
+        " > ".join(ladder),
+    )
     residue = receipt.residue_bytes if receipt else 0
-    play.check(residue > 0, "what A left is found and counted", f"{residue} bytes that were not zero")
+    play.check(residue > 0, "the data that pod A left is found and counted", f"{residue} bytes that were not zero")
     proven = receipt is not None and _whole(receipt) and _zero(stage.memory_of(TENANT))
-    play.check(proven, "all of the memory is proven clean before the next pod comes", f"{seconds:.2f} s")
+    play.check(proven, "the whole memory is proven clean before the next pod", f"{seconds:.2f} s")
     await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
     await _run(play, "b", 1)
     [allocate] = [call for call in stage.kubelet.calls[-3:] if call.method == "Allocate"]
     found = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
     in_time = f"Allocate took {allocate.seconds * 1000:.1f} ms"
-    play.check(play.gpus_of("b") == (uuid,) and found == 0, "pod B gets GPU 0 and finds nothing", in_time)
+    play.check(play.gpus_of("b") == (uuid,) and found == 0, "pod B gets GPU 0 and finds no data", in_time)
 
 
 async def _bad_memory(play: Play) -> None:
-    play.begin("GPU 1 has memory that does not hold a bit")
+    play.begin("GPU 1 has a stuck memory bit")
     stage, uuid = play.stage, play.stage.uuids[BAD]
     await stage.kubelet.delete(play.pods["neighbour"])
     for gpu in range(1, stage.gpus):
@@ -183,16 +193,18 @@ async def _bad_memory(play: Play) -> None:
     drills.bad_memory(stage.simulated, uuid, BAD_BYTE, BAD_BIT)
     async with stage.admin() as admin:
         results = [progress.result async for progress in admin.scrub([uuid]) if progress.result]
-        play.check(not results[-1].clean, "a scrub says that it is not clean")
+        play.check(not results[-1].clean, "a scrub ends not clean")
         story = " | ".join(entry.text for entry in (await admin.explain(uuid)).entries)
-        play.check(f"at byte {BAD_BYTE} " in story, "the byte is named", f"byte {BAD_BYTE}, bit {BAD_BIT}")
-        play.check("escalated to the slow path" in story, "the slow path is tried as well: a reset does not mend it")
+        play.check(f"at byte {BAD_BYTE} " in story, "the result names the byte", f"byte {BAD_BYTE}, bit {BAD_BIT}")
+        play.check("escalated to the slow path" in story, "the slow path is tried too: a reset does not repair the bit")
         device = (await admin.status([uuid])).devices[0]
     sick = device.quarantine is not None and device.quarantine.reason == "memory-fault"
-    play.check(sick and not device.healthy, "the GPU is quarantined, and explained", device.why)
+    play.check(sick and not device.healthy, "GPU 1 is quarantined, with the reason", device.why)
     await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Unhealthy")
     offered, there = stage.kubelet.allocatable[RESOURCE], stage.kubelet.capacity[RESOURCE]
-    play.check((offered, there) == (stage.gpus - 1, stage.gpus), "the kubelet counts it and gives it to nobody")
+    play.check(
+        (offered, there) == (stage.gpus - 1, stage.gpus), "GPU 1 stays in the kubelet's capacity and is not allocatable"
+    )
 
 
 async def _killed(play: Play) -> None:
@@ -206,12 +218,12 @@ async def _killed(play: Play) -> None:
     cut = busy.job.id if busy.job else ""
     await stage.service.end(signal.SIGKILL)
     remains = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
-    partly = "part of pod C's memory is overwritten, part is not; now the service is gone"
+    partly = "the service is killed while a part of pod C's memory is overwritten"
     play.check(bool(cut) and 0 < remains < all_of_it, partly, f"job {cut}")
     status = await stage.kubelet.admit(play.pod("early", 1))
-    play.check(status.phase is Phase.FAILED, "a pod that asks meanwhile is not admitted", status.message)
+    play.check(status.phase is Phase.FAILED, "a pod that asks meanwhile is rejected", status.message)
     await stage.kubelet.until(lambda: stage.kubelet.allocatable[RESOURCE] == 0)
-    play.check(True, "nothing is offered while nobody can say what is clean")
+    play.check(True, "no GPU is offered while the service is down")
     drills.heal(stage.simulated, uuid)
     await stage.start()
     device = await stage.settled(KILLED, lambda device: device.receipt is not None)
@@ -221,19 +233,19 @@ async def _killed(play: Play) -> None:
     interrupted = any("cut off, nothing was proven" in entry.text for entry in history)
     receipts = [json.loads(entry.body) for entry in history if entry.kind == "scrub-passed"]
     honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
-    play.check(honest, "after the restart the job that was cut off counts for nothing")
-    play.check(device.state == "clean", "GPU 2 is scrubbed again, from the start, and then clean")
+    play.check(honest, "after the restart the interrupted job proves nothing")
+    play.check(device.state == "clean", "GPU 2 is scrubbed again from the start, and ends clean")
     await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
     await _run(play, "d", 1)
     found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))
-    play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets it and finds nothing of C's")
+    play.check(play.gpus_of("d") == (uuid,) and found == 0, "pod D gets GPU 2 and finds no data of pod C")
     alive = tenants.scan(stage.simulated, stage.uuids[TENANT], play.secret_of("b")) > 0
-    play.check(others[TENANT].state == "in_use" and alive, "pod B's memory was not touched by all this")
-    play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined: a restart brings nothing back")
+    play.check(others[TENANT].state == "in_use" and alive, "pod B's memory is unchanged")
+    play.check(others[BAD].state == "quarantined", "GPU 1 is still quarantined after the restart")
 
 
 async def _restarts(play: Play) -> None:
-    play.begin("The kubelet and the device plugin are killed and come back")
+    play.begin("The kubelet and the device plugin are killed and restarted")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
     await stage.kubelet.kill()
     began = time.monotonic()
@@ -242,13 +254,17 @@ async def _restarts(play: Play) -> None:
     play.check(True, "the plugin registers with the new kubelet", f"after {(time.monotonic() - began) * 1000:.0f} ms")
     started = await stage.kubelet.restart_container(play.pods["b"], "main")
     alive = tenants.scan(stage.simulated, uuid, play.secret_of("b")) > 0
-    play.check(started.state is ContainerState.RUNNING and alive, "pod B's container restarts: nothing is wiped")
+    play.check(
+        started.state is ContainerState.RUNNING and alive, "pod B's container restarts and its memory is unchanged"
+    )
     await stage.plugin.end(signal.SIGKILL)
-    await stage.kubelet.until(lambda: stage.kubelet.allocatable[RESOURCE] == 0)  # or the dead one would count
+    await stage.kubelet.until(
+        lambda: stage.kubelet.allocatable[RESOURCE] == 0
+    )  # otherwise the registration of the killed plugin would count
     await stage.plugin.start()
     await stage.kubelet.registered(RESOURCE)
     sick = stage.kubelet.devices(RESOURCE)[stage.uuids[BAD]] == "Unhealthy"
-    play.check(sick, "after the plugin's restart GPU 1 is as unhealthy as before")
+    play.check(sick, "GPU 1 is still Unhealthy after the restart of the plugin")
     for name in ("b", "d"):
         await stage.kubelet.delete(play.pods[name])
 
@@ -258,20 +274,22 @@ async def _ledger(play: Play) -> None:
     plugin = await play.stage.plugin.end(signal.SIGTERM)
     status = await play.stage.service.end(signal.SIGTERM)
     result = audit.verify(play.stage.ledger)
-    told = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
-    play.check(not told, "the plugin and the service stop cleanly", told)
-    play.check(result.broken is None, "the chain is whole", f"{result.rows} rows")
+    detail = "" if (plugin, status) == (0, 0) else f"exit status {plugin} and {status}"
+    play.check(not detail, "the plugin and the service stop cleanly", detail)
+    play.check(result.broken is None, "the hash chain is intact", f"{result.rows} rows")
     forged = play.stage.root / "forged"
     shutil.copytree(
         play.stage.ledger.parent, forged, ignore=lambda _, names: [name for name in names if "lock" in name]
     )
     row = _forge(forged / play.stage.ledger.name)
     broken = audit.verify(forged / play.stage.ledger.name).broken
-    play.check(broken is not None and broken.seq == row, "one changed byte in a copy is found and named", f"row {row}")
+    play.check(
+        broken is not None and broken.seq == row, "a changed byte in a copy is found, with its row", f"row {row}"
+    )
 
 
 def _forge(path: Path) -> int:
-    """Change one character of the newest proof: what somebody with something to hide would do."""
+    """Change one character of the newest receipt, as an attacker would."""
     with closing(sqlite3.connect(path)) as database, database:
         [(row, body)] = database.execute(
             "SELECT seq, body FROM entries WHERE kind = 'scrub-passed' ORDER BY seq DESC LIMIT 1"
@@ -283,7 +301,7 @@ def _forge(path: Path) -> int:
 
 
 async def _run(play: Play, name: str, gpus: int) -> None:
-    """A pod from its admission to its running container; anything else ends the story."""
+    """Run a pod until its container runs; any other result ends the demo."""
     status = await play.stage.kubelet.run(play.pod(name, gpus))
     if status.phase is not Phase.RUNNING:
         waiting = play.pods[name].statuses["main"].message
@@ -308,7 +326,7 @@ def _zero(memory: Path) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be reaped."""
+    """Whether a process runs; a zombie that waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
