@@ -60,9 +60,10 @@ class Verbs(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        gc.disable()  # loading leaves no garbage: to search for it again and again takes a tenth of the time of a start
         command: click.Command = importlib.import_module(f"scrubber.cli.verbs.{VERBS[cmd_name][0]}").command
-        gc.enable()
+        if not gc.isenabled():  # ``main`` switched it off
+            gc.freeze()  # what was loaded stays loaded
+            gc.enable()
         return command
 
     def resolve_command(
@@ -101,6 +102,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """The command ``autoclave``."""
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported; keeps its debug output from users
+    gc.disable()  # loading a verb leaves no garbage: to search for it again and again takes a tenth of a start
     try:
         cli.main(prog_name="autoclave")
     finally:

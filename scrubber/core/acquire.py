@@ -4,14 +4,14 @@ A record, fresh facts, the policy and the time go in; one answer comes out. ``st
 rules hold there.
 
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a deed.
-Rule 2: a process of a live container is never touched. ``leftover.terminable`` says which processes may be ended.
+Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
 Rule 3: the answer ``Note`` means: record this event, observe again, ask again.
 """
 
 from __future__ import annotations
 
 from policies.model import Gate, Mode, Policy
-from scrubber.core import answers, burn_in, leftover, ownership, proof, refusals
+from scrubber.core import answers, burn_in, eviction, ownership, proof, refusals
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
 from scrubber.core.model import Facts, Moment, Record, State, Trigger
@@ -126,7 +126,7 @@ def _from_dirty(record: Record, facts: Facts, policy: Policy, deed: Deed) -> ans
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
         return refusals.unproven(deed, record)
-    if not leftover.all_terminable(record, facts, policy):
+    if not eviction.all_terminable(record, facts, policy):
         return refusals.busy(deed, record)
     return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)
 

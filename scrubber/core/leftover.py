@@ -2,15 +2,15 @@
 
 A leftover was started while a tenant had the device on which its start was admitted. Any process from before or after
 that time, or from a time without an admitted start, is foreign: an operator's shell, for example. A process that
-another program started meanwhile cannot be told from what the tenant started.
+another program started meanwhile cannot be told from what the tenant started. Workers load this module, so it does not
+know policies: ``eviction`` says what a policy allows.
 """
 
 from __future__ import annotations
 
 import math
 
-from policies.model import Eviction, Policy
-from scrubber.core.model import Facts, Holder, Record
+from scrubber.core.model import Holder, Record
 
 Span = tuple[float, float]  # uptime: from the grant to the recorded end
 
@@ -36,15 +36,3 @@ def may_end(holder: Holder, tenancy: Span | None, *, leftovers: bool, foreign: b
         return False
     left = tenancy is not None and tenancy[0] <= holder.started <= tenancy[1]
     return leftovers if left else foreign
-
-
-def terminable(holder: Holder, record: Record, policy: Policy) -> bool:
-    """Whether the policy lets a scrub end this process: never a process of a live container."""
-    ends = Eviction.TERMINATE
-    leftovers, foreign = policy.evict.leftovers is ends, policy.evict.foreign is ends
-    return may_end(holder, span(record), leftovers=leftovers, foreign=foreign)
-
-
-def all_terminable(record: Record, facts: Facts, policy: Policy) -> bool:
-    """Whether a scrub may end every holder. False when the holders are not known."""
-    return facts.holders is not None and all(terminable(holder, record, policy) for holder in facts.holders)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from policies.model import Mode, OnSick, Policy, Starts
-from scrubber.core import acquire, answers, leftover, ownership, proof, refusals, remedy
+from scrubber.core import acquire, answers, eviction, ownership, proof, refusals, remedy
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, Facts, Moment, Owner, Record, State, Trigger
 from scrubber.core.refusals import Deed
@@ -110,7 +110,7 @@ def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
     leftovers = any(holder.container is None for holder in facts.holders)
     if policy.model is Starts.PER_CONTAINER_CACHED and not leftovers and not crowded:
         return _same_owner(record, facts, now)
-    if siblings or not leftover.all_terminable(record, facts, policy):
+    if siblings or not eviction.all_terminable(record, facts, policy):
         return _busy(record)
     return answers.Note(ev.Released(CROWDED if crowded else LEFT_BEHIND if leftovers else EACH_CONTAINER))
 

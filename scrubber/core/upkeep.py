@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, leftover, ownership, pauses, presence, proof, remedy, verdict
+from scrubber.core import answers, burn_in, eviction, ownership, pauses, presence, proof, remedy, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, known, news, silent, worst
 from scrubber.core.model import (
@@ -290,7 +290,7 @@ def _tend_quarantined(
     seen = facts.vitals  # None while another one is reset: then nobody can tell
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
     ill = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
-    if due is None or absent or ill or not leftover.all_terminable(record, facts, policy):
+    if due is None or absent or ill or not eviction.all_terminable(record, facts, policy):
         return answers.Proceed()
     before = errors_to_note(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
     return due if before is None else answers.Note(before)
@@ -354,7 +354,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
         pause = pauses.growing(RETRY_FIRST, 2, RETRY_LONGEST, record.setback.count - 1)
         if now.uptime - record.setback.at.uptime < pause:
             return answers.Proceed()
-    if leftover.all_terminable(record, facts, policy):
+    if eviction.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
         return answers.Blocked("it cannot be proven that nobody uses it")

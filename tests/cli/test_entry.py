@@ -63,10 +63,10 @@ def test_the_service_loads_no_rich_and_nothing_for_nvidia_before_it_knows_its_no
     assert not loaded & {"rich", "pygments", "pynvml", "scrubber.devices.nvidia.backend"}
 
 
-def test_the_zygote_loads_nothing_for_nvidia_before_it_knows_its_node():
+def test_the_zygote_loads_no_policies_and_nothing_for_nvidia_before_it_knows_its_node():
     loaded = loaded_by("scrubber.workers.zygote")
     assert "scrubber.devices.simulated.gpu" in loaded
-    assert not loaded & {"pynvml", "scrubber.devices.nvidia.gpu"}
+    assert not loaded & {"asyncio", "grpc", "pydantic", "pynvml", "scrubber.devices.nvidia.gpu"}
 
 
 def test_the_module_is_the_command():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Clear, Gate, Paths, Proof
-from scrubber.core import acquire, fence, leftover, ownership, proof, release, start
+from scrubber.core import acquire, eviction, fence, ownership, proof, release, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
@@ -323,7 +323,7 @@ TERMINABLE = rows(
 
 @pytest.mark.parametrize(("holder", "record", "policy", "may"), TERMINABLE)
 def test_terminable(holder, record, policy, may):
-    assert leftover.terminable(holder, record, policy) is may
+    assert eviction.terminable(holder, record, policy) is may
 
 
 def test_the_sentence_for_b_names_nobody_else():

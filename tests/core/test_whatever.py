@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.model import Mode
-from scrubber.core import acquire, answers, fence, leftover, offering, pauses, proof, release, start, states, upkeep
+from scrubber.core import acquire, answers, eviction, fence, offering, pauses, proof, release, start, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import State, Step
 from tests.core import lives
@@ -91,7 +91,7 @@ def test_nothing_is_done_to_a_device_that_a_live_container_uses(record, seen, po
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
         assert not isinstance(answer, answers.Note) or not isinstance(answer.event, ev.Released)
-    assert not any(leftover.terminable(holder, record, policy) for holder in seen.holders if holder.container)
+    assert not any(eviction.terminable(holder, record, policy) for holder in seen.holders if holder.container)
 
 
 @given(st.sampled_from(OWNED), SEEN, st.sampled_from([True, None]), POLICY, MOMENT)
