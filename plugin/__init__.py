@@ -1,5 +1,5 @@
-"""The kubelet's side: asks the scrubber, holds no state of its own, never loads NVML or CUDA.
+"""The device plugin: it serves the kubelet, asks the scrub service, holds no state and never loads NVML or CUDA.
 
-One process beside the scrub service, without privileges: it serves a socket for each resource, tells the kubelet of it,
-and answers the kubelet's hooks with what the scrub service says. ``testing`` is a kubelet for tests.
+One unprivileged process beside the scrub service. It serves one socket for each resource, registers it with the
+kubelet, and answers the kubelet's calls with the decisions of the scrub service. ``testing`` is a kubelet for tests.
 """

@@ -1,6 +1,6 @@
-"""Builds the plugin and runs it. All long-running tasks of the process are named here.
+"""Builds the plugin and runs it. Every long-running task of the process starts here.
 
-The door for figures and probes is open before anything else begins, so that it can say what is waited for.
+The HTTP server for metrics and probes starts first, so that ``/readyz`` can say what the plugin waits for.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 import grpc.aio
-import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from plugin import config, response
 from plugin.cluster import starting, threads
 from plugin.cluster.reporter import ClusterReporter
-from plugin.config import Config, Way
+from plugin.config import Config, RegistrationMethod
 from plugin.device_plugin import DevicePlugin
 from plugin.gate import Gate
 from plugin.kubelet_api import deviceplugin_pb2_grpc
@@ -30,25 +29,26 @@ from plugin.metrics.collector import PluginCollector
 from plugin.metrics.counters import PluginCounters
 from plugin.registration import kubelet, registry, sockets
 from scrubber.api import client
+from scrubber.ground import log
 from scrubber.ground.errors import FatalError
 from scrubber.ground.http_server import HttpServer
 
-logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="app")
+logger = log.get("app")
 
 
-class _Registered(Protocol):
+class _Registration(Protocol):
     async def run(self) -> None:
         """Serve and stay registered until cancelled."""
 
 
 def run(chosen: Config) -> int:
-    """Serve until told to stop; 0 is a clean stop."""
+    """Serve until a signal stops the program; returns 0."""
     config.check(chosen)
     os.umask(0o077)
     try:
         with sockets.sole_instance(chosen.kubelet_dir):
             return asyncio.run(_serve(chosen, starting.reporter(chosen.cluster)))
-    except BaseExceptionGroup as group:  # no except*: what is raised in one comes out as a group, by Python's version
+    except BaseExceptionGroup as group:  # except* would raise a group again in some versions of Python
         fatal = group.subgroup(FatalError)
         if fatal is None:
             raise
@@ -56,15 +56,15 @@ def run(chosen: Config) -> int:
 
 
 async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
-    """Until a signal comes, or a task fails: its error ends the program."""
+    """Run until a signal arrives or a task fails; the error of that task ends the program."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # There is nothing to load again, and ending would take the node's devices away for a moment.
-    loop.add_signal_handler(signal.SIGHUP, partial(logger.info, "nothing to load again: SIGHUP is ignored"))
+    # There is no file to reload, and a restart would make the devices of the node unhealthy for a moment.
+    loop.add_signal_handler(signal.SIGHUP, partial(logger.info, "SIGHUP is ignored: the plugin has nothing to reload"))
     if reporter is not None:
-        loop.set_default_executor(threads.Forgetful())
+        loop.set_default_executor(threads.DaemonThreadExecutor())
     work = asyncio.create_task(_work(chosen, reporter), name="plugin")
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,21 +74,21 @@ async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
         work.cancel()
         await asyncio.wait({work})
     if not work.cancelled():
-        await _tell(work)
+        await _finish(work)
     logger.info("stopped")
     return 0
 
 
-async def _tell(work: asyncio.Task[None]) -> None:
-    """End with the error of a task; one that nobody can mend from outside is told in full, as nothing else holds it."""
+async def _finish(work: asyncio.Task[None]) -> None:
+    """Raise the error of a task. Log a fault of the program with its traceback: nothing else records it."""
     try:
         await work
     except FatalError:
         raise
-    except Exception as error:  # whatever ends the program is told before it does
+    except Exception as error:  # any fault ends the program, after it is logged
         rest = error.split(FatalError)[1] if isinstance(error, ExceptionGroup) else error
         if rest is not None:
-            logger.exception("a fault inside the device plugin: it ends", exc_info=rest)
+            logger.exception("a fault inside the device plugin: it stops", exc_info=rest)
         raise
 
 
@@ -96,7 +96,7 @@ async def _work(chosen: Config, reporter: ClusterReporter | None) -> None:
     """Follow the scrub service, and register each resource as soon as it has a device."""
     async with client.ScrubberClient(chosen.scrubber_socket) as scrubber:
         listing = Listing(scrubber, chosen.resource_prefix, chosen.mig_strategy)
-        async with _shown(chosen, listing) as counters, asyncio.TaskGroup() as tasks:
+        async with _metrics_served(chosen, listing) as counters, asyncio.TaskGroup() as tasks:
             tasks.create_task(listing.follow(), name="listing")
             if reporter is not None:
                 tasks.create_task(reporter.run(listing), name="reports to the cluster")
@@ -104,50 +104,50 @@ async def _work(chosen: Config, reporter: ClusterReporter | None) -> None:
 
 
 @asynccontextmanager
-async def _shown(chosen: Config, listing: Listing) -> AsyncIterator[PluginCounters]:
-    """Whatever is told to this tally is shown where the flag says, if it says anything."""
-    figures = CollectorRegistry()
-    counters = PluginCounters(figures)
+async def _metrics_served(chosen: Config, listing: Listing) -> AsyncIterator[PluginCounters]:
+    """Counters that are served under ``--metrics-address``, if that is set."""
+    metrics = CollectorRegistry()
+    counters = PluginCounters(metrics)
     if not chosen.metrics_address:
         yield counters
         return
-    now = PluginCollector(listing, counters, chosen.version)
-    figures.register(now)
-    ProcessCollector(registry=figures)
-    async with HttpServer(figures, now.obstacles).serve(chosen.metrics_address):
+    collector = PluginCollector(listing, counters, chosen.version)
+    metrics.register(collector)
+    ProcessCollector(registry=metrics)
+    async with HttpServer(metrics, collector.obstacles).serve(chosen.metrics_address):
         yield counters
 
 
 async def _register(
     chosen: Config, listing: Listing, gate: Gate, counters: PluginCounters, tasks: asyncio.TaskGroup
 ) -> None:
-    """Each resource that there is, and each that comes to be."""
+    """Register each resource, now and when the service adds one."""
     known: frozenset[str] = frozenset()
     shared_nodes = partial(_shared_nodes, chosen.driver_root)
     while True:
-        for resource in sorted(await listing.more(known)):
+        for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
             plugin = DevicePlugin(resource, listing, gate, counters, chosen.style, shared_nodes)
-            staying = _registration(chosen, resource, plugin, counters).run()
-            tasks.create_task(staying, name=f"registration of {resource}")
+            registration = _registration(chosen, resource, plugin, counters)
+            tasks.create_task(registration.run(), name=f"registration of {resource}")
         known = listing.resources()
 
 
-def _registration(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> _Registered:
+def _registration(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> _Registration:
     def add(server: grpc.aio.Server) -> None:
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
 
-    if chosen.registration is Way.REGISTRY:
-        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir, counters.heard)
-    return kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.heard)
+    if chosen.registration is RegistrationMethod.REGISTRY:
+        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir, counters.record)
+    return kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)
 
 
 def _shared_nodes(root: Path) -> list[str]:
-    """Looked up for each answer: the driver may have been loaded after we were."""
+    """The nodes that exist now: the driver may load after the plugin has started."""
     return [node for node in response.SHARED_NODES if Path(root, node.lstrip("/")).exists()]
 
 
 def _first(group: BaseExceptionGroup[FatalError]) -> FatalError:
-    """One line is told; the next one will be when this is mended."""
+    """The first error of a group: the program reports one line; the user sees the next error at the next start."""
     error = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,33 +1,29 @@
-"""How the plugin was asked to run, and whether that can work: each thing to mend is one line that names its flag."""
+"""The options of the plugin, and their check: one line for each error, with the flag to change."""
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from plugin import response
+from plugin import dns_names, response
 from plugin.cluster import credentials
 from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
-from scrubber.ground import http_server
+from scrubber.ground import http_server, paths, unix_sockets
 from scrubber.ground.errors import FatalError
 
-KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 REGISTRY_DIR = "/var/lib/kubelet/plugins_registry"
-RUN_DIR = "/run/autoclave"
 PREFIX = "nvidia.com"
 
 LONGEST_PREFIX = 244  # characters: the kubelet puts "requests." before it and allows 253
-DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
-class Way(Enum):
-    """How the kubelet learns that there is a plugin: it is told, or it finds a socket."""
+class RegistrationMethod(Enum):
+    """How the plugin registers: it calls the kubelet, or the kubelet finds a socket in a directory."""
 
     KUBELET = "kubelet"
     REGISTRY = "plugins-registry"
@@ -35,42 +31,42 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything ``autoclave plugin`` can be told."""
+    """The options of ``autoclave plugin``."""
 
-    kubelet_dir: Path = Path(KUBELET_DIR)
-    run_dir: Path = Path(RUN_DIR)
+    kubelet_dir: Path = Path(paths.KUBELET_DIR)
+    run_dir: Path = Path(paths.RUN_DIR)
     resource_prefix: str = PREFIX
     strategies: tuple[response.Strategy, ...] = (response.Strategy.CDI_CRI,)
     cdi_kind: str = "nvidia.com/gpu"
     pass_device_specs: bool = False
     driver_root: Path = Path("/")
     mig_strategy: MigStrategy = MigStrategy.NONE
-    registration: Way = Way.KUBELET
+    registration: RegistrationMethod = RegistrationMethod.KUBELET
     registry_dir: Path = Path(REGISTRY_DIR)
     cluster_reports: Reports = Reports.AUTO
     node_name: str = ""
     taint_when_all_out: bool = False
-    service_account: Path = credentials.SERVICE_ACCOUNT  # no flag: Kubernetes puts it there
+    service_account: Path = credentials.SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
     metrics_address: str = ""
-    version: str = ""  # no flag: the release knows it
+    version: str = ""  # no flag: the version of the release
     log_level: str = "info"
     log_format: str = "auto"
 
     @property
     def scrubber_socket(self) -> Path:
-        """Where the scrub service answers."""
-        return self.run_dir / "scrubber.sock"
+        """The socket of the scrub service."""
+        return paths.socket(self.run_dir)
 
     @property
     def cluster(self) -> credentials.ReportChoice:
-        """What the cluster is to be told."""
+        """The options of the reports to the cluster."""
         return credentials.ReportChoice(
             self.cluster_reports, self.node_name, self.taint_when_all_out, self.service_account
         )
 
     @property
     def style(self) -> response.Style:
-        """How Allocate answers."""
+        """The options of the answers to Allocate."""
         return response.Style(
             strategies=self.strategies,
             cdi_kind=self.cdi_kind,
@@ -80,45 +76,48 @@ class Config:
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot work. The run directory may be missing: the service makes it, and may start after us."""
+    """Raise a FatalError for options that cannot work.
+
+    The run directory may be missing: the service makes it, and may start after the plugin.
+    """
     _check_prefix(config.resource_prefix)
     try:
         response.check(config.style)
     except ValueError as error:
         raise FatalError(str(error)) from error
     _check_directory(config.kubelet_dir, "the kubelet directory", "--kubelet-dir")
-    if config.registration is Way.REGISTRY:
+    if config.registration is RegistrationMethod.REGISTRY:
         _check_directory(config.registry_dir, "the plugin registry", "--registry-dir")
     _check_cluster(config.cluster)
     _check_address(config.metrics_address)
     _check_length(config.scrubber_socket, "--run-dir")
-    # Longer names may come; whoever has no room for this one must not wait for them to be told.
+    # Resources may have longer names. At least the shortest one must fit, and its error is reported at the start.
     _check_length(config.kubelet_dir / sockets.endpoint(f"{config.resource_prefix}/gpu"), "--kubelet-dir")
 
 
 def _check_prefix(prefix: str) -> None:
-    """The kubelet's rules for the names of extended resources, told before the kubelet refuses ours."""
+    """Apply the kubelet's rules for names of extended resources, before the kubelet refuses the registration."""
     wrong = ""
     if len(prefix) > LONGEST_PREFIX:
         wrong = f"it is longer than {LONGEST_PREFIX} characters"
-    elif DOMAIN.fullmatch(prefix) is None:
-        wrong = "it is no lower-case domain name"
+    elif not dns_names.is_subdomain(prefix, LONGEST_PREFIX):
+        wrong = "it is not a lower-case domain name"
     elif prefix.endswith("kubernetes.io"):
-        wrong = "Kubernetes keeps names that end in kubernetes.io for itself"
+        wrong = "Kubernetes reserves names that end in kubernetes.io"
     elif prefix.startswith("requests."):
-        wrong = "Kubernetes keeps names that begin with requests. for itself"
+        wrong = "Kubernetes reserves names that begin with requests."
     if wrong:
         raise FatalError(f"cannot use --resource-prefix {prefix!r}: {wrong}; give a domain such as {PREFIX}")
 
 
-def _check_cluster(asked: credentials.ReportChoice) -> None:
-    if asked.reports is Reports.OFF:
-        if asked.taint:
+def _check_cluster(choice: credentials.ReportChoice) -> None:
+    if choice.reports is Reports.OFF:
+        if choice.taint:
             raise FatalError(
-                "cannot use --taint-when-all-out with --cluster-reports off: the one is a part of the other"
+                "cannot use --taint-when-all-out with --cluster-reports off: the taint is one of the reports"
             )
         return
-    if asked.reports is Reports.ON and (why := credentials.lacking(asked, os.environ)):
+    if choice.reports is Reports.ON and (why := credentials.missing(choice, os.environ)):
         raise FatalError(f"cannot report to the cluster: {why}; or set --cluster-reports off")
 
 
@@ -133,17 +132,17 @@ def _check_address(address: str) -> None:
 
 def _check_directory(path: Path, what: str, flag: str) -> None:
     try:
-        why = "" if stat.S_ISDIR(path.stat().st_mode) else "it is no directory"
+        why = "" if stat.S_ISDIR(path.stat().st_mode) else "it is not a directory"
     except OSError as error:
         why = (error.strerror or str(error)).lower()
     if why:
-        raise FatalError(f"cannot use {what} {path}: {why}; give the kubelet's with {flag}")
+        raise FatalError(f"cannot use {what} {path}: {why}; give the directory of the kubelet with {flag}")
 
 
 def _check_length(path: Path, flag: str) -> None:
     length = len(os.fsencode(path))
-    if length > sockets.LONGEST:
+    if length > unix_sockets.LONGEST:
         raise FatalError(
-            f"cannot use socket path {path}: it is {length} bytes long and the kernel takes {sockets.LONGEST}; "
+            f"cannot use socket path {path}: it is {length} bytes long and the kernel takes {unix_sockets.LONGEST}; "
             f"give a shorter {flag}"
         )

@@ -1,19 +1,16 @@
-"""What the plugin knows of a device, and by which name the kubelet is told of it. Pure: values in, values out."""
+"""What the plugin knows of a device, and the resource name under which the kubelet sees it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
-GONE = "gone"  # the reason why a device is out that the service does not name any more
-# The service's words for a device that was taken away on purpose: another one, or another layout, is in its place.
-LEFT = frozenset({"replaced", "relaid"})
+from scrubber.ground.advertised_device import AdvertisedDevice
 
 
 class MigStrategy(Enum):
-    """How the slices of a GPU are offered: not at all, like whole GPUs, or each size under a name of its own."""
+    """How MIG devices are offered: not at all, under the name of whole GPUs, or each profile under its own name."""
 
     NONE = "none"
     SINGLE = "single"
@@ -22,7 +19,7 @@ class MigStrategy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device as the kubelet is told of it, and what is needed to hand it out."""
+    """One device in the list for the kubelet, and what Allocate needs to answer for it."""
 
     uuid: str
     resource: str
@@ -35,64 +32,19 @@ class Device:
     nodes: tuple[str, ...]
     reason: str = ""
     quarantined: bool = False
+    sick: bool = False
+    replaced: bool = False
+    gone: bool = False  # the scrub service does not list it any more
 
 
-class OfferedDevice(Protocol):
-    """What the scrub service says of a device."""
-
-    @property
-    def device(self) -> str:
-        """Its UUID."""
-
-    @property
-    def healthy(self) -> bool:
-        """Whether the kubelet may give it to a pod."""
-
-    @property
-    def clean(self) -> bool:
-        """Whether it could go out without a wait."""
-
-    @property
-    def numa_node(self) -> int | None:
-        """The memory it is near to, if known."""
-
-    @property
-    def resource(self) -> str:
-        """What the hardware calls it."""
-
-    @property
-    def index(self) -> int:
-        """Its place among the devices of the node."""
-
-    @property
-    def mig(self) -> bool:
-        """Whether it is a slice of a GPU."""
-
-    @property
-    def island(self) -> str:
-        """Devices of one island are joined by fast links; empty: none."""
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """Device nodes of this device alone."""
-
-    @property
-    def reason(self) -> str:
-        """The word for what ails it; empty: nothing that is known of."""
-
-    @property
-    def quarantined(self) -> bool:
-        """Whether it is kept out; with a reason and without this it is sick and still in use."""
-
-
-def offered(adverts: Iterable[OfferedDevice], prefix: str, strategy: MigStrategy) -> Iterator[Device]:
-    """The devices that the kubelet is told of, each under its full resource name."""
+def offered(adverts: Iterable[AdvertisedDevice], prefix: str, strategy: MigStrategy) -> Iterator[Device]:
+    """The devices to list, each under its full resource name."""
     for advert in adverts:
         resource = resource_name(advert, prefix, strategy)
         if resource is None:
             continue
-        # The kubelet takes -1 for "no node"; what is below zero is an unknown one.
-        near = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
+        # The kubelet reads -1 as "no node", so a negative number is an unknown node.
+        numa_node = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
         yield Device(
             uuid=advert.device,
             resource=resource,
@@ -100,16 +52,18 @@ def offered(adverts: Iterable[OfferedDevice], prefix: str, strategy: MigStrategy
             clean=advert.clean,
             index=advert.index,
             mig=advert.mig,
-            numa_node=near,
+            numa_node=numa_node,
             island=advert.island,
             nodes=advert.nodes,
             reason=advert.reason,
             quarantined=advert.quarantined,
+            sick=advert.sick,
+            replaced=advert.replaced,
         )
 
 
-def resource_name(advert: OfferedDevice, prefix: str, strategy: MigStrategy) -> str | None:
-    """What pods ask for to get this device; None when it is not offered."""
+def resource_name(advert: AdvertisedDevice, prefix: str, strategy: MigStrategy) -> str | None:
+    """The resource that pods request to get this device; None if the device is not offered."""
     kind = advert.resource.rpartition("/")[2]
     if not advert.mig:
         return f"{prefix}/{kind}"

@@ -1,19 +1,19 @@
 """Which of the free devices the kubelet should take.
 
-Devices that must be included come first, whatever they are. The rest is filled up class by class: clean ones, then
-healthy ones that still have to be cleaned, then unhealthy ones. A device that is not clean costs its user a wait, and
-no neighbourhood is worth one. Only the last class that is touched leaves a choice, and there, in this order:
+Devices that must be included come first. The rest is filled class by class: clean devices, then healthy devices that
+need a scrub, then unhealthy devices. A device that is not clean makes its pod wait, and no placement is worth a wait.
+Only the last class that is used leaves a choice. The choice follows these rules, in this order:
 
 1. as few further NVLink islands as possible (a device without links is an island of its own);
-2. of those choices, one on as few further NUMA nodes as possible;
-3. of those, the tightest fit, so that larger requests still find room: the nodes with the fewest free devices, then
-   the smallest island that is large enough;
-4. of those, the lower index.
+2. then as few further NUMA nodes as possible;
+3. then the tightest fit, so that larger requests still find room: the nodes with the fewest free devices, then the
+   smallest island that is large enough;
+4. then the lower index.
 
-What is touched already, by devices that must be included or by an earlier class, costs nothing more. The fewest
-islands are found without a search: the largest one after the other, until one suffices for all that is still missing.
-NUMA nodes are searched, smaller sets of them before larger ones, until one needs no more islands than all nodes do.
-The search is bounded (`MOST_NODES`, `MOST_SETS`); where it finds nothing, all nodes are as good as each other.
+Islands and nodes of devices that are already chosen, in an earlier class or because they must be, are not further ones.
+The fewest islands need no search: take the largest island again and again, until one island can hold the rest. NUMA
+nodes are searched, small sets before large sets, for a set that needs no more islands than all nodes together. The
+search is bounded (`MOST_NODES`, `MOST_SETS`); if it finds no set, all nodes are allowed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MOST_NODES = 8  # two sockets of four nodes each
 MOST_SETS = 64  # all sets of six nodes
 
 Nodes: TypeAlias = AbstractSet[int | None]
-Cells: TypeAlias = Mapping[tuple[str, int | None], int]  # how many devices stand on this island and this node
+Cells: TypeAlias = Mapping[tuple[str, int | None], int]  # number of devices by island and NUMA node
 
 
 def prefer(devices: Sequence[Device], available: Sequence[str], must: Sequence[str], size: int) -> list[str]:
-    """Choose `size` of the available devices; an empty list where that is impossible: an error would fail the pod.
+    """Choose `size` of the available devices; an empty list if that is impossible, because an error would fail the pod.
 
-    An id that is not among the devices counts as not available.
+    An id that is not among the devices is not available.
     """
     offered, demanded = set(available), set(must)
     known = {device.uuid: device for device in sorted(devices, key=_place) if device.uuid in offered}
@@ -55,7 +55,7 @@ def _place(device: Device) -> tuple[int, str]:
 
 
 def _class(device: Device) -> tuple[bool, bool]:
-    """Puts those to be taken first to the front of a sorted list."""
+    """Sort key: devices to take first come first."""
     return not device.healthy, not device.clean
 
 
@@ -64,7 +64,7 @@ def _island(device: Device) -> str:
 
 
 def _nearest(choices: Sequence[Device], chosen: Sequence[Device], missing: int) -> list[Device]:
-    """So many of the choices, close to each other and to what is chosen."""
+    """Take this many of the choices, close to each other and to the chosen devices."""
     touched = {_island(device) for device in chosen}
     cells = Counter((_island(device), device.numa_node) for device in choices)
     nodes = _fewest_nodes(cells, {device.numa_node for device in chosen}, touched, missing)
@@ -75,7 +75,7 @@ def _nearest(choices: Sequence[Device], chosen: Sequence[Device], missing: int) 
 
 
 def _sizes(cells: Cells, nodes: Nodes) -> dict[str, int]:
-    """How many devices each island has on these nodes."""
+    """Number of devices of each island on these nodes."""
     sizes: dict[str, int] = {}
     for (island, node), count in cells.items():
         if node in nodes:
@@ -84,7 +84,7 @@ def _sizes(cells: Cells, nodes: Nodes) -> dict[str, int]:
 
 
 def _further_islands(sizes: Mapping[str, int], touched: AbstractSet[str], missing: int) -> list[str]:
-    """The fewest islands for what those already touched cannot hold; only the last one may stay partly free."""
+    """The fewest islands for what the touched islands cannot hold. Only the last one may stay partly free."""
     missing -= sum(sizes.get(island, 0) for island in touched)
     largest_first = sorted((island for island in sizes if island not in touched), key=lambda island: -sizes[island])
     islands: list[str] = []
@@ -99,7 +99,7 @@ def _further_islands(sizes: Mapping[str, int], touched: AbstractSet[str], missin
 
 
 def _fewest_nodes(cells: Cells, near: Nodes, touched: AbstractSet[str], missing: int) -> Nodes:
-    """The fewest NUMA nodes beyond those near in which no further island is needed."""
+    """The smallest set of NUMA nodes, with those in ``near``, that needs no additional island."""
     every = {node for _, node in cells}
     islands = len(_further_islands(_sizes(cells, every), touched, missing))
     for nodes in itertools.islice(_node_sets(cells, near, missing), MOST_SETS):
@@ -109,7 +109,7 @@ def _fewest_nodes(cells: Cells, near: Nodes, touched: AbstractSet[str], missing:
 
 
 def _node_sets(cells: Cells, near: Nodes, missing: int) -> Iterator[Nodes]:
-    """Sets of NUMA nodes with enough devices: those with the fewest further nodes first, then the tightest."""
+    """Sets of NUMA nodes with enough devices: the fewest further nodes first, then the tightest fit."""
     held: dict[int | None, int] = {}
     for (_, node), count in cells.items():
         held[node] = held.get(node, 0) + count

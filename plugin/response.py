@@ -1,24 +1,24 @@
-"""What the kubelet is told to put into a container: the Allocate response of each device list strategy.
+"""The Allocate response for each device list strategy: what the kubelet puts into a container.
 
-The same fields and values as NVIDIA's k8s-device-plugin gives (v0.18 to v0.20; v0.17 differs only in keeping an id that
-is asked for twice), so that a cluster can change from one to the other. Where its answer is left to chance, ours is one
-of its answers: device nodes stand in the order in which the devices were asked for, as all other parts do anyway. Nodes
-are not de-duplicated, as there: two MIG devices of one GPU name its node twice, and the kubelet merges by path.
+The fields and values are those of NVIDIA's k8s-device-plugin (v0.18 to v0.20; v0.17 differs only for an id that is
+requested twice), so that a cluster can change from one plugin to the other. Where the order of that plugin is random,
+this module uses the order of the request. Device nodes are not de-duplicated, as in that plugin: two MIG devices of one
+GPU name its node twice, and the kubelet merges by path.
 
 Three things differ, on purpose:
 
 * **The CDI kind.** NVIDIA's plugin writes its own CDI specification, of the kind ``k8s.device-plugin.nvidia.com/gpu``.
-  We write none and name the devices of the host's one, kind ``nvidia.com/gpu``, which must hold them under their UUIDs
+  This plugin writes none. It names devices of the host's specification, kind ``nvidia.com/gpu``, which must use UUIDs
   (``nvidia-ctk cdi generate --device-name-strategy=uuid``).
-* **Ids are UUIDs, never indexes.** The kubelet keeps a response and uses it for every restart of the container, also
-  after a reboot. An index may then be another GPU than the one that was proved clean.
+* **Ids are UUIDs, never indexes.** The kubelet keeps a response and uses it for every restart of the container, even
+  after a reboot. By then the index may belong to another GPU than the one that was proven clean.
 * **Out of scope:** GDS, MOFED, GDRCopy, IMEX channels, MPS, time-sliced replicas, Tegra and WSL.
 
-With nothing but CDI strategies the device nodes are left out even if they are asked for, as NVIDIA's plugin does: the
-CDI specification brings them. With `envvar` and `volume-mounts` together the variable names the mounts' directory.
+With CDI strategies alone, the response has no device nodes even if they are requested, as in NVIDIA's plugin: the CDI
+specification has them. With `envvar` and `volume-mounts` together, the variable names the directory of the mounts.
 
-Unlike a name, a device node is only a number that the driver gave: whoever passes device nodes should drain a node
-before a reboot that may renumber its GPUs.
+A device node is a number that the driver assigns. Operators who pass device nodes should drain a node before a reboot
+that may renumber its GPUs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from plugin import dns_names
 from plugin.devices import Device
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 
@@ -40,12 +41,11 @@ MOUNTS = "/var/run/nvidia-container-devices"
 MOUNTED = "/dev/null"
 ANNOTATION = "nvidia-device-plugin_"
 
-# A comma, a slash or the word "all" in the place of an id would hand out what nobody asked the gate about.
+# A comma, a slash or the word "all" instead of an id would hand out devices that the gate did not check.
 DEVICE_ID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
-# CDI's own rule allows one letter; the parser inside the container runtimes falls over on it.
+# CDI allows a single letter, but the parser in the container runtimes fails on it.
 KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]")
-LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-PREFIX = re.compile(rf"{LABEL}(\.{LABEL})*/")
+PREFIX = re.compile(rf"{dns_names.LABEL}(\.{dns_names.LABEL})*/")
 
 
 class Strategy(str, Enum):
@@ -62,48 +62,48 @@ CDI = frozenset({Strategy.CDI_CRI, Strategy.CDI_ANNOTATIONS})
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What the operator chose; `check` says whether it can be used."""
+    """The operator's choice; `check` says whether it is valid."""
 
     strategies: tuple[Strategy, ...] = (Strategy.CDI_CRI,)
     cdi_kind: str = "nvidia.com/gpu"
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     pass_device_specs: bool = False
-    dev_root: str = "/"  # where the host keeps the device nodes: / or the root of a driver container
+    dev_root: str = "/"  # where the host has the device nodes: / or the root of a driver container
 
 
-def strategies(words: Iterable[str]) -> tuple[Strategy, ...]:
-    """Read the names of strategies, each kept once; one that is not known is a ValueError."""
+def strategies(names: Iterable[str]) -> tuple[Strategy, ...]:
+    """The strategies of these names, each once; ValueError for an unknown name."""
     known = {strategy.value: strategy for strategy in Strategy}
     chosen: dict[Strategy, None] = {}
-    for word in words:
-        if word not in known:
-            raise ValueError(f"unknown device list strategy {word!r}: choose from {', '.join(known)}")
-        chosen[known[word]] = None
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown device list strategy {name!r}: choose from {', '.join(known)}")
+        chosen[known[name]] = None
     return tuple(chosen)
 
 
 def check(style: Style) -> None:
-    """Refuse, with a ValueError, a style that no container runtime would understand."""
+    """Raise a ValueError for a style that no container runtime understands."""
     if not style.strategies:
-        raise ValueError("no device list strategy: containers would start without the devices they were given")
+        raise ValueError("no device list strategy: containers would start without their devices")
     if not KIND.fullmatch(style.cdi_kind):
         raise ValueError(
-            f"cannot use CDI kind {style.cdi_kind!r}: it is vendor/class, as in nvidia.com/gpu; each starts with a "
-            "letter, ends with a letter or digit, and holds only these and '_', '-' and '.'"
+            f"cannot use CDI kind {style.cdi_kind!r}: use vendor/class, as in nvidia.com/gpu; each part starts with a "
+            "letter, ends with a letter or digit, and has only these and '_', '-' and '.'"
         )
     if not PREFIX.fullmatch(style.cdi_annotation_prefix):
         raise ValueError(
-            f"cannot use CDI annotation prefix {style.cdi_annotation_prefix!r}: it is a lower-case domain and a slash, "
+            f"cannot use CDI annotation prefix {style.cdi_annotation_prefix!r}: use a lower-case domain and a slash, "
             "as in cdi.k8s.io/"
         )
     if not style.dev_root.startswith("/"):
-        raise ValueError(f"cannot use device root {style.dev_root!r}: it is an absolute path of the host")
+        raise ValueError(f"cannot use device root {style.dev_root!r}: use an absolute path of the host")
 
 
 def respond(
     devices: Sequence[Device], style: Style, shared_nodes: Collection[str], allocation: uuid.UUID
 ) -> wire.ContainerAllocateResponse:
-    """Answer for these devices, in the order asked for.
+    """The response for these devices, in the order of the request.
 
     `shared_nodes` are those of `SHARED_NODES` that exist; `allocation` is a fresh random id that keeps the annotations
     of two resources in one container apart.
@@ -134,7 +134,7 @@ def _demand_id(device: Device) -> None:
 
 
 def _device_specs(devices: Sequence[Device], dev_root: str, shared_nodes: Collection[str]) -> Iterator[wire.DeviceSpec]:
-    """Those that all devices share, then each device's own: for a MIG device its GPU and its two capabilities."""
+    """The shared nodes, then the nodes of each device: for a MIG device its GPU and its two capabilities."""
     nodes = [node for node in SHARED_NODES if node in shared_nodes]
     for device in devices:
         nodes.extend(device.nodes)
@@ -143,5 +143,5 @@ def _device_specs(devices: Sequence[Device], dev_root: str, shared_nodes: Collec
 
 
 def _below(root: str, path: str) -> str:
-    """The path under the root, with one slash in front: POSIX would keep two."""
+    """The path under the root, with one leading slash: POSIX would keep two."""
     return "/" + posixpath.normpath(f"{root}/{path}").lstrip("/")

@@ -15,11 +15,10 @@ from pydantic import Field, PlainValidator, model_validator
 
 from policies import faults, judge, tree
 from policies.base import Model, Size, Word, impossible
-from scrubber.ground import http_server, paths
+from scrubber.ground import http_server, paths, unix_sockets
 from scrubber.ground.errors import FatalError
 
 PREFIX = "AUTOCLAVE_"
-LONGEST_SOCKET = 107  # bytes: the kernel's limit for the path of a unix socket
 MOST_DEVICES = 256  # what one request may name
 LEAST_MEMORY, MOST_MEMORY = 4096, 2**40
 
@@ -155,9 +154,9 @@ class ScrubberConfig(Model):
     def sockets_fit(self) -> Self:
         """The kernel cuts no path short: it refuses, later and in worse words."""
         length = len(os.fsencode(self.socket))
-        if length > LONGEST_SOCKET:
-            expected = f"one that leaves room for scrubber.sock in the {LONGEST_SOCKET} bytes of a socket's path"
-            raise impossible(f"a path too long by {length - LONGEST_SOCKET} bytes", expected, "run_dir")
+        if length > unix_sockets.LONGEST:
+            expected = f"one that leaves room for scrubber.sock in the {unix_sockets.LONGEST} bytes of a socket's path"
+            raise impossible(f"a path too long by {length - unix_sockets.LONGEST} bytes", expected, "run_dir")
         return self
 
     @model_validator(mode="after")

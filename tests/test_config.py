@@ -9,9 +9,10 @@ from pydantic import ValidationError
 
 from scrubber import config
 from scrubber.config import BackendChoice, LogFormat, LogLevel, ScrubberConfig, SightMode
+from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 
-RUN_DIR_LIMIT = config.LONGEST_SOCKET - len("/scrubber.sock")
+RUN_DIR_LIMIT = unix_sockets.LONGEST - len("/scrubber.sock")
 
 
 @pytest.fixture

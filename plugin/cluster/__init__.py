@@ -1,6 +1,6 @@
-"""What the cluster is told of this node's devices: a condition and Events of the Node, and a taint where wanted.
+"""Reports the state of this node's devices to the cluster: a condition and Events of the Node, and a taint on request.
 
-It is told, never asked: nothing that the API server says, or fails to say, changes what the kubelet gets. Decisions
-(``judging``, ``outbox``) and words (``words``) are pure; ``reporter`` keeps at it; ``apiserver`` alone speaks HTTP and
-is loaded by name, so that a plugin without credentials never loads the client.
+The reports go one way: no answer and no failure of the API server changes what the kubelet gets. ``node_report``
+and ``outbox`` decide, ``api_objects`` makes JSON: all are pure. ``reporter`` runs them. ``apiserver`` alone uses HTTP.
+It is imported by name, so that a plugin without credentials never loads the client library.
 """

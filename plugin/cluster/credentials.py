@@ -1,21 +1,20 @@
-"""Whether there is an API server to speak to, and as whom. Looks only; imports nothing that costs anything."""
+"""Which credentials the reports use, if there are any. Reads files only, and imports no client library."""
 
 from __future__ import annotations
 
-import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from plugin import dns_names
+
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-LONGEST_NAME = 253
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 
 class Reports(Enum):
-    """Whether the cluster is told of the devices."""
+    """Whether the plugin reports its devices to the cluster."""
 
     OFF = "off"
     AUTO = "auto"
@@ -24,14 +23,14 @@ class Reports(Enum):
 
 @dataclass(frozen=True, slots=True)
 class InCluster:
-    """The service account of our pod."""
+    """The service account of the plugin's pod."""
 
     directory: Path
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A kubeconfig that somebody named."""
+    """A kubeconfig file."""
 
     path: Path
 
@@ -41,7 +40,7 @@ Credentials = InCluster | File
 
 @dataclass(frozen=True, slots=True)
 class ReportChoice:
-    """What was asked for."""
+    """The options of the reports."""
 
     reports: Reports
     node: str
@@ -49,17 +48,17 @@ class ReportChoice:
     service_account: Path = SERVICE_ACCOUNT
 
 
-def find(asked: ReportChoice, environment: Mapping[str, str]) -> Credentials | None:
-    """Those to use. A kubeconfig counts only for who asked: one in a person's shell says nothing of this node."""
+def find(choice: ReportChoice, environment: Mapping[str, str]) -> Credentials | None:
+    """The credentials to use. KUBECONFIG counts only with reports ``on``: a user's shell may name another cluster."""
     service = all(environment.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
-    if service and _may_be_there(asked.service_account / "token"):
-        return InCluster(asked.service_account)
+    if service and _may_exist(choice.service_account / "token"):
+        return InCluster(choice.service_account)
     named = environment.get("KUBECONFIG", "")
-    return File(Path(named)) if named and asked.reports is Reports.ON else None
+    return File(Path(named)) if named and choice.reports is Reports.ON else None
 
 
-def _may_be_there(token: Path) -> bool:
-    """A place that cannot be looked into counts: who tries to use it is told why that fails."""
+def _may_exist(token: Path) -> bool:
+    """True also for an unreadable directory: the use of the token then fails with an error that says why."""
     try:
         return stat.S_ISREG(token.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -68,20 +67,15 @@ def _may_be_there(token: Path) -> bool:
         return True
 
 
-def lacking(asked: ReportChoice, environment: Mapping[str, str]) -> str:
-    """What to mend before anything can be told; empty: nothing."""
-    if not asked.node:
-        return "the name of the node is not known: give --node-name, or NODE_NAME from the pod's spec.nodeName"
-    if not is_name(asked.node):
-        return f"--node-name {asked.node!r}: no node is called that; give the name in the cluster, or NODE_NAME with it"
-    if find(asked, environment) is None:
+def missing(choice: ReportChoice, environment: Mapping[str, str]) -> str:
+    """What the operator has to add before reports are possible; empty: nothing."""
+    if not choice.node:
+        return "the name of the node is unknown: set --node-name, or NODE_NAME from the pod's spec.nodeName"
+    if not dns_names.is_subdomain(choice.node):
+        return f"--node-name {choice.node!r}: not a valid name; give the node's name in the cluster, or NODE_NAME"
+    if find(choice, environment) is None:
         return (
-            f"there are no credentials: mount the token of a service account in {asked.service_account}, "
+            f"there are no credentials: mount the token of a service account in {choice.service_account}, "
             "or name a kubeconfig, with --cluster-reports on, in KUBECONFIG"
         )
     return ""
-
-
-def is_name(node: str) -> bool:
-    """Whether a node may be called that; it becomes a part of URLs."""
-    return len(node) <= LONGEST_NAME and _NAME.fullmatch(node) is not None

@@ -1,6 +1,6 @@
-"""One thing that is told the cluster: done when it is due, and tried again after a pause that fits the failure.
+"""One kind of report to the cluster: written when it is due, and retried after a pause that fits the failure.
 
-A pause is never cut short: what changes meanwhile is told by the next try, which takes the state as it is then.
+A pause always runs to its end: the next attempt reports the state at that time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
-from plugin.changed import Changed
-from plugin.cluster.base import Failure, ObjectKind
+from plugin.cluster.base import Failure, FailureKind
+from scrubber.ground import log
+from scrubber.ground.changed import Changed
 
-logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="cluster")
+logger = log.get("cluster")
 
 NEVER = float("inf")
-_SLOWLY = {ObjectKind.FORBIDDEN, ObjectKind.MISSING, ObjectKind.REFUSED}  # a person has to mend these
+_RETRIED_SLOWLY = {FailureKind.FORBIDDEN, FailureKind.MISSING, FailureKind.REFUSED}  # an operator has to change these
 
-Deed = Callable[[], Awaitable[None]]
+Action = Callable[[], Awaitable[None]]
 Due = Callable[[], float]
 
 
@@ -31,54 +31,54 @@ class Pace:
     """How often and how long, in seconds."""
 
     heartbeat: float = 300.0  # the condition is written again, changed or not
-    breath: float = 0.5  # between two words on one strand: what changes faster is told as one
+    spacing: float = 0.5  # between two reports of a loop: faster changes are one report
     first: float = 0.5  # the shortest pause after a failure
-    longest: float = 60.0  # the longest one; all are random, so that a fleet does not come back in step
-    slow: float = 300.0  # where a person has to mend something; also the longest that the API server may ask for
+    longest: float = 60.0  # the longest one; all are random, so that a fleet does not retry at once
+    slow: float = 300.0  # when an operator has to act; also the longest pause that the API server may ask for
     patience: float = 30.0  # for the first list of the scrub service
-    farewell: float = 2.0  # for the last words
+    farewell: float = 2.0  # for the last reports
 
 
 class RetryLoop:
-    """Does one deed, for ever."""
+    """Runs one action whenever it is due."""
 
-    def __init__(self, about: str, due: Due, deed: Deed, bell: Changed, pace: Pace) -> None:
-        """``due`` says in how many seconds the deed has to be done; it may change with every ring of the bell."""
+    def __init__(self, about: str, due: Due, action: Action, changed: Changed, pace: Pace) -> None:
+        """``due`` returns the seconds until the action is due; it may change with every notification of ``changed``."""
         self._about = about
         self._due = due
-        self._deed = deed
-        self._bell = bell
+        self._action = action
+        self._changed = changed
         self._pace = pace
         self._growing = wait_random_exponential(multiplier=pace.first * 2, max=pace.longest, min=pace.first)
         self._warned = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self._until_due()
-            await self._insist()
-            await asyncio.sleep(self._pace.breath)
+            await self._retry()
+            await asyncio.sleep(self._pace.spacing)
 
     async def _until_due(self) -> None:
         while (left := self._due()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if left == NEVER else left):
-                    await self._bell.until(lambda: self._due() <= 0)
+                    await self._changed.until(lambda: self._due() <= 0)
 
-    async def _insist(self) -> None:
-        again = AsyncRetrying(retry=retry_if_exception_type(Failure), wait=self._pause, before_sleep=self._warn)
-        async for attempt in again:
+    async def _retry(self) -> None:
+        attempts = AsyncRetrying(retry=retry_if_exception_type(Failure), wait=self._pause, before_sleep=self._warn)
+        async for attempt in attempts:
             with attempt:
-                if self._due() <= 0:  # it may have come to nothing while we paused
-                    await self._deed()
+                if self._due() <= 0:  # a change during the pause may have made it unnecessary
+                    await self._action()
         if self._warned:
             self._warned = ""
             logger.info("reporting to the cluster again", about=self._about)
 
     def _pause(self, state: RetryCallState) -> float:
-        """What the API server asks for is kept, within reason; who always asks for a moment is asked less often."""
+        """The pause that the API server asks for, within limits, and at least the growing pause."""
         failure = _failure(state)
-        if failure.kind in _SLOWLY:
+        if failure.kind in _RETRIED_SLOWLY:
             return self._pace.slow * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
         growing: float = self._growing(state)
         if failure.retry_after is None:
@@ -87,16 +87,16 @@ class RetryLoop:
         return max(asked, growing)
 
     def _warn(self, state: RetryCallState) -> None:
-        """Once for each cause, not for each try; what a person has to mend is an error."""
+        """Log each cause once, not each attempt; a cause that an operator has to change is an error."""
         failure = _failure(state)
         if failure.message == self._warned:
             return
         self._warned = failure.message
-        log = logger.error if failure.kind in _SLOWLY else logger.warning
+        log = logger.error if failure.kind in _RETRIED_SLOWLY else logger.warning
         log("cannot report to the cluster", about=self._about, reason=failure.kind.value, error=failure.message)
 
 
 def _failure(state: RetryCallState) -> Failure:
-    """The one that is being retried: nothing else is."""
+    """The failure of the attempt: only a Failure is retried."""
     error = state.outcome.exception() if state.outcome is not None else None
-    return error if isinstance(error, Failure) else Failure(ObjectKind.AWAY, str(error))
+    return error if isinstance(error, Failure) else Failure(FailureKind.AWAY, str(error))

@@ -1,6 +1,6 @@
-"""The kubelet's wire: three of its interfaces, pinned, and the code generated from them.
+"""Three gRPC interfaces of the kubelet, pinned, and the code that is generated from them.
 
-Field names and numbers are Kubernetes' (kubelet v1.36.2), words are ours. The files have names of their own because
-Kubernetes calls every one of its own ``api.proto``, and two of a name cannot live in one process. A field that is newer
-than these files is kept and passed on, as protobuf does. ``make proto`` regenerates; the gate compares.
+Field names and numbers are those of Kubernetes (kubelet v1.36.2), the comments are not. Kubernetes names each of its
+files ``api.proto``, but one process cannot load two files of one name, so these have other names. Protobuf keeps and
+passes on fields that are newer than these files. ``make proto`` generates the code; a test compares it.
 """

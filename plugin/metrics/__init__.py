@@ -1,1 +1,1 @@
-"""What the device plugin counts and shows."""
+"""The metrics of the device plugin."""

@@ -1,6 +1,6 @@
-"""What the plugin counts while it happens, and where each resource stands with the kubelet.
+"""The counters and histograms of the plugin, and why a resource is not registered.
 
-Every label is a word of ours, or a resource that the scrub service offers: nobody who asks can make a new series.
+Every label is a fixed word or a resource that the scrub service offers: no request can add a series.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from scrubber.ground.errors import Reason
 from scrubber.ground.metric_table import Instruments
 
 REGISTERED = "registered"
-UNHEARD = "the kubelet has not been heard of yet"
-LONGEST_RECEIPT = 100  # characters: a longer exemplar would be an error, in the middle of an Allocate
+NOT_YET = "the plugin has not registered yet"
+LONGEST_RECEIPT = 100  # characters: a longer exemplar would raise an error within Allocate
 
 
 class Hook(Enum):
-    """The kubelet's questions, as its API calls them."""
+    """The calls of the kubelet, named as in its API."""
 
     ALLOCATE = "Allocate"
     PRE_START = "PreStartContainer"
@@ -28,7 +28,7 @@ class Hook(Enum):
 
 
 class HookOutcome(Enum):
-    """How a question ended; the log says the same."""
+    """How a call ended, as in the log."""
 
     OK = "ok"
     REFUSED = "refused"
@@ -36,15 +36,15 @@ class HookOutcome(Enum):
     FAULT = "fault"
 
 
-GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the questions that may be answered with a no
+GATES = (Hook.ALLOCATE, Hook.PRE_START)  # the calls that may be refused
 _NO = {HookOutcome.REFUSED, HookOutcome.FAULT}
 
 
 class PluginCounters:
-    """Counters and times of the plugin."""
+    """Counters and histograms of the plugin."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        """Every no that there can be begins at nothing, so that the first one is seen to be one more."""
+        """Export every kind of refusal as 0, so that Prometheus sees the first increase."""
         self._instruments = Instruments(table.TABLE, registry)
         self._obstacles: dict[str, str] = {}
         for hook in GATES:
@@ -52,30 +52,30 @@ class PluginCounters:
                 self._instruments.known(table.HOOK_REFUSALS, hook.value, reason.value)
 
     def obstacle(self, resource: str) -> str:
-        """Why a resource is not registered; nothing where it is."""
-        return self._obstacles.get(resource, UNHEARD)
+        """Why a resource is not registered; empty if it is."""
+        return self._obstacles.get(resource, NOT_YET)
 
-    def answered(
+    def answer(
         self, hook: Hook, outcome: HookOutcome, seconds: float, *, reason: Reason | None = None, receipt: str = ""
     ) -> None:
-        """The kubelet asked and was answered, or gave up."""
+        """A call of the kubelet was answered or cancelled."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
         self._instruments.time(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
         if outcome in _NO and hook in GATES:
             self._instruments.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
 
-    def listed(self, resource: str) -> None:
-        """A list was sent."""
+    def list_sent(self, resource: str) -> None:
+        """A list was sent to the kubelet."""
         self._instruments.count(table.LISTS, resource)
 
     def expect(self, resource: str) -> None:
-        """It is about to be registered."""
+        """The plugin is about to register this resource."""
         self._instruments.known(table.LISTS, resource)
         for outcome in (REGISTERED, *(cause.value for cause in Cause)):
             self._instruments.known(table.REGISTRATIONS, resource, outcome)
 
-    def heard(self, event: Event) -> None:
-        """What became of a registration."""
+    def record(self, event: Event) -> None:
+        """Count the event of a registration."""
         outcome, why = (REGISTERED, "") if isinstance(event, Registered) else (event.cause.value, event.detail)
         self._obstacles[event.resource] = why
         self._instruments.count(table.REGISTRATIONS, event.resource, outcome)

@@ -1,6 +1,6 @@
-"""Tells the kubelet of one resource, and again whenever the kubelet may have forgotten it.
+"""Registers one resource with the kubelet, and again whenever the kubelet may have forgotten the registration.
 
-Serves any device plugin of grpc.aio whose ListAndWatch is a generator on a socket of its own, registers it, and notices
-every reason to do so anew. Knows nothing of GPUs. ``kubelet`` registers through ``kubelet.sock``, ``registry`` through
-the ``plugins_registry`` directory; both have the same shape: a ``run`` that ends only when it is cancelled.
+Serves any grpc.aio device plugin whose ListAndWatch is a generator, on its own socket, registers it, and detects every
+reason to register it again. Knows no GPUs. ``kubelet`` registers through ``kubelet.sock``, ``registry`` through the
+``plugins_registry`` directory. Both have a ``run`` that ends only when it is cancelled.
 """

@@ -1,4 +1,4 @@
-"""What happens to a registration, as values: for logs, for metrics, for whoever waits for it."""
+"""The events of a registration, for logs and metrics."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import Enum
 
 
 class Cause(Enum):
-    """Why we are not registered; few and fixed, so that they can be counted."""
+    """Why a resource is not registered; a fixed set, because metrics count them."""
 
-    NOT_SERVING = "not-serving"  # our own socket does not answer: nothing is registered before it does
-    KUBELET_SILENT = "kubelet-silent"  # kubelet.sock lies there, nobody answers
-    REFUSED = "refused"  # the kubelet answered with an error, or not in time
-    NOT_ASKED = "not-asked"  # accepted, but the kubelet never asked for the devices
-    STREAM_ENDED = "stream-ended"  # the kubelet no longer listens to us
-    KUBELET_CHANGED = "kubelet-changed"  # kubelet.sock went, or another came in its place
-    SOCKET_GONE = "socket-gone"  # the file of our own socket was removed or replaced
+    NOT_SERVING = "not-serving"  # the plugin's own socket does not answer: the plugin registers only after it does
+    KUBELET_SILENT = "kubelet-silent"  # kubelet.sock exists, but the kubelet does not answer
+    REFUSED = "refused"  # the kubelet answered with an error, or too late
+    NOT_ASKED = "not-asked"  # accepted, but the kubelet did not open ListAndWatch
+    STREAM_ENDED = "stream-ended"  # the kubelet ended ListAndWatch
+    KUBELET_CHANGED = "kubelet-changed"  # kubelet.sock was removed or replaced
+    SOCKET_GONE = "socket-gone"  # the file of the plugin's own socket was removed or replaced
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The kubelet accepted the resource, so many seconds after there was a reason to ask."""
+    """The kubelet accepted the resource, ``seconds`` after the first attempt."""
 
     resource: str
     endpoint: str
@@ -30,7 +30,7 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class Unregistered:
-    """A registration failed or was lost; another try follows."""
+    """A registration failed or was lost; another attempt follows."""
 
     resource: str
     cause: Cause
@@ -41,15 +41,15 @@ Event = Registered | Unregistered
 Listener = Callable[[Event], None]
 
 
-def unheard(_event: Event) -> None:
-    """The listener when nobody listens."""
+def ignore(_event: Event) -> None:
+    """A listener that does nothing."""
 
 
 class NotRegistered(Exception):
-    """A try that came to nothing; the next one comes after a pause."""
+    """An attempt failed; the next one follows after a pause."""
 
     def __init__(self, cause: Cause, detail: str) -> None:
-        """Keep the cause beside the detail."""
+        """Set the cause and the detail."""
         super().__init__(f"{cause.value}: {detail}")
         self.cause = cause
         self.detail = detail

@@ -1,9 +1,11 @@
-"""Registers one resource through ``kubelet.sock``, and again for every reason there is.
+"""Registers one resource through ``kubelet.sock``, and again when the registration may be lost.
 
-Reasons: the kubelet came (back), our socket was removed, the kubelet ended our stream while we live - which it does to
-the living plugin when an older one of the same resource leaves. Rules: never register before our own socket answers (a
-failed Register makes the kubelet forget a plugin that works), never dial ``kubelet.sock`` before a plain connect worked
-(gRPC's own pauses come late), pause longer after every failure, and not at all when ``kubelet.sock`` is a new one.
+Reasons to register again: the kubelet started, the plugin's socket was removed, or the kubelet ended the stream. The
+kubelet ends the stream of a running plugin when an older plugin of the same resource stops.
+
+Rules: register only after the plugin's own socket answers, because a failed Register makes the kubelet forget a plugin
+that works. Dial ``kubelet.sock`` only after a plain connect succeeded, because gRPC retries late. Pause longer after
+every failure, but not at all when ``kubelet.sock`` is a new one.
 """
 
 from __future__ import annotations
@@ -12,84 +14,84 @@ import asyncio
 from pathlib import Path
 
 import grpc
-import structlog
 
 from plugin.kubelet_api import deviceplugin_pb2, deviceplugin_pb2_grpc
 from plugin.registration import endpoint, events, sockets
 from plugin.registration.events import Cause, NotRegistered
 from plugin.registration.registration_state import RegistrationState
 from plugin.registration.watch import FileWatch
+from scrubber.ground import log, unix_sockets
 
-logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")
+logger = log.get("registration")
 
 VERSION = "v1beta1"
-REGISTER = 15.0  # seconds; the kubelet dials us back inside Register, for up to 10
-ASK = 10.0  # seconds after Register within which the kubelet opens its stream: it does so at once
-SETTLED = 30.0  # seconds a stream has to live for the pauses to begin short again
+REGISTER = 15.0  # seconds; the kubelet dials the plugin inside Register, for up to 10
+ASK = 10.0  # seconds after Register for the kubelet to open its stream, which it does at once
+SETTLED = 30.0  # seconds that a stream has to last until the next failure has a short pause
 
 
 class KubeletRegistration:
     """One resource, served and registered. The caller holds ``sockets.sole_instance``."""
 
     def __init__(
-        self, resource: str, add: endpoint.Add, kubelet_dir: Path, on_event: events.Listener = events.unheard
+        self, resource: str, add: endpoint.Add, kubelet_dir: Path, on_event: events.Listener = events.ignore
     ) -> None:
-        """Nothing is served before ``run``; ``add`` is called for every server that is made."""
+        """Serve nothing before ``run``; ``add`` is called for every new server."""
         self._resource = resource
         self._add = add
         self._endpoint = sockets.endpoint(resource)
         self._path = kubelet_dir / self._endpoint
-        self._door = kubelet_dir / "kubelet.sock"
+        self._kubelet_socket = kubelet_dir / "kubelet.sock"
         self._watch = FileWatch(kubelet_dir, self._path.parent)
-        self._standing = RegistrationState(resource, self._endpoint, on_event)
+        self._state = RegistrationState(resource, self._endpoint, on_event)
 
     async def run(self) -> None:
-        """Until cancelled. A FatalError says what a person has to mend."""
+        """Stay registered until cancelled. A FatalError says what the operator has to change."""
         while True:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Serve one socket and keep it registered, until its file is gone."""
+        """Serve one socket and keep it registered, until its file is removed."""
         async with endpoint.serve(self._path, self._add) as served, asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._watch.run()), group.create_task(self._follow_kubelets(served))]
             await self._watch.until(served.gone)
-            self._standing.lost(Cause.SOCKET_GONE, f"the file {self._path} was removed")
+            self._state.lost(Cause.SOCKET_GONE, f"the file {self._path} was removed")
             for task in tasks:
                 task.cancel()
 
     async def _follow_kubelets(self, served: endpoint.PluginServer) -> None:
-        """Each new ``kubelet.sock`` is a kubelet that has never heard of us."""
+        """Register with each new ``kubelet.sock``: it belongs to a kubelet that does not know the plugin."""
         while True:
-            kubelet = sockets.identity(self._door)
+            kubelet = sockets.identity(self._kubelet_socket)
             if kubelet is not None:
                 await self._stay_registered(served, kubelet)
                 continue
-            logger.info("waiting for the kubelet", socket=str(self._door))
-            await self._watch.until(lambda: sockets.identity(self._door) is not None)
+            logger.info("waiting for the kubelet", socket=str(self._kubelet_socket))
+            await self._watch.until(lambda: sockets.identity(self._kubelet_socket) is not None)
 
     async def _stay_registered(self, served: endpoint.PluginServer, kubelet: sockets.Identity) -> None:
-        """Whatever is under way, a pause or a Register that hangs, is cut short when this kubelet's socket changes."""
+        """Keep the registration until this kubelet's socket changes; then cancel a pause or a Register that hangs."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep(served))
-            await self._watch.until(lambda: sockets.identity(self._door) != kubelet)
-            self._standing.lost(Cause.KUBELET_CHANGED, f"{self._door} is not the one it was")
+            await self._watch.until(lambda: sockets.identity(self._kubelet_socket) != kubelet)
+            self._state.lost(Cause.KUBELET_CHANGED, f"{self._kubelet_socket} was replaced or removed")
             keeping.cancel()
 
     async def _keep(self, served: endpoint.PluginServer) -> None:
-        """Register again and again. Only after a registration that lasted do the pauses begin short again."""
+        """Register again and again. Pauses start short again only after a registration that lasted."""
         while True:
-            self._standing.fresh()
-            await self._standing.retrying()(self._register_once, served)
+            self._state.restart()
+            await self._state.retrying()(self._register_once, served)
 
     async def _register_once(self, served: endpoint.PluginServer) -> None:
         """One registration, from Register to the end of its stream."""
         streams = served.streams
         options = await served.prove()
-        self._knock()
+        self._demand_kubelet()
         opened, ended = streams.opened, streams.ended  # the end of an older stream during Register counts too
         await self._register(options)
         began = asyncio.get_running_loop().time()
-        self._standing.accepted()
+        self._state.accepted()
         try:
             async with asyncio.timeout(ASK):
                 await streams.until(lambda: streams.opened != opened)
@@ -98,20 +100,22 @@ class KubeletRegistration:
         await streams.until(lambda: streams.ended != ended)
         if asyncio.get_running_loop().time() - began < SETTLED:
             raise NotRegistered(Cause.STREAM_ENDED, f"ListAndWatch ended within {SETTLED:g} s of Register")
-        self._standing.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
+        self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
 
-    def _knock(self) -> None:
-        error = sockets.knock(self._door)
+    def _demand_kubelet(self) -> None:
+        error = unix_sockets.connect_error(self._kubelet_socket)
         if error is not None:
-            raise NotRegistered(Cause.KUBELET_SILENT, f"nobody answers on {self._door}: {error.strerror}") from error
+            raise NotRegistered(
+                Cause.KUBELET_SILENT, f"the kubelet does not answer on {self._kubelet_socket}: {error.strerror}"
+            ) from error
 
     async def _register(self, options: deviceplugin_pb2.DevicePluginOptions) -> None:
-        """A channel for this one call: the next kubelet must not wait for what a channel learned of the last."""
+        """Use a new channel for each call: gRPC would delay calls to a new kubelet after failures of the last one."""
         request = deviceplugin_pb2.RegisterRequest(
             version=VERSION, endpoint=self._endpoint, resource_name=self._resource, options=options
         )
         try:
-            async with endpoint.dial(self._door) as channel:
+            async with endpoint.dial(self._kubelet_socket) as channel:
                 await deviceplugin_pb2_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER)
         except grpc.aio.AioRpcError as error:
-            raise NotRegistered(Cause.REFUSED, f"Register failed: {endpoint.words(error)}") from error
+            raise NotRegistered(Cause.REFUSED, f"Register failed: {endpoint.describe(error)}") from error

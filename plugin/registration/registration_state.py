@@ -1,69 +1,69 @@
-"""Where one resource stands with the kubelet: told to the log and to a listener, and the pauses between tries."""
+"""Whether one resource is registered: for the log and a listener, with the pauses between attempts."""
 
 from __future__ import annotations
 
 import asyncio
 
-import structlog
 import tenacity
 
 from plugin.registration import events
 from plugin.registration.events import Cause, NotRegistered
+from scrubber.ground import log
 
-logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")
+logger = log.get("registration")
 
 PAUSES = tenacity.wait_random_exponential(multiplier=0.02, max=30.0)
 
 
 class RegistrationState:
-    """Registered or not, since when wanted. The listener hears everything, the log each cause once until a fresh start.
+    """Whether a resource is registered. The listener gets every event, the log each cause once until ``restart``.
 
-    Without that, a kubelet that refuses us would fill the log with the same line at every try.
+    Otherwise a kubelet that refuses the plugin would fill the log with the same line.
     """
 
     def __init__(self, resource: str, endpoint: str, on_event: events.Listener) -> None:
-        """Not registered, and not wanted yet."""
+        """Not registered."""
         self._resource = resource
         self._endpoint = endpoint
         self._on_event = on_event
-        self._told: set[Cause] = set()
+        self._logged: set[Cause] = set()
         self._registered = False
-        self._wanted_since = 0.0
+        self._trying_since = 0.0
 
-    def fresh(self) -> None:
-        """A new kubelet, or a registration that lasted: what went wrong before is told again if it happens again."""
-        self._told.clear()
-        self._wanted_since = _now()
+    def restart(self) -> None:
+        """Log every cause again: the kubelet is a new one, or the last registration lasted."""
+        self._logged.clear()
+        self._trying_since = _now()
 
     def accepted(self) -> None:
-        """The kubelet knows us."""
-        seconds = round(_now() - self._wanted_since, 4)
+        """The kubelet has accepted the registration."""
+        seconds = round(_now() - self._trying_since, 4)
         self._registered = True
         logger.info("registered", resource=self._resource, endpoint=self._endpoint, seconds=seconds)
         self._on_event(events.Registered(self._resource, self._endpoint, seconds))
 
     def lost(self, cause: Cause, detail: str) -> None:
-        """The kubelet knows us no longer; nothing to tell if it never did."""
+        """The registration is lost; without one, nothing changes."""
         if self._registered:
             self.failed(cause, detail)
 
     def failed(self, cause: Cause, detail: str) -> None:
-        """A registration that was lost or never came about."""
+        """An attempt failed, or the registration is lost."""
         if self._registered:
-            self._wanted_since = _now()
+            self._trying_since = _now()
         self._registered = False
         self._on_event(events.Unregistered(self._resource, cause, detail))
-        if cause not in self._told:
-            self._told.add(cause)
+        if cause not in self._logged:
+            self._logged.add(cause)
             logger.warning("not registered", resource=self._resource, cause=cause.value, error=detail)
 
     def retrying(self) -> tenacity.AsyncRetrying:
-        """For ever; the pause after a NotRegistered grows, and is random so that resources do not march in step."""
+        """Retry for ever after NotRegistered, with growing pauses, random so that resources do not retry at once."""
         return tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(NotRegistered), wait=PAUSES, before_sleep=self._tell
+            retry=tenacity.retry_if_exception_type(NotRegistered), wait=PAUSES, before_sleep=self._failed_attempt
         )
 
-    def _tell(self, attempt: tenacity.RetryCallState) -> None:
+    def _failed_attempt(self, attempt: tenacity.RetryCallState) -> None:
         error = attempt.outcome and attempt.outcome.exception()
         if isinstance(error, NotRegistered):
             self.failed(error.cause, error.detail)

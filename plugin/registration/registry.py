@@ -1,8 +1,8 @@
-"""Registers one resource through the kubelet's ``plugins_registry``: a second socket, which the kubelet finds and asks.
+"""Registers one resource through the kubelet's ``plugins_registry``: a second socket that the kubelet finds and calls.
 
-The kubelet looks for such sockets by itself, also after its restart, and tries again by itself when something fails. We
-keep both files in place, the second one only while the first one serves. Should nobody listen to us for a while, the
-second one appears once more: the kubelet does not come back by itself after it ended our stream.
+The kubelet finds such sockets itself, also after its restart, and retries after a failure. The plugin keeps both files
+in place, the second one only while the first one serves. If no ListAndWatch stream is open for a while, the plugin
+renames the second file away and back, because the kubelet does not return by itself after it has ended the stream.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from plugin.registration.watch import FileWatch
 
 KIND = "DevicePlugin"
 VERSIONS = ("v1beta1",)
-UNHEARD = 15.0  # seconds without a stream until we show ourselves again; the kubelet takes up to 12 to register us
+SHOW_AGAIN_AFTER = 15.0  # seconds without a stream; the kubelet needs up to 12 for a registration
 
 
 class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
-    """Answers what the kubelet asks on the second socket."""
+    """Answers the kubelet's calls on the second socket."""
 
-    def __init__(self, resource: str, path: Path, standing: RegistrationState) -> None:
+    def __init__(self, resource: str, path: Path, state: RegistrationState) -> None:
         """``path`` is the device plugin's own socket."""
         self._info = pluginregistration_pb2.PluginInfo(
             type=KIND, name=resource, endpoint=str(path.absolute()), supported_versions=VERSIONS
         )
-        self._standing = standing
+        self._state = state
 
     async def GetInfo(  # noqa: N802 - the proto names it
         self, _request: pluginregistration_pb2.InfoRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pluginregistration_pb2.PluginInfo:
-        """Who we are, and where."""
+        """The resource and the path of its socket."""
         return self._info
 
     async def NotifyRegistrationStatus(  # noqa: N802 - the proto names it
         self, request: pluginregistration_pb2.RegistrationStatus, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        """What the kubelet made of it; it asks again by itself after a failure."""
+        """The result of the registration; the kubelet retries after a failure."""
         if request.plugin_registered:
-            self._standing.accepted()
+            self._state.accepted()
         else:
-            self._standing.failed(Cause.REFUSED, f"the kubelet says: {request.error}")
+            self._state.failed(Cause.REFUSED, f"the kubelet answers: {request.error}")
         return pluginregistration_pb2.RegistrationStatusResponse()
 
 
 class RegistryRegistration:
-    """One resource, served and on show for the kubelet. The caller holds ``sockets.sole_instance``."""
+    """One resource, served and visible in the registry. The caller holds ``sockets.sole_instance``."""
 
     def __init__(
         self,
@@ -62,61 +62,64 @@ class RegistryRegistration:
         add: endpoint.Add,
         kubelet_dir: Path,
         registry_dir: Path,
-        on_event: events.Listener = events.unheard,
+        on_event: events.Listener = events.ignore,
     ) -> None:
-        """Nothing is served before ``run``; ``add`` is called for every server that is made."""
+        """Serve nothing before ``run``; ``add`` is called for every new server."""
         self._add = add
         self._path = kubelet_dir / sockets.endpoint(resource)
-        self._door = registry_dir / f"{self._path.stem}-reg.sock"
+        self._registry_socket = registry_dir / f"{self._path.stem}-reg.sock"
         self._watch = FileWatch(self._path.parent, registry_dir)
-        self._standing = RegistrationState(resource, str(self._path), on_event)
-        self._registrar = Registrar(resource, self._path, self._standing)
+        self._state = RegistrationState(resource, str(self._path), on_event)
+        self._registrar = Registrar(resource, self._path, self._state)
 
     async def run(self) -> None:
-        """Until cancelled. A FatalError says what a person has to mend."""
+        """Stay registered until cancelled. A FatalError says what the operator has to change."""
         while True:
             await self.run_once()
 
     async def run_once(self) -> None:
-        """Serve one socket and show it to the kubelet, until its file is gone."""
+        """Serve one socket and show it to the kubelet, until its file is removed."""
         async with endpoint.serve(self._path, self._add) as served:
-            self._standing.fresh()
+            self._state.restart()
             while await self._serves(served):
                 await self._show(served)
-        self._standing.lost(Cause.SOCKET_GONE, f"the file {self._path} was removed")
+        self._state.lost(Cause.SOCKET_GONE, f"the file {self._path} was removed")
 
     async def _serves(self, served: endpoint.PluginServer) -> bool:
-        """Wait until our socket answers, or its file is gone."""
-        there = tenacity.retry_if_exception(lambda _error: not served.gone())
-        retrying = self._standing.retrying()
+        """Wait until the plugin's socket answers (True) or its file is removed (False)."""
+        exists = tenacity.retry_if_exception(lambda _error: not served.gone())
+        retrying = self._state.retrying()
         try:
-            await retrying.copy(retry=tenacity.retry_all(retrying.retry, there))(served.prove)
+            await retrying.copy(retry=tenacity.retry_all(retrying.retry, exists))(served.prove)
         except NotRegistered:
             return False
         return True
 
     async def _show(self, served: endpoint.PluginServer) -> None:
-        """Serve the second socket, until one of the two files is gone."""
-        async with endpoint.serve(self._door, self._add_registrar) as door, asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._watch.run()), group.create_task(self._show_again(served, door))]
-            await self._watch.until(lambda: served.gone() or door.gone())
+        """Serve the second socket, until one of the two files is removed."""
+        async with (
+            endpoint.serve(self._registry_socket, self._add_registrar) as registrar,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [group.create_task(self._watch.run()), group.create_task(self._show_again(served, registrar))]
+            await self._watch.until(lambda: served.gone() or registrar.gone())
             for task in tasks:
                 task.cancel()
 
-    async def _show_again(self, served: endpoint.PluginServer, door: endpoint.PluginServer) -> None:
-        """Only while nobody listens: the kubelet lets go of a plugin before it registers it anew."""
+    async def _show_again(self, served: endpoint.PluginServer, registrar: endpoint.PluginServer) -> None:
+        """Show the second socket again, only while no stream is open: the kubelet first drops a registered plugin."""
         streams = served.streams
         while True:
             try:
-                async with asyncio.timeout(UNHEARD):
+                async with asyncio.timeout(SHOW_AGAIN_AFTER):
                     await streams.until(lambda: streams.open > 0)
             except TimeoutError:
-                with suppress(FileNotFoundError):  # removed this moment: the watch has seen it
-                    sockets.announce(door.path)
+                with suppress(FileNotFoundError):  # just removed: the watch sees it, too
+                    sockets.show_again(registrar.path)
                 continue
             await streams.until(lambda: streams.open == 0)
-            self._standing.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
-            self._standing.fresh()  # each loss is told
+            self._state.lost(Cause.STREAM_ENDED, "ListAndWatch ended")
+            self._state.restart()  # so that each loss is logged
 
     def _add_registrar(self, server: grpc.aio.Server) -> None:
         pluginregistration_pb2_grpc.add_RegistrationServicer_to_server(self._registrar, server)

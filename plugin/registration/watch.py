@@ -1,4 +1,4 @@
-"""Rings when files come, go or move in some directories, and every few seconds in case that was missed."""
+"""Notifies when files appear, vanish or move in some directories, and every few seconds in case an event was missed."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
 from asyncinotify import Inotify, Mask
 
-from plugin.changed import Changed
+from scrubber.ground import log
+from scrubber.ground.changed import Changed
 
-logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room="registration")
+logger = log.get("registration")
 
 CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.DELETE | Mask.MOVED_FROM | Mask.DELETE_SELF | Mask.MOVE_SELF
-SLOW_LOOK = 5.0  # seconds; also how long a directory that was replaced goes unwatched
+POLL_EVERY = 5.0  # seconds; also the longest time that a replaced directory is not watched
 
 
 class FileWatch(Changed):
-    """A bell that the file system rings while ``run`` runs."""
+    """Notifies about changes of files while ``run`` runs."""
 
     def __init__(self, *directories: Path) -> None:
-        """Nothing is watched before ``run``."""
+        """Watch nothing before ``run``."""
         super().__init__()
         self._directories = directories
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch until cancelled."""
         blind = False
         while True:
-            self.ring()  # who waits looks only when we wait too: with the watch in place, so nothing falls between
+            self.notify()  # waiting tasks run only when this task waits: by then the watch is in place
             try:
                 with Inotify() as inotify:
-                    await self._listen(inotify)
-            except OSError as error:  # too many watches on this node: the slow look has to do
+                    await self._watch(inotify)
+            except OSError as error:  # the node has too many watches: poll instead
                 if not blind:
-                    logger.warning("cannot watch files, looking every few seconds instead", error=str(error))
+                    logger.warning("cannot watch files, polling every few seconds instead", error=str(error))
                 blind = True
-                await asyncio.sleep(SLOW_LOOK)
+                await asyncio.sleep(POLL_EVERY)
 
-    async def _listen(self, inotify: Inotify) -> None:
-        """Every directory is watched anew at each slow look: it may have been replaced meanwhile.
+    async def _watch(self, inotify: Inotify) -> None:
+        """Add each directory again at every poll: it may have been replaced meanwhile.
 
-        The same instance serves all along: the kernel may take its time to close one, and the loop would wait for it.
+        One inotify instance serves all the time: the kernel may close one slowly, and that would block the event loop.
         """
         while True:
             for directory in self._directories:
-                with suppress(FileNotFoundError):  # it may come back: seen at the next slow look
+                with suppress(FileNotFoundError):  # it may appear later: the next poll adds it
                     inotify.add_watch(directory, CHANGES)
             with suppress(TimeoutError):
-                async with asyncio.timeout(SLOW_LOOK):
+                async with asyncio.timeout(POLL_EVERY):
                     async for _ in inotify:
-                        self.ring()
-            self.ring()
+                        self.notify()
+            self.notify()

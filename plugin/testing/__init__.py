@@ -1,4 +1,4 @@
-"""A kubelet for tests of device plugins: no node, no root, no cluster. Begin at ``plugin.testing.kubelet``.
+"""A kubelet for tests of device plugins, without a node, root or a cluster. Start at ``plugin.testing.kubelet``.
 
-It imports nothing of Autoclave but the generated protocol, so that other plugin authors can use it for theirs.
+It imports nothing of Autoclave but the generated protocol, so that authors of other plugins can use it.
 """

@@ -1,7 +1,7 @@
-"""Which devices a container gets, and the calls to the plugin for them.
+"""Chooses devices for a container and calls the plugin for them.
 
 Copies ``DM/manager.go`` (allocateContainerResources, devicesToAllocate, UpdateAllocatedDevices) under topology policy
-"none". The faults R5, R6 and R8 are consequences of that order of steps, and so they are here.
+"none". The faults R5, R6 and R8 result from that order of steps, so this module has them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ Reusable = dict[str, set[str]]
 
 
 class KubeletPanic(Exception):
-    """The kubelet process died of a fault of its own."""
+    """The kubelet process died of its own fault."""
 
 
 class AllocationFailed(Exception):
-    """No devices for this container, in the kubelet's words."""
+    """No devices for this container; the message is the kubelet's."""
 
 
 class Allocation:
-    """One for each life of the kubelet."""
+    """The allocations of one kubelet process."""
 
     def __init__(
         self,
@@ -41,16 +41,16 @@ class Allocation:
         quirks: Quirks,
     ) -> None:
         """``ran_before``: the (pod UID, container) that the runtime showed as running when the kubelet started."""
-        self.ready = False  # whether all pod sources have been seen, so that absent pods are known to be gone
+        self.ready = False  # all pod sources were read, so that an absent pod is a deleted pod
         self._holdings, self._inventory, self._clients = holdings, inventory, clients
         self._save, self._active = save, active
         self._ran_before, self._quirks = ran_before, quirks
         self._taken = holdings.taken()
         self._allocating: dict[str, set[str]] = {}
-        self._pending = ""  # UID of the pod whose admission was begun last
+        self._pending = ""  # UID of the pod whose admission began last
 
     async def pod(self, pod: Pod) -> None:
-        """Devices for all containers in the order of the specification; an error leaves the earlier ones allocated."""
+        """Allocate for all containers in their order; after an error the earlier ones stay allocated."""
         self._pending = pod.uid
         reusable: Reusable = {}
         for container in pod.containers:
@@ -63,7 +63,7 @@ class Allocation:
                     reusable.setdefault(resource, set()).difference_update(held.ids)
 
     async def container(self, pod: Pod, container: Container, reusable: Mapping[str, set[str]]) -> None:
-        """One Allocate for each resource; the checkpoint is written once, at the end."""
+        """Call Allocate for each resource; write the checkpoint once, at the end."""
         cleaned = allocated = False
         for resource, count in container.resources.items():
             if not self.concerns(resource):
@@ -79,11 +79,11 @@ class Allocation:
             self._save()
 
     def concerns(self, resource: str) -> bool:
-        """Whether this is, or was, a device plugin's resource; of others the kubelet asks nobody."""
+        """Whether a device plugin offers, or offered, this resource; for others the kubelet calls no plugin."""
         return resource in self._inventory.healthy or resource in self._taken
 
     def clean(self) -> None:
-        """``UpdateAllocatedDevices``: free what pods that are gone have held."""
+        """``UpdateAllocatedDevices``: free the devices of deleted pods."""
         if not self.ready:
             return
         gone = self._holdings.pods() - self._active() - {self._pending}
@@ -92,14 +92,14 @@ class Allocation:
             self._regenerate()
 
     def _regenerate(self) -> None:
-        """R8: what an Allocate under way has taken is in no finished allocation, so it is forgotten."""
+        """R8: devices of a running Allocate are in no finished allocation, so the kubelet forgets them."""
         self._taken = self._holdings.taken()
         if not self._quirks.list_forgets_allocating:
             for resource, ids in self._allocating.items():
                 self._taken.setdefault(resource, set()).update(ids)
 
     async def _choose(self, pod: Pod, container: Container, resource: str, count: int, reusable: set[str]) -> list[str]:
-        """The devices to ask Allocate for; none when the container has them already."""
+        """The devices for Allocate; empty if the container has its devices already."""
         held = self._holdings.get(pod.uid, container.name, resource)
         if held is not None and len(held.ids) != count:
             raise AllocationFailed(
@@ -136,7 +136,7 @@ class Allocation:
             )
 
     def _take(self, resource: str, candidates: Iterable[str], most: int) -> list[str]:
-        """Up to so many of them, each once, marked as taken."""
+        """Mark at most ``most`` of the candidates as taken, each once, and return them."""
         taken = list(dict.fromkeys(candidates))[: max(0, most)]
         self._taken.setdefault(resource, set()).update(taken)
         return taken
@@ -169,10 +169,10 @@ class Allocation:
         self._holdings.put((pod.uid, container.name, resource), DeviceHolding(nodes, answer))
 
     def _nodes(self, resource: str, device: str) -> list[int]:
-        """R6: a device that has left the list since it was chosen is a nil pointer."""
+        """R6: a device that has left the list since the choice is a nil pointer."""
         try:
             return self._inventory.nodes(resource, device)
         except KeyError:
             if self._quirks.vanished_device_panics:
-                raise KubeletPanic(f"nil pointer: {device} left the list while its Allocate was under way") from None
+                raise KubeletPanic(f"nil pointer: {device} left the list during its Allocate") from None
             return [-1]

@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint file: written whole, replaced atomically, believed only with its checksum."""
+"""The kubelet's checkpoint file: replaced atomically, and valid only with its checksum."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NAME = "kubelet_internal_checkpoint"
 
 
 class CorruptCheckpoint(Exception):
-    """The file cannot be believed."""
+    """The file is invalid."""
 
 
 def write(directory: Path, held: Iterable[tuple[Key, DeviceHolding]], registered: Mapping[str, list[str]]) -> None:
-    """Replace the file; nobody ever sees half of one."""
+    """Replace the file atomically."""
     entries = [_entry(key, holding) for key, holding in held] or None
     content = {
         "Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered},
@@ -34,7 +34,7 @@ def write(directory: Path, held: Iterable[tuple[Key, DeviceHolding]], registered
 
 
 def read(directory: Path) -> tuple[dict[Key, DeviceHolding], list[str]]:
-    """Who holds what, and the names of the resources that were registered."""
+    """The devices of each container, and the names of the registered resources."""
     try:
         text = (directory / NAME).read_text()
     except FileNotFoundError:
@@ -53,7 +53,7 @@ def read(directory: Path) -> tuple[dict[Key, DeviceHolding], list[str]]:
 
 def _demand(found: Any, expected: int) -> None:  # noqa: ANN401 - from a file that may hold anything
     if found != expected:
-        raise CorruptCheckpoint(f"the checkpoint's checksum is {found}, its data's is {expected}")
+        raise CorruptCheckpoint(f"the checkpoint has checksum {found}, its data has {expected}")
 
 
 def _entry(key: Key, holding: DeviceHolding) -> DeviceEntry:

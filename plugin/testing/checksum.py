@@ -1,8 +1,8 @@
 """The checksum of the kubelet's checkpoint: FNV-1a (32 bits) over Go's printed form of the data.
 
 The printed form is that of the Go library spew (``%#v``, keys sorted) for the kubelet's types; see
-``pkg/util/hash``, ``pkg/kubelet/checkpointmanager/checksum`` and ``DM/checkpoint/checkpoint.go``. It gives the
-checksums of files that real kubelets wrote: tests/plugin/testing/test_checkpoint.py.
+``pkg/util/hash``, ``pkg/kubelet/checkpointmanager/checksum`` and ``DM/checkpoint/checkpoint.go``. It reproduces the
+checksums of files from real kubelets: tests/plugin/testing/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ OFFSET, PRIME = 0x811C9DC5, 0x01000193
 
 
 class DeviceEntry(TypedDict):
-    """The devices of one container, of one resource, in the file's words."""
+    """The devices of one resource for one container, with the field names of the file."""
 
     PodUID: str
     ContainerName: str
     ResourceName: str
-    DeviceIDs: dict[str, list[str]]  # NUMA node, or "-1", to ids
+    DeviceIDs: dict[str, list[str]]  # NUMA node or "-1", to ids
     AllocResp: str  # base64
 
 
 def checksum(entries: Sequence[DeviceEntry] | None, registered: Mapping[str, Sequence[str]]) -> int:
-    """The number the kubelet writes next to this data."""
+    """The checksum that the kubelet writes for this data."""
     printed = (
         f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){_entries(entries)}"
         f" RegisteredDevices:(map[string][]string){_map(registered, sorted(registered))}}}"
@@ -53,7 +53,7 @@ def _entry(entry: DeviceEntry) -> str:
 
 
 def _map(values: Mapping[str, Sequence[str]], keys: Sequence[str]) -> str:
-    """In the order of these keys: Go sorts names as text and NUMA nodes as numbers."""
+    """A map in the order of these keys: Go sorts names as text and NUMA nodes as numbers."""
     return "map" + _list([f"{key}:{_list(values[key])}" for key in keys])
 
 

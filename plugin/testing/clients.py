@@ -1,7 +1,7 @@
-"""The kubelet's book of plugins: who is registered, whose stream has ended, and what that does to whom.
+"""The registered plugins, and what happens when a stream ends or a registration fails.
 
-Copies ``DM/plugin/v1beta1/handler.go`` and ``DM/manager.go``: clients are looked up by resource name alone, which is R1
-and R10.
+Copies ``DM/plugin/v1beta1/handler.go`` and ``DM/manager.go``. The kubelet finds a client by its resource name alone,
+which is the cause of R1 and R10.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VERSION = "v1beta1"
 
 
 class Clients:
-    """One for each life of the kubelet."""
+    """The plugins of one kubelet process."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Clients:
         quirks: Quirks,
         timing: Timing,
     ) -> None:
-        """The known resources come from the checkpoint; their endpoints are stopped."""
+        """``known``: the resources of the checkpoint, whose endpoints are stopped."""
         self.endpoints = {resource: Endpoint(resource, None, journal, timing) for resource in known}
         self._latest: dict[str, Endpoint] = {}
         self._open: set[Endpoint] = set()
@@ -45,7 +45,7 @@ class Clients:
             self._expire_later(resource)
 
     def refusal(self, resource: str, versions: Sequence[str]) -> str:
-        """Why this plugin cannot register, in the kubelet's words; empty when it may try."""
+        """The kubelet's message if this plugin may not register; empty if it may."""
         if VERSION not in versions:
             asked = " ".join(versions)
             return f'requested API version "{asked}" is not supported by kubelet. Supported version is ["{VERSION}"]'
@@ -54,7 +54,7 @@ class Clients:
         return ""
 
     async def connect(self, resource: str, path: Path, deadline: float | None) -> None:
-        """Dial back and listen; PluginError when that fails. The last one to register wins, unchecked."""
+        """Dial the plugin and open its list, or raise a PluginError. The last plugin wins, without a check."""
         endpoint = Endpoint(resource, path, self._journal, self._timing)
         before = self._latest.get(resource)
         self._latest[resource] = endpoint
@@ -71,25 +71,25 @@ class Clients:
         self._journal.changed()
 
     async def disconnect(self, resource: str) -> None:
-        """The plugin took its registration back."""
+        """The plugin has removed its registration."""
         client = self._latest.pop(resource, None)
         if client is not None:
             await self._stop(client)
 
     async def close(self) -> None:
-        """The kubelet ends: every stream with it."""
+        """End every stream: the kubelet ends."""
         for timer in self._expiries.values():
             timer.cancel()
         await asyncio.gather(*(endpoint.close() for endpoint in self._open))
 
     async def _forget_client(self, resource: str, before: Endpoint | None) -> None:
-        """R10: the entry that goes is the resource's, whoever it belonged to before."""
+        """R10: remove the entry of the resource, even if it belongs to an earlier plugin."""
         self._latest.pop(resource, None)
         if before is None or self._quirks.failed_register_orphans:
             return
         if before.listening is not None and not before.listening.done():
             self._latest[resource] = before
-        else:  # it ended while the other one was dialled
+        else:  # it ended while the kubelet dialled the other one
             await self._stop(before)
 
     async def _listen(self, endpoint: Endpoint) -> None:
@@ -105,13 +105,13 @@ class Clients:
         self._journal.changed()
 
     async def _stop(self, client: Endpoint) -> None:
-        """The kubelet counts the resource's devices as unhealthy from now on, and soon forgets them."""
+        """Make the resource's devices unhealthy; later the kubelet forgets them."""
         if client.resource in self.endpoints:
             self.endpoints[client.resource].stopped = True
             self._inventory.fail(client.resource)
             self._expire_later(client.resource)
             self._journal.changed()
-        if client.options is not None:  # one that is still being dialled has no connection that could be cut
+        if client.options is not None:  # while the kubelet still dials, there is no connection to close
             await self._release(client)
 
     async def _release(self, endpoint: Endpoint) -> None:
@@ -129,7 +129,7 @@ class Clients:
             timer.cancel()
 
     def _expire(self, resource: str) -> None:
-        """``GetCapacity`` drops an endpoint that has been stopped for too long."""
+        """``GetCapacity`` drops an endpoint that was stopped for too long."""
         del self._expiries[resource]
         del self.endpoints[resource]
         self._inventory.forget(resource)

@@ -1,4 +1,4 @@
-"""One plugin as its client sees it: the dial, the five calls, their deadlines, and errors in the kubelet's words."""
+"""The kubelet's client for one plugin: the dial, the five calls, their deadlines, and the kubelet's error messages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from plugin.testing.quirks import Timing
 
 OPTIONS = (
     ("grpc.default_authority", "localhost"),
-    ("grpc.use_local_subchannel_pool", 1),  # each dial is a connection of its own, as in Go
+    ("grpc.use_local_subchannel_pool", 1),  # each dial makes its own connection, as in Go
 )
 
 
 class PluginError(Exception):
-    """A call to the plugin failed, in the text that Go's gRPC gives it."""
+    """A call to the plugin failed; the message is that of gRPC for Go."""
 
 
 def _go_text(error: grpc.aio.AioRpcError) -> str:
@@ -30,26 +30,26 @@ def _go_text(error: grpc.aio.AioRpcError) -> str:
 
 
 class Endpoint:
-    """A connection to one plugin; or, after a kubelet start, the memory that there was one."""
+    """A connection to one plugin; after a start of the kubelet, perhaps only the record of one."""
 
     def __init__(self, resource: str, path: Path | None, journal: Journal, timing: Timing) -> None:
-        """No path: known from the checkpoint only, and stopped."""
+        """Without a path: known from the checkpoint only, and stopped."""
         self.resource = resource
         self.path = path
         self.options: deviceplugin_pb2.DevicePluginOptions | None = None
         self.stopped = path is None
-        self.listed = False  # whether its first list has come
+        self.listed = False  # whether the first list has arrived
         self.listening: asyncio.Task[None] | None = None
         self._journal = journal
         self._timing = timing
         self._channel: grpc.aio.Channel | None = None
 
     def __str__(self) -> str:
-        """As in the kubelet's messages."""
+        """The name in the kubelet's messages."""
         return f"{self.resource} at {self.path}"
 
     async def connect(self, deadline: float | None) -> None:
-        """Dial, then ask for the options; the deadline is what is left of the caller's Register."""
+        """Dial, then ask for the options; the deadline is the rest of the caller's Register."""
         self._channel = grpc.aio.insecure_channel(f"unix:{self.path}", options=OPTIONS)
         try:
             await asyncio.wait_for(self._channel.channel_ready(), self._timing.dial)
@@ -60,7 +60,7 @@ class Endpoint:
         self.options = await self._call(call, lambda: ask(deviceplugin_pb2.Empty(), timeout=deadline))
 
     async def listen(self, replace: Callable[[Sequence[deviceplugin_pb2.Device]], None]) -> None:
-        """Take in lists until the stream ends, for whatever reason."""
+        """Read lists until the stream ends."""
         call = self._journal.begin(Call("ListAndWatch", self.resource))
         outcome, message = "OK", ""
         try:
@@ -76,7 +76,7 @@ class Endpoint:
             self._journal.end(call, outcome, message)
 
     async def prefer(self, available: Sequence[str], must: Sequence[str], size: int) -> Sequence[str]:
-        """Which of the available devices the plugin would take; it may answer with fewer, or with nonsense."""
+        """The plugin's preference among the available devices; it may return fewer devices, or unknown ones."""
         self._demand_running()
         request = deviceplugin_pb2.PreferredAllocationRequest()
         request.container_requests.add(available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size)
@@ -85,7 +85,7 @@ class Endpoint:
         return response.container_responses[0].deviceIDs if response.container_responses else ()
 
     async def allocate(self, ids: Sequence[str]) -> deviceplugin_pb2.AllocateResponse:
-        """No deadline, no retry."""
+        """Call Allocate, without a deadline and without a retry."""
         self._demand_running()
         request = deviceplugin_pb2.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
@@ -95,7 +95,7 @@ class Endpoint:
         return response
 
     async def prestart(self, ids: Sequence[str]) -> None:
-        """The one call with a deadline of the kubelet's own."""
+        """Call PreStartContainer, the only call with its own deadline."""
         self._demand_running()
         request = deviceplugin_pb2.PreStartContainerRequest(devices_ids=ids)
         limit = self._timing.prestart
@@ -103,12 +103,12 @@ class Endpoint:
         await self._call(call, lambda: self._stub().PreStartContainer(request, timeout=limit))
 
     async def close(self) -> None:
-        """Cut every call and the connection."""
+        """Cancel every call and close the connection."""
         self.stopped = True
         listening, self.listening = self.listening, None
         if listening is not None and listening is not asyncio.current_task():
             listening.cancel()
-            await asyncio.wait([listening])  # its failure, if any, is told to the journal
+            await asyncio.wait([listening])  # the journal has its failure, if any
         if self._channel is not None:
             await self._channel.close()
 
@@ -132,7 +132,7 @@ class Endpoint:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # not we were cancelled but the call, by the end of its connection
+            # this task was not cancelled: the call was, because its connection was closed
             raise PluginError("rpc error: code = Canceled desc = grpc: the client connection is closing") from None
         self._journal.end(call, "OK")
         return response

@@ -1,6 +1,6 @@
-"""What happened: every call, start, registration; and waiting for it without polling.
+"""The record of every call, start and registration, and a way to wait for them without polling.
 
-A fault inside the stand-in itself is kept here and raised at the next thing the test does: it never passes unseen.
+A fault inside the stand-in is kept here and raised by the next action of the test, so that no fault stays hidden.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from plugin.testing.runtime import Devices
 
 
 class StandInFault(Exception):
-    """The stand-in itself went wrong: nothing that the test saw can be trusted."""
+    """The stand-in itself has failed: the results of the test are not valid."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of the kubelet to a plugin, kept from its first moment on."""
+    """One call of the kubelet to a plugin, recorded from its start."""
 
     method: str
     resource: str
-    ids: tuple[str, ...] = ()  # for GetPreferredAllocation: what is available
+    ids: tuple[str, ...] = ()  # for GetPreferredAllocation: the available devices
     must_include: tuple[str, ...] = ()
     size: int = 0
-    deadline: float | None = None  # seconds that the plugin was given; None is for ever
-    outcome: str = ""  # empty while it runs, then OK or the name of a gRPC status code
+    deadline: float | None = None  # seconds that the plugin has; None: no limit
+    outcome: str = ""  # empty during the call, then OK or the name of a gRPC status code
     message: str = ""
     began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
@@ -36,17 +36,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One container that really started."""
+    """One start of a container."""
 
     pod: str  # its UID
     container: str
     devices: Devices
-    prestart: bool  # whether PreStartContainer was called for it and said yes
+    prestart: bool  # whether PreStartContainer was called and succeeded
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationCall:
-    """One attempt of a plugin to register; no error means that it is registered."""
+    """One attempt of a plugin to register; without an error it is registered."""
 
     resource: str
     endpoint: str
@@ -54,56 +54,56 @@ class RegistrationCall:
 
 
 class Journal:
-    """Outlives the kubelet's death, as the test's memory does."""
+    """The record of a test: it survives the end of a kubelet process."""
 
     def __init__(self) -> None:
-        """Nothing has happened."""
+        """An empty record."""
         self.calls: list[Call] = []
         self.starts: list[Start] = []
         self.registrations: list[RegistrationCall] = []
-        self.warnings: list[str] = []  # what the kubelet only logs
+        self.warnings: list[str] = []  # messages that the kubelet only logs
         self.faults: list[BaseException] = []
         self._waiters: set[asyncio.Event] = set()
 
     def begin(self, call: Call) -> Call:
-        """The call goes out now."""
+        """Record the start of a call."""
         self.calls.append(call)
         self.changed()
         return call
 
     def end(self, call: Call, outcome: str, message: str = "") -> None:
-        """The call is answered, or given up."""
+        """Record the end of a call."""
         call.seconds = time.monotonic() - call.began
         call.outcome, call.message = outcome, message
         self.changed()
 
     def add_start(self, start: Start) -> None:
-        """A container runs."""
+        """Record the start of a container."""
         self.starts.append(start)
         self.changed()
 
     def add_registration(self, registration: RegistrationCall) -> None:
-        """A plugin came, welcome or not."""
+        """Record an attempt to register."""
         self.registrations.append(registration)
         self.changed()
 
     def warn(self, text: str) -> None:
-        """The kubelet logs this and goes on."""
+        """Record a message that the kubelet only logs."""
         self.warnings.append(text)
         self.changed()
 
     def changed(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake every waiting task."""
         for waiter in self._waiters:
             waiter.set()
 
     def check(self) -> None:
-        """Raise what went wrong in the background."""
+        """Raise the first fault of a background task."""
         if self.faults:
             raise StandInFault(f"the kubelet stand-in failed: {self.faults[0]!r}") from self.faults[0]
 
     async def until(self, predicate: Callable[[], object], within: float | None) -> None:
-        """Return when it holds; looked at after each change."""
+        """Return when the predicate is true; it is checked after each change."""
         waiter = asyncio.Event()
         self._waiters.add(waiter)
         try:
@@ -118,7 +118,7 @@ class Journal:
             self._waiters.discard(waiter)
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run it in the background; its failure is a fault of the stand-in."""
+        """Run a task in the background; its failure is a fault of the stand-in."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         return task

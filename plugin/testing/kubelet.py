@@ -1,4 +1,4 @@
-"""The kubelet stand-in: behaves to a device plugin as kubelet 1.36 does, its faults included.
+"""The kubelet stand-in: it treats a device plugin as kubelet 1.36 does, including the faults of that kubelet.
 
     kubelet = Kubelet(directory)
     await kubelet.start()
@@ -7,7 +7,7 @@
     await kubelet.run(pod)                        # GetPreferredAllocation, Allocate, PreStartContainer
     await kubelet.delete(pod)
 
-docs/kubelet-stand-in.md says what is copied, from which line of the kubelet, and what is not.
+docs/kubelet-stand-in.md lists what is copied, from which source of the kubelet, and what is not.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ R = TypeVar("R")
 
 
 class NotRunning(Exception):
-    """The kubelet is not running, or died while it did this."""
+    """The kubelet is not running, or ended during this action."""
 
 
 class PodEnded(Exception):
-    """The pod has succeeded or failed: its containers do not start any more."""
+    """The pod has succeeded or failed: none of its containers starts any more."""
 
 
 class Kubelet:
-    """One node's kubelet. Pods, containers and records outlive its death; the rest is as lost as the real one's."""
+    """The kubelet of one node. Pods, containers and records survive its end; a real kubelet loses the rest, too."""
 
     def __init__(
         self,
@@ -51,25 +51,22 @@ class Kubelet:
         timing: Timing = Timing(),  # noqa: B008 - frozen
         logs: Path | None = None,
     ) -> None:
-        """``directory`` holds kubelet.sock; ``registry`` is the plugins_registry directory, if there is one.
-
-        ``logs`` is where pods have their logs, if they have any.
-        """
+        """``directory`` is for kubelet.sock, ``registry`` is the plugins_registry directory, ``logs`` for pod logs."""
         self.directory = directory
-        self.pods: dict[str, Pod] = {}  # by UID: those that the kubelet knows, oldest first
+        self.pods: dict[str, Pod] = {}  # by UID: the pods that the kubelet knows, oldest first
         self.panics: list[KubeletPanic] = []
         self._runtime = runtime if runtime is not None else Nothing()
         self._quirks, self._timing, self._registry = quirks, timing, registry
         self._logs = Logs(logs)
         self._journal = Journal()
         self._life: Life | None = None
-        self._workers: dict[str, asyncio.Lock] = {}  # one container at a time in each pod
-        self._orphans: dict[str, Pod] = {}  # force-deleted, their containers still running
+        self._workers: dict[str, asyncio.Lock] = {}  # each pod starts one container at a time
+        self._orphans: dict[str, Pod] = {}  # force-deleted pods whose containers still run
 
     # -- the process
 
     async def __aenter__(self) -> Self:
-        """``start``; the end of the block is ``kill``, also when a test fails in it."""
+        """``start``; the end of the block calls ``kill``, also after a failure of the test."""
         await self.start()
         return self
 
@@ -77,9 +74,9 @@ class Kubelet:
         await self.kill()
 
     async def start(self) -> None:
-        """Begin to run; after ``stop`` or ``kill`` this is the restart. Pods are re-admitted by ``readmit``."""
+        """Start, or restart after ``stop`` or ``kill``. ``readmit`` admits the pods of before again."""
         if self._life is not None:
-            raise NotRunning("cannot start the kubelet: it runs already")
+            raise NotRunning("cannot start the kubelet: it is already running")
         running = self._running(ContainerState.RUNNING)
         if not self._quirks.ended_init_is_asked:
             running |= self._running(ContainerState.TERMINATED)
@@ -87,47 +84,47 @@ class Kubelet:
         await life.begin(self._registry)
         self._life = life
         for pod in list(self.pods.values()):
-            if not _is_active(pod):  # the last life may have ended before this was done
+            if not _is_active(pod):  # the last process may have ended before it did this
                 await self._stop_containers(pod)
         self._journal.changed()
 
     async def stop(self) -> None:
-        """As SIGTERM: the streams end, the sockets and the checkpoint stay, containers run on."""
+        """Stop as after SIGTERM: streams end; sockets, the checkpoint and containers stay."""
         await self.kill()
         self._journal.check()
 
     async def kill(self) -> None:
-        """As SIGKILL: everything that was under way is cut; containers run on."""
+        """Stop as after SIGKILL: every call is cancelled; containers stay."""
         life, self._life = self._life, None
         if life is not None:
             await life.end()
             self._journal.changed()
 
     async def reboot(self) -> None:
-        """The node goes down: the kubelet is killed and so is every container. ``start`` brings it up again."""
+        """Reboot the node: the kubelet and every container are killed. ``start`` starts the kubelet again."""
         await self.kill()
         for pod in [*self.pods.values(), *self._orphans.values()]:
             await self._stop_containers(pod)
         self._orphans.clear()
 
     async def readmit(self) -> list[Pod]:
-        """Admit the pods from before the start again; those that fail are returned, and killed.
+        """Admit the pods from before the start again; pods that fail are killed and returned.
 
-        A real kubelet does this about a second after its start. Here the test says when; whatever starts or admits a
-        pod before that does it first.
+        A real kubelet does this about a second after its start. Here the test decides when, at the latest when it
+        starts or admits a pod.
         """
-        return await self._deed(self._readmit())
+        return await self._act(self._readmit())
 
-    # -- what it knows
+    # -- its state
 
     @property
     def calls(self) -> list[Call]:
-        """Every call to a plugin, from its first moment on."""
+        """Every call to a plugin, also those that have not ended."""
         return self._journal.calls
 
     @property
     def starts(self) -> list[Start]:
-        """Every container start."""
+        """Every start of a container."""
         return self._journal.starts
 
     @property
@@ -137,35 +134,35 @@ class Kubelet:
 
     @property
     def warnings(self) -> list[str]:
-        """What a real kubelet only logs."""
+        """Messages that a real kubelet only logs."""
         return self._journal.warnings
 
     @property
     def capacity(self) -> dict[str, int]:
-        """The node's capacity, at once: the 10 s tick of the node's status is not copied."""
+        """The node's capacity, without the delay of up to 10 s in a real node's status."""
         return self._life.inventory.capacity() if self._life is not None else {}
 
     @property
     def allocatable(self) -> dict[str, int]:
-        """The node's allocatable devices, at once."""
+        """The node's allocatable devices, without that delay."""
         return self._life.inventory.allocatable() if self._life is not None else {}
 
     def devices(self, resource: str) -> dict[str, str]:
-        """Device id to health, as the kubelet believes."""
+        """Device id to health, as the kubelet sees it."""
         return self._life.inventory.health(resource) if self._life is not None else {}
 
     def held(self, pod: Pod) -> dict[str, dict[str, tuple[str, ...]]]:
-        """Container to resource to devices, as the kubelet remembers."""
+        """Container to resource to devices, as the kubelet has recorded."""
         holdings = self._alive().holdings
         found = {container.name: holdings.of_container(pod.uid, container.name) for container in pod.containers}
         return {name: {one: holding.ids for one, holding in of.items()} for name, of in found.items() if of}
 
     async def until(self, predicate: Callable[[], object], within: float | None = 10.0) -> None:
-        """Return as soon as it holds; TimeoutError when it does not in time. Looked at after every change."""
+        """Return as soon as the predicate is true, or raise TimeoutError. It is checked after every change."""
         await self._journal.until(predicate, within)
 
     async def registered(self, resource: str, within: float = 10.0) -> None:
-        """Return as soon as the resource has a live plugin whose first list has come."""
+        """Return as soon as the resource has a connected plugin that has sent its first list."""
 
         def is_registered() -> bool:
             endpoint = self._life.clients.endpoints.get(resource) if self._life is not None else None
@@ -174,14 +171,14 @@ class Kubelet:
         await self.until(is_registered, within)
 
     def list_pod_resources(self) -> podresources_pb2.ListPodResourcesResponse:
-        """``List`` of PodResources, with its side effect: devices of pods that are gone become free (R8)."""
+        """``List`` of PodResources, with its side effect: it frees the devices of deleted pods (R8)."""
         life = self._alive()
         life.allocation.clean()
         response = podresources_pb2.ListPodResourcesResponse()
         for pod in filter(_is_active, self.pods.values()):
-            told = response.pod_resources.add(name=pod.name, namespace=pod.namespace)
+            entry = response.pod_resources.add(name=pod.name, namespace=pod.namespace)
             for container in pod.of_kind(ContainerKind.SIDECAR, ContainerKind.APP):
-                shown = told.containers.add(name=container.name)
+                shown = entry.containers.add(name=container.name)
                 for resource, holding in life.holdings.of_container(pod.uid, container.name).items():
                     for one in holding.ids:
                         shown.devices.add(resource_name=resource, device_ids=[one])
@@ -190,24 +187,24 @@ class Kubelet:
     # -- pods
 
     async def admit(self, pod: Pod) -> PodStatus:
-        """Devices for each container in turn, one pod at a time on the whole node; a failure is the pod's end."""
-        return await self._deed(self._admit(pod))
+        """Allocate for each container in turn, one pod at a time on the whole node; an error fails the pod."""
+        return await self._act(self._admit(pod))
 
     async def run(self, pod: Pod) -> PodStatus:
-        """Admit, then one ``sync``."""
+        """Admit the pod, then ``sync`` once."""
         if (await self.admit(pod)).phase is not Phase.FAILED:
             await self.sync(pod)
         return pod.status
 
     async def sync(self, pod: Pod) -> bool:
-        """One round of the pod's worker: start what does not run yet. False when something still waits."""
+        """Start the containers that do not run yet, as the pod's worker does. False if a container still waits."""
         for container in pod.of_kind(ContainerKind.INIT, ContainerKind.SIDECAR):
-            if not await self._brought_up(pod, container):
+            if not await self._has_started(pod, container):
                 return False
-        return all([await self._brought_up(pod, container) for container in pod.of_kind(ContainerKind.APP)])
+        return all([await self._has_started(pod, container) for container in pod.of_kind(ContainerKind.APP)])
 
     async def keep_trying(self, pod: Pod, pause: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        """``sync`` until everything runs, as the kubelet does: soon once, then every 10 to 14 s, for ever."""
+        """``sync`` until all containers run, as the kubelet does: first after a short pause, then every 10 to 14 s."""
         soon, later = self._timing.start_retry
         seconds = soon
         while not await self.sync(pod):
@@ -215,29 +212,29 @@ class Kubelet:
             seconds = later
 
     async def start_container(self, pod: Pod, name: str) -> ContainerStatus:
-        """PreStartContainer, then the runtime. After a failure the container waits and the pod keeps its devices."""
-        return await self._deed(self._start(pod, pod.container(name)))
+        """Call PreStartContainer, then the runtime. After an error the container waits; the pod keeps its devices."""
+        return await self._act(self._start(pod, pod.container(name)))
 
     async def restart_container(self, pod: Pod, name: str) -> ContainerStatus:
-        """The container has ended and is started again: no Allocate."""
+        """End the container and start it again, without Allocate."""
         await self.exit_container(pod, name)
         return await self.start_container(pod, name)
 
     async def exit_container(self, pod: Pod, name: str) -> None:
-        """The container has ended by itself. Its devices stay with the pod."""
+        """End the container by itself. The pod keeps its devices."""
         container = pod.container(name)
         await self._runtime.stop(pod, container)
         self._set(pod, container, ContainerState.TERMINATED)
 
     async def finish(self, pod: Pod) -> None:
-        """All containers have ended by themselves: the pod has succeeded, its devices are free."""
+        """End all containers by themselves: the pod succeeds and its devices are free."""
         async with self._worker(pod):
             await self._stop_containers(pod)
             pod.status = PodStatus(Phase.SUCCEEDED)
         self._journal.changed()
 
     async def delete(self, pod: Pod) -> None:
-        """Stop its containers, then forget it. Waits for an Allocate of another pod, and for a start of this one."""
+        """Stop the containers, then forget the pod. Waits for any Allocate, and for a start of this pod."""
         async with self._alive().sync_loop:
             pass
         async with self._worker(pod):
@@ -247,19 +244,19 @@ class Kubelet:
         self._journal.changed()
 
     async def force_delete(self, pod: Pod) -> None:
-        """Forget it at once while its containers run on (R4), until ``end_orphan``."""
+        """Forget the pod at once while its containers still run (R4), until ``end_orphan``."""
         async with self._alive().sync_loop:
             self._orphans[pod.uid] = self.pods.pop(pod.uid)
         self._journal.changed()
 
     async def end_orphan(self, pod: Pod) -> None:
-        """The grace period of a force-deleted pod is over: its containers stop."""
+        """End the grace period of a force-deleted pod: its containers stop."""
         await self._stop_containers(pod)
         self._orphans.pop(pod.uid, None)
         self._logs.remove(pod)
         self._journal.changed()
 
-    # -- the same few moves
+    # -- internal
 
     def _alive(self) -> Life:
         self._journal.check()
@@ -267,31 +264,31 @@ class Kubelet:
             raise NotRunning("the kubelet is not running")
         return self._life
 
-    async def _deed(self, work: Coroutine[Any, Any, R]) -> R:
-        """Something this life of the kubelet does, and leaves undone when it dies."""
+    async def _act(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run an action of this kubelet process; it is cancelled when the process ends."""
         try:
             life = self._alive()
         except (NotRunning, StandInFault):
-            work.close()  # never awaited, it would warn
+            work.close()  # otherwise Python warns that it was never awaited
             raise
         task = asyncio.create_task(work)
-        life.deeds.add(task)
+        life.actions.add(task)
         try:
             return await task
         except asyncio.CancelledError:
-            if task in life.deeds and self._life is life:
+            if task in life.actions and self._life is life:
                 raise
-            raise NotRunning("the kubelet died in the middle of it") from None
+            raise NotRunning("the kubelet ended during this action") from None
         except KubeletPanic as panic:
             self.panics.append(panic)
             await self.kill()
             raise
         finally:
-            life.deeds.discard(task)
+            life.actions.discard(task)
 
     async def _readmit(self) -> list[Pod]:
         life = self._alive()
-        if life.has_readmitted():  # asked before the lock: a pod's worker does not wait for another pod's Allocate
+        if life.has_readmitted():  # before the lock: a pod's worker does not wait for the Allocate of another pod
             return []
         async with life.sync_loop:
             if life.has_readmitted():
@@ -337,8 +334,8 @@ class Kubelet:
         self._journal.changed()
         return status
 
-    async def _brought_up(self, pod: Pod, container: Container) -> bool:
-        """Whether the next container may start; an init container must have ended, the others must run."""
+    async def _has_started(self, pod: Pod, container: Container) -> bool:
+        """Start the container if needed. True if the next one may start: init containers have ended, others run."""
         wanted = ContainerState.TERMINATED if container.kind is ContainerKind.INIT else ContainerState.RUNNING
         state = pod.statuses[container.name].state
         if state is wanted or (state is ContainerState.RUNNING and container.kind is ContainerKind.INIT):
@@ -349,7 +346,7 @@ class Kubelet:
         return self._workers.setdefault(pod.uid, asyncio.Lock())
 
     async def _stop_containers(self, pod: Pod) -> None:
-        """The last one started is the first one stopped; the sandbox goes last."""
+        """Stop the containers in reverse order, then the sandbox."""
         for container in reversed(pod.containers):
             if pod.statuses[container.name].state is ContainerState.RUNNING:
                 await self._runtime.stop(pod, container)
@@ -361,12 +358,12 @@ class Kubelet:
         self._journal.changed()
 
     def _active(self) -> set[str]:
-        """The UIDs of the pods that may still use their devices, by the kubelet's belief."""
+        """The UIDs of the pods that, for the kubelet, may still use their devices."""
         active = {pod.uid for pod in self.pods.values() if _is_active(pod)}
         return active if self._quirks.force_delete_frees else active | set(self._orphans)
 
     def _running(self, state: ContainerState) -> set[tuple[str, str]]:
-        """The (pod UID, container) in this state."""
+        """The (pod UID, container) pairs in this state."""
         return {
             (pod.uid, name)
             for pod in self.pods.values()

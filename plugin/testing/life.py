@@ -1,4 +1,4 @@
-"""One life of the kubelet process: all that is lost when it dies. A restart is a new one, from the checkpoint."""
+"""One kubelet process: everything that its end loses. A restart is a new process that reads the checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 107  # bytes of a socket's path, by the kernel
 
 
 class Life:
-    """Built from what is on the disk."""
+    """The state of one kubelet process."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Life:
         quirks: Quirks,
         timing: Timing,
     ) -> None:
-        """A checkpoint that cannot be believed is only logged: all devices then count as free."""
+        """Read the checkpoint. An invalid one is only logged: then all devices are free."""
         self._directory, self._journal = directory, journal
         try:
             held, resources = checkpoint.read(directory)
@@ -58,15 +58,15 @@ class Life:
             ran_before=ran_before,
             quirks=quirks,
         )
-        self.sync_loop = asyncio.Lock()  # one admission at a time on the whole node
-        self.deeds: set[asyncio.Task[object]] = set()
+        self.sync_loop = asyncio.Lock()  # the node admits one pod at a time
+        self.actions: set[asyncio.Task[object]] = set()
         self._server: grpc.aio.Server | None = None
         self._registration = RegistrationService(directory, self.clients, journal)
         self._registry: Registry | None = None
         self._timing = timing
 
     def has_readmitted(self) -> bool:
-        """Whether the pods from before the start have been dealt with."""
+        """Whether the pods from before the start have been admitted again."""
         return self.allocation.ready
 
     def save(self) -> None:
@@ -74,7 +74,7 @@ class Life:
         checkpoint.write(self._directory, self.holdings, self.inventory.registered())
 
     async def begin(self, registry: Path | None) -> None:
-        """Wipe every socket of the top level, then answer on kubelet.sock."""
+        """Remove every socket of the directory, then serve on kubelet.sock."""
         socket = self._directory / SOCKET
         if len(os.fsencode(socket)) > LONGEST:
             raise ValueError(f"cannot serve on {socket}: longer than {LONGEST} bytes; give a shorter directory")
@@ -91,17 +91,17 @@ class Life:
             self._registry.open()
 
     def _bind(self, server: grpc.aio.Server) -> None:
-        """Under a passing name: gRPC deletes the name it has bound when it stops, a kubelet leaves its socket there."""
+        """Bind under a temporary name: gRPC removes that name when it stops, but a kubelet leaves its socket there."""
         with tempfile.TemporaryDirectory() as aside:
             alias = Path(aside) / "d"
             alias.symlink_to(self._directory.absolute())
             server.add_insecure_port(f"unix:{alias / SOCKET}")
 
     async def end(self) -> None:
-        """Every stream, every call, every deed is cut; the files stay."""
-        for deed in self.deeds:
-            deed.cancel()
-        await asyncio.gather(*self.deeds, return_exceptions=True)  # whoever asked for them is told
+        """Cancel every action, call and stream; the files stay."""
+        for action in self.actions:
+            action.cancel()
+        await asyncio.gather(*self.actions, return_exceptions=True)  # the callers get the result
         if self._registry is not None:
             await self._registry.close()
         await self._registration.close()

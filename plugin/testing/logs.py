@@ -1,7 +1,7 @@
-"""The directories for the logs of pods, by which a node can tell what a pod is called.
+"""The log directories of pods, whose names contain the names of the pods.
 
-Copies their names and their time from ``PK/kuberuntime/helpers.go`` (BuildPodLogsDirectory: made with the sandbox) and
-``PK/kuberuntime/kuberuntime_gc.go`` (removed once the pod is deleted). Nothing is written into them.
+Copies their names and lifetime from ``PK/kuberuntime/helpers.go`` (BuildPodLogsDirectory: made with the sandbox) and
+``PK/kuberuntime/kuberuntime_gc.go`` (removed once the pod is deleted). They stay empty.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from plugin.testing.pods import Pod
 
 
 class Logs:
-    """Without a place there are none."""
+    """Without a directory, does nothing."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Nothing is made yet."""
+        """``directory`` is the parent of all log directories."""
         self._directory = directory
 
     def make(self, pod: Pod) -> None:
-        """Its sandbox is about to be made; it may be there already."""
+        """Make the directory of a pod, unless it exists."""
         if self._directory is not None:
             (self._directory / _name(pod)).mkdir(parents=True, exist_ok=True)
 
     def remove(self, pod: Pod) -> None:
-        """It is deleted; it may never have come so far that it had one."""
+        """Remove the directory of a deleted pod, if it exists."""
         if self._directory is not None:
             with suppress(FileNotFoundError):
                 (self._directory / _name(pod)).rmdir()

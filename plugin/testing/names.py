@@ -1,4 +1,4 @@
-"""Which resource names the kubelet accepts."""
+"""The resource names that the kubelet accepts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 QUALIFIED = re.compile(rf"(?P<domain>{LABEL}(\.{LABEL})*)/(?P<name>[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)")
-LONGEST_DOMAIN = 253 - len("requests.")  # the kubelet tests the name with that prefix, as a quota would use it
+LONGEST_DOMAIN = 253 - len("requests.")  # the kubelet checks the name with this prefix, which quotas use
 LONGEST_NAME = 63
 
 

@@ -1,4 +1,4 @@
-"""Pods and containers, as far as a device plugin can tell them apart."""
+"""Pods and containers, with the properties that matter to a device plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class ContainerKind(Enum):
-    """How a container takes part in its pod."""
+    """The kind of a container in its pod."""
 
     INIT = "init"
     SIDECAR = "sidecar"  # an init container with restartPolicy Always
@@ -18,7 +18,7 @@ class ContainerKind(Enum):
 
 
 class Phase(Enum):
-    """The pod's phase, in the API's words."""
+    """The pod's phase, as in the API."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -27,7 +27,7 @@ class Phase(Enum):
 
 
 class ContainerState(Enum):
-    """The container's state, in the API's words."""
+    """The container's state, as in the API."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -36,7 +36,7 @@ class ContainerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One container and the devices it asks for: resource name to count."""
+    """One container and its device requests: resource name to count."""
 
     name: str
     resources: Mapping[str, int] = field(default_factory=dict)
@@ -45,17 +45,17 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
-    """What the pod's status says of a container."""
+    """The status of a container."""
 
     state: ContainerState = ContainerState.WAITING
     reason: str = ""
     message: str = ""
-    starts: int = 0  # how often it was really started
+    starts: int = 0  # how often it has started
 
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """What the pod's status says of the pod."""
+    """The status of a pod."""
 
     phase: Phase = Phase.PENDING
     reason: str = ""
@@ -64,7 +64,7 @@ class PodStatus:
 
 @dataclass(slots=True, eq=False)
 class Pod:
-    """A pod: the specification is the caller's, the statuses are kept by the kubelet."""
+    """A pod: the caller gives the specification, the kubelet keeps the statuses."""
 
     name: str
     containers: tuple[Container, ...]
@@ -74,15 +74,15 @@ class Pod:
     statuses: dict[str, ContainerStatus] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Inits and sidecars come before apps, whatever order they were given in, as in a pod's specification."""
+        """Put init containers and sidecars before app containers, as in a pod's specification."""
         self.containers = tuple(sorted(self.containers, key=lambda container: container.kind is ContainerKind.APP))
         self.statuses = {container.name: ContainerStatus() for container in self.containers}
         if len(self.statuses) != len(self.containers):
-            raise ValueError(f"cannot make pod {self.name}: two containers of one name")
+            raise ValueError(f"cannot make pod {self.name}: two containers have the same name")
 
     @classmethod
     def of(cls, name: str, resources: Mapping[str, int]) -> Self:
-        """The usual pod: one app container, called main."""
+        """A pod with one app container, named main."""
         return cls(name, (Container("main", resources),))
 
     @property
@@ -101,12 +101,12 @@ class Pod:
         return self.status.message
 
     def container(self, name: str) -> Container:
-        """The container of that name."""
+        """The container with this name."""
         for container in self.containers:
             if container.name == name:
                 return container
         raise LookupError(f"pod {self.name} has no container {name}")
 
     def of_kind(self, *kinds: ContainerKind) -> Iterable[Container]:
-        """Its containers of these kinds, in the order of the specification."""
+        """The containers of these kinds, in the order of the specification."""
         return (container for container in self.containers if container.kind in kinds)

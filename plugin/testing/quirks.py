@@ -1,7 +1,6 @@
-"""Which faults of the real kubelet are copied, and how long its waits are.
+"""The faults of the real kubelet that are copied, and the lengths of its waits.
 
-The defaults are kubelet 1.36: every fault is on, because that is what ships. The ids are those of
-docs/kubelet-stand-in.md.
+The defaults are those of kubelet 1.36, with every fault on. The ids are those of docs/kubelet-stand-in.md.
 """
 
 from __future__ import annotations
@@ -12,25 +11,25 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """Faults of kubelet 1.36; False is a kubelet in which that fault is repaired."""
+    """Faults of kubelet 1.36; False means that the fault is repaired."""
 
-    old_stream_ends_new: bool = True  # R1: the end of an old ListAndWatch stream kills the new endpoint
+    old_stream_ends_new: bool = True  # R1: the end of an old ListAndWatch stream stops the new endpoint
     force_delete_frees: bool = True  # R4: a force-deleted pod's devices are free while its containers run
-    ended_init_is_asked: bool = True  # R5: re-admission asks for the devices of an init container that is done
-    vanished_device_panics: bool = True  # R6: a device leaves the list while its Allocate is under way
-    list_forgets_allocating: bool = True  # R8: PodResources List forgets what an Allocate under way has taken
-    failed_register_orphans: bool = True  # R10: a Register that fails makes the live plugin's end go unnoticed
-    restart_skips_prestart: bool = True  # R11: no PreStartContainer between a kubelet start and our registration
+    ended_init_is_asked: bool = True  # R5: re-admission allocates for an init container that has ended
+    vanished_device_panics: bool = True  # R6: a device leaves the list during its Allocate
+    list_forgets_allocating: bool = True  # R8: PodResources List forgets the devices of a running Allocate
+    failed_register_orphans: bool = True  # R10: after a failed Register, the end of the running plugin is missed
+    restart_skips_prestart: bool = True  # R11: no PreStartContainer between a kubelet start and the registration
 
     @classmethod
     def repaired(cls) -> Self:
-        """A kubelet without any of them."""
+        """A kubelet without these faults."""
         return cls(*[False] * 7)
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The kubelet's waits, in seconds; tests shorten what they would have to sit out."""
+    """The kubelet's waits, in seconds; tests may shorten them."""
 
     dial: float = 10.0
     prestart: float = 30.0

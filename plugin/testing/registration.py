@@ -1,4 +1,4 @@
-"""``v1beta1.RegistrationService`` on kubelet.sock: how a plugin makes itself known."""
+"""``v1beta1.RegistrationService`` on kubelet.sock, which plugins call to register."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from plugin.testing import journal
 from plugin.testing.clients import Clients
 from plugin.testing.endpoint import PluginError
 
-FOR_EVER = 1e9  # seconds; gRPC tells "no deadline" as a time far away
+FOR_EVER = 1e9  # seconds; gRPC represents "no deadline" as a very long time
 
 
 class RegistrationService(deviceplugin_pb2_grpc.RegistrationServicer):
-    """Answers only after it has dialled the plugin back."""
+    """Answers after it has dialled the plugin."""
 
     def __init__(self, directory: Path, clients: Clients, journal: journal.Journal) -> None:
         """Endpoints are relative to the directory."""
@@ -25,23 +25,23 @@ class RegistrationService(deviceplugin_pb2_grpc.RegistrationServicer):
         self._work: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """The kubelet ends in the middle of whatever it was answering."""
+        """Cancel every registration: the kubelet ends."""
         work = list(self._work)
         for task in work:
             task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)  # each has told its failure to the journal
+        await asyncio.gather(*work, return_exceptions=True)  # the journal has each failure
 
     async def Register(  # noqa: N802 - the proto's name
         self, request: deviceplugin_pb2.RegisterRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> deviceplugin_pb2.Empty:
-        """Refusals have the status UNKNOWN, as errors of Go's have that name no other."""
+        """Refuse with status UNKNOWN, as Go does for an error without a status."""
         deadline = _deadline(context.time_remaining())
         errors: list[str] = []
         work = self._journal.spawn(self._register(request, deadline, errors), f"register {request.resource_name}")
         self._work.add(work)
         self._journal.changed()
         work.add_done_callback(self._work.discard)
-        await asyncio.shield(work)  # a caller that has lost its patience does not stop the kubelet
+        await asyncio.shield(work)  # the kubelet goes on even if the caller gives up
         if errors:
             await context.abort(grpc.StatusCode.UNKNOWN, errors[0])
         return deviceplugin_pb2.Empty()
@@ -62,5 +62,5 @@ class RegistrationService(deviceplugin_pb2_grpc.RegistrationServicer):
 
 
 def _deadline(left: float | None) -> float | None:
-    """The generated types know no None, gRPC does."""
+    """The deadline in seconds, or None without one: gRPC returns None although the types say float."""
     return left if left is not None and left < FOR_EVER else None

@@ -1,7 +1,7 @@
-"""The plugins_registry directory: the kubelet finds a plugin's socket there and comes by itself.
+"""The plugins_registry directory, in which the kubelet finds the sockets of plugins.
 
-Copies ``PK/pluginmanager``: GetInfo, then the plugin is connected as through kubelet.sock, then it is told how that
-went.
+Copies ``PK/pluginmanager``: the kubelet calls GetInfo, connects the plugin as after Register, and notifies the plugin
+of the result.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ TYPE = "DevicePlugin"
 
 
 class Registry:
-    """Watches one directory for one life of the kubelet."""
+    """Watches the directory for one kubelet process."""
 
     def __init__(self, directory: Path, clients: Clients, journal: Journal, timing: Timing) -> None:
-        """Nothing is watched yet."""
+        """Watch nothing before ``open``."""
         self._directory, self._clients, self._journal, self._timing = directory, clients, journal, timing
-        self._work: dict[str, asyncio.Task[None]] = {}  # by the socket's name
-        self._resources: dict[str, str] = {}  # the socket's name to what it registered
+        self._work: dict[str, asyncio.Task[None]] = {}  # by name of the socket
+        self._resources: dict[str, str] = {}  # name of the socket to the resource
         self._inotify: Inotify | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Watch first, then look at what lies there already: nothing is missed between."""
+        """Watch the directory first, then register the sockets that exist: so no socket is missed."""
         self._inotify = Inotify()
         changes = Mask.CREATE | Mask.DELETE | Mask.MOVED_TO | Mask.MOVED_FROM
         self._inotify.add_watch(self._directory, changes)
@@ -44,11 +44,11 @@ class Registry:
             self._found(path)
 
     async def close(self) -> None:
-        """The kubelet ends; the plugins' sockets are left alone."""
+        """Stop: the kubelet ends. The sockets of plugins stay."""
         tasks = [task for task in (self._watching, *self._work.values()) if task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # each has told its failure to the journal
+        await asyncio.gather(*tasks, return_exceptions=True)  # the journal has each failure
         if self._inotify is not None:
             self._inotify.close()
 
@@ -60,11 +60,11 @@ class Registry:
             if event.mask & (Mask.DELETE | Mask.MOVED_FROM):
                 await self._lost(name)
             elif event.mask & (Mask.CREATE | Mask.MOVED_TO):
-                await self._lost(name)  # a new socket of a known name is a new plugin
+                await self._lost(name)  # a new socket with a known name is a new plugin
                 self._found(self._directory / name)
 
     def _found(self, path: Path) -> None:
-        with suppress(FileNotFoundError):  # gone again already: its deletion will be seen, too
+        with suppress(FileNotFoundError):  # removed again: the watch reports that, too
             if path.name.startswith(".") or not stat.S_ISSOCK(path.lstat().st_mode):
                 return
             if path.name not in self._work:
@@ -80,7 +80,7 @@ class Registry:
             await self._clients.disconnect(resource)
 
     async def _register(self, path: Path) -> None:
-        """Again and again, with growing pauses, as long as the socket lies there."""
+        """Register with growing pauses between attempts, as long as the socket exists."""
         pause = self._timing.registry_retry
         while not await self._try(path):
             await asyncio.sleep(pause)
@@ -98,7 +98,7 @@ class Registry:
             refusal = await self._connect(info)
             if not refusal:
                 self._resources[path.name] = info.name
-                await asyncio.sleep(0)  # the list is opened first, then the plugin is told
+                await asyncio.sleep(0)  # first the list opens, then the plugin is notified
             self._journal.add_registration(RegistrationCall(info.name, info.endpoint, refusal))
             return await self._notify(stub, info.name, refusal) and not refusal
 
@@ -117,7 +117,7 @@ class Registry:
         return info
 
     async def _connect(self, info: pluginregistration_pb2.PluginInfo) -> str:
-        """Empty when it is registered."""
+        """Connect the plugin; returns why that failed, or an empty string."""
         if info.type != TYPE:
             return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
         refusal = self._clients.refusal(info.name, info.supported_versions)

@@ -1,4 +1,4 @@
-"""The port to whatever runs containers: real processes, simulated GPU users, or nothing at all."""
+"""The port to a container runtime: real processes, simulated GPU users, or nothing."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ Devices = Mapping[str, tuple[str, ...]]  # resource name to device ids
 
 
 class CannotCreate(Exception):
-    """Raised by a runtime whose CreateContainer fails; any other exception is a fault of the test."""
+    """CreateContainer of the runtime failed; any other exception is a fault of the test."""
 
 
 class Runtime(Protocol):
     """Runs containers."""
 
     async def open_sandbox(self, pod: Pod) -> None:
-        """The pod itself is there: before its first PreStartContainer, and again where it is there already."""
+        """Make the pod's sandbox. Called before each PreStartContainer, so it may exist already."""
 
     async def close_sandbox(self, pod: Pod) -> None:
-        """The pod has gone, after all of its containers."""
+        """Remove the pod's sandbox, after all its containers."""
 
     async def start(
         self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
     ) -> None:
-        """Return as soon as the container runs; for an init container, as soon as it has ended well."""
+        """Return as soon as the container runs; for an init container, as soon as it has succeeded."""
 
     async def stop(self, pod: Pod, container: Container) -> None:
-        """Return when it has ended. Also called for a container that has ended by itself."""
+        """Return when the container has ended. Also called for a container that has ended by itself."""
 
 
 class Nothing:
-    """Runs nothing: every container is up at once, every init container done at once."""
+    """Runs nothing: every container runs at once, every init container succeeds at once."""
 
     async def open_sandbox(self, pod: Pod) -> None:
         """See the protocol."""

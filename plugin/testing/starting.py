@@ -1,7 +1,7 @@
-"""The start of one container: PreStartContainer, then the runtime with the plugin's cached answer.
+"""The start of one container: PreStartContainer, then the runtime with the cached answer of Allocate.
 
 Copies ``DM/manager.go`` (GetDeviceRunContainerOptions, callPreStartContainerIfNeeded) and the steps around it in
-``PK/kuberuntime/kuberuntime_container.go``. R11 is here: options that are not known count as "no PreStartContainer".
+``PK/kuberuntime/kuberuntime_container.go``. R11 is here: unknown options mean "no PreStartContainer".
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from plugin.testing.runtime import CannotCreate, Runtime
 
 
 class Starting:
-    """One for each life of the kubelet."""
+    """Starts containers for one kubelet process."""
 
     def __init__(self, life: Life, journal: Journal, runtime: Runtime, quirks: Quirks) -> None:
-        """Nothing is started."""
+        """Start nothing yet."""
         self._life, self._journal, self._runtime, self._quirks = life, journal, runtime, quirks
 
     async def start(self, pod: Pod, container: Container, *, active: bool) -> ContainerStatus:
-        """Start it; when that fails the container waits, and the pod stays with its devices."""
+        """Start a container; after a failure it waits, and the pod keeps its devices."""
         before = pod.statuses[container.name]
         await self._runtime.open_sandbox(pod)
         try:
@@ -52,7 +52,7 @@ class Starting:
         return pod.statuses[container.name]
 
     async def _prepare(self, pod: Pod, container: Container, *, active: bool) -> bool:
-        """Whether PreStartContainer was called and said yes."""
+        """Call PreStartContainer if the plugin asks for it; whether it was called."""
         called = missing = False
         for resource, count in container.resources.items():
             if count == 0 or not self._life.allocation.concerns(resource):
@@ -90,7 +90,7 @@ class Starting:
 
 
 def merge(holdings: Iterable[DeviceHolding]) -> deviceplugin_pb2.ContainerAllocateResponse:
-    """The answers of several resources as one; of two envs or annotations of one name the first one wins."""
+    """Merge the answers of several resources; for the same env or annotation, the first one wins."""
     merged = deviceplugin_pb2.ContainerAllocateResponse()
     for holding in holdings:
         answer = deviceplugin_pb2.ContainerAllocateResponse.FromString(holding.response)

@@ -18,6 +18,7 @@ from grpc_status import rpc_status
 from scrubber.api import convert, scrub_pb2, scrub_pb2_grpc
 from scrubber.core import views
 from scrubber.ground import operation_id, unix_sockets
+from scrubber.ground.advertised_device import AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason, Refused, Unreachable
 
 R = TypeVar("R")
@@ -96,11 +97,11 @@ class ScrubberClient(_Client):
         request = scrub_pb2.ReleaseRequest(devices=devices)
         await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.carried(op)))
 
-    async def watch(self) -> AsyncGenerator[views.AdvertisedDevices, None]:
+    async def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """The full list at once and after every change."""
         with translated(self.socket):
             async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
-                yield convert.from_message(views.AdvertisedDevices, message)
+                yield convert.from_message(AdvertisedDevices, message)
 
 
 class AdminClient(_Client):

@@ -230,6 +230,8 @@ class Advert(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    SICK_FIELD_NUMBER: _builtins.int
+    REPLACED_FIELD_NUMBER: _builtins.int
     device: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
@@ -241,9 +243,12 @@ class Advert(_message.Message):
     island: _builtins.str
     """Devices of one island are joined by fast links; empty: none."""
     reason: _builtins.str
-    """The word for what ails it; empty: nothing that is known of."""
+    """The kind of its ailment; empty: none known."""
     quarantined: _builtins.bool
-    """It is kept out; false with a reason: it is sick and still somebody's."""
+    sick: _builtins.bool
+    """It has an ailment, and is quarantined as soon as its pod ends."""
+    replaced: _builtins.bool
+    """Another device, or another MIG layout, is in its place."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Device nodes of this device alone."""
@@ -262,10 +267,12 @@ class Advert(_message.Message):
         nodes: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
         quarantined: _builtins.bool = ...,
+        sick: _builtins.bool = ...,
+        replaced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "quarantined", b"quarantined", "reason", b"reason", "resource", b"resource"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015

@@ -19,6 +19,7 @@ from scrubber.core import device_status, views
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
 from scrubber.ground import request_limits, unix_sockets
+from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.metrics.counters import ServiceCounters
@@ -77,7 +78,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         self, request: scrub_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[scrub_pb2.WatchResponse]:  # fmt: skip
         """See ``scrub.proto``."""
-        last: views.AdvertisedDevices | None = None
+        last: AdvertisedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while True:
             news, now = self._service.context.ledger.news, self._reporter.adverts()
@@ -229,7 +230,7 @@ async def _pump(stream: AsyncIterator[T], queue: asyncio.Queue[T | None]) -> Non
 
 
 @lru_cache(MOST_ADVERTS)
-def _advert(advert: views.AdvertisedDevice) -> scrub_pb2.Advert:
+def _advert(advert: AdvertisedDevice) -> scrub_pb2.Advert:
     """Cached, because usually only one device of the list has changed."""
     return convert.to_message(advert, scrub_pb2.Advert())
 

@@ -135,31 +135,6 @@ class GrantedDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class AdvertisedDevice:
-    """What the kubelet may be told of a device."""
-
-    device: str
-    healthy: bool
-    clean: bool
-    numa_node: int | None
-    resource: str
-    index: int = 0
-    mig: bool = False
-    island: str = ""
-    nodes: tuple[str, ...] = ()
-    reason: str = ""
-    quarantined: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class AdvertisedDevices:
-    """All devices, and how long this may be believed once the service has fallen silent."""
-
-    devices: tuple[AdvertisedDevice, ...]
-    silence_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class ScrubResult:
     """How a scrub ended for one device."""
 

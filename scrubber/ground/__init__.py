@@ -1,1 +1,1 @@
-"""What the plugin and the scrub service share: errors, logs, paths, asyncio, sockets. Imports no room."""
+"""Code that the plugin and the scrub service share: errors, logs, paths, asyncio, sockets, limits. Imports no room."""

@@ -1,7 +1,6 @@
-"""A step that is carried through although whoever asked for it has left.
+"""Helpers for cancellation in asyncio.
 
-What was begun under a lock must end under it: a caller that is cancelled in the middle waits for the end of the step,
-and leaves then.
+Work that began under a lock must end under it: a task that is cancelled meanwhile waits for the end of that work.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ R = TypeVar("R")
 
 
 async def through(step: Coroutine[Any, Any, R]) -> R:
-    """The result of the step; a cancellation comes after its end, however often it was asked for."""
+    """Return the result of the step. A cancelled caller waits for the end of the step first."""
     task = asyncio.create_task(step)
     try:
         return await asyncio.shield(task)
@@ -24,12 +23,12 @@ async def through(step: Coroutine[Any, Any, R]) -> R:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # looked at: nobody else will
+            task.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
 async def together(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
-    """The results of all. After an error or a cancellation none goes on: the others are cut and waited for."""
+    """Return the results of all steps. After an error or a cancellation, cancel the other steps and wait for them."""
     tasks = [asyncio.create_task(step) for step in steps]
     try:
         return await asyncio.gather(*tasks)

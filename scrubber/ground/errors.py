@@ -1,8 +1,8 @@
-"""What can go wrong, in words of our own.
+"""The errors of the product.
 
-Every error that leaves the service carries a :class:`Reason` for machines and a sentence for people. The sentence is
-read by tenants (the kubelet puts it into pod events), so it never holds another tenant's name, process id or bytes;
-that detail goes to the ledger and to the operator's socket. ``api`` maps reasons to gRPC codes, ``cli`` to exit codes.
+Every error that leaves the service has a :class:`Reason` for programs and a sentence for people. Tenants read the
+sentence, because the kubelet puts it into pod events. So it never holds the name, process id or bytes of another
+tenant: these go to the ledger and to the operators' socket. ``api`` maps reasons to gRPC codes, ``cli`` to exit codes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Reason(Enum):
-    """Machine-readable reasons: a stable contract, the value is what goes over the wire."""
+    """Reasons for programs. The values are a stable contract: they are part of the API."""
 
     INVALID_REQUEST = "invalid-request"
     UNKNOWN_DEVICE = "unknown-device"
@@ -37,33 +37,33 @@ class AutoclaveError(Exception):
     """Base of all errors that a caller may see: a reason and a sentence."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        """Keep the reason beside the sentence."""
+        """Set the reason and the sentence."""
         super().__init__(message)
         self.reason = reason
         self.message = message
 
 
 class Refused(AutoclaveError):
-    """The answer is no, and asking again without a change would get the same answer."""
+    """Refused: the same request is refused again until something changes."""
 
 
 class NotReady(AutoclaveError):
-    """The answer is no for now: the same question may be asked again."""
+    """Refused for now: the caller may repeat the request."""
 
 
 class InvalidRequest(AutoclaveError):
-    """The question itself is wrong; nothing was touched."""
+    """The request itself is wrong; nothing was changed."""
 
     def __init__(self, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
-        """Default to the general reason."""
+        """Set the sentence and the reason."""
         super().__init__(reason, message)
 
 
 class LedgerUnavailable(AutoclaveError):
-    """The ledger cannot be written or read: nothing is granted until it can."""
+    """The ledger cannot be written or read: the service grants nothing until it can."""
 
     def __init__(self, message: str) -> None:
-        """The reason is always the same."""
+        """Set the sentence."""
         super().__init__(Reason.LEDGER_UNAVAILABLE, message)
 
 
@@ -71,9 +71,9 @@ class Unreachable(AutoclaveError):
     """The scrub service does not answer."""
 
     def __init__(self, message: str) -> None:
-        """The reason is always the same."""
+        """Set the sentence."""
         super().__init__(Reason.UNREACHABLE, message)
 
 
 class FatalError(Exception):
-    """Something the person at the keyboard can mend: a wrong flag, a missing directory, a second instance."""
+    """The program cannot run, and the user can change that: a wrong flag, a missing directory, a second instance."""

@@ -1,9 +1,8 @@
-"""A small HTTP door: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for probes.
+"""A small HTTP server: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz`` for probes.
 
-Anybody who reaches the address may ask, so whoever asks slowly, or for ever, costs a connection for a few seconds and
-nothing else; where all are taken, the oldest is given up for who comes now. An answer is made on the loop, between two
-other things, so that it is of one moment. Figures are made for all who ask within half a second at once: whoever asks
-without a pause takes no more of the loop than that.
+Anybody who reaches the address may connect. So a slow client occupies one connection for a few seconds and nothing
+else, and a new connection replaces the oldest one when all are in use. Metrics are made on the event loop, so that all
+values are of one moment. They are cached for half a second, so that frequent requests do not occupy the loop.
 """
 
 from __future__ import annotations
@@ -30,22 +29,21 @@ from scrubber.ground.errors import FatalError
 
 logger = log.get("metrics")
 
-PATIENCE = 5.0  # seconds for a whole exchange: Prometheus gives up on a scrape after ten
-MOST = 64  # exchanges at a time
-FRESH = 0.5  # seconds for which figures are shown again as they were made: making them keeps the loop from all else
-LONGEST = 8192  # bytes of a question
+PATIENCE = 5.0  # seconds for a request and its answer: a Prometheus scrape times out after ten
+MOST = 64  # connections at a time
+FRESH = 0.5  # seconds for which metrics are cached: the event loop is blocked while they are made
+LONGEST = 8192  # bytes of a request
 HIGHEST_PORT = 65535
 TEXT = "text/plain; charset=utf-8"
 
-Obstacles = Callable[[], Sequence[str]]  # what is in the way of being ready; nothing is
+Obstacles = Callable[[], Sequence[str]]  # why the program is not ready; empty: it is
 Clock = Callable[[], float]
 
 
 def parse(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 takes any. ValueError says what was expected.
+    """Host and port of ``HOST:PORT`` or ``[IPV6]:PORT``; port 0 is any free port. ValueError says what was expected.
 
-    The brackets may be missing: a manifest puts the pod's address in front of a port and cannot know of which family it
-    will be.
+    The brackets are optional: a manifest puts the pod's address before a port and does not know its family.
     """
     host, _, port = address.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -57,24 +55,24 @@ def parse(address: str) -> tuple[str, int]:
 
 
 class Form(Enum):
-    """In which figures are shown. There are two, whatever is asked for: each is made by itself."""
+    """The two formats of metrics. Each is made and cached by itself."""
 
     TEXT = text.CONTENT_TYPE_PLAIN_0_0_4
     OPENMETRICS = openmetrics.CONTENT_TYPE_LATEST
 
     def of(self, registry: CollectorRegistry) -> bytes:
-        """These figures."""
+        """The metrics of a registry in this format."""
         if self is Form.TEXT:
             return text.generate_latest(registry)
-        made: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # it has no annotations
+        made: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]  # prometheus_client does not annotate it
         return made
 
 
 def form(accept: str) -> Form:
-    """What is asked for by this header; text, where that cannot be told."""
+    """The format that an Accept header asks for; text if the header is unreadable."""
     try:
         _, kind = text.choose_encoder(accept)
-    except (TypeError, ValueError):  # a version that is none
+    except (TypeError, ValueError):  # an invalid version
         return Form.TEXT
     return Form.OPENMETRICS if kind.startswith("application/openmetrics-text") else Form.TEXT
 
@@ -98,26 +96,26 @@ class _Reply:
 
 
 class HttpServer:
-    """What is behind an address."""
+    """The server for one registry."""
 
     def __init__(self, registry: CollectorRegistry, obstacles: Obstacles, clock: Clock = time.monotonic) -> None:
-        """Nobody can ask before ``serve``."""
+        """Open no connection before ``serve``."""
         self._registry = registry
         self._obstacles = obstacles
         self._clock = clock
         self._exchanges: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
-        self._made: dict[Form, tuple[float, _Reply]] = {}  # when, and what
+        self._made: dict[Form, tuple[float, _Reply]] = {}  # the time, and the cached answer
 
     @asynccontextmanager
     async def serve(self, address: str) -> AsyncIterator[str]:
-        """Answer under this address until the end; gives the one that it became. FatalError if it cannot be had."""
+        """Serve on this address within the context; yields the bound address. FatalError if it cannot be bound."""
         host, port = parse(address)
         try:
-            server = await asyncio.start_server(self._meet, host, port, limit=LONGEST)
+            server = await asyncio.start_server(self._accept, host, port, limit=LONGEST)
         except OSError as error:
             why = (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
             raise FatalError(
-                f"cannot show metrics at {address}: {why}; choose another with --metrics-address"
+                f"cannot serve metrics at {address}: {why}; choose another address with --metrics-address"
             ) from error
         async with server:
             bound = server.sockets[0].getsockname()
@@ -127,61 +125,65 @@ class HttpServer:
                 yield shown
             finally:
                 server.close()
-                await self._hang_up()
+                await self._close_all()
 
-    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._exchanges) >= MOST:
-            self._give_up()
-        exchange = asyncio.create_task(self._talk(reader, writer))
+            self._abort_oldest()
+        exchange = asyncio.create_task(self._serve_client(reader, writer))
         self._exchanges[exchange] = writer
         exchange.add_done_callback(lambda done: self._exchanges.pop(done, None))
 
-    def _give_up(self) -> None:
-        """The oldest: who means well is done within milliseconds, and who comes now may be a probe of the kubelet."""
+    def _abort_oldest(self) -> None:
+        """Abort the oldest: a good client ends within milliseconds, and the new one may be a probe of the kubelet."""
         oldest = next(iter(self._exchanges))
-        writer = self._exchanges.pop(oldest)  # now: others may come before it has come to its end
-        writer.transport.abort()  # nor does one come to its end that has not begun
+        writer = self._exchanges.pop(oldest)  # at once: other connections may arrive before it has ended
+        writer.transport.abort()  # a task that has not begun would never run its finally
         oldest.cancel()
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(PATIENCE):
-                await self._exchange(reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError):  # slow, or gone: no news to anybody
+                await self._answer_request(reader, writer)
+        except (
+            TimeoutError,
+            OSError,
+            asyncio.IncompleteReadError,
+        ):  # a slow or disconnected client
             pass
         finally:
-            writer.transport.abort()  # nothing, after an exchange that came to its end
+            writer.transport.abort()  # does nothing after a complete answer
 
-    async def _hang_up(self) -> None:
+    async def _close_all(self) -> None:
         exchanges = tuple(self._exchanges)
         for exchange in exchanges:
             exchange.cancel()
         await asyncio.gather(*exchanges, return_exceptions=True)
 
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            asked = await reader.readuntil(b"\r\n\r\n")
+            request = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            method, reply = "", _Reply(b"the question is too long\n", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            method, reply = "", _Reply(b"the request is too long\n", HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         else:
-            method, reply = self._answer(asked)
+            method, reply = self._answer(request)
         writer.write(reply.head() + (b"" if method == "HEAD" else reply.body))
         writer.close()
         await writer.wait_closed()
 
-    def _answer(self, asked: bytes) -> tuple[str, _Reply]:
-        first, _, rest = asked.partition(b"\r\n")
+    def _answer(self, request: bytes) -> tuple[str, _Reply]:
+        first, _, rest = request.partition(b"\r\n")
         words = first.decode("latin-1").split(" ")
         try:
             method, target, _version = words
             headers = http.client.parse_headers(io.BytesIO(rest))
         except (ValueError, http.client.HTTPException):
-            return "", _Reply(b"this is no HTTP\n", HTTPStatus.BAD_REQUEST)
+            return "", _Reply(b"this is not HTTP\n", HTTPStatus.BAD_REQUEST)
         if method not in ("GET", "HEAD"):
-            return method, _Reply(b"only GET and HEAD\n", HTTPStatus.METHOD_NOT_ALLOWED)
-        return method, self._look(target.partition("?")[0], headers)
+            return method, _Reply(b"only GET and HEAD are supported\n", HTTPStatus.METHOD_NOT_ALLOWED)
+        return method, self._respond(target.partition("?")[0], headers)
 
-    def _look(self, path: str, headers: Message) -> _Reply:
+    def _respond(self, path: str, headers: Message) -> _Reply:
         match path:
             case "/metrics":
                 return self._metrics(headers.get("Accept", ""))
@@ -190,7 +192,7 @@ class HttpServer:
             case "/readyz":
                 return self._ready()
             case _:
-                return _Reply(b"there are /metrics, /healthz and /readyz\n", HTTPStatus.NOT_FOUND)
+                return _Reply(b"not found: use /metrics, /healthz or /readyz\n", HTTPStatus.NOT_FOUND)
 
     def _metrics(self, accept: str) -> _Reply:
         asked, now = form(accept), self._clock()
@@ -203,9 +205,9 @@ class HttpServer:
     def _make(self, asked: Form) -> _Reply:
         try:
             return _Reply(asked.of(self._registry), kind=asked.value)
-        except Exception:  # a fault of ours keeps nobody from a GPU
+        except Exception:  # a fault in the metrics must not stop the program
             logger.exception("cannot make the metrics")
-            return _Reply(b"cannot make the metrics: look into the log\n", HTTPStatus.INTERNAL_SERVER_ERROR)
+            return _Reply(b"cannot make the metrics: the log has the error\n", HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _ready(self) -> _Reply:
         reasons = self._obstacles()

@@ -1,7 +1,7 @@
-"""Logs: key-value lines, readable at a terminal and JSON elsewhere. Always to stderr: stdout belongs to data.
+"""Logs: key-value lines on stderr, readable on a terminal and JSON elsewhere. Stdout belongs to data.
 
-Logs are collected, and read by many. So a line above debug names no process of a tenant (``strangers``), and the same
-line again and again is counted instead of written. ``docs/logs.md`` lists every line that there is.
+Many people can read collected logs. So a line above debug names no process of a tenant (``process_names``), and a line
+that repeats is counted instead of written. ``docs/logs.md`` lists every event.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from structlog.typing import EventDict
 
 from scrubber.ground import process_names
 
-MOST = 5  # times that the same line may be written ...
-WINDOW = 10.0  # ... in so many seconds
-REMEMBERED = 512  # lines that differ, of which it is known how often they were written lately
-OF_THE_MOMENT = frozenset({"op", "seconds", "timestamp", "job", "receipt", "row", "exc_info"})  # makes no other line
+MOST = 5  # times that the same line is written ...
+WINDOW = 10.0  # ... within this many seconds
+REMEMBERED = 512  # distinct lines whose repeats are counted
+OF_THE_MOMENT = frozenset({"op", "seconds", "timestamp", "job", "receipt", "row", "exc_info"})  # not compared
 
 
 def configure(level: str = "info", *, json: bool | None = None) -> None:
-    """Set up logging once, at the start of a program. ``json`` None means: unless stderr is a terminal."""
+    """Set up logging once, at the start of a program. ``json`` None: JSON unless stderr is a terminal."""
     as_json = not sys.stderr.isatty() if json is None else json
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(pad_event_to=0)
@@ -49,13 +49,13 @@ def configure(level: str = "info", *, json: bool | None = None) -> None:
 
 
 class _Unfailing(structlog.WriteLogger):
-    """A full disk under the log, or a reader who has gone, must not end those who guard the GPUs.
+    """Ignores write errors: a full disk or a closed pipe under the log must not end the program.
 
-    There is nobody left to tell of it; the ledger and the figures say what happens all the same.
+    The ledger and the metrics still record what happens.
     """
 
     def msg(self, message: str) -> None:
-        """Write a line if that can be."""
+        """Write a line if possible."""
         with suppress(OSError):
             super().msg(message)
 
@@ -64,13 +64,13 @@ class _Unfailing(structlog.WriteLogger):
 
 
 def get(room: str) -> structlog.typing.FilteringBoundLogger:
-    """A logger that names the room it speaks from."""
+    """A logger that adds the name of its room to each line."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room=room)
     return logger
 
 
 def nameless(_logger: object, method: str, line: EventDict) -> EventDict:
-    """Leave out the names of processes, but where somebody has asked for everything."""
+    """Remove the names of processes from every line above level debug."""
     if method == "debug":
         return line
     return {key: process_names.unnamed(value) if isinstance(value, str) else value for key, value in line.items()}
@@ -78,24 +78,24 @@ def nameless(_logger: object, method: str, line: EventDict) -> EventDict:
 
 @dataclass(slots=True)
 class _Written:
-    """When a line was written lately, and how often it was left out since."""
+    """The last times a line was written, and how often it was left out since."""
 
     at: deque[float] = field(default_factory=lambda: deque(maxlen=MOST))
     left_out: int = 0
 
 
 class RepeatFilter:
-    """Writes the same line a few times, then counts it; the next one that is written says how many were left out.
+    """Writes a line a few times, then counts it. The next line that is written says how many were left out.
 
-    Lines are the same that differ only in what belongs to the moment. Two that say different things are never mixed up.
+    Two lines are the same if they differ only in the fields of ``OF_THE_MOMENT``.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, remembered: int = REMEMBERED) -> None:
-        """``remembered`` bounds the memory: what was said longest ago is forgotten first."""
+        """``remembered`` bounds the memory: the line that was written longest ago is forgotten first."""
         self._clock = clock
         self._remembered = remembered
         self._lines: OrderedDict[tuple[object, ...], _Written] = OrderedDict()
-        self._lock = threading.Lock()  # some rooms listen on threads of their own
+        self._lock = threading.Lock()  # some rooms log from their own threads
 
     def __call__(self, _logger: object, _method: str, line: EventDict) -> EventDict:
         """The line, or ``DropEvent``."""
@@ -117,12 +117,12 @@ class RepeatFilter:
 
 
 def _sameness(line: EventDict) -> tuple[object, ...]:
-    told = sorted((key, repr(value)) for key, value in line.items() if key not in OF_THE_MOMENT)
-    return (_kind(line.get("exc_info")), *told)
+    fields = sorted((key, repr(value)) for key, value in line.items() if key not in OF_THE_MOMENT)
+    return (_kind(line.get("exc_info")), *fields)
 
 
 def _kind(fault: object) -> str:
-    """Of which class an error is that comes with its traceback, however it was handed to the logger."""
+    """The class name of the error that ``exc_info`` holds in any of its forms; empty without one."""
     if isinstance(fault, BaseException):
         return type(fault).__name__
     if isinstance(fault, tuple):

@@ -1,7 +1,7 @@
-"""What a metric is, and the instruments that are made of a table of them.
+"""Rows that describe metrics, and the Prometheus instruments that are made from a table of rows.
 
-The names and labels of a table are a contract with strangers' dashboards. So nothing is counted or shown that is not in
-one: an instrument is asked for by the row that describes it, and a row knows which labels it has.
+Users build dashboards on names and labels, so these are a contract. Code therefore counts by row, never by name: a
+metric that is in no table cannot exist, and the row knows its labels.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from enum import Enum
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import Metric
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # each counter and histogram would have a twin
+disable_created_metrics()  # type: ignore[no-untyped-call]  # otherwise each counter and histogram has a second series
 
 
 class Kind(Enum):
-    """What may be done with the figures."""
+    """The Prometheus type of a metric."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -27,7 +27,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One metric. ``labels`` of an info are all that it says."""
+    """One metric. An info metric has all its data in ``labels``."""
 
     name: str
     kind: Kind
@@ -38,19 +38,19 @@ class Row:
 
     @property
     def stem(self) -> str:
-        """The name without what its kind adds."""
+        """The name without the suffix of its kind."""
         return self.name.removesuffix("_total").removesuffix("_info")
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names under which its figures are found."""
+        """The names of its time series."""
         if self.kind is Kind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "count", "sum"))
         return (self.name,)
 
     @property
     def all_labels(self) -> tuple[str, ...]:
-        """Its labels as they are found on its figures."""
+        """The labels of its time series."""
         return (*self.labels, "le") if self.kind is Kind.HISTOGRAM else self.labels
 
 
@@ -58,7 +58,7 @@ Sample = tuple[Row, tuple[str, ...], float]
 
 
 def families(samples: Iterable[Sample]) -> list[Metric]:
-    """What is true just now, each value under the labels of its row, in the order in which the rows first came."""
+    """The metrics of these samples, in the order in which their rows first occur."""
     made: dict[str, Metric] = {}
     for row, labels, value in samples:
         if row.name not in made:
@@ -68,10 +68,10 @@ def families(samples: Iterable[Sample]) -> list[Metric]:
 
 
 class Instruments:
-    """Counters and histograms of a table, each made once. What is in another table, or looked up, is not theirs."""
+    """The counters and histograms of one table. Gauges come from collectors instead."""
 
     def __init__(self, table: Iterable[Row], registry: CollectorRegistry) -> None:
-        """Those without labels begin at nothing; the others show up when they are first used, or ``known``."""
+        """Register the table. A metric without labels starts at 0; with labels, at its first use or at ``known``."""
         self._rows = tuple(table)
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -84,22 +84,22 @@ class Instruments:
                 )
 
     def known(self, row: Row, *labels: str) -> None:
-        """Show it as 0 until it happens: whoever asks how much it grew hears of the first time as well."""
+        """Export the series as 0 before its first event, so that Prometheus sees the first increase."""
         self._counters[row.name].labels(*labels)
 
     def count(self, row: Row, *labels: str, by: float = 1.0) -> None:
-        """It has happened, or so much of it."""
+        """Increase a counter."""
         counter = self._counters[row.name]
         (counter.labels(*labels) if labels else counter).inc(by)
 
     def forget(self, uuid: str) -> None:
-        """Show nothing more of a device; what comes of it later counts from nothing."""
+        """Remove the counters of a device. A later event starts them at 0 again."""
         for row in self._rows:
             if "uuid" in row.labels and row.kind is Kind.COUNTER:
                 self._counters[row.name].remove_by_labels({"uuid": uuid})
 
     def time(self, row: Row, *labels: str, value: float, receipt: str = "") -> None:
-        """It took so much; ``receipt`` leads from the figure to the proof."""
+        """Add a value to a histogram; ``receipt`` is the exemplar that leads to the proof."""
         histogram = self._histograms[row.name]
         exemplar = {"receipt": receipt} if receipt else None
         (histogram.labels(*labels) if labels else histogram).observe(value, exemplar)

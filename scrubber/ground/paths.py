@@ -1,4 +1,4 @@
-"""Where things lie: the directories when none is named, and what is in them. Small: every verb asks here first."""
+"""The default directories, and the files in them. Small, because every command imports it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ POD_LOGS_DIR = "/var/log/pods"
 
 
 def socket(run_dir: Path) -> Path:
-    """Where whoever hands devices out knocks."""
+    """The socket for the plugin and for others that hand out devices."""
     return run_dir / "scrubber.sock"
 
 
 def admin_socket(run_dir: Path) -> Path:
-    """Where operators knock."""
+    """The socket for operators."""
     return run_dir / "admin.sock"
 
 
 def ledger(state_dir: Path) -> Path:
-    """Where a state directory keeps its ledger."""
+    """The ledger in a state directory."""
     return state_dir / "ledger.db"

@@ -1,7 +1,7 @@
-"""How a process that may be anybody's is named, and how a sentence is told without such names.
+"""How messages name a process, and how to remove such names from a message.
 
-Who runs a process chooses its name, and may put anything into it. In quotation marks, and with none inside, a name can
-be told from the sentence around it: a log that others collect leaves it out, the ledger and ``explain`` keep it.
+The user who runs a process chooses its name and may put anything into it. A name is therefore in quotation marks and
+contains none. Logs, which others may collect, leave names out; the ledger and ``autoclave explain`` keep them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def process(command: str, pid: int, where: str = "") -> str:
 
 
 def quoted(command: str) -> str:
-    """Its name alone. Only what can be seen is shown, so that no name writes on anybody's terminal."""
+    """The name alone, with a question mark for each character that could control a terminal."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in command.strip())
     return '"' + shown.replace('"', "'") + '"'
 
 
 def unnamed(sentence: str) -> str:
-    """The same sentence, saying "a process" for each name; the numbers stay, by which an operator finds it."""
+    """The same sentence with "a process" in place of each name. The pid stays, so that operators find the process."""
     return _NAMES.sub(NAMELESS, sentence)

@@ -1,4 +1,4 @@
-"""What may come through the doors: bounded, of one alphabet, without doubles. Checked before anything else is done."""
+"""Limits for the fields of a request: lengths, characters, no duplicates. Checked before anything else happens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_WORDS = 500
 
 
 def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:
-    """Device names as they may be looked up."""
+    """The same names, or InvalidRequest. ``needed``: an empty list is invalid, too."""
     if needed and not names:
         raise InvalidRequest("no device was named")
     if len(names) > MOST_DEVICES:
@@ -23,7 +23,8 @@ def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:
     for name in names:
         if DEVICE.fullmatch(name) is None:
             raise InvalidRequest(
-                "a device name is empty, longer than 63 characters, or holds a character that none has"
+                "a device name is empty, longer than 63 characters, or holds a character other than letters, "
+                "digits and ._:/-"
             )
     if len(set(names)) != len(names):
         raise InvalidRequest("a device was named twice")
@@ -31,18 +32,20 @@ def devices(names: Sequence[str], *, needed: bool = True) -> list[str]:
 
 
 def owner(name: str) -> str:
-    """The name of a tenant."""
+    """The same owner, or InvalidRequest."""
     if OWNER.fullmatch(name) is None:
-        raise InvalidRequest("the owner is empty, longer than 128 characters, or holds a character that no name has")
+        raise InvalidRequest(
+            "the owner is empty, longer than 128 characters, or holds a character other than letters, digits and ._:/-"
+        )
     return name
 
 
 def words(text: str, what: str, *, needed: bool = False) -> str:
-    """Free text from a person: one line, no control characters."""
+    """The text of a person, stripped, or InvalidRequest: one line without control characters."""
     if needed and not text.strip():
-        raise InvalidRequest(f"{what} is missing: say why, for whoever reads the ledger later")
+        raise InvalidRequest(f"{what} is missing: the ledger records it")
     if len(text) > LONGEST_WORDS:
         raise InvalidRequest(f"{what} has {len(text)} characters, at most {LONGEST_WORDS} are allowed")
     if any(unicodedata.category(char).startswith("C") for char in text):
-        raise InvalidRequest(f"{what} holds a control character: one line of plain text is wanted")
+        raise InvalidRequest(f"{what} holds a control character: give one line of plain text")
     return text.strip()

@@ -1,64 +1,57 @@
-"""Many at once, or one alone."""
+"""A lock that many tasks share or one task holds alone."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+from scrubber.ground.changed import Changed
 
 
 class RWLock:
-    """What many may use at once, unless somebody needs it alone.
+    """A lock with shared and exclusive use.
 
-    Who waits to be alone is before all who come later, but for those who are brief: they pass him for a while, or one
-    who stays for long would keep them waiting as well.
+    A task that waits for exclusive use comes before every later task. Only brief shared uses still pass it, and only
+    for a while: otherwise one long shared use would keep all brief ones waiting.
     """
 
     def __init__(self, patience: float) -> None:
-        """Nobody uses it. ``patience`` is how long one who waits to be alone is passed by those who are brief."""
+        """``patience``: for how many seconds brief shared uses pass a task that waits for exclusive use."""
         self._patience = patience
         self._users = 0
-        self._waiting: list[float] = []  # since when, those who are alone or want to be
+        self._waiting: list[float] = []  # since when each exclusive use waits or lasts
         self._alone = False
-        self._moved = asyncio.Event()
+        self._changed = Changed()
 
     @asynccontextmanager
     async def with_others(self, *, brief: bool = False) -> AsyncIterator[None]:
-        """Among others, when nobody is, or waits to be, alone."""
-        await self._until(lambda: self._open(brief=brief))
+        """Shared use, as soon as no task has or waits for exclusive use."""
+        await self._changed.until(lambda: self._open(brief=brief))
         self._users += 1
         try:
             yield
         finally:
             self._users -= 1
-            self._move()
+            self._changed.notify()
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
-        """When the last of the others has gone."""
+        """Exclusive use, as soon as the last other use has ended."""
         since = asyncio.get_running_loop().time()
         self._waiting.append(since)
         mine = False
         try:
-            await self._until(lambda: not self._alone and self._users == 0)
+            await self._changed.until(lambda: not self._alone and self._users == 0)
             self._alone = mine = True
             yield
         finally:
             self._waiting.remove(since)
             if mine:
                 self._alone = False
-            self._move()
+            self._changed.notify()
 
     def _open(self, *, brief: bool) -> bool:
         if self._alone:
             return False
         return not self._waiting or (brief and asyncio.get_running_loop().time() - self._waiting[0] < self._patience)
-
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        """There is no await between a look and the wait for the next move."""
-        while not holds():
-            await self._moved.wait()
-
-    def _move(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()

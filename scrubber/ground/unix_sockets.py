@@ -1,7 +1,7 @@
-"""Unix sockets: a private directory, a path that fits, and never taking a live one away from anybody.
+"""Unix sockets: a private directory with a lock, a path that fits, and no socket taken from a living server.
 
-gRPC unlinks whatever lies at the path it binds, without an error; so the directory is locked first, and a socket that
-still answers is left alone.
+gRPC removes any file at the path that it binds, without an error. So a server locks the directory first, and refuses a
+path on which another server still answers.
 """
 
 from __future__ import annotations
@@ -20,56 +20,69 @@ OWNER_ONLY = 0o600
 
 
 def prepare(directory: Path) -> int:
-    """Make the run directory ours alone; the descriptor that is returned holds its lock until it is closed."""
+    """Make the run directory and lock it; close the returned descriptor to release the lock."""
     try:
         directory.mkdir(mode=OURS_ONLY, parents=True, exist_ok=True)
-        _demand_private(directory)
-        lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_ONLY)
+        if not is_private(directory, 0o077):
+            remedy = "make it a directory of this user with mode 0700, or give another with --run-dir"
+            raise FatalError(f"cannot use run directory {directory}: other users may enter it; {remedy}")
+        lock = try_lock(directory)
     except OSError as error:
         raise FatalError(
             f"cannot use run directory {directory}: {error.strerror}; give another with --run-dir"
         ) from error
+    if lock is None:
+        raise FatalError(f"cannot start: another autoclave scrubber runs in {directory}")
+    return lock
+
+
+def is_private(directory: Path, forbidden: int) -> bool:
+    """Whether it is a directory of this user without the forbidden mode bits.
+
+    Users who may write to the directory could replace our socket with their own.
+    """
+    found = directory.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & forbidden == 0
+
+
+def try_lock(directory: Path) -> int | None:
+    """The descriptor that holds the directory's lock until it is closed; None if another process holds the lock."""
+    lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_ONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise FatalError(f"cannot start: another autoclave scrubber runs in {directory}") from None
+        return None
     return lock
 
 
-def _demand_private(directory: Path) -> None:
-    """Whoever may write here could put a socket of their own in the place of ours."""
-    found = directory.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077 == 0:
-        return
-    remedy = "make it a directory of this user with mode 0700, or give another with --run-dir"
-    raise FatalError(f"cannot use run directory {directory}: others may enter it; {remedy}")
-
-
 def claim(path: Path) -> str:
-    """Clear a stale socket away and say where gRPC may bind. The caller holds the directory's lock."""
-    if len(os.fsencode(path)) > LONGEST:
-        raise FatalError(f"cannot use socket path {path}: longer than {LONGEST} bytes; give a shorter --run-dir")
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return f"unix:{path}"
-    if not stat.S_ISSOCK(mode):
-        raise FatalError(f"cannot use socket path {path}: something else lies there; remove it")
-    if _answers(path):
-        raise FatalError(f"cannot start: somebody else answers on {path}; stop that first")
-    path.unlink()
+    """Remove a stale socket and return the address for gRPC to bind. The caller holds the directory's lock."""
+    demand_free(path, "give a shorter --run-dir")
+    path.unlink(missing_ok=True)
     return f"unix:{path}"
 
 
-def _answers(path: Path) -> bool:
-    """Whether anybody listens. Only a refused connection is a no."""
+def demand_free(path: Path, if_too_long: str) -> None:
+    """Raise a FatalError unless the path fits the kernel's limit and is absent or a socket without a server."""
+    if len(os.fsencode(path)) > LONGEST:
+        raise FatalError(f"cannot use socket path {path}: longer than {LONGEST} bytes; {if_too_long}")
+    try:
+        mode = path.lstat().st_mode
+    except OSError:  # absent, or in a directory that this user may not enter: then gRPC fails to bind
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FatalError(f"cannot use socket path {path}: it is not a socket; remove it")
+    if not isinstance(connect_error(path), (ConnectionRefusedError, FileNotFoundError)):
+        raise FatalError(f"cannot use socket path {path}: another server answers on it; stop that server first")
+
+
+def connect_error(path: Path) -> OSError | None:
+    """Why no server answers on the path, or None if one does. A unix socket connects or fails without a wait."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
+        probe.settimeout(0)
         try:
             probe.connect(os.fspath(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            return True
-    return True
+        except OSError as error:
+            return error
+    return None

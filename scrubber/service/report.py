@@ -12,6 +12,7 @@ from scrubber.core import events as ev
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record, State
 from scrubber.devices.base import DeviceError
+from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.ledger import codec
 from scrubber.node.pods import Tenants
@@ -99,12 +100,12 @@ class StatusReporter:
         blocked = self._service.context.blocked.get(uuid)
         return replace(status, setback=blocked) if blocked else status
 
-    def adverts(self) -> views.AdvertisedDevices:
+    def adverts(self) -> AdvertisedDevices:
         """What the kubelet may be told of every device."""
         now = self._service.context.now()
         ruled = [(record, self._policy(record)) for _, record in sorted(self._service.context.ledger.records.items())]
         devices = tuple(
-            views.AdvertisedDevice(
+            AdvertisedDevice(
                 device=record.device.uuid,
                 healthy=self._advert(record, policy, now).healthy,
                 clean=record.state is State.CLEAN,
@@ -116,10 +117,12 @@ class StatusReporter:
                 nodes=record.device.nodes,
                 reason=_ailment(record),
                 quarantined=record.quarantine is not None,
+                sick=record.quarantine is None and record.ailment is not None,
+                replaced=record.quarantine is not None and record.quarantine.ailment.kind in presence.TAKEN_AWAY,
             )
             for record, policy in ruled
         )
-        return views.AdvertisedDevices(devices, min((policy.budgets.silence for _, policy in ruled), default=0.0))
+        return AdvertisedDevices(devices, min((policy.budgets.silence for _, policy in ruled), default=0.0))
 
     def _policy(self, record: Record) -> Policy:
         return self._service.context.active_policy.device_policy(record.device).policy

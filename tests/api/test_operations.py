@@ -42,7 +42,7 @@ async def kubelet(house: House) -> AsyncIterator[deviceplugin_pb2_grpc.DevicePlu
         listing = Listing(scrubber, "nvidia.com", MigStrategy.NONE)
         following = asyncio.create_task(listing.follow())
         async with asyncio.timeout(WITHIN):
-            await listing.first()
+            await listing.until_known()
         style = Style(strategies=(Strategy.ENVVAR,))
         plugin = DevicePlugin(
             GPU, listing, Gate(scrubber, listing), counters.PluginCounters(CollectorRegistry()), style, list

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from plugin.registration import sockets
 from plugin.testing import checkpoint
 from scrubber.cli import failure
 from scrubber.cli.verbs import doctor
 from scrubber.cuda import warmth
+from scrubber.ground import unix_sockets
 from scrubber.node import process_facts
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
 
@@ -171,9 +171,11 @@ def waiting(kubelet_dir, run_dir, patience="60s"):
 def test_a_socket_that_may_not_be_asked_counts_as_a_rival(examine, kubelet, short_tmp, monkeypatch, error):
     """SELinux, a mode, a socket of another kind: none of them says that nobody is there."""
     kubelet.listen("nvidia-gpu.sock")
-    knock = sockets.knock
+    connect_error = unix_sockets.connect_error
     refused = OSError(error, os.strerror(error))
-    monkeypatch.setattr(sockets, "knock", lambda path: refused if path.name.startswith("nv") else knock(path))
+    monkeypatch.setattr(
+        unix_sockets, "connect_error", lambda path: refused if path.name.startswith("nv") else connect_error(path)
+    )
     code, found = examine(kubelet.directory, short_tmp)
     assert (code, "cannot tell whether" in only(found, "rival-plugin", "broken")) == (1, True)
 
@@ -185,7 +187,7 @@ def test_a_rival_whose_backlog_is_full_is_one(examine, kubelet, short_tmp):
         rival = open_ones.enter_context(socket.socket(socket.AF_UNIX))
         rival.bind(str(path))
         rival.listen(0)
-        while sockets.knock(path) is None:
+        while unix_sockets.connect_error(path) is None:
             waiting = open_ones.enter_context(socket.socket(socket.AF_UNIX))
             waiting.setblocking(False)
             waiting.connect_ex(str(path))

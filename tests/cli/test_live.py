@@ -247,7 +247,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
         (["scrub", "GPU-nope"], "cannot find device GPU-nope"),
         (["explain", "G"], "cannot find device G: it could be any of 0 (GPU-"),
         (["simulate", "lost", "99"], "cannot find device 99"),
-        (["history", "no such"], "holds a character that none has"),
+        (["history", "no such"], "other than letters, digits and"),
         (["status", "0", "0"], "a device was named twice"),
         (["scrub", "0" * 64], "longer than 63 characters"),
         (["quarantine", "0", "--reason", " "], "the reason is missing: say why"),

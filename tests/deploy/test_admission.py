@@ -7,7 +7,7 @@ import pytest
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
-from plugin.cluster import words
+from plugin.cluster import api_objects
 from tests.deploy import manifests
 
 ANY = {"object": cel.Type.DYN, "oldObject": cel.Type.DYN, "request": cel.Type.DYN, "variables": cel.Type.DYN}
@@ -115,9 +115,9 @@ def test_none_of_our_own_directories_is_left_out():
 
 
 READY = {"type": "Ready", "status": "True"}
-OURS = {"type": words.CONDITION, "status": "False"}
+OURS = {"type": api_objects.CONDITION, "status": "False"}
 CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-TAINT = {"key": words.TAINT, "effect": words.EFFECT}
+TAINT = {"key": api_objects.TAINT, "effect": api_objects.EFFECT}
 NODE: dict[str, Any] = {
     "metadata": {"name": "a", "labels": {"x": "1"}, "resourceVersion": "1", "managedFields": []},
     "spec": {"taints": [CORDON], "podCIDRs": ["10.0.0.0/24"]},

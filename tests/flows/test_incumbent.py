@@ -171,7 +171,7 @@ async def test_sigterm_ends_the_plugin_at_once_while_the_kubelet_is_absent(build
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert await node.stage.plugin.end(signal.SIGTERM) == 0
-    assert loop.time() - began < watch.SLOW_LOOK - 1.0  # what waits for the clock here waits at least for that
+    assert loop.time() - began < watch.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
 
 
 async def test_a_gpu_becomes_healthy_again_by_evidence_without_any_restart(build):

@@ -234,7 +234,7 @@ async def test_figures_that_cannot_be_made_are_an_error_and_the_door_stays_open(
 
 async def test_an_address_that_is_taken_is_told_with_the_flag():
     async with opened() as address:
-        with pytest.raises(FatalError, match=r"cannot show metrics at .*: address already in use.*--metrics-address"):
+        with pytest.raises(FatalError, match=r"cannot serve metrics at .*: address already in use.*--metrics-address"):
             async with http_server.HttpServer(CollectorRegistry(), list).serve(address):
                 pass
 

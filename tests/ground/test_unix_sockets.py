@@ -23,7 +23,7 @@ def test_the_directory_is_made_for_the_owner_alone_and_has_one_tenant(short_tmp)
 def test_a_directory_that_others_may_enter_is_refused_and_left_as_it_is(short_tmp, mode):
     (short_tmp / "run").mkdir()
     (short_tmp / "run").chmod(mode)
-    with pytest.raises(FatalError, match="others may enter it"):
+    with pytest.raises(FatalError, match="other users may enter it"):
         unix_sockets.prepare(short_tmp / "run")
     assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == mode
 
@@ -31,7 +31,7 @@ def test_a_directory_that_others_may_enter_is_refused_and_left_as_it_is(short_tm
 def test_a_link_to_a_directory_is_refused(short_tmp):
     (short_tmp / "real").mkdir(mode=0o700)
     (short_tmp / "run").symlink_to(short_tmp / "real")
-    with pytest.raises(FatalError, match="others may enter it"):
+    with pytest.raises(FatalError, match="other users may enter it"):
         unix_sockets.prepare(short_tmp / "run")
 
 
@@ -54,7 +54,7 @@ def test_a_live_socket_is_left_to_whoever_answers(short_tmp):
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(os.fspath(path))
         living.listen()
-        with pytest.raises(FatalError, match="somebody else answers"):
+        with pytest.raises(FatalError, match="another server answers"):
             unix_sockets.claim(path)
     assert path.exists()
 
@@ -62,7 +62,7 @@ def test_a_live_socket_is_left_to_whoever_answers(short_tmp):
 def test_what_is_no_socket_is_left_alone(short_tmp):
     path = short_tmp / "s.sock"
     path.write_text("precious")
-    with pytest.raises(FatalError, match="something else lies there"):
+    with pytest.raises(FatalError, match="it is not a socket"):
         unix_sockets.claim(path)
     assert path.read_text() == "precious"
 

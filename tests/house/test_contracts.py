@@ -101,7 +101,7 @@ PLANTED = [
     ("plugin/config.py", "import pydantic", SMALL),
     ("plugin/listing.py", "import sqlite3", SMALL),
     ("plugin/listing.py", "from plugin import cluster", PLUGIN),
-    ("plugin/cluster/judging.py", "import time", PURE),
+    ("plugin/cluster/node_report.py", "import time", PURE),
     ("plugin/app.py", "from plugin.cluster import apiserver", REPORTS),
     ("plugin/cluster/reporter.py", "import lightkube", REPORTS),
     ("plugin/gate.py", "from google.protobuf import message", PROTOBUF),

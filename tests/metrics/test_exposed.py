@@ -170,7 +170,8 @@ def test_an_address_that_is_taken_ends_the_start_with_one_line(short_tmp):
         address = ":".join(map(str, taken.getsockname()))
         said = refused(short_tmp, address)
     assert said == (
-        f"autoclave: cannot show metrics at {address}: address already in use; choose another with --metrics-address\n"
+        f"autoclave: cannot serve metrics at {address}: address already in use; "
+        "choose another address with --metrics-address\n"
     )
 
 

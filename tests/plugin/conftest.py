@@ -12,7 +12,7 @@ from plugin.listing import Listing
 from plugin.registration import endpoint, kubelet, registry, watch
 from scrubber.api import client
 from tests.patience import WITHIN
-from tests.plugin.scrub_door import ScrubDoor
+from tests.plugin.scrub_server import ScrubServer
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def long_waits(monkeypatch):
         (endpoint, "PROOF"),
         (kubelet, "ASK"),
         (kubelet, "REGISTER"),
-        (registry, "UNHEARD"),
-        (watch, "SLOW_LOOK"),
+        (registry, "SHOW_AGAIN_AFTER"),
+        (watch, "POLL_EVERY"),
     ):
         monkeypatch.setattr(room, wait, 6 * WITHIN)
 
@@ -32,7 +32,7 @@ def long_waits(monkeypatch):
 @pytest.fixture
 async def door(short_tmp):
     """Open, with nothing to say yet."""
-    door = ScrubDoor(short_tmp)
+    door = ScrubServer(short_tmp)
     await door.open()
     yield door
     await door.close()

@@ -21,7 +21,7 @@ from tests.live import Service
 from tests.patience import WITHIN
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import scrape
-from tests.plugin.scrub_door import ScrubDoor, gpu
+from tests.plugin.scrub_server import ScrubServer, gpu
 
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
@@ -38,7 +38,7 @@ def run_dir(short_tmp):
 @pytest.fixture
 async def door(run_dir):
     """A service that the test speaks for, with two devices."""
-    door = ScrubDoor(run_dir)
+    door = ScrubServer(run_dir)
     door.say(gpu(0), gpu(1))
     await door.open()
     yield door
@@ -124,7 +124,7 @@ async def test_no_restart_of_anybody_makes_an_unhealthy_device_healthy(service, 
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
 
     first.process.send_signal(signal.SIGHUP)
-    await first.hear("nothing to load again: SIGHUP is ignored")
+    await first.hear("SIGHUP is ignored: the plugin has nothing to reload")
     assert kubelet.devices(GPU)[bad] == "Unhealthy"
 
     await kubelet.stop()
@@ -157,7 +157,7 @@ async def test_without_a_service_nothing_is_registered_and_the_log_says_so_once(
     assert len(it.heard) == 1
     assert kubelet.registrations == []
     (short_tmp / "run").mkdir(mode=0o700)
-    door = ScrubDoor(short_tmp / "run")
+    door = ScrubServer(short_tmp / "run")
     door.say(gpu(0))
     await door.open()
     await kubelet.registered(GPU)
@@ -201,7 +201,7 @@ async def test_a_signal_ends_it_cleanly_and_at_once(door, kubelet, plugin, short
     begin, end = it.lines("stopping")[0], it.heard[-1]  # what was under way may be told in between
     assert end["event"] == "stopped"
     took = datetime.fromisoformat(end["timestamp"]) - datetime.fromisoformat(begin["timestamp"])
-    assert took.total_seconds() < watch.SLOW_LOOK - 1.0  # what waits for the clock here waits at least for that
+    assert took.total_seconds() < watch.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
     assert it.said == ""
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 
@@ -227,7 +227,7 @@ async def test_a_second_instance_is_refused_and_the_first_goes_on(door, kubelet,
         (["--metrics-address", "x"], "cannot use --metrics-address 'x': expected HOST:PORT"),
         (["--kubelet-dir", "/nonexistent"], "cannot use the kubelet directory /nonexistent: no such file or directory"),
         (["--kubelet-dir", ""], "--kubelet-dir': the value is empty, expected a path"),
-        (["--kubelet-dir", "/etc/passwd"], "cannot use the kubelet directory /etc/passwd: it is no directory"),
+        (["--kubelet-dir", "/etc/passwd"], "cannot use the kubelet directory /etc/passwd: it is not a directory"),
         (["--registration", "plugins-registry", "--registry-dir", "/nonexistent"], "cannot use the plugin registry"),
         (["--resource-prefix", "kubernetes.io"], "cannot use --resource-prefix 'kubernetes.io'"),
         (["--cdi-kind", "gpu"], "cannot use CDI kind 'gpu'"),

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from plugin import config
 from plugin.cluster import credentials, starting
 from plugin.cluster.credentials import Reports
-from plugin.config import Config, Way
+from plugin.config import Config, RegistrationMethod
 from plugin.response import Strategy
 from scrubber import config as of_the_service
 from scrubber.ground import paths
@@ -28,7 +28,7 @@ def test_what_is_good_passes_even_before_the_service_made_its_directory(good):
 
 
 def test_the_defaults_are_those_of_the_service():
-    assert (config.RUN_DIR, config.KUBELET_DIR) == (paths.RUN_DIR, paths.KUBELET_DIR)
+    assert (Config().run_dir, Config().kubelet_dir) == (Path(paths.RUN_DIR), Path(paths.KUBELET_DIR))
     assert Config().scrubber_socket == of_the_service.ScrubberConfig().socket
 
 
@@ -40,16 +40,16 @@ def test_a_domain_may_be_a_prefix(good, prefix):
 @pytest.mark.parametrize(
     ("prefix", "why"),
     [
-        ("", "no lower-case domain"),
-        ("NVIDIA.com", "no lower-case domain"),
-        ("nvidia.com/", "no lower-case domain"),
-        ("nvidia com", "no lower-case domain"),
-        ("-a.com", "no lower-case domain"),
-        ("a..com", "no lower-case domain"),
-        ("a.com\n", "no lower-case domain"),
-        ("kubernetes.io", "for itself"),
-        ("x.kubernetes.io", "for itself"),
-        ("requests.nvidia.com", "for itself"),
+        ("", "not a lower-case domain"),
+        ("NVIDIA.com", "not a lower-case domain"),
+        ("nvidia.com/", "not a lower-case domain"),
+        ("nvidia com", "not a lower-case domain"),
+        ("-a.com", "not a lower-case domain"),
+        ("a..com", "not a lower-case domain"),
+        ("a.com\n", "not a lower-case domain"),
+        ("kubernetes.io", "Kubernetes reserves names"),
+        ("x.kubernetes.io", "Kubernetes reserves names"),
+        ("requests.nvidia.com", "Kubernetes reserves names"),
         ("a" * 245, "longer than 244"),
     ],
 )
@@ -64,9 +64,12 @@ def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
     ("change", "told"),
     [
         ({"kubelet_dir": Path("/nonexistent")}, "kubelet directory /nonexistent: no such file.*--kubelet-dir"),
-        ({"kubelet_dir": Path("/etc/passwd")}, "kubelet directory /etc/passwd: it is no directory"),
+        ({"kubelet_dir": Path("/etc/passwd")}, "kubelet directory /etc/passwd: it is not a directory"),
         ({"kubelet_dir": Path("/etc/passwd/x")}, "kubelet directory /etc/passwd/x: not a directory"),
-        ({"registration": Way.REGISTRY, "registry_dir": Path("/nonexistent")}, "registry /nonexistent.*--registry-dir"),
+        (
+            {"registration": RegistrationMethod.REGISTRY, "registry_dir": Path("/nonexistent")},
+            "registry /nonexistent.*--registry-dir",
+        ),
         (
             {"run_dir": Path("/" + "d" * 100)},
             "115 bytes long and the kernel takes 107; give a shorter --run-dir",
@@ -77,12 +80,12 @@ def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
         ({"metrics_address": "[127.0.0.1]:1"}, "cannot use --metrics-address"),
         ({"strategies": ()}, "no device list strategy"),
         ({"driver_root": Path("here")}, "absolute path"),
-        ({"cluster_reports": Reports.ON, "node_name": "a/b"}, "--node-name 'a/b': no node is called that"),
+        ({"cluster_reports": Reports.ON, "node_name": "a/b"}, "--node-name 'a/b': not a valid name"),
         (
             {"cluster_reports": Reports.OFF, "taint_when_all_out": True},
             "--taint-when-all-out with --cluster-reports off",
         ),
-        ({"cluster_reports": Reports.ON}, "report to the cluster: the name of the node is not known: give --node-name"),
+        ({"cluster_reports": Reports.ON}, "report to the cluster: the name of the node is unknown: set --node-name"),
         (
             {"cluster_reports": Reports.ON, "node_name": "node-1", "service_account": Path("/nonexistent")},
             "no credentials: mount the token .* /nonexistent, or name .* KUBECONFIG; or set --cluster-reports off",

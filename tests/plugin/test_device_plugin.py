@@ -17,7 +17,7 @@ from plugin.metrics.counters import PluginCounters
 from plugin.response import Strategy, Style
 from scrubber.ground.errors import NotReady, Reason, Refused
 from tests.patience import WITHIN
-from tests.plugin.scrub_door import gpu, hang, no
+from tests.plugin.scrub_server import gpu, hang, no
 
 GPU = "nvidia.com/gpu"
 A, B, C = "GPU-0000", "GPU-0001", "GPU-0002"
@@ -30,7 +30,7 @@ async def listing(door, followed):
     door.say(gpu(0, clean=False), gpu(1), gpu(2, numa_node=None))
     async with followed() as listing:
         async with asyncio.timeout(WITHIN):
-            await listing.first()
+            await listing.until_known()
         yield listing
 
 

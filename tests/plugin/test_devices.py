@@ -6,7 +6,7 @@ import pytest
 
 from plugin import devices
 from plugin.devices import Device, MigStrategy
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
 WHOLE = gpu(0)
 SLICE = gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb")
@@ -29,9 +29,23 @@ def test_the_name_depends_on_the_kind_of_device_and_the_strategy(advert, strateg
 
 def test_everything_that_is_known_of_a_device_is_kept():
     advert = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
-    advert = replace(advert, reason="xid", quarantined=True)
+    advert = replace(advert, reason="xid", quarantined=True, sick=True, replaced=True)
     assert list(devices.offered([advert], "nvidia.com", MigStrategy.NONE)) == [
-        Device("GPU-0003", "nvidia.com/gpu", False, True, 3, False, 1, "nvlink-0", ("/dev/nvidia3",), "xid", True)
+        Device(
+            "GPU-0003",
+            "nvidia.com/gpu",
+            False,
+            True,
+            3,
+            False,
+            1,
+            "nvlink-0",
+            ("/dev/nvidia3",),
+            "xid",
+            True,
+            True,
+            True,
+        )
     ]
 
 

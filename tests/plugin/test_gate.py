@@ -9,7 +9,7 @@ from plugin import gate as module
 from plugin.gate import Gate
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
-from tests.plugin.scrub_door import gpu, hang, no
+from tests.plugin.scrub_server import gpu, hang, no
 
 GPU = "nvidia.com/gpu"
 A, B = "GPU-0000", "GPU-0001"
@@ -26,7 +26,7 @@ async def listing(door, followed):
     door.say(gpu(0), gpu(1), gpu(7, mig=True, resource="nvidia.com/mig-1g.10gb"))
     async with followed() as listing:
         async with asyncio.timeout(WITHIN):
-            await listing.first()
+            await listing.until_known()
         yield listing
 
 
@@ -48,24 +48,24 @@ def gate(listing):
         ([["x" * 64]], "longer than 63 characters"),
         ([["GPU-1;rm"]], "holds a character"),
         ([["GPU-0000\n"]], "holds a character"),
-        ([["GPU-0009"]], "GPU-0009 is no device of nvidia.com/gpu"),
-        ([["GPU-0007"]], "GPU-0007 is no device of nvidia.com/gpu"),
-        ([[A, "all"]], "all is no device of nvidia.com/gpu"),
+        ([["GPU-0009"]], "GPU-0009 is not a device of nvidia.com/gpu"),
+        ([["GPU-0007"]], "GPU-0007 is not a device of nvidia.com/gpu"),
+        ([[A, "all"]], "all is not a device of nvidia.com/gpu"),
         ([[f"GPU-{it}" for it in range(257)]], "257 devices were named"),
     ],
 )
 def test_a_wrong_question_is_refused_and_nobody_is_asked(gate, door, groups, told):
     with pytest.raises(InvalidRequest, match=told):
-        gate.named(GPU, groups)
+        gate.find(GPU, groups)
     assert door.asked == []
 
 
 def test_the_devices_of_a_request_come_back_container_by_container(gate):
-    assert [[it.uuid for it in group] for group in gate.named(GPU, [[B], [A]])] == [[B], [A]]
+    assert [[it.uuid for it in group] for group in gate.find(GPU, [[B], [A]])] == [[B], [A]]
 
 
 def devices(gate, *names):
-    return gate.named(GPU, [list(names)])[0]
+    return gate.find(GPU, [list(names)])[0]
 
 
 async def test_all_devices_are_asked_for_together_and_once(gate, door):

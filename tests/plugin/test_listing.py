@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 from plugin import listing as module
 from plugin.devices import MigStrategy
 from scrubber.api import client
-from scrubber.core import views
+from scrubber.ground.advertised_device import AdvertisedDevices
 from tests.patience import WITHIN
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
 GPU = "nvidia.com/gpu"
 A, B = "GPU-0000", "GPU-0001"
@@ -28,7 +28,7 @@ def exactly(**wanted):
 
 async def first(listing):
     async with asyncio.timeout(WITHIN):
-        await listing.first()
+        await listing.until_known()
 
 
 async def test_a_stream_begins_with_the_full_list(door, followed, read):
@@ -75,24 +75,24 @@ async def test_who_asks_how_all_devices_stand_is_told_nothing_while_nothing_is_b
     door.say(gpu(0), gpu(1))
     door.silence = 0.0
     async with followed() as listing, asyncio.timeout(WITHIN):
-        assert listing.standing() is None
-        await listing.moved(None)
-        whole = listing.standing()
-        assert [device.reason for device in whole] == ["", ""]
+        assert listing.current() is None
+        await listing.until_differs(None)
+        whole = listing.current()
+        assert [device.gone for device in whole] == [False, False]
         door.say(gpu(0))
-        await listing.moved(whole)
-        one_gone = listing.standing()
-        assert [(device.uuid, device.reason) for device in one_gone] == [(A, ""), (B, "gone")]
+        await listing.until_differs(whole)
+        one_gone = listing.current()
+        assert [(device.uuid, device.gone) for device in one_gone] == [(A, False), (B, True)]
         await door.close()
-        await listing.moved(one_gone)
-        assert listing.standing() is None
+        await listing.until_differs(one_gone)
+        assert listing.current() is None
 
 
 async def test_what_was_taken_away_is_shown_by_whoever_has_shown_it_before_and_by_nobody_who_comes_later(
     door, followed, read
 ):
     """Or the kubelet would count the slices of every layout that there ever was."""
-    left = gpu(1, reason="relaid", quarantined=True, healthy=False)
+    left = gpu(1, reason="relaid", quarantined=True, replaced=True, healthy=False)
     door.say(gpu(0), gpu(1))
     async with followed() as before:
         reader = read(before)
@@ -142,7 +142,7 @@ async def test_what_the_kubelet_cannot_see_is_no_reason_for_another_list(door, f
         await reader.until(everything(True))
         door.say(gpu(0, clean=False), gpu(1))
         async with asyncio.timeout(WITHIN):
-            await listing._bell.until(lambda: not listing.shown(GPU)[0].clean)
+            await listing._changed.until(lambda: not listing.shown(GPU)[0].clean)
         door.say(gpu(0, clean=False), gpu(1, healthy=False))
         await reader.until(exactly(GPU_0000=True, GPU_0001=False))
         assert len(reader.lists) == 2
@@ -210,7 +210,7 @@ async def test_a_service_that_hangs_behind_an_open_stream_is_found_out(door, fol
             door.mute = False
             await reader.until(everything(True))
     told = [line["event"] for line in lines]
-    assert told.count("the scrub service is away") == 1
+    assert told.count("the scrub service does not answer") == 1
     assert told.count("the scrub service answers again") == 1
 
 
@@ -256,8 +256,8 @@ async def test_what_a_pod_found_unanswered_is_unhealthy_at_once_until_there_is_a
         await reader.until(everything(True))
         door.mute = True
         reader.forget()
-        listing.unanswered()
-        listing.unanswered()
+        listing.distrust()
+        listing.distrust()
         await reader.until(everything(False), within=0.5)
         door.mute = False
         door.say(gpu(0), gpu(1))
@@ -268,7 +268,7 @@ class Scripted:
     """Says what the test hands it, at the very moment; a stream for each time it is asked."""
 
     def __init__(self) -> None:
-        self.streams: list[asyncio.Queue[views.AdvertisedDevices]] = []
+        self.streams: list[asyncio.Queue[AdvertisedDevices]] = []
 
     async def watch(self):
         self.streams.append(asyncio.Queue())
@@ -282,16 +282,16 @@ async def test_what_was_said_before_a_pod_found_no_answer_proves_nothing():
     listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
     task = asyncio.create_task(listing.follow())
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(views.AdvertisedDevices((gpu(0),), 60.0))
+    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
     await first(listing)
     await asyncio.sleep(0)
-    scrubber.streams[0].put_nowait(views.AdvertisedDevices((gpu(0),), 60.0))  # has come, and is not read yet
-    listing.unanswered()
+    scrubber.streams[0].put_nowait(AdvertisedDevices((gpu(0),), 60.0))  # has come, and is not read yet
+    listing.distrust()
     for _ in range(20):
         await asyncio.sleep(0)
     assert not any(device.healthy for device in listing.shown(GPU))
     assert len(scrubber.streams) == 2
-    scrubber.streams[1].put_nowait(views.AdvertisedDevices((gpu(0),), 60.0))
+    scrubber.streams[1].put_nowait(AdvertisedDevices((gpu(0),), 60.0))
     for _ in range(20):
         await asyncio.sleep(0)
     assert all(device.healthy for device in listing.shown(GPU))
@@ -332,7 +332,7 @@ async def test_before_the_first_list_nothing_is_known_and_the_log_says_so_once(d
         async with followed() as listing:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1):
-                    await listing.first()
+                    await listing.until_known()
             assert listing.resources() == frozenset()
             assert [line["event"] for line in lines] == ["waiting for the scrub service"]
             door.say(gpu(0))
@@ -346,11 +346,11 @@ async def test_a_resource_that_appears_later_is_told(door, followed):
     door.say()
     async with followed(MigStrategy.MIXED) as listing:
         await first(listing)
-        more = asyncio.create_task(listing.more(frozenset()))
+        more = asyncio.create_task(listing.new_resources(frozenset()))
         door.say(gpu(0))
         async with asyncio.timeout(WITHIN):
             assert await more == {GPU}
-            more = asyncio.create_task(listing.more({GPU}))
+            more = asyncio.create_task(listing.new_resources({GPU}))
             door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
             assert await more == {"nvidia.com/mig-1g.10gb"}
 

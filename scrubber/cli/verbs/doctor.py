@@ -23,7 +23,7 @@ from scrubber.core import views
 from scrubber.core.diagnosis import base, roster
 from scrubber.core.diagnosis.base import CheckFault, Finding, Level
 from scrubber.cuda import warmth
-from scrubber.ground import paths
+from scrubber.ground import paths, unix_sockets
 from scrubber.ground.errors import AutoclaveError, Unreachable
 from scrubber.node import checkpoint, container_toolkit, kernellog, kubelet_devices, posture, process_facts, safe_read
 
@@ -164,7 +164,7 @@ def _answer(run_dir: Path) -> views.Status | AutoclaveError:
         try:
             return service_call.ask(run_dir, lambda admin: admin.status())
         except Unreachable as error:
-            if sockets.knock(paths.admin_socket(run_dir)) is not None or time.monotonic() > until:
+            if unix_sockets.connect_error(paths.admin_socket(run_dir)) is not None or time.monotonic() > until:
                 return error
         except AutoclaveError as error:
             return error
@@ -182,7 +182,7 @@ def _directory(path: Path, *, links: bool) -> base.Directory:
 
 
 def _socket(path: Path) -> base.Socket:
-    refused = sockets.knock(path)
+    refused = unix_sockets.connect_error(path)
     if refused is None:
         return base.Socket(str(path))
     return base.Socket(str(path), replace(safe_read.fault(refused), dead=isinstance(refused, DEAD)))

@@ -22,7 +22,7 @@ from plugin.cluster.credentials import Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
 from scrubber.cli import environment
-from scrubber.ground import log
+from scrubber.ground import log, paths
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "console", "json")
@@ -67,12 +67,12 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 
 @click.command(context_settings=environment.ENVIRONMENT)
 @click.option(
-    "--kubelet-dir", type=PATH, default=config.KUBELET_DIR, show_default=True, help="Directory with kubelet.sock."
+    "--kubelet-dir", type=PATH, default=paths.KUBELET_DIR, show_default=True, help="Directory with kubelet.sock."
 )
 @click.option(
     "--run-dir",
     type=PATH,
-    default=config.RUN_DIR,
+    default=paths.RUN_DIR,
     show_default=True,
     help="Directory with the sockets of the scrub service.",
 )
@@ -112,7 +112,7 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 )
 @click.option(
     "--registration",
-    type=_choice(config.Way),
+    type=_choice(config.RegistrationMethod),
     default="kubelet",
     show_default=True,
     help="Register with the kubelet, or let the kubelet find a socket in its plugin registry.",
@@ -170,7 +170,7 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         pass_device_specs=flags["pass_device_specs"],
         driver_root=flags["driver_root"].absolute(),
         mig_strategy=MigStrategy(flags["mig_strategy"]),
-        registration=config.Way(flags["registration"]),
+        registration=config.RegistrationMethod(flags["registration"]),
         registry_dir=flags["registry_dir"].absolute(),
         cluster_reports=Reports(flags["cluster_reports"]),
         node_name=flags["node_name"],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plugin.changed import Changed
+from scrubber.ground.changed import Changed
 from tests.patience import WITHIN
 
 NODE = "node-1"
@@ -163,15 +163,15 @@ class ApiServer(Changed):
                 done = self._obey(request)
                 answer = self.after(request) or done
         except Silence:
-            self.ring()
+            self.notify()
             await reader.read()
             return
         except Drip:
-            self.ring()
+            self.notify()
             await _drip(reader, writer)
             return
         finally:
-            self.ring()
+            self.notify()
         body = answer.raw if answer.raw is not None else json.dumps(answer.body).encode()
         headers = {"Content-Type": JSON, "Content-Length": str(len(body)), **answer.headers}
         lines = [f"HTTP/1.1 {answer.code} x", *(f"{name}: {value}" for name, value in headers.items()), "", ""]

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from plugin import dns_names
 from plugin.cluster import credentials
 from plugin.cluster.credentials import File, InCluster, ReportChoice, Reports
 
@@ -50,7 +51,7 @@ def test_the_pod_s_own_account_comes_first_and_a_file_only_where_it_was_asked_fo
     ],
 )
 def test_what_is_lacking_is_told_with_its_remedy(asked, change, environment, told):
-    assert re.search(told, credentials.lacking(replace(asked, reports=Reports.ON, **change), environment))
+    assert re.search(told, credentials.missing(replace(asked, reports=Reports.ON, **change), environment))
 
 
 @pytest.mark.parametrize(
@@ -61,4 +62,4 @@ def test_what_is_lacking_is_told_with_its_remedy(asked, change, environment, tol
     ],
 )  # fmt: skip
 def test_a_name_is_one_that_a_node_may_have(name, good):
-    assert credentials.is_name(name) is good
+    assert dns_names.is_subdomain(name) is good

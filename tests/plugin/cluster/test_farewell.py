@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.cluster import apiserver, words
+from plugin.cluster import api_objects, apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from tests.patience import WITHIN
@@ -14,7 +14,7 @@ from tests.plugin.cluster.api_server import NODE, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import CONDITION, EVENTS, lines, out
 from tests.plugin.cluster.test_silence import IDLE, Source
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
 
 async def test_the_end_is_told(api, door, reporting):
@@ -33,7 +33,7 @@ async def test_the_end_waits_for_nobody_for_long(api, door, reporting, way):
             if way == "down":
                 await api.close()
             api.fault = silence
-    assert len(lines(logs, "the cluster was not told of the end")) == 1
+    assert len(lines(logs, "the stop was not reported to the cluster")) == 1
 
 
 class Clings(apiserver.ApiServer):
@@ -82,12 +82,12 @@ async def test_the_end_is_told_also_where_the_last_events_are_not(api, door, rep
             door.say(gpu(0), gpu(1))
             await api.until(lambda: api.says("True"))
     assert api.says("Unknown", "PluginStopped")
-    (told,) = lines(logs, "the cluster was not told of the end")
-    assert (told["about"], told["events_untold"]) == ("Events", 2)
+    (told,) = lines(logs, "the stop was not reported to the cluster")
+    assert (told["about"], told["events_unsent"]) == ("Events", 2)
 
 
 async def test_the_end_is_told_also_after_a_fault_of_ours(api, door, reporting, monkeypatch):
-    monkeypatch.setattr(words, "event", None)
+    monkeypatch.setattr(api_objects, "event", None)
     door.say(out(0))
     with capture_logs() as logs:
         async with reporting(pace=replace(QUICK, slow=3600)):
@@ -104,5 +104,5 @@ async def test_the_last_events_go_out_also_where_the_end_cannot_be_told(api, doo
             await api.until(lambda: api.says("False") and api.told(EVENTS))
             api.fault = on(CONDITION, lambda _request: status(403, "Forbidden"))
     assert api.counts() == {("DeviceQuarantined", "GPU 0"): 1}
-    (told,) = lines(logs, "the cluster was not told of the end")
+    (told,) = lines(logs, "the stop was not reported to the cluster")
     assert told["about"] == "the condition"

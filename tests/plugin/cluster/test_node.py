@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from plugin.cluster import apiserver, words
+from plugin.cluster import api_objects, apiserver
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from tests.plugin.cluster.api_server import NODE, on, status
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import CONDITION, out
 from tests.plugin.cluster.test_silence import IDLE
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
 
 @pytest.fixture
@@ -30,19 +30,19 @@ async def reporter(api, clock):
 
 async def test_the_time_of_transition_is_when_it_was_seen_not_when_it_could_be_told(api, clock, reporter):
     """Three looks while the API server is away: the second changes the status, the third only the words."""
-    sick = replace(IDLE, reason="xid")
+    sick = replace(IDLE, reason="xid", sick=True)
     for seen in [(IDLE,), (sick,), (sick, replace(sick, uuid="GPU-1", index=1))]:
-        reporter._look(seen)
+        reporter._update(seen)
         clock[0] += 100
     await reporter._write_condition()
     assert api.says("False", "AllDevicesOut")
-    assert api.condition()["lastTransitionTime"] == words.time(1_000_100)
-    assert api.condition()["lastHeartbeatTime"] == words.time(1_000_300)
+    assert api.condition()["lastTransitionTime"] == api_objects.time(1_000_100)
+    assert api.condition()["lastHeartbeatTime"] == api_objects.time(1_000_300)
 
 
 async def test_a_node_that_was_made_anew_keeps_no_times_of_the_old_one(api, door, reporting):
     long_ago = "2020-01-01T00:00:00Z"
-    ours = {"type": words.CONDITION, "status": "False", "reason": "Old", "message": "old"}
+    ours = {"type": api_objects.CONDITION, "status": "False", "reason": "Old", "message": "old"}
     api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})
     door.say(out(0), gpu(1))
     async with reporting():

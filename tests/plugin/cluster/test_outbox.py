@@ -4,11 +4,11 @@ from itertools import count
 
 import pytest
 
-from plugin.cluster.judging import Code, NodeEvent
+from plugin.cluster.node_report import EventReason, NodeEvent
 from plugin.cluster.outbox import WINDOW, Outbox
 
 
-def happening(device="GPU-0", code=Code.SICK, ailment="xid", note="x"):
+def happening(device="GPU-0", code=EventReason.SICK, ailment="xid", note="x"):
     return NodeEvent(device, code, ailment, note)
 
 
@@ -23,7 +23,7 @@ def test_letters_go_out_in_the_order_in_which_they_happened(outbox):
         outbox.put(happening(device), 0)
     found = []
     while (letter := outbox.first()) is not None:
-        found.append(letter.happening.device)
+        found.append(letter.event.device)
         outbox.sent(letter)
     assert found == list("abc")
 
@@ -32,11 +32,11 @@ def test_the_same_thing_that_waits_is_one_letter_with_the_newest_words(outbox):
     outbox.put(happening(note="old"), 1)
     outbox.put(happening(note="new"), 2)
     letter = outbox.first()
-    assert (letter.count, letter.first, letter.last, letter.happening.note) == (2, 1, 2, "new")
+    assert (letter.count, letter.first, letter.last, letter.event.note) == (2, 1, 2, "new")
     assert outbox.waiting() == 1
 
 
-@pytest.mark.parametrize("other", [{"device": "b"}, {"code": Code.QUARANTINED}, {"ailment": "ecc"}])
+@pytest.mark.parametrize("other", [{"device": "b"}, {"code": EventReason.QUARANTINED}, {"ailment": "ecc"}])
 def test_another_device_code_or_ailment_is_another_thing(outbox, other):
     outbox.put(happening(), 0)
     outbox.put(happening(**other), 0)
@@ -59,7 +59,7 @@ def test_what_happens_again_while_it_is_being_told_is_still_to_tell(outbox):
     outbox.put(happening(), 1)
     outbox.sent(letter)
     again = outbox.first()
-    assert (again.name, again.told, again.count) == (letter.name, 1, 2)
+    assert (again.name, again.sent, again.count) == (letter.name, 1, 2)
 
 
 def test_what_the_server_forgot_is_told_under_another_name(outbox):
@@ -70,7 +70,7 @@ def test_what_the_server_forgot_is_told_under_another_name(outbox):
     outbox.lost(outbox.first())
     again = outbox.first()
     assert again.name != letter.name
-    assert (again.told, again.count) == (0, 2)
+    assert (again.sent, again.count) == (0, 2)
 
 
 def test_what_was_pushed_out_while_it_was_being_told_is_not_brought_back(outbox):
@@ -80,7 +80,7 @@ def test_what_was_pushed_out_while_it_was_being_told_is_not_brought_back(outbox)
         outbox.put(happening(device), 1)
     outbox.sent(letter)
     outbox.lost(letter)
-    assert [outbox.first().happening.device, outbox.waiting(), outbox.dropped] == ["b", 3, 1]
+    assert [outbox.first().event.device, outbox.waiting(), outbox.dropped] == ["b", 3, 1]
 
 
 def test_a_full_box_drops_the_oldest_and_counts_what_nobody_heard(outbox):
@@ -90,7 +90,7 @@ def test_a_full_box_drops_the_oldest_and_counts_what_nobody_heard(outbox):
         outbox.put(happening("a"), 1)  # two more of what was told once
     for device in "bcd":
         outbox.put(happening(device), 2)
-    assert (outbox.dropped, outbox.waiting(), outbox.first().happening.device) == (2, 3, "b")
+    assert (outbox.dropped, outbox.waiting(), outbox.first().event.device) == (2, 3, "b")
     outbox.put(happening("a"), 3)
     assert outbox.dropped == 3  # b
     assert outbox.waiting() == 3
@@ -100,4 +100,4 @@ def test_what_is_old_and_told_takes_no_room(outbox):
     for number in range(1000):
         outbox.put(happening(str(number)), number * WINDOW * 2)
         outbox.sent(outbox.first())
-    assert len(outbox._letters) == 1
+    assert len(outbox._events) == 1

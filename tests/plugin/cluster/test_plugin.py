@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from plugin.cluster.words import TAINT
+from plugin.cluster.api_objects import TAINT
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
@@ -17,7 +17,7 @@ from tests.live import Service
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE, silence, status
 from tests.plugin.live_plugin import Plugin
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
 GPU = "nvidia.com/gpu"
 ON = ("--cluster-reports", "on", "--node-name", NODE)
@@ -26,7 +26,7 @@ ROOTS = Path(grpc.__file__).parent / "_cython" / "_credentials" / "roots.pem"
 
 def brisk(it, also=""):
     """With shorter pauses: for tests that would wait for them."""
-    pace = "lambda: Pace(breath=0.01, farewell=0.2)"
+    pace = "lambda: Pace(spacing=0.01, farewell=0.2)"
     script = (
         "import sys; from plugin.cluster import starting; from plugin.cluster.retry_loop import Pace;"
         f"starting.Pace = {pace}; {also} from scrubber.cli import main; sys.exit(main())"
@@ -70,7 +70,7 @@ async def plugin(short_tmp, node, api):
 async def works(kubelet, door):
     """A device goes out and comes back in the kubelet's eyes, and a pod gets one."""
     for healthy in (False, True):
-        door.say(gpu(0), gpu(1, healthy=healthy, reason="" if healthy else "xid"))
+        door.say(gpu(0), gpu(1, healthy=healthy, reason="" if healthy else "xid", sick=not healthy))
         await kubelet.until(lambda healthy=healthy: kubelet.allocatable == {GPU: 2 if healthy else 1})
     pod = Pod.of("train", {GPU: 1})
     await kubelet.run(pod)
@@ -177,4 +177,4 @@ async def test_without_its_client_it_says_what_to_install(plugin, short_tmp):
     (short_tmp / "lightkube.py").write_text("raise ImportError('no such thing')")
     it = await plugin(*ON, PYTHONPATH=str(short_tmp))
     assert await it.ended() == 2
-    assert "its client cannot be loaded (no such thing): install autoclave[cluster]" in it.said
+    assert "the client library cannot be loaded (no such thing): install autoclave[cluster]" in it.said

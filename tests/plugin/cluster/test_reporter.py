@@ -6,18 +6,18 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.cluster import words
+from plugin.cluster import api_objects
 from plugin.cluster.outbox import MOST_WAITING
 from tests.plugin.cluster.api_server import Answer, Request, drip, on, silence, status
 from tests.plugin.cluster.conftest import QUICK
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
-TAINT = words.TAINT
+TAINT = api_objects.TAINT
 CONDITION, EVENTS = "PATCH nodes/status", "POST events"
 
 
 def sick(index, reason="xid"):
-    return gpu(index, healthy=False, clean=False, reason=reason)
+    return gpu(index, healthy=False, clean=False, reason=reason, sick=True)
 
 
 def out(index, reason="xid"):
@@ -52,7 +52,7 @@ async def test_a_device_that_goes_out_and_comes_back_is_told_with_reasons(api, d
         door.say(gpu(0), gpu(1))
         await api.until(lambda: api.says("True") and len(api.events) == 3)
     told = [(event["type"], event["reason"], event["message"]) for event in api.events.values()]
-    hint = "; `autoclave explain GPU-0001` on the node says more"
+    hint = "; run `autoclave explain GPU-0001` on the node for details"
     assert told == [
         ("Warning", "DeviceSick", f"GPU 1 (GPU-0001) is sick: xid{hint}"),
         ("Warning", "DeviceQuarantined", f"GPU 1 (GPU-0001) is quarantined: xid{hint}"),
@@ -91,7 +91,7 @@ async def test_an_event_that_has_expired_is_made_anew(api, door, reporting):
 
 async def test_the_time_of_transition_is_that_of_the_last_change_also_over_a_restart(api, door, reporting):
     long_ago = "2020-01-01T00:00:00Z"
-    ours = {"type": words.CONDITION, "status": "False", "reason": "Old", "message": "old"}
+    ours = {"type": api_objects.CONDITION, "status": "False", "reason": "Old", "message": "old"}
     api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})
     door.say(out(0), gpu(1))
     async with reporting():
@@ -174,7 +174,7 @@ async def test_nobody_asked_for_a_taint(api, door, reporting):
         async with reporting():
             await api.until(lambda: api.says("True"))
     assert not api.told("PATCH nodes")
-    (line,) = lines(logs, "the node bears our taint, which is not asked for: it stays")
+    (line,) = lines(logs, "the node has our taint without --taint-when-all-out: the taint stays")
     assert line["remove"] == f"kubectl taint node node-1 {TAINT}-"
 
 
@@ -212,7 +212,7 @@ async def test_a_server_that_is_down_hears_the_last_state_and_every_event_when_i
     with capture_logs() as logs:
         async with reporting() as listing:
             door.say(gpu(0), gpu(1))
-            await listing.first()
+            await listing.until_known()
             reader = read(listing)
             for devices in [(out(0), gpu(1)), (gpu(0), gpu(1)), (out(0), gpu(1)), (gpu(0), out(1))]:
                 door.say(*devices)
@@ -237,7 +237,7 @@ async def test_a_server_that_hangs_holds_nobody_up(api, door, reporting, read, h
     api.fault = hang
     async with reporting(within=3600) as listing:  # longer than the test would wait
         door.say(gpu(0), gpu(1))
-        await listing.first()
+        await listing.until_known()
         reader = read(listing)
         await api.until(lambda: api.requests)
         for healthy in [False, True] * 10:
@@ -296,7 +296,7 @@ async def test_a_node_that_is_not_there_is_told_and_found_when_it_comes(api, doo
             await api.until(lambda: api.says("True"))
     (told,) = lines(logs, "cannot report to the cluster")
     assert told["log_level"] == "error"
-    assert told["error"] == 'cannot get nodes, it is not there: nodes "node-1" not found'
+    assert told["error"] == 'cannot get nodes, the object does not exist: nodes "node-1" not found'
 
 
 async def test_a_busy_server_is_left_alone_for_as_long_as_it_said(api, door, reporting):
@@ -363,7 +363,7 @@ async def test_an_event_that_is_refused_holds_up_no_other(api, door, reporting):
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: len(api.events) == 1)
-    assert len(lines(logs, "an Event is dropped: the API server will not take it")) == 1
+    assert len(lines(logs, "an Event is dropped: the API server refuses it")) == 1
 
 
 async def test_more_events_than_may_wait_push_out_the_oldest_and_are_counted(api, door, reporting):
@@ -374,7 +374,7 @@ async def test_more_events_than_may_wait_push_out_the_oldest_and_are_counted(api
         api.fault = lambda _request: early.extend(lines(logs, dropped))
         async with reporting() as listing:
             door.say(*(out(index) for index in range(many)))
-            await listing.first()
+            await listing.until_known()
             await asyncio.sleep(0)
             await api.open()
             await api.until(lambda: api.says("False") and len(api.events) == MOST_WAITING)
@@ -386,7 +386,7 @@ async def test_more_events_than_may_wait_push_out_the_oldest_and_are_counted(api
 
 async def test_a_fault_of_ours_ends_nothing(api, door, reporting, monkeypatch):
     door.say(gpu(0))
-    monkeypatch.setattr(words, "event", None)
+    monkeypatch.setattr(api_objects, "event", None)
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: api.says("True"))

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from tenacity import AsyncRetrying, RetryCallState
 
-from plugin.changed import Changed
-from plugin.cluster.base import Failure, ObjectKind
+from plugin.cluster.base import Failure, FailureKind
 from plugin.cluster.retry_loop import NEVER, Pace, RetryLoop
+from scrubber.ground.changed import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.conftest import QUICK
 
@@ -29,7 +29,7 @@ async def test_two_words_on_one_strand_are_a_breath_apart():
         done.append("a word")
         await asyncio.sleep(0)
 
-    task = asyncio.create_task(strand(deed, lambda: 0.0, replace(QUICK, breath=3600)).run())
+    task = asyncio.create_task(strand(deed, lambda: 0.0, replace(QUICK, spacing=3600)).run())
     for _ in range(50):
         await asyncio.sleep(0)
     assert len(done) == 1
@@ -49,7 +49,7 @@ async def test_what_came_to_nothing_during_a_pause_is_not_told_after_it():
 
     async def deed() -> None:
         tries.append("a try")
-        raise Failure(ObjectKind.AWAY, "nobody there")
+        raise Failure(FailureKind.AWAY, "nobody there")
 
     task = asyncio.create_task(strand(deed, due, QUICK).run())
     async with asyncio.timeout(WITHIN):
@@ -61,13 +61,13 @@ async def test_what_came_to_nothing_during_a_pause_is_not_told_after_it():
 @pytest.mark.parametrize(
     ("kind", "told", "number", "least", "most"),
     [
-        (ObjectKind.AWAY, None, 1, 0.5, 1.0),
-        (ObjectKind.AWAY, None, 50, 0.5, 60.0),
-        (ObjectKind.BUSY, 7.0, 1, 7.0, 7.5),
-        (ObjectKind.AWAY, 7.0, 1, 7.0, 7.5),
-        (ObjectKind.BUSY, 31536000.0, 1, 300.0, 300.5),
-        (ObjectKind.FORBIDDEN, None, 1, 240.0, 360.0),
-        (ObjectKind.REFUSED, None, 1, 240.0, 360.0),
+        (FailureKind.AWAY, None, 1, 0.5, 1.0),
+        (FailureKind.AWAY, None, 50, 0.5, 60.0),
+        (FailureKind.BUSY, 7.0, 1, 7.0, 7.5),
+        (FailureKind.AWAY, 7.0, 1, 7.0, 7.5),
+        (FailureKind.BUSY, 31536000.0, 1, 300.0, 300.5),
+        (FailureKind.FORBIDDEN, None, 1, 240.0, 360.0),
+        (FailureKind.REFUSED, None, 1, 240.0, 360.0),
     ],
 )
 def test_a_pause_fits_the_failure(kind, told, number, least, most):
@@ -78,7 +78,7 @@ def test_a_pause_fits_the_failure(kind, told, number, least, most):
 
 @pytest.mark.parametrize("told", [0.0, 1.0])
 def test_who_always_asks_for_a_moment_is_asked_less_and_less_often(told):
-    assert max(pauses(ObjectKind.BUSY, told, number=50)) > 5.0
+    assert max(pauses(FailureKind.BUSY, told, number=50)) > 5.0
 
 
 def pauses(kind, told, number):

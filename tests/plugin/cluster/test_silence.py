@@ -5,17 +5,17 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from plugin.changed import Changed
-from plugin.cluster import apiserver, judging
+from plugin.cluster import apiserver, node_report
 from plugin.cluster.credentials import File
 from plugin.cluster.reporter import ClusterReporter
 from plugin.devices import Device
 from plugin.listing import Shown
+from scrubber.ground.changed import Changed
 from tests.patience import WITHIN
 from tests.plugin.cluster.api_server import NODE
 from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import lines, out
-from tests.plugin.scrub_door import gpu
+from tests.plugin.scrub_server import gpu
 
 IDLE = Device(
     "GPU-0000", "nvidia.com/gpu", healthy=False, clean=False, index=0, mig=False, numa_node=0, island="", nodes=()
@@ -30,19 +30,19 @@ class Source(Changed):
         self.devices: Shown | None = devices
         self.looks = 0
 
-    async def first(self) -> None:
+    async def until_known(self) -> None:
         """They are known."""
 
-    def standing(self) -> Shown | None:
+    def current(self) -> Shown | None:
         self.looks += 1
         return self.devices
 
-    async def moved(self, since: Shown | None) -> None:
-        await self.until(lambda: self.devices != since)
+    async def until_differs(self, before: Shown | None) -> None:
+        await self.until(lambda: self.devices != before)
 
     def say(self, devices: Shown | None) -> None:
         self.devices = devices
-        self.ring()
+        self.notify()
 
 
 async def slots(number=50):
@@ -56,7 +56,7 @@ async def test_nobody_looks_again_and_again_while_the_service_is_silent(api, mon
     reporter = ClusterReporter(apiserver.connect(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
     task = asyncio.create_task(reporter.run(source))
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
-    monkeypatch.setattr(judging, "NOT_READY_AFTER", 0.0)  # the device has been idle for too long from now on
+    monkeypatch.setattr(node_report, "NOT_READY_AFTER", 0.0)  # the device has been idle for too long from now on
     source.say(None)
     await slots()
     assert source.looks == 2
@@ -65,7 +65,7 @@ async def test_nobody_looks_again_and_again_while_the_service_is_silent(api, mon
 
 
 async def test_a_device_that_is_idle_for_too_long_is_told_though_nothing_moves(api, door, reporting, monkeypatch):
-    monkeypatch.setattr(judging, "NOT_READY_AFTER", 0.05)
+    monkeypatch.setattr(node_report, "NOT_READY_AFTER", 0.05)
     door.say(gpu(0, healthy=False, clean=False))
     async with reporting():
         await api.until(lambda: api.says("False", "AllDevicesOut") and ("DeviceNotReady", "GPU 0") in api.counts())
@@ -91,7 +91,7 @@ async def test_a_fault_of_the_judge_is_told_and_proves_nothing(api, door, report
     with capture_logs() as logs:
         async with reporting():
             await api.until(lambda: api.says("True"))
-            monkeypatch.setattr(judging, "judge", None)
+            monkeypatch.setattr(node_report, "report", None)
             door.say(gpu(0), out(1))
             await api.until(lambda: api.says("Unknown", "PluginFault"))
             door.say(*(gpu(index, healthy=False, clean=False) for index in range(2)))
@@ -105,7 +105,7 @@ async def test_what_happened_before_a_fault_is_told_after_it(api, door, reportin
     door.say(gpu(0))
     async with reporting():
         await api.until(lambda: api.says("True"))
-        monkeypatch.setattr(judging, "happenings", None)
+        monkeypatch.setattr(node_report, "node_events", None)
         door.say(out(0))
         await api.until(lambda: api.says("Unknown", "PluginFault"))
         monkeypatch.undo()
@@ -117,25 +117,25 @@ async def test_each_silence_of_the_service_is_told_in_the_log(door, followed):
         async with followed() as listing:
             for number in (1, 2):
                 door.say(gpu(0))
-                await listing.moved(None)
-                before = listing.standing()
+                await listing.until_differs(None)
+                before = listing.current()
                 door.say(gpu(0), gpu(number))  # it goes on
-                await listing.moved(before)
-                before = listing.standing()
+                await listing.until_differs(before)
+                before = listing.current()
                 door.silence = 0.0
                 door.say(gpu(0, clean=False), gpu(number))
-                await listing.moved(before)
+                await listing.until_differs(before)
                 await door.close()
                 async with asyncio.timeout(WITHIN):
-                    while listing.standing() is not None:
-                        await listing.moved(listing.standing())
+                    while listing.current() is not None:
+                        await listing.until_differs(listing.current())
                 await door.open()
-    assert len(lines(logs, "the scrub service is away")) == 2
+    assert len(lines(logs, "the scrub service does not answer")) == 2
 
 
-@pytest.mark.parametrize("fault", ["unseen", "outlook"])
+@pytest.mark.parametrize("fault", ["after_silence", "condition_content"])
 async def test_whatever_fails_in_judging_nothing_is_said_of_the_devices(api, door, reporting, monkeypatch, fault):
-    monkeypatch.setattr(judging, fault, None)
+    monkeypatch.setattr(node_report, fault, None)
     door.say(gpu(0))
     async with reporting():
         await api.until(lambda: api.says("Unknown", "PluginFault"))

@@ -36,9 +36,9 @@ TAINT = {"taint_when_all_out": True}
         (ALONE | {"node_name": ""}, []),
         (ALONE | {"node_name": "Agent 1"}, []),  # what somebody else calls a node
         (ALONE | TAINT, ["there are no credentials: mount"]),
-        (ALONE | TAINT | {"node_name": ""}, ["the name of the node is not known: give --node-name"]),
-        ({"node_name": ""}, ["the name of the node is not known: give --node-name"]),
-        ({"node_name": "Agent 1"}, ["--node-name 'Agent 1': no node is called that; give the name in the cluster"]),
+        (ALONE | TAINT | {"node_name": ""}, ["the name of the node is unknown: set --node-name"]),
+        ({"node_name": ""}, ["the name of the node is unknown: set --node-name"]),
+        ({"node_name": "Agent 1"}, ["--node-name 'Agent 1': not a valid name; give the node's name in the cluster"]),
         ({"service_account": NOWHERE}, ["cannot use the credentials: "]),
         ({"cluster_reports": Reports.OFF, "node_name": "Agent 1"}, []),
     ],
@@ -68,7 +68,7 @@ def test_a_client_that_fails_while_it_is_loaded_ends_only_who_insists(chosen, sh
     monkeypatch.setattr(starting, "_CLIENT", "broken_client")
     with capture_logs() as logs:
         assert starting.reporter(chosen.cluster) is None
-    assert [line["why"].partition(":")[0] for line in logs] == ["its client cannot be loaded (no such cipher)"]
-    with pytest.raises(FatalError, match="its client cannot be loaded"):
+    assert [line["why"].partition(":")[0] for line in logs] == ["the client library cannot be loaded (no such cipher)"]
+    with pytest.raises(FatalError, match="the client library cannot be loaded"):
         starting.reporter(replace(chosen, cluster_reports=Reports.ON).cluster)
     assert "broken_client" not in sys.modules

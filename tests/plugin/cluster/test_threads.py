@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from plugin.cluster.threads import Forgetful
+from plugin.cluster.threads import DaemonThreadExecutor
 from tests.patience import WITHIN
 
 HUNG = """
@@ -38,7 +38,7 @@ def test_a_plugin_that_is_told_to_stop_ends_while_a_look_up_hangs(short_tmp):
 
 async def test_results_and_errors_come_back():
     loop = asyncio.get_running_loop()
-    executor = Forgetful()
+    executor = DaemonThreadExecutor()
     assert await loop.run_in_executor(executor, max, 1, 2) == 2
     with pytest.raises(ZeroDivisionError):
         await loop.run_in_executor(executor, divmod, 1, 0)

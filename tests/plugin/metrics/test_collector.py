@@ -19,10 +19,10 @@ from scrubber.api import client
 from scrubber.ground.errors import Reason, Refused
 from tests.live import Service
 from tests.patience import WITHIN
-from tests.plugin import kubelet_door
+from tests.plugin import kubelet_server
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scraping import get, scrape
-from tests.plugin.scrub_door import ScrubDoor, gpu, no, yes
+from tests.plugin.scrub_server import ScrubServer, gpu, no, yes
 
 GPU = "nvidia.com/gpu"
 SILENT = "every device is unhealthy: the scrub service does not answer"
@@ -47,7 +47,7 @@ class Shown:
 async def door(short_tmp):
     """A service that the test speaks for, with two devices."""
     (short_tmp / "run").mkdir(mode=0o700)
-    door = ScrubDoor(short_tmp / "run")
+    door = ScrubServer(short_tmp / "run")
     door.say(gpu(0), gpu(1))
     await door.open()
     yield door
@@ -175,7 +175,7 @@ async def test_a_kubelet_that_finds_the_plugin_by_itself_is_counted_too(door, sh
 
 async def test_a_reason_is_one_short_line_whatever_others_say(door, shown, short_tmp):
     assert door.devices
-    kubelet = kubelet_door.Kubelet(short_tmp)
+    kubelet = kubelet_server.Kubelet(short_tmp)
     kubelet.refusal = "first\nsecond " + "x" * 1000
     await kubelet.start()
     it = await shown()
@@ -196,7 +196,7 @@ async def test_a_service_that_falls_silent_is_told_until_it_is_heard_again(door,
     assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (0, 0, (0, 2))
     status, why = await it.ready()
     assert status == 503
-    assert why.startswith("not ready: the scrub service is not heard: cannot reach the scrub service at /")
+    assert why.startswith("not ready: the scrub service does not answer: cannot reach the scrub service at /")
     assert await get(it.address, "/healthz") == (200, "ok\n")
     await door.open()
     await it.plugin.hear("the scrub service answers again")
@@ -210,7 +210,7 @@ async def test_probes_see_the_start_and_hear_what_it_waits_for(door, shown, shor
     it = await shown()
     await it.plugin.hear("waiting for the scrub service")
     status, why = await it.ready()
-    assert (status, "the scrub service is not heard: cannot reach" in why, why.count("\n")) == (503, True, 1)
+    assert (status, "the scrub service does not answer: cannot reach" in why, why.count("\n")) == (503, True, 1)
     assert await get(it.address, "/healthz") == (200, "ok\n")
     door.say()
     await door.open()
@@ -218,7 +218,7 @@ async def test_probes_see_the_start_and_hear_what_it_waits_for(door, shown, shor
     assert await it.ready() == (503, "not ready: there is no device to offer\n")
     door.say(gpu(0))
     await it.plugin.hear("waiting for the kubelet")
-    assert await it.ready() == (503, f"not ready: {GPU} is not registered: the kubelet has not been heard of yet\n")
+    assert await it.ready() == (503, f"not ready: {GPU} is not registered: the plugin has not registered yet\n")
     figures = await it.scrape()
     assert (figures.of(table.READY), figures.of(table.SCRUBBER)) == (0, 1)
     assert (registered(figures, "registered"), figures.of(table.CONNECTED, resource=GPU)) == (0, 0)
@@ -236,7 +236,8 @@ async def test_an_address_that_is_taken_ends_it_with_one_line(door, short_tmp):
         it = await Plugin(short_tmp, "--metrics-address", address).start()
         assert await it.ended() == 2
     assert it.said == (
-        f"autoclave: cannot show metrics at {address}: address already in use; choose another with --metrics-address\n"
+        f"autoclave: cannot serve metrics at {address}: address already in use; "
+        "choose another address with --metrics-address\n"
     )
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 

@@ -16,7 +16,7 @@ from plugin.registration import endpoint, sockets
 from plugin.registration.events import Cause, NotRegistered
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
-from tests.plugin.kubelet_door import Plugin
+from tests.plugin.kubelet_server import Plugin
 
 pytestmark = pytest.mark.usefixtures("long_waits")
 

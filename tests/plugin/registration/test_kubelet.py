@@ -15,9 +15,10 @@ from structlog.testing import capture_logs
 from plugin.registration import kubelet, registration_state, sockets
 from plugin.registration.events import Cause, Registered, Unregistered
 from plugin.registration.kubelet import KubeletRegistration
+from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
-from tests.plugin.kubelet_door import RESOURCE, Heard, Kubelet, Plugin, running
+from tests.plugin.kubelet_server import RESOURCE, Heard, Kubelet, Plugin, running
 
 ENDPOINT = "autoclave/example.com_gpu.sock"
 GRPC_PAUSES = 1.0  # seconds, about, after a connection that failed
@@ -146,7 +147,7 @@ async def test_our_socket_is_made_anew_and_registered_anew_when_somebody_removes
             await hears(heard, Cause.SOCKET_GONE, count)
             await door.until(lambda: not door.listening)
         await door.knows(11)
-        assert sockets.knock(home / ENDPOINT) is None
+        assert unix_sockets.connect_error(home / ENDPOINT) is None
         assert own_sockets(home) == [ENDPOINT]
 
 
@@ -170,7 +171,7 @@ async def test_something_else_put_in_the_place_of_ours_ends_the_program_with_a_c
             await asyncio.sleep(0.001)
         (home / "file").touch()
         (home / "file").replace(home / ENDPOINT)
-        with pytest.raises(FatalError, match="something else lies there; remove it"):
+        with pytest.raises(FatalError, match="it is not a socket; remove it"):
             await running_
 
 

@@ -15,7 +15,7 @@ from plugin.registration.events import Cause, Registered
 from plugin.registration.registry import RegistryRegistration
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
-from tests.plugin.kubelet_door import RESOURCE, Heard, Plugin, running
+from tests.plugin.kubelet_server import RESOURCE, Heard, Plugin, running
 
 NAME = "example.com_gpu-reg.sock"
 
@@ -112,7 +112,9 @@ async def test_a_refusal_is_told(registration, door, heard):
                 status = pluginregistration_pb2.RegistrationStatus(plugin_registered=False, error="no such version")
                 await pluginregistration_pb2_grpc.RegistrationStub(channel).NotifyRegistrationStatus(status)
             await hears(heard, Cause.REFUSED)
-    assert [line["error"] for line in logs if line["log_level"] == "warning"] == ["the kubelet says: no such version"]
+    assert [line["error"] for line in logs if line["log_level"] == "warning"] == [
+        "the kubelet answers: no such version"
+    ]
 
 
 async def test_the_second_socket_is_made_anew_without_disturbing_the_first(registration, own, door):
@@ -140,7 +142,7 @@ async def test_the_first_socket_is_made_anew_and_shown_anew(registration, own, d
 async def test_what_nobody_listens_to_is_shown_again_and_what_somebody_listens_to_is_not(
     registration, door, heard, monkeypatch
 ):
-    monkeypatch.setattr(registry, "UNHEARD", 0.05)
+    monkeypatch.setattr(registry, "SHOW_AGAIN_AFTER", 0.05)
     async with running(registration):
         ours = await appears(door)
         async with visit(door):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from plugin.registration import sockets
+from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
 
@@ -106,14 +107,14 @@ def test_a_missing_directory_is_named(short_tmp):
 def test_what_is_not_a_socket_is_left_alone(short_tmp, make):
     path = short_tmp / "x.sock"
     {"file": path.touch, "directory": path.mkdir, "dangling link": lambda: path.symlink_to("nowhere")}[make]()
-    with pytest.raises(FatalError, match="something else lies there; remove it"):
+    with pytest.raises(FatalError, match="it is not a socket; remove it"):
         sockets.claim(path)
     assert os.path.lexists(path)
 
 
 def test_a_socket_that_answers_is_left_alone_and_a_dead_one_is_no_obstacle(short_tmp):
     path = short_tmp / "x.sock"
-    with bound(path, listen=True), pytest.raises(FatalError, match="somebody else answers there"):
+    with bound(path, listen=True), pytest.raises(FatalError, match="another server answers on it"):
         sockets.claim(path)
     sockets.claim(path)
 
@@ -122,20 +123,20 @@ def test_a_socket_too_busy_to_connect_counts_as_alive_for_a_claim_but_not_as_an_
     path = short_tmp / "x.sock"
     with bound(path, listen=True, backlog=0), socket.socket(socket.AF_UNIX) as waiting:
         waiting.connect(os.fspath(path))
-        assert isinstance(sockets.knock(path), BlockingIOError)
-        with pytest.raises(FatalError, match="somebody else answers there"):
+        assert isinstance(unix_sockets.connect_error(path), BlockingIOError)
+        with pytest.raises(FatalError, match="another server answers on it"):
             sockets.claim(path)
 
 
 def test_a_knock_tells_absent_from_deaf_from_alive(short_tmp):
     path = short_tmp / "x.sock"
-    assert isinstance(sockets.knock(path), FileNotFoundError)
+    assert isinstance(unix_sockets.connect_error(path), FileNotFoundError)
     raw = bound(path)
-    assert isinstance(sockets.knock(path), ConnectionRefusedError)
+    assert isinstance(unix_sockets.connect_error(path), ConnectionRefusedError)
     raw.listen()
-    assert sockets.knock(path) is None
+    assert unix_sockets.connect_error(path) is None
     raw.close()
-    assert isinstance(sockets.knock(path), ConnectionRefusedError)
+    assert isinstance(unix_sockets.connect_error(path), ConnectionRefusedError)
 
 
 def test_only_a_socket_has_an_identity(short_tmp):
@@ -171,5 +172,5 @@ def test_an_announcement_leaves_the_same_socket_in_its_place(short_tmp):
     path = short_tmp / "x.sock"
     with bound(sockets.hidden(path)):
         ours = sockets.publish(path)
-        sockets.announce(path)
+        sockets.show_again(path)
         assert sockets.same(sockets.identity(path), ours)

@@ -8,8 +8,8 @@ import pytest
 from asyncinotify import Mask
 from structlog.testing import capture_logs
 
-from plugin.changed import Changed
 from plugin.registration import watch
+from scrubber.ground.changed import Changed
 from tests.patience import WITHIN
 
 
@@ -38,7 +38,7 @@ async def test_everybody_who_waits_looks_again_at_each_ring():
     await asyncio.sleep(0)
     for n in range(3):
         ready.add(n)
-        bell.ring()
+        bell.notify()
         await asyncio.wait_for(waiting[n], WITHIN)
         assert [task.done() for task in waiting] == [k <= n for k in range(3)]
 
@@ -60,7 +60,7 @@ async def test_a_file_that_comes_goes_or_is_moved_is_seen_at_once(short_tmp):
 
 async def test_what_the_watch_misses_is_seen_at_the_next_slow_look(short_tmp, monkeypatch):
     monkeypatch.setattr(watch, "CHANGES", Mask.CLOSE_NOWRITE)  # hears of no file that comes or goes
-    monkeypatch.setattr(watch, "SLOW_LOOK", 0.2)
+    monkeypatch.setattr(watch, "POLL_EVERY", 0.2)
     async with watching(short_tmp) as bell:
         (short_tmp / "x").mkdir()
         await sees(bell, (short_tmp / "x").exists)
@@ -73,24 +73,24 @@ async def test_a_node_that_has_no_watches_left_is_looked_at_slowly_and_told_once
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(watch, "Inotify", none_left)
-    monkeypatch.setattr(watch, "SLOW_LOOK", 0.02)
+    monkeypatch.setattr(watch, "POLL_EVERY", 0.02)
     with capture_logs() as logs:
         async with watching(short_tmp) as bell:
             for name in ("x", "y", "z"):
                 asyncio.get_running_loop().call_later(0.01, (short_tmp / name).touch)
                 await sees(bell, (short_tmp / name).exists)
-    assert [line["event"] for line in logs] == ["cannot watch files, looking every few seconds instead"]
+    assert [line["event"] for line in logs] == ["cannot watch files, polling every few seconds instead"]
 
 
 async def test_a_directory_that_is_replaced_is_watched_again(short_tmp, monkeypatch):
-    monkeypatch.setattr(watch, "SLOW_LOOK", 0.05)
+    monkeypatch.setattr(watch, "POLL_EVERY", 0.05)
     directory = short_tmp / "a"
     directory.mkdir()
     async with watching(directory) as bell:
         directory.rmdir()
         await asyncio.sleep(0.1)
         directory.mkdir()
-        monkeypatch.setattr(watch, "SLOW_LOOK", 60.0)
+        monkeypatch.setattr(watch, "POLL_EVERY", 60.0)
         await asyncio.sleep(0.2)  # the last quick look is over: from here on only the watch can tell
         asyncio.get_running_loop().call_later(0.01, (directory / "x").touch)
         await sees(bell, (directory / "x").exists)

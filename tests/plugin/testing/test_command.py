@@ -66,11 +66,11 @@ async def test_it_tells_registrations_lists_and_calls_and_runs_pods(command, nod
 async def test_what_cannot_be_done_is_told_and_the_kubelet_lives_on(command):
     for line, answer in {
         "run p nonsense": "cannot read 'nonsense'",
-        "run p what:a/b=1": "cannot do that: 'what' is not a valid Kind",
+        "run p what:a/b=1": "cannot do that: cannot read 'what:a/b=1'",
         "dance": "admit POD RESOURCE=COUNT",
         "sync nobody": "admit POD RESOURCE=COUNT",
         "run p a/b=1": "pod p: Running",
-        "dance p": "there is no 'dance'",
+        "dance p": "unknown command 'dance'",
         "restart p x": "pod p has no container x",
         "kill": "kubelet: kill",
         "restart p": "the kubelet is not running",

@@ -194,7 +194,7 @@ async def test_x29_a_kubelet_killed_during_prestart_cuts_the_call_and_calls_agai
         starting = asyncio.create_task(kubelet.sync(pod))
         await during(kubelet, "PreStartContainer")
         await kubelet.kill()
-        with pytest.raises(NotRunning, match="died in the middle"):
+        with pytest.raises(NotRunning, match="ended during this action"):
             await asyncio.wait_for(starting, WITHIN)
         assert kubelet.calls[-1].outcome == "CANCELLED"
         plugin.hold.clear()
@@ -279,7 +279,7 @@ async def test_a_kubelet_that_dies_during_a_register_breaks_it_off(node):
 
 async def test_a_dead_kubelet_does_nothing_and_a_running_one_does_not_start_twice(node):
     async with node.kubelet() as kubelet:
-        with pytest.raises(NotRunning, match="runs already"):
+        with pytest.raises(NotRunning, match="is already running"):
             await kubelet.start()
         await kubelet.kill()
         await kubelet.kill()

@@ -76,7 +76,7 @@ def test_a_pod_puts_its_apps_last_and_refuses_two_containers_of_one_name():
         ),
     )
     assert [one.name for one in pod.containers] == ["i", "s", "a", "b"]
-    with pytest.raises(ValueError, match="two containers of one name"):
+    with pytest.raises(ValueError, match="two containers have the same name"):
         Pod("p", (Container("a"), Container("a")))
     with pytest.raises(LookupError, match="pod p has no container x"):
         pod.container("x")

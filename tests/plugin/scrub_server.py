@@ -9,8 +9,8 @@ from typing import Any
 import grpc.aio
 
 from scrubber.api import answering, convert, scrub_pb2, scrub_pb2_grpc
-from scrubber.core import views
 from scrubber.ground import unix_sockets
+from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError
 from tests.patience import WITHIN
 
@@ -18,7 +18,7 @@ from tests.patience import WITHIN
 def gpu(index, *, healthy=True, clean=True, **more):
     """What a service says of a GPU."""
     about = {"numa_node": 0, "resource": "nvidia.com/gpu", **more}
-    return views.AdvertisedDevice(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
+    return AdvertisedDevice(f"GPU-{index:04}", healthy=healthy, clean=clean, index=index, **about)
 
 
 Answer = Callable[[list[str]], Awaitable[None]]
@@ -43,12 +43,12 @@ def no(error: AutoclaveError, meanwhile: Callable[[], None] = lambda: None) -> A
     return answer
 
 
-class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
+class ScrubServer(scrub_pb2_grpc.ScrubberServicer):
     """Stands where the service would; ``say`` what it says, set ``answer`` to what it does when asked for devices."""
 
     def __init__(self, run_dir: Path) -> None:
         self.socket = run_dir / "scrubber.sock"
-        self.devices: tuple[views.AdvertisedDevice, ...] = ()
+        self.devices: tuple[AdvertisedDevice, ...] = ()
         self.silence = 5.0
         self.mute = False  # accepts everybody, says nothing
         self.brief = False  # ends each list after the first message
@@ -112,7 +112,7 @@ class ScrubDoor(scrub_pb2_grpc.ScrubberServicer):
         while True:
             moved = self._moved
             if not self.mute:
-                adverts = views.AdvertisedDevices(self.devices, self.silence)
+                adverts = AdvertisedDevices(self.devices, self.silence)
                 yield convert.to_message(adverts, scrub_pb2.WatchResponse())
                 if self.brief:
                     return

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import grpc
 
-from plugin.changed import Changed
 from plugin.kubelet_api import deviceplugin_pb2 as pb
 from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration.events import Event, Unregistered
+from scrubber.ground.changed import Changed
 from tests.patience import WITHIN
 
 E = TypeVar("E")
@@ -28,7 +28,7 @@ class Heard(Changed):
 
     def __call__(self, event: Event) -> None:
         self.events.append(event)
-        self.ring()
+        self.notify()
 
     def kinds(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -106,7 +106,7 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
 
     async def Register(self, request, context):  # noqa: N802 - the proto names it
         self.registers.append(request)
-        self.ring()
+        self.notify()
         if self.hangs:
             await asyncio.Event().wait()
         if self.refusal:
@@ -129,14 +129,14 @@ class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
                 async for _ in stream:
                     self.listening[endpoint] = stream
                     self.lists += 1
-                    self.ring()
+                    self.notify()
                     if self.drops:
                         stream.cancel()
             except grpc.aio.AioRpcError:
                 pass  # the plugin is gone
             finally:
                 self.listening.pop(endpoint, None)
-                self.ring()
+                self.notify()
 
     async def until(self, holds):
         async with asyncio.timeout(WITHIN):

@@ -1,0 +1,91 @@
+"""The JSON objects and patches for the API server. Pure."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from plugin.cluster.node_report import Condition, EventReason, bounded
+from plugin.cluster.outbox import PendingEvent
+
+CONDITION = "AutoclaveDevicesHealthy"
+COMPONENT = "autoclave"
+TAINT, EFFECT = "autoclave.dev/no-healthy-devices", "NoSchedule"
+NAMESPACE = "default"  # of Events about objects without a namespace
+
+
+def condition(condition: Condition) -> dict[str, Any]:
+    """A strategic merge patch of the Node's status: it changes only the condition of our type."""
+    return {
+        "status": {
+            "conditions": [
+                {
+                    "type": CONDITION,
+                    "status": condition.content.status.value,
+                    "reason": condition.content.reason,
+                    "message": condition.content.message,
+                    "lastHeartbeatTime": time(condition.heartbeat),
+                    "lastTransitionTime": time(condition.transition),
+                }
+            ]
+        }
+    }
+
+
+def add_taint(version: str, *, others: bool) -> list[dict[str, Any]]:
+    """A JSON patch that appends our taint. It applies only to the Node as it was read."""
+    ours = {"key": TAINT, "effect": EFFECT}
+    add = (
+        {"op": "add", "path": "/spec/taints/-", "value": ours}
+        if others
+        else {"op": "add", "path": "/spec/taints", "value": [ours]}
+    )
+    return [_as_read(version), add]
+
+
+def remove_taint(version: str, index: int) -> list[dict[str, Any]]:
+    """A JSON patch that removes the taint at this index, which must be ours."""
+    path = f"/spec/taints/{index}"
+    ours = {"op": "test", "path": f"{path}/key", "value": TAINT}
+    return [_as_read(version), ours, {"op": "remove", "path": path}]
+
+
+def event(pending: PendingEvent, node: str, uid: str) -> dict[str, Any]:
+    """An Event of the Node."""
+    involved = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": node,
+        "uid": uid or node,
+    }  # as the kubelet does
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": pending.name, "namespace": NAMESPACE},
+        "involvedObject": involved,
+        "type": "Normal" if pending.event.reason is EventReason.RECOVERED else "Warning",
+        "reason": pending.event.reason.value,
+        "firstTimestamp": time(pending.first),
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+        **repeated(pending),
+    }
+
+
+def repeated(pending: PendingEvent) -> dict[str, Any]:
+    """The fields of an Event that a repetition changes."""
+    return {
+        "count": pending.count,
+        "lastTimestamp": time(pending.last),
+        "message": bounded(pending.event.note),
+    }
+
+
+def time(at: float) -> str:
+    """A time with seconds, as the API server stores it."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _as_read(version: str) -> dict[str, Any]:
+    return {"op": "test", "path": "/metadata/resourceVersion", "value": version}

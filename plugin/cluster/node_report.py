@@ -1,0 +1,253 @@
+"""What the cluster is told about the devices. Pure: values in, values out.
+
+A device has failed when the scrub service says that it is sick or quarantined, or does not list it any more. A device
+that is only unhealthy, because it waits for a scrub or is scrubbed, has not failed unless that lasts: a node must not
+look sick between two pods. A device that was replaced is named, but does not count: a repair must not leave the node
+sick for ever. A device that is gone without a replacement counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from plugin.devices import Device
+
+NOT_READY_AFTER = 600.0  # seconds that a device may be unhealthy without a reason: a slow scrub takes about a minute
+MOST_NAMED = 16  # devices in one message
+LONGEST_MESSAGE = 1000  # characters: the API server takes 1024 in an Event
+
+
+class EventReason(Enum):
+    """The change of a device: the reason of its Event."""
+
+    SICK = "DeviceSick"
+    QUARANTINED = "DeviceQuarantined"
+    NOT_READY = "DeviceNotReady"
+    GONE = "DeviceGone"
+    RECOVERED = "DeviceRecovered"
+
+
+class ConditionStatus(Enum):
+    """The status of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """The state of one device for the cluster."""
+
+    uuid: str
+    index: int
+    mig: bool
+    failure: EventReason | None = None
+    ailment: str = ""
+    idle_since: float | None = None  # unhealthy without a reason since then
+    proven: bool = False  # it was healthy, and has had no ailment since
+    replaced: bool = False  # another device, or another MIG layout, is in its place
+
+    @property
+    def name(self) -> str:
+        """The name for people."""
+        if self.mig:
+            return f"{self.uuid} of GPU {self.index}"
+        absent = self.replaced or self.failure is EventReason.GONE  # another device may have its index by now
+        return self.uuid if absent else f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionContent:
+    """A condition without its times."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition with its times, in seconds of the wall clock."""
+
+    content: ConditionContent
+    heartbeat: float
+    transition: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """A change of a device."""
+
+    device: str
+    reason: EventReason
+    ailment: str
+    note: str
+
+
+DeviceReports = Mapping[str, DeviceReport]
+
+SILENT = ConditionContent(
+    ConditionStatus.UNKNOWN,
+    "ScrubServiceSilent",
+    "the scrub service of this node does not answer: the state of its devices is unknown",
+)
+STOPPED = ConditionContent(
+    ConditionStatus.UNKNOWN,
+    "PluginStopped",
+    "the device plugin of this node was stopped: the state of its devices is unknown",
+)
+FAULT = ConditionContent(
+    ConditionStatus.UNKNOWN,
+    "PluginFault",
+    "a fault inside the device plugin of this node: the state of its devices is unknown; see the log of the plugin",
+)
+NONE_OFFERED = ConditionContent(ConditionStatus.UNKNOWN, "NoDevices", "no device of this node is offered")
+
+_WORDS = {
+    EventReason.SICK: "sick",
+    EventReason.QUARANTINED: "quarantined",
+    EventReason.NOT_READY: "not ready",
+    EventReason.GONE: "gone",
+}
+
+
+def report(before: DeviceReports, devices: Iterable[Device], now: float) -> dict[str, DeviceReport]:
+    """A report for each device, by UUID; ``now`` is from a monotonic clock."""
+    # A device that changed its resource is there twice: its current state wins over the one that is gone.
+    present = {device.uuid: device for device in sorted(devices, key=lambda device: not device.gone)}
+    # Only a device that is new since the last report takes a place: the others may have moved to another index. The
+    # first report cannot know which devices are new.
+    taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
+    found = [_report(before.get(uuid), device, now, taken) for uuid, device in present.items()]
+    return {it.uuid: it for it in sorted(found, key=lambda it: (it.index, it.uuid))}
+
+
+def _report(
+    before: DeviceReport | None, device: Device, now: float, taken: Container[tuple[int, bool]]
+) -> DeviceReport:
+    identity = (device.uuid, device.index, device.mig)
+    if device.gone:
+        replaced = (before is not None and before.replaced) or (device.index, device.mig) in taken
+        return DeviceReport(*identity, EventReason.GONE, replaced=replaced)
+    if device.quarantined:
+        return DeviceReport(*identity, EventReason.QUARANTINED, device.reason, replaced=device.replaced)
+    if device.sick:
+        return DeviceReport(*identity, EventReason.SICK, device.reason)
+    if device.healthy:
+        return DeviceReport(*identity, proven=True)
+    since = now if before is None or before.idle_since is None else before.idle_since
+    if before is not None and before.failure is not None:  # it recovers only when it is healthy again
+        return DeviceReport(*identity, before.failure, before.ailment, since)
+    if now - since >= NOT_READY_AFTER:
+        return DeviceReport(*identity, EventReason.NOT_READY, "", since)
+    return DeviceReport(*identity, idle_since=since, proven=before is not None and before.proven)
+
+
+def after_silence(reports: DeviceReports) -> dict[str, DeviceReport]:
+    """The reports after a time without observations: failures stay, and no device counts as proven."""
+    return {uuid: replace(it, proven=False, idle_since=None) for uuid, it in reports.items()}
+
+
+def next_change(reports: DeviceReports, now: float) -> float | None:
+    """Seconds until a report may change by time alone."""
+    idle = (it.idle_since for it in reports.values() if it.failure is None)
+    return min((max(0.0, since + NOT_READY_AFTER - now) for since in idle if since is not None), default=None)
+
+
+def node_events(before: DeviceReports, after: DeviceReports) -> tuple[NodeEvent, ...]:
+    """The changes between two reports; for the first report, its failures."""
+    events = (_node_event(before.get(uuid), it) for uuid, it in after.items())
+    return tuple(event for event in events if event is not None)
+
+
+def _node_event(before: DeviceReport | None, after: DeviceReport) -> NodeEvent | None:
+    then = (before.failure, before.ailment) if before is not None else (None, "")
+    if then == (after.failure, after.ailment):
+        return None
+    if after.failure is not None:
+        # The service cannot explain a device that it does not list any more.
+        gone = after.failure is EventReason.GONE
+        hint = "" if gone else f"; run `autoclave explain {after.uuid}` on the node for details"
+        return NodeEvent(after.uuid, after.failure, after.ailment, f"{_full_name(after)} is {_state(after)}{hint}")
+    if before is None or before.failure is None:
+        return None
+    note = f"{_full_name(after)} is healthy again; it was {_state(before)}"
+    return NodeEvent(after.uuid, EventReason.RECOVERED, before.ailment, note)
+
+
+def condition_content(reports: DeviceReports | None) -> ConditionContent:
+    """The content of the condition; None: the scrub service does not answer."""
+    if reports is None:
+        return SILENT
+    counted = _counted(reports)
+    if not counted:
+        return NONE_OFFERED
+    found = _content(counted)
+    replaced = [it.name for it in reports.values() if it.replaced]
+    also = f"; not counted, because they were replaced: {_named(replaced)}" if replaced else ""
+    return replace(found, message=bounded(f"{found.message}{also}"))
+
+
+def _content(counted: Sequence[DeviceReport]) -> ConditionContent:
+    failed = [it for it in counted if it.failure is not None]
+    if failed:
+        reason = "AllDevicesOut" if len(failed) == len(counted) else "SomeDevicesOut"
+        named = _named([f"{it.name} ({_state(it)})" for it in failed])
+        return ConditionContent(
+            ConditionStatus.FALSE, reason, f"{len(failed)} of {len(counted)} devices are out: {named}"
+        )
+    unproven = [it.name for it in counted if not it.proven]
+    if unproven:
+        message = f"{len(unproven)} of {len(counted)} devices were not found healthy yet: {_named(unproven)}"
+        return ConditionContent(ConditionStatus.UNKNOWN, "DevicesNotReady", message)
+    return ConditionContent(ConditionStatus.TRUE, "AllDevicesHealthy", f"no device of {len(counted)} is out")
+
+
+def condition(present: Condition | None, content: ConditionContent, since: float, now: float) -> Condition:
+    """The condition to write. It keeps the transition time of the present one if the status is the same."""
+    same = present is not None and present.content.status is content.status
+    return Condition(content, now, present.transition if present is not None and same else since)
+
+
+def due(present: Condition | None, content: ConditionContent, now: float, every: float) -> float:
+    """Seconds until the condition has to be written again: 0 if its content differs."""
+    if present is None or present.content != content:
+        return 0.0
+    age = now - present.heartbeat
+    return every - age if 0 <= age < every else 0.0  # a heartbeat in the future means that a clock was set
+
+
+def tainted(reports: DeviceReports | None, present: bool) -> bool:  # noqa: FBT001 - the present state, as a value
+    """Whether the node should have the taint. It changes only when all devices fail, or when one is healthy."""
+    counted = _counted(reports or {})
+    if not counted:
+        return present
+    if all(it.failure is not None for it in counted):
+        return True
+    return present and not any(it.proven for it in counted)
+
+
+def bounded(text: str) -> str:
+    """The text, cut to the length that the API server takes."""
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 4]} ..."
+
+
+def _counted(reports: DeviceReports) -> list[DeviceReport]:
+    return [it for it in reports.values() if not it.replaced]
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+def _state(report: DeviceReport) -> str:
+    word = _WORDS[report.failure] if report.failure is not None else "healthy"
+    return f"{word}: {report.ailment}" if report.ailment else word
+
+
+def _full_name(report: DeviceReport) -> str:
+    return report.name if report.uuid in report.name else f"{report.name} ({report.uuid})"

@@ -1,0 +1,32 @@
+"""The devices that the scrub service advertises to the plugin. Field names are those of ``scrub.proto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisedDevice:
+    """The state of one device, for the kubelet and for the cluster's view of the node."""
+
+    device: str  # UUID
+    healthy: bool  # whether the kubelet may give it to a pod
+    clean: bool  # whether it can be handed out without a scrub
+    numa_node: int | None
+    resource: str  # the hardware's name for it
+    index: int = 0
+    mig: bool = False
+    island: str = ""  # fast links join the devices of one island; empty: no links
+    nodes: tuple[str, ...] = ()  # device nodes of this device alone
+    reason: str = ""  # the kind of its ailment; empty: none known
+    quarantined: bool = False
+    sick: bool = False  # it has an ailment and is quarantined as soon as its pod ends
+    replaced: bool = False  # another device, or another MIG layout, is in its place
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisedDevices:
+    """All devices, and for how long the list stays valid once the service does not answer any more."""
+
+    devices: tuple[AdvertisedDevice, ...]
+    silence_seconds: float

@@ -1,0 +1,281 @@
+"""What is told of the devices, from tables."""
+
+from dataclasses import replace
+
+import pytest
+
+from plugin.cluster import node_report
+from plugin.cluster.node_report import Condition, ConditionContent, ConditionStatus, DeviceReport
+from plugin.cluster.node_report import EventReason as Why
+from plugin.devices import Device
+
+LATER = node_report.NOT_READY_AFTER
+
+
+def device(index, *, healthy=True, reason="", mig=False, resource="nvidia.com/gpu", **flags):
+    name = f"MIG-{index}" if mig else f"GPU-{index}"
+    return Device(name, resource, healthy, healthy, index, mig, None, "", (), reason, **flags)
+
+
+def after(*looks):
+    """The reports after several looks at one device, ``(seconds, device)`` each."""
+    reports: dict[str, DeviceReport] = {}
+    for now, seen in looks:
+        reports = node_report.report(reports, [seen], now)
+    return next((report.failure, report.ailment) for report in reports.values())
+
+
+GOOD, IDLE = device(0), device(0, healthy=False)
+SICK = device(0, healthy=False, reason="xid", sick=True)
+OUT = device(0, healthy=False, reason="ecc", quarantined=True)
+LEFT = device(0, healthy=False, gone=True)
+
+
+@pytest.mark.parametrize(
+    ("looks", "report"),
+    [
+        ([(0, GOOD)], (None, "")),
+        ([(0, SICK)], (Why.SICK, "xid")),
+        ([(0, OUT)], (Why.QUARANTINED, "ecc")),
+        ([(0, LEFT)], (Why.GONE, "")),
+        ([(0, device(0, reason="xid", sick=True))], (Why.SICK, "xid")),  # whatever the kubelet may be told
+        ([(0, device(0, quarantined=True))], (Why.QUARANTINED, "")),
+        ([(0, IDLE)], (None, "")),
+        ([(0, IDLE), (LATER - 1, IDLE)], (None, "")),
+        ([(0, IDLE), (LATER, IDLE)], (Why.NOT_READY, "")),
+        ([(0, IDLE), (LATER - 1, GOOD), (LATER, IDLE)], (None, "")),  # the count begins anew
+        ([(0, IDLE), (LATER, IDLE), (LATER + 1, GOOD)], (None, "")),
+        ([(0, IDLE), (LATER, IDLE), (LATER + 1, IDLE)], (Why.NOT_READY, "")),
+        ([(0, OUT), (1, IDLE)], (Why.QUARANTINED, "ecc")),  # on its way back, and not there yet
+        ([(0, OUT), (1, IDLE), (LATER + 2, IDLE)], (Why.QUARANTINED, "ecc")),
+        ([(0, OUT), (1, IDLE), (2, GOOD)], (None, "")),
+        ([(0, LEFT), (1, GOOD)], (None, "")),
+        ([(0, SICK), (1, OUT)], (Why.QUARANTINED, "ecc")),
+    ],
+)
+def test_a_device_is_out_by_its_ailment_or_after_a_long_while(looks, report):
+    assert after(*looks) == report
+
+
+@pytest.mark.parametrize(
+    ("looks", "proven"),
+    [
+        ([GOOD], True), ([IDLE], False), ([GOOD, IDLE], True), ([OUT], False), ([GOOD, OUT], False),
+        ([GOOD, OUT, IDLE], False), ([GOOD, OUT, GOOD], True), ([IDLE, GOOD, IDLE], True),
+    ],
+)  # fmt: skip
+def test_a_device_is_proven_by_having_been_offered_since_it_was_last_out(looks, proven):
+    reports: dict[str, DeviceReport] = {}
+    for now, seen in enumerate(looks):
+        reports = node_report.report(reports, [seen], now)
+    assert [report.proven for report in reports.values()] == [proven]
+
+
+def test_a_device_that_changed_its_resource_is_judged_once_by_what_it_is_now():
+    old, new = device(1, healthy=False, gone=True, mig=True), device(1, mig=True, resource="nvidia.com/mig-1g.10gb")
+    for order in [(old, new), (new, old)]:
+        assert [report.failure for report in node_report.report({}, order, 0).values()] == [None]
+
+
+LOST = device(0, healthy=False, reason="lost", quarantined=True)
+SWAPPED = device(0, healthy=False, reason="replaced", quarantined=True, replaced=True)
+NEW, OTHER_GPU = replace(GOOD, uuid="GPU-new"), device(1)
+SLICE = replace(NEW, mig=True)
+MOVED_UP = replace(OTHER_GPU, index=0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "counts"),
+    [
+        ([[LOST, OTHER_GPU]], True),
+        ([[LOST, NEW]], True),  # the service alone says what was replaced
+        ([[SWAPPED, NEW]], False),
+        ([[LOST], [SWAPPED, NEW]], False),
+        ([[SWAPPED, NEW], [LEFT, NEW]], False),
+        ([[SWAPPED, NEW], [IDLE, NEW]], True),  # put back, and not there yet
+        ([[GOOD, OTHER_GPU], [LEFT, OTHER_GPU]], True),
+        ([[GOOD, OTHER_GPU], [LEFT, MOVED_UP]], True),
+        ([[GOOD], [LEFT, SLICE]], True),
+        ([[GOOD], [LEFT, NEW]], False),
+        ([[GOOD], [LEFT], [LEFT, NEW]], False),
+        ([[GOOD], [LEFT, NEW], [LEFT, NEW]], False),
+        ([[GOOD], [LEFT, NEW], [IDLE, NEW]], True),
+        ([[GOOD], [LEFT, NEW], [IDLE, NEW], [LEFT, NEW]], True),
+        ([[LOST], [LEFT]], True),
+        ([[LEFT, NEW]], True),  # who came first, nobody knows
+    ],
+)
+def test_what_is_not_there_counts_until_another_one_is_in_its_place(looks, counts):
+    reports: dict[str, DeviceReport] = {}
+    for now, seen in enumerate(looks):
+        reports = node_report.report(reports, seen, now)
+    old = reports[GOOD.uuid]
+    assert old.failure is not None
+    assert (node_report.condition_content(reports).status is ConditionStatus.FALSE) is counts
+    assert node_report.tainted({GOOD.uuid: old, "GPU-9": report(9, Why.SICK)}, present=False)
+    assert node_report.tainted({GOOD.uuid: old}, present=False) is counts  # of those that count, there is none
+    assert node_report.tainted({GOOD.uuid: old, "GPU-9": report(9)}, present=True) is False
+
+
+def test_what_was_replaced_is_told_by_an_event_and_in_the_message_by_its_uuid():
+    before, now = node_report.report({}, [LOST], 0), node_report.report({}, [SWAPPED, NEW], 1)
+    (event,) = node_report.node_events(before, now)
+    hint = "; run `autoclave explain GPU-0` on the node for details"
+    assert (event.reason, event.note) == (Why.QUARANTINED, f"GPU-0 is quarantined: replaced{hint}")
+    told = node_report.condition_content(now)
+    assert told.reason == "AllDevicesHealthy"
+    assert told.message == "no device of 1 is out; not counted, because they were replaced: GPU-0"
+    assert node_report.condition_content(node_report.report({}, [SWAPPED], 1)) == node_report.NONE_OFFERED
+
+
+def test_what_an_operator_laid_out_anew_counts_neither_for_the_condition_nor_for_the_taint():
+    slices = [replace(SLICE, uuid=f"MIG-{number}") for number in range(2)]
+    before = node_report.report({}, slices, 0)
+    gone = [replace(it, healthy=False, reason="relaid", quarantined=True, replaced=True) for it in slices]
+    now = node_report.report(before, [*gone, NEW], 1)
+    assert node_report.condition_content(now).reason == "AllDevicesHealthy"
+    assert not node_report.tainted(now, present=False)
+    assert {it.reason for it in node_report.node_events(before, now)} == {Why.QUARANTINED}
+
+
+def test_a_device_that_is_gone_is_named_by_its_uuid_and_nobody_is_asked_to_explain_it():
+    (event,) = node_report.node_events(by_name(report()), by_name(report(code=Why.GONE)))
+    assert event.note == "GPU-0 is gone"
+
+
+def test_a_while_in_which_nobody_looked_proves_nothing_and_counts_for_nothing():
+    reports = node_report.after_silence(node_report.report({}, [OUT, OTHER_GPU, device(2, healthy=False)], 0))
+    assert node_report.next_change(reports, LATER) is None
+    reports = node_report.report(reports, [device(index, healthy=False) for index in range(3)], LATER)
+    assert [(each.failure, each.proven) for each in reports.values()] == [
+        (Why.QUARANTINED, False), (None, False), (None, False),
+    ]  # fmt: skip
+    assert node_report.next_change(reports, LATER) == LATER
+
+
+def test_the_next_look_is_when_the_first_device_has_been_idle_for_too_long():
+    assert (
+        node_report.next_change(node_report.report({}, [GOOD, device(1, healthy=False, reason="xid", sick=True)], 5), 5)
+        is None
+    )
+    reports = node_report.report({}, [device(0, healthy=False)], 0)
+    reports = node_report.report(reports, [device(0, healthy=False), device(1, healthy=False)], 100)
+    assert node_report.next_change(reports, 100) == LATER - 100
+    assert node_report.next_change(reports, LATER + 100) == 0
+    assert node_report.next_change(node_report.report(reports, [device(0, healthy=False)], LATER), LATER) is None
+
+
+def report(index=0, code=None, ailment="", *, mig=False, proven=True):
+    return DeviceReport(
+        f"MIG-{index}" if mig else f"GPU-{index}", index, mig, code, ailment, proven=proven and code is None
+    )
+
+
+def by_name(*reports):
+    return {report.uuid: report for report in reports}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        (None, report(), None),
+        (None, report(code=Why.QUARANTINED, ailment="xid"), (Why.QUARANTINED, "xid")),
+        (report(), report(), None),
+        (report(), report(code=Why.SICK, ailment="xid"), (Why.SICK, "xid")),
+        (report(code=Why.SICK, ailment="xid"), report(code=Why.SICK, ailment="xid"), None),
+        (
+            report(code=Why.SICK, ailment="xid"),
+            report(code=Why.SICK, ailment="ecc"),
+            (Why.SICK, "ecc"),
+        ),
+        (
+            report(code=Why.SICK, ailment="a"),
+            report(code=Why.QUARANTINED, ailment="a"),
+            (Why.QUARANTINED, "a"),
+        ),
+        (report(code=Why.QUARANTINED, ailment="xid"), report(), (Why.RECOVERED, "xid")),
+        (report(code=Why.GONE), report(), (Why.RECOVERED, "")),
+        (report(), report(code=Why.GONE), (Why.GONE, "")),
+        (report(), report(code=Why.NOT_READY), (Why.NOT_READY, "")),
+    ],
+)
+def test_an_event_is_a_change_of_report(before, now, told):
+    happened = node_report.node_events(by_name(before) if before else {}, by_name(now))
+    assert [(each.reason, each.ailment) for each in happened] == ([told] if told else [])
+
+
+GPU1 = report(1, Why.SICK, "xid")
+
+
+@pytest.mark.parametrize(
+    ("reports", "status", "reason", "message"),
+    [
+        (None, "Unknown", "ScrubServiceSilent", node_report.SILENT.message),
+        ((), "Unknown", "NoDevices", node_report.NONE_OFFERED.message),
+        ((report(), report(1)), "True", "AllDevicesHealthy", "no device of 2 is out"),
+        (
+            (report(), report(1, proven=False)),
+            "Unknown", "DevicesNotReady", "1 of 2 devices were not found healthy yet: GPU 1",
+        ),
+        ((report(0, proven=False), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
+        ((report(), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
+        ((GPU1,), "False", "AllDevicesOut", "1 of 1 devices are out: GPU 1 (sick: xid)"),
+        (
+            (report(0, Why.QUARANTINED, "ecc", mig=True), report(2, Why.GONE), report(3)),
+            "False", "SomeDevicesOut", "2 of 3 devices are out: MIG-0 of GPU 0 (quarantined: ecc), GPU-2 (gone)",
+        ),
+    ],
+)  # fmt: skip
+def test_the_condition_names_what_is_out(reports, status, reason, message):
+    content = node_report.condition_content(None if reports is None else by_name(*reports))
+    assert (content.status.value, content.reason, content.message) == (status, reason, message)
+
+
+def test_a_message_stays_within_bounds_and_counts_the_rest():
+    out = [DeviceReport(f"MIG-{index:036}", index, True, Why.QUARANTINED, "x" * 200) for index in range(100)]
+    message = node_report.condition_content(by_name(*out)).message
+    assert len(message) == node_report.LONGEST_MESSAGE
+    assert message.endswith(" ...")
+    short = node_report.condition_content(by_name(*(report(index, Why.SICK, "xid") for index in range(100)))).message
+    assert short.endswith("GPU 15 (sick: xid), and 84 more")
+
+
+SOME, OTHER = ConditionContent(ConditionStatus.FALSE, "A", "a"), ConditionContent(ConditionStatus.FALSE, "B", "b")
+FINE = ConditionContent(ConditionStatus.TRUE, "C", "c")
+
+
+@pytest.mark.parametrize(
+    ("present", "content", "transition"),
+    [
+        (None, SOME, 50), (Condition(SOME, 10, 5), SOME, 5), (Condition(SOME, 10, 5), OTHER, 5),
+        (Condition(SOME, 10, 5), FINE, 50),
+    ],
+)  # fmt: skip
+def test_the_time_of_transition_is_kept_while_the_status_is_the_same(present, content, transition):
+    assert node_report.condition(present, content, since=50, now=60) == Condition(content, 60, transition)
+
+
+@pytest.mark.parametrize(
+    ("present", "content", "now", "left"),
+    [
+        (None, SOME, 0, 0), (Condition(SOME, 10, 5), OTHER, 10, 0), (Condition(SOME, 10, 5), SOME, 10, 300),
+        (Condition(SOME, 10, 5), SOME, 110, 200), (Condition(SOME, 10, 5), SOME, 310, 0),
+        (Condition(SOME, 10, 5), SOME, 9, 0),
+    ],
+)  # fmt: skip
+def test_a_condition_is_due_when_it_changed_or_is_old_or_from_the_future(present, content, now, left):
+    assert node_report.due(present, content, now, 300) == left
+
+
+@pytest.mark.parametrize("present", [True, False])
+@pytest.mark.parametrize(
+    ("reports", "wanted"),
+    [
+        (None, None), ((), None), ((report(),), False), ((report(), GPU1), False), ((GPU1,), True),
+        ((report(proven=False),), None), ((report(proven=False), GPU1), None),
+        ((report(proven=False), report(1)), False),
+    ],
+)  # fmt: skip
+def test_the_taint_needs_all_out_and_stays_as_it_is_until_one_is_found_healthy(present, reports, wanted):
+    found = node_report.tainted(None if reports is None else by_name(*reports), present)
+    assert found is (present if wanted is None else wanted)
