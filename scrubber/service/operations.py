@@ -50,7 +50,7 @@ class Operations:
         async with context.locks.of([device]):
             record = context.record(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.AilmentFound(upkeep.taken_out(record, f"{reason} (asked by {by})"))
+            event: ev.Event = ev.AilmentFound(upkeep.quarantined_by_operator(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.IN_USE):
                 vitals = await context.observer.vitals(device)
                 policy = context.policy(device)
