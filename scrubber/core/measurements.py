@@ -22,7 +22,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Uncovered:
-    """A part of the memory that no scrub reached, and whose it is."""
+    """A part of the memory that the scrub did not cover, and why."""
 
     cause: str
     bytes: int

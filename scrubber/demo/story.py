@@ -218,10 +218,10 @@ async def _killed(play: Play) -> None:
     async with stage.admin() as admin:
         history = await admin.history(uuid)
         others = (await admin.status()).devices
-    interrupted = any("cut off, nothing was proven" in entry.text for entry in history)
+    interrupted = any("cancelled, nothing was proven" in entry.text for entry in history)
     receipts = [json.loads(entry.body) for entry in history if entry.kind == "scrub-passed"]
     honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
-    play.check(honest, "after the restart the job that was cut off counts for nothing")
+    play.check(honest, "after the restart the cancelled job counts for nothing")
     play.check(device.state == "clean", "GPU 2 is scrubbed again, from the start, and then clean")
     await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
     await _run(play, "d", 1)

@@ -120,7 +120,7 @@ class Operations:
         facts = await self._context.observer.full(record)
         policy = self._context.policy(device)
         if facts.holders is None:
-            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: cannot prove that nobody uses it")
+            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: cannot prove that no process uses it")
         stuck = [holder for holder in facts.holders if not leftover.terminable(holder, record, policy)]
         if stuck:
             names = ownership.holder_names(tuple(stuck))
