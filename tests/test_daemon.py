@@ -101,7 +101,7 @@ def test_stopping_is_not_failing(service):
     service.start()
     after = service.settled(0, "clean")
     assert (after.setback, after.quarantine) == ("", None)
-    assert "scrub cut off, nothing was proven: the service was stopped" in texts(service)
+    assert "scrub cancelled, nothing was proven: the service was stopped" in texts(service)
 
 
 def test_a_kill_takes_the_worker_with_it_and_proves_nothing(service):
@@ -114,7 +114,7 @@ def test_a_kill_takes_the_worker_with_it_and_proves_nothing(service):
     service.start()
     service.settled(0, "clean")
     told = texts(service)
-    cut = told.index("scrub cut off, nothing was proven: the service was stopped or killed while it ran")
+    cut = told.index("scrub cancelled, nothing was proven: the service was stopped or killed while it ran")
     assert any(text.startswith("proven clean") for text in told[cut:])
 
 

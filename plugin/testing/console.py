@@ -26,7 +26,9 @@ def parse(name: str, requests: list[str]) -> Pod:
         resource, equals, count = rest.partition("=")
         known = not colon or kind in ("init", "sidecar")
         if not known or not equals or not count.isdecimal():
-            raise ValueError(f"cannot read {request!r}: write RESOURCE=COUNT, init:RESOURCE=COUNT or sidecar:RESOURCE=COUNT")
+            raise ValueError(
+                f"cannot read {request!r}: write RESOURCE=COUNT, init:RESOURCE=COUNT or sidecar:RESOURCE=COUNT"
+            )
         containers.append(
             Container(f"c{number}", {resource: int(count)}, ContainerKind(kind) if colon else ContainerKind.APP)
         )

@@ -118,7 +118,7 @@ def _from_tenancy(record: Record, facts: Facts, now: Moment, deed: Deed) -> answ
     seen = ownership.unannounced_use(record, facts, now) or ownership.first_seen(record, facts)
     if seen is not None:
         return answers.Note(seen)
-    gone = answers.Note(ev.Released("it was asked for again and its last user is gone"))
+    gone = answers.Note(ev.Released("it was asked for again, and its last owner is gone"))
     return still_in_use(deed, record, facts, now) or gone
 
 

@@ -1,4 +1,4 @@
-"""What is newly wrong with a device, by what it says of itself and what was known before. Pure."""
+"""Diagnosis: what is newly wrong with a device, by what it reports and what was known before."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ WORST = (
 
 
 def news(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
-    """The errors that nobody has judged yet."""
+    """The errors that no diagnosis has seen yet."""
     return tuple(xid for xid in vitals.xids if xid.number > baseline.last_xid)
 
 
 def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Ailment | None:
-    """What is newly wrong with a device, worst first."""
+    """The worst new ailment of a device, or None."""
     return worst(_found(vitals, baseline, policy))
 
 
 def worst(found: Iterable[Ailment]) -> Ailment | None:
-    """The one that asks for most, and of several the first: what asks for less is met by that as well."""
+    """The ailment with the strongest remedy, and the first of equals: that remedy covers the weaker ones."""
     return max(found, key=remedy.rank, default=None)
 
 
@@ -39,7 +39,7 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailme
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
     worst_xid = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
     reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
-    if vitals.lost or vitals.unresponsive:  # then it says nothing itself
+    if vitals.lost or vitals.unresponsive:  # it reports nothing else
         yield silent(vitals)
         yield from reported
         return
@@ -53,33 +53,35 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailme
         yield Ailment(AilmentKind.RESET_REQUIRED, "the driver asks for a reset")
     if vitals.remap_pending:
         yield Ailment(AilmentKind.REMAP_PENDING, "a memory row waits to be remapped: needs a reset")
-    yield from _told(vitals, policy)
+    yield from _serious_signs(vitals, policy)
 
 
 def silent(vitals: Vitals) -> Ailment:
-    """Why it says nothing itself."""
+    """The ailment of a device that is gone or does not answer."""
     if vitals.relaid:
-        return Ailment(AilmentKind.RELAID, "its GPU is laid out (MIG) so that there is nothing of this name")
+        return Ailment(AilmentKind.RELAID, "its GPU has a MIG layout without this device")
     if vitals.lost:
         return Ailment(AilmentKind.LOST, "the device has fallen off its bus")
-    told = f": {vitals.why}" if vitals.why else ""
-    return Ailment(AilmentKind.UNRESPONSIVE, f"the driver does not answer for this device{told}")
+    why = f": {vitals.why}" if vitals.why else ""
+    return Ailment(AilmentKind.UNRESPONSIVE, f"the driver does not answer for this device{why}")
 
 
-def _told(vitals: Vitals, policy: Policy) -> Iterator[Ailment]:
-    """The signs that the policy takes seriously, worst first."""
-    if not vitals.signs:  # nearly always, and asked of each device all day
+def _serious_signs(vitals: Vitals, policy: Policy) -> Iterator[Ailment]:
+    """The signs that lead to a quarantine under this policy, worst first."""
+    if not vitals.signs:  # the usual case, in every round
         return
-    serious = {AilmentKind(symptom.value) for symptom in policy.quarantine.signs}
+    serious = {AilmentKind(sign.value) for sign in policy.quarantine.signs}
     for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.kind)):
         if sign.kind in serious:
             yield Ailment(sign.kind, sign.detail)
 
 
 def known(vitals: Vitals | None, before: Baseline) -> Baseline:
-    """The baseline after these vitals were judged: what they show is no news next time."""
+    """The baseline after these vitals were diagnosed: their errors are not new next time."""
     if vitals is None:
         return before
-    last = max((before.last_xid, *(xid.number for xid in vitals.xids)))  # after a restart of ours some may be forgotten
-    silent = vitals.lost or vitals.unresponsive or vitals.partial  # it said nothing: what it has told stays known
+    last = max(
+        (before.last_xid, *(xid.number for xid in vitals.xids))
+    )  # after a restart of the service some may be missing
+    silent = vitals.lost or vitals.unresponsive or vitals.partial  # it reported no counters: the last ones stay
     return Baseline(last, before.ecc_uncorrectable if silent else vitals.ecc_uncorrectable)

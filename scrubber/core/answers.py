@@ -1,6 +1,6 @@
-"""What a decision may come out as: small closed unions, matched without a default so that none is forgotten.
+"""The possible answers of each decision: closed unions, matched without a default so that no answer is forgotten.
 
-Sentences in ``Wait`` and ``Refuse`` go to tenants: they name the device asked for and nothing else.
+Tenants read the sentences of ``Wait`` and ``Refuse``: they name the requested device and nothing else.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from scrubber.ground.errors import Reason
 
 @dataclass(frozen=True, slots=True)
 class HandOut:
-    """Yes. ``unproven`` says why nothing was proven, under policy ``observe`` only."""
+    """Yes. ``unproven``, under policy ``observe`` only, says why the device is not proven clean."""
 
     unproven: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Yes, without a grant: the wait is left to the start, as policy gate ``prestart`` says in writing."""
+    """Yes, without a grant yet: the start waits for the device, under policy ``gate: prestart`` only."""
 
-    scrub: Scrub | None = None  # to be begun meanwhile
+    scrub: Scrub | None = None  # to start meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Yes, a container may start; this is recorded first, for all devices that it starts on at once."""
+    """Yes, a container may start. Record this event first, for all of its devices in one transaction."""
 
     event: ev.PutInUse
 
 
 @dataclass(frozen=True, slots=True)
 class Scrub:
-    """Start a job."""
+    """Start a scrub."""
 
     path: Path
     trigger: Trigger
@@ -43,17 +43,17 @@ class Scrub:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """A job is under way: wait for it."""
+    """A job runs: wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """A job is under way that nobody needs now: end it, then ask again."""
+    """A burn-in runs: cancel it, then ask again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not now; this may pass by itself within moments."""
+    """Not now. The cause may end within moments."""
 
     reason: Reason
     message: str
@@ -61,7 +61,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """No."""
+    """No, and waiting does not help."""
 
     reason: Reason
     message: str
@@ -69,14 +69,14 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Record this first, then ask again."""
+    """Record this event, observe again, ask again."""
 
     event: ev.Event
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A job must not go on. The reason is for operators."""
+    """The job must not run its next step. Operators read why."""
 
     blame: Blame
     why: str
@@ -84,26 +84,26 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Nothing is in the way, and nothing needs to be recorded."""
+    """Yes, with nothing to record; or nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """It should be scrubbed and cannot be, and this is why. For operators: may name processes."""
+    """The device needs a scrub and cannot have one now. Operators read why; it may name processes."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Try a quarantined device again."""
+    """Start the probation of a quarantined device."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What ListAndWatch says of a device, and why."""
+    """Whether ListAndWatch calls a device Healthy, and why."""
 
     healthy: bool
     why: str

@@ -1,4 +1,4 @@
-"""What is recorded of a device, as it is shown."""
+"""A device as people see it, made from its record."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from policies.model import Policy
 from scrubber.core import answers, presence, remedy, upkeep, verdict, views
 from scrubber.core.model import Job, Moment, Path, Quarantine, Receipt, Record, State, Vitals
 
-SHOWN = 900.0  # seconds for which what was taken away is shown all the same: who looks at it hears what became of it
+SHOWN = 900.0  # seconds for which a device that was taken away is still listed, so that people see what happened
 
 
 def receipt_view(receipt: Receipt) -> views.ReceiptView:
-    """A receipt as it is shown."""
+    """A receipt as people see it."""
     return views.ReceiptView(
         id=receipt.id,
         path=receipt.path.value,
@@ -29,13 +29,13 @@ def receipt_view(receipt: Receipt) -> views.ReceiptView:
 
 
 def job_status(job: Job, done: int, total: int) -> views.JobStatus:
-    """A job as it is shown, with the progress of its present step."""
+    """A job as people see it, with the progress of its present step."""
     step = job.step.value if job.step else ""
     return views.JobStatus(job.id, job.path.value, job.trigger.value, step, job.started.wall, done, total)
 
 
 def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.QuarantineStatus:
-    """A quarantine as it is shown. ``path`` is what is tried next, if anything is."""
+    """A quarantine as people see it. ``path`` is the path of its next probation."""
     due = quarantine.next_probe
     return views.QuarantineStatus(
         reason=quarantine.ailment.kind.value,
@@ -53,7 +53,7 @@ def quarantine_status(quarantine: Quarantine, path: Path, now: Moment) -> views.
 def device_status(
     record: Record, advert: answers.Offer, rule: str, policy: Policy, now: Moment, progress: tuple[int, int]
 ) -> views.DeviceStatus:
-    """A device as it is shown, under the policy of this rule."""
+    """A device as people see it, under the policy of this rule."""
     device, out = record.device, record.quarantine
     return views.DeviceStatus(
         device=device.uuid,
@@ -80,48 +80,47 @@ def device_status(
     )
 
 
-def is_somebodys(record: Record) -> bool:
+def may_have_pod(record: Record) -> bool:
     """Whether there may be a pod to name."""
     return record.owner is not None or record.state is State.GRANTED
 
 
-def pod(record: Record, held: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
-    """Who has a device, as people call it; empty where that is not known.
+def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
+    """The pod of a device as people call it; empty where it is not known.
 
-    ``held``: the pods that the kubelet has written it down for, by UID, and their containers. Of an owner they tell the
-    containers; who it is was settled when it started. Where nothing has started yet they are all that is known.
-    ``names``: NAMESPACE/NAME by UID.
+    ``assigned``: the pods in the kubelet's checkpoint, with their containers, by UID. ``names``: NAMESPACE/NAME by UID.
+    The record names the owner; the checkpoint adds its containers, and all pods of a device that has no owner yet.
     """
     if record.owner is not None:
         uid = record.owner.container or ""
-        return _called(uid, held, names) if uid in names else ""
+        return _called(uid, assigned, names) if uid in names else ""
     if record.state is State.GRANTED:
-        return ", ".join(_called(uid, held, names) for uid in sorted(held))
+        return ", ".join(_called(uid, assigned, names) for uid in sorted(assigned))
     return ""
 
 
-def _called(uid: str, held: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
+def _called(uid: str, assigned: Mapping[str, Collection[str]], names: Mapping[str, str]) -> str:
     if uid not in names:
         return uid
-    return ", ".join(f"{names[uid]}/{container}" for container in sorted(held.get(uid, ()))) or names[uid]
+    return ", ".join(f"{names[uid]}/{container}" for container in sorted(assigned.get(uid, ()))) or names[uid]
 
 
 def is_past(record: Record, vitals: Vitals | None, now: Moment) -> bool:
-    """Whether it is only told of to who asks for it: it was taken away on purpose, and has not come back since."""
+    """Whether lists leave the device out: it was taken away on purpose a while ago and has not returned."""
     if record.quarantine is None or not presence.taken_away(record) or (vitals is not None and not vitals.lost):
         return False
     return not 0 <= now.wall - record.quarantine.since.wall < SHOWN
 
 
 def advice(record: Record, blocked: str = "") -> tuple[str, ...]:
-    """What a person should do now; empty when nothing needs one. ``blocked`` says what keeps it from being scrubbed."""
+    """What a person should do now; empty when there is nothing. ``blocked`` says what blocks the device's scrub."""
     if record.quarantine is not None:
         asked = remedy.of(record.quarantine.ailment)
         if record.quarantine.next_probe is None and asked.course is not remedy.Course.PERSON:
-            return ("it waits for a person: `autoclave reinstate` tries it again",)
+            return ("it waits for a person: run `autoclave reinstate` to try it again",)
         return (asked.advice,)
     if record.ailment is not None:
         return (f"drain it: {remedy.of(record.ailment).advice}",)
     if blocked or record.setback is not None:
-        return ("mend what is in its way, as told above; the scrub is tried again by itself",)
+        return ("remove what blocks the scrub, as shown above; the scrub is retried automatically",)
     return ()

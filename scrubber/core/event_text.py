@@ -1,4 +1,4 @@
-"""How a device came to be where it is, a plain sentence an event. For operators: may name processes and containers."""
+"""Each event as a plain sentence. Operators read it; it may name processes and containers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def tell(event: ev.Event) -> str:
     """The event as a sentence."""
     match event:
         case ev.Discovered(device):
-            return f"found {device.model} at index {device.name}; nothing is known of its memory"
+            return f"found {device.model} at index {device.name}; nothing is known about its memory"
         case ev.Described(device):
             return f"now seen as {device.model} at index {device.name}"
         case ev.Distrusted(why):
-            return f"what was known of its memory no longer holds: {why}"
+            return f"what was known about its memory no longer holds: {why}"
         case ev.Granted(grant):
             return f"handed out (grant {grant.id}, receipt {grant.receipt}){_announced(grant)}"
         case ev.GrantedUnproven(grant, why):
             return f"handed out WITHOUT PROOF (grant {grant.id}), as policy observe says: {why}"
         case ev.PutInUse(Owner(container=container, crowded=True)):
-            return f"in use by {container}, and by somebody else's container as well: unauthorised use"
+            return f"in use by {container}, and by another pod's container as well: unauthorised use"
         case ev.PutInUse(Owner(container=str(container), unannounced=True)):
-            return f"in use by {container}, which was met on it"
+            return f"in use by {container}, which is unannounced"
         case ev.PutInUse(owner):
             return f"in use by {owner.container or 'a process of no known container'}"
         case ev.Released(why):
@@ -47,12 +47,12 @@ def tell(event: ev.Event) -> str:
         case ev.ScrubFailed(_, why):
             return f"not clean: {why}"
         case ev.ScrubInterrupted(_, why):
-            return f"scrub cut off, nothing was proven: {why}"
+            return f"scrub cancelled, nothing was proven: {why}"
         case ev.ErrorsNoted(codes, grave=grave):
-            before = "; that was before it was first seen, and it owes the slow path for it" if grave else ""
+            before = "; that was before it was first observed, so the slow path is due" if grave else ""
             return f"the driver reported {_xids(codes)}{before}"
         case ev.Reinstated(by):
-            return f"brought back WITHOUT EVIDENCE by {by}; it is scrubbed like after a tenant"
+            return f"reinstated WITHOUT EVIDENCE by {by}; it is scrubbed as after a tenant"
         case ev.AilmentFound(ailment):
             return f"sick while in use ({ailment.kind.value}): {ailment.detail}; left alone until it is released"
         case ev.Quarantined(quarantine):
@@ -83,7 +83,7 @@ def _step(result: StepResult) -> str:
     notes += [result.detail] if result.detail else []
     notes += _measured(findings)
     if findings.holders:
-        notes.append(f"found{_by(findings.holders)}".replace("found by", "found"))
+        notes.append(f"found {ownership.holder_names(findings.holders)}")
     if findings.terminated:
         notes.append(f"ended pid {', '.join(map(str, findings.terminated))}")
     if findings.mismatch is not None:
@@ -101,7 +101,7 @@ def _measured(findings: Findings) -> list[str]:
     notes: list[str] = []
     if findings.residue_bytes:
         first = f", the first at {findings.residue_at[0]:#x}" if findings.residue_at else ""
-        notes.append(f"{findings.residue_bytes} bytes of the last user were found{first}")
+        notes.append(f"{findings.residue_bytes} bytes of the last owner were found{first}")
     if findings.uncovered:
         notes.append(f"not covered: {_parts(findings.uncovered)}")
     if findings.units_reached is not None:
@@ -116,12 +116,12 @@ def _parts(uncovered: tuple[Uncovered, ...]) -> str:
 def _receipt(receipt: Receipt) -> str:
     share = receipt.covered_bytes / receipt.allocatable_bytes
     written = f" ({', '.join(receipt.patterns)})" if receipt.patterns else ""
-    told = (
+    proven = (
         f"proven clean (receipt {receipt.id}): {receipt.covered_bytes} of {receipt.allocatable_bytes} bytes"
         f" ({share:.2%}) overwritten{written} and read back, {receipt.residue_bytes} bytes of residue found,"
         f" {receipt.processes_terminated} of {receipt.processes_found} processes ended"
     )
-    notes = [told]
+    notes = [proven]
     if receipt.uncovered:
         notes.append(f"not covered: {_parts(receipt.uncovered)}")
     if receipt.units is not None:
@@ -135,6 +135,6 @@ def _quarantine(quarantine: Quarantine) -> str:
     ailment = quarantine.ailment
     kept = "until an operator reinstates it" if quarantine.next_probe is None else "it will be tried again"
     again = quarantine.last_try not in ("", ailment.detail)
-    tried = f"tried again, and cut off: {quarantine.last_try}; " if again else ""
-    heard = f"; the driver reported {_xids(quarantine.errors)}" if quarantine.errors else ""
-    return f"{tried}quarantined by {quarantine.by} ({ailment.kind.value}): {ailment.detail}{heard}; {kept}"
+    tried = f"last probation: {quarantine.last_try}; " if again else ""
+    errors = f"; the driver reported {_xids(quarantine.errors)}" if quarantine.errors else ""
+    return f"{tried}quarantined by {quarantine.by} ({ailment.kind.value}): {ailment.detail}{errors}; {kept}"

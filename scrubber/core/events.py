@@ -1,7 +1,7 @@
-"""What happened to a device, in the past tense. The ledger stores these and nothing else.
+"""What happened to a device, in the past tense. The ledger stores these events and nothing else.
 
-Names and fields are a stored format: ``ledger.codec`` gives each a fixed kind, so a class may be renamed but a field
-may only be added with a default.
+Fields are a stored format: a new one needs a default. A class may be renamed, because ``ledger.codec`` gives each event
+a fixed kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scrubber.core.model import (
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """Seen for the first time, or for the first time since the ledger was lost."""
+    """The device was seen for the first time, or for the first time since the ledger was lost."""
 
     device: DeviceInfo
     incarnation: Incarnation
@@ -35,14 +35,14 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The same device under another index, model name or size."""
+    """The same device has another index, model name, size or place."""
 
     device: DeviceInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Distrusted:
-    """What was known of its memory no longer holds: another boot, another driver instance."""
+    """What was known about its memory no longer holds: another boot or driver instance."""
 
     why: str
     incarnation: Incarnation
@@ -50,14 +50,14 @@ class Distrusted:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Handed out, on the strength of a receipt."""
+    """The device was handed out, proven clean by a receipt."""
 
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedUnproven:
-    """Handed out although nothing was proven, because policy ``observe`` says so in writing."""
+    """The device was handed out without a proof, under policy ``observe`` only."""
 
     grant: Grant
     why: str
@@ -65,21 +65,21 @@ class GrantedUnproven:
 
 @dataclass(frozen=True, slots=True)
 class PutInUse:
-    """Something runs on it."""
+    """The device has an owner, or what is known about its owner has changed."""
 
     owner: Owner
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Nobody runs on it any more; its memory is what the tenant left."""
+    """Its owner has ended; its memory holds what the owner left."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Soiled:
-    """A proof ended: somebody used a clean device without asking, or the proof grew too old."""
+    """The proof of a clean device ended: it was used without a grant, or memory is held by no visible process."""
 
     why: str
     holders: tuple[Holder, ...] = ()
@@ -94,7 +94,7 @@ class ScrubStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProbationStarted:
-    """A job began on a quarantined device, which stays quarantined unless the job ends clean."""
+    """A job began on a quarantined device, which stays quarantined until the job passes."""
 
     job: Job
     by: str
@@ -111,7 +111,7 @@ class StepStarted:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """A step ended, one way or another."""
+    """A step ended, with this result."""
 
     job: str
     result: StepResult
@@ -128,7 +128,7 @@ class Escalated:
 
 @dataclass(frozen=True, slots=True)
 class ScrubPassed:
-    """Every wanted step passed: here is the receipt."""
+    """Every step of the path passed, with this receipt."""
 
     job: str
     receipt: Receipt
@@ -136,7 +136,7 @@ class ScrubPassed:
 
 @dataclass(frozen=True, slots=True)
 class ScrubFailed:
-    """The job ended without a proof, and the device is not to blame."""
+    """The job ended without a proof, through no fault of the device."""
 
     job: str
     why: str
@@ -144,7 +144,7 @@ class ScrubFailed:
 
 @dataclass(frozen=True, slots=True)
 class ScrubInterrupted:
-    """The job was cut off: a stop, a kill, a crash. Nothing was proven."""
+    """The job was cancelled or did not survive a crash. Nothing was proven."""
 
     job: str
     why: str
@@ -152,32 +152,32 @@ class ScrubInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class AilmentFound:
-    """Found sick while in use: reported, left alone until it is released."""
+    """An ailment was found while the device was granted or in use. It is quarantined after its release."""
 
     ailment: Ailment
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Kept out until evidence, or a person, brings it back."""
+    """The device is kept out until a scrub passes or a person decides."""
 
     quarantine: Quarantine
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorsNoted:
-    """Errors were reported that do not make it sick now: an application's own, or it is out already, or it is new."""
+    """The driver reported errors that lead to no ailment: the device is new or quarantined, or a program failed."""
 
-    codes: tuple[tuple[int, int], ...]  # each code, and how often
-    last: int  # number of the newest
-    grave: bool = False  # they are from before its first look, and would have taken it out: it owes the slow path
+    codes: tuple[tuple[int, int], ...]  # code and count
+    last: int  # number of the newest error
+    grave: bool = False  # from before the first observation, and worth a quarantine: the slow path is due
 
 
 @dataclass(frozen=True, slots=True)
 class Reinstated:
-    """A person ended a quarantine without evidence. What its memory holds is proven all the same, as after a tenant."""
+    """A person ended a quarantine without a proof. The device is scrubbed as after a tenant."""
 
-    by: str  # who, and in which words
+    by: str  # the person, with the reason
 
 
 Event = (
@@ -206,7 +206,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One event in its place: which device, when, in which operation."""
+    """One event with its number, device, time and operation."""
 
     seq: int
     device: str

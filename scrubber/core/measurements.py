@@ -1,4 +1,4 @@
-"""What is measured of a device, by whatever means."""
+"""What steps measure on a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 OWN_IDLE = "in use by the driver itself on an idle device"
 OWN_CONTEXT = "the context of the scrub itself"
 OWN_BOOKS = "the driver's own books of what was taken"
-OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # what any scrub of ours leaves out, on whatever device: no fault
+OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # no scrub can cover these: no fault of the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Uncovered:
-    """A part of the memory that no scrub reached, and whose it is."""
+    """A part of the memory that the scrub did not cover, and why."""
 
     cause: str
     bytes: int
@@ -47,27 +47,27 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Scratched:
-    """The memory on the chip: where it was overwritten and read back."""
+    """How much of the memory on the chip was overwritten and read back."""
 
     units: int  # multiprocessors that the device has
     reached: int  # ... and those that were overwritten
-    faulty: int = 0  # ... of these, those that did not hold what was written
+    faulty: int = 0  # ... and of these, those that did not hold what was written
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What a self-test ran, and what it found."""
+    """Which tests a self-test ran, and what it found."""
 
-    tests: tuple[str, ...]  # those that came to their end, in order
-    skipped: tuple[str, ...] = ()  # those that there was no time left for
+    tests: tuple[str, ...]  # completed tests, in order
+    skipped: tuple[str, ...] = ()  # tests for which no time was left
     covered_bytes: int = 0  # of memory
     mismatch: Mismatch | None = None
     units: int = 0  # multiprocessors that computed
-    deviating: tuple[int, ...] = ()  # those whose results differ from what most of them computed, or from their own
+    deviating: tuple[int, ...] = ()  # units whose results differ from most others, or from their own
 
 
 def joined(first: Mismatch | None, second: Mismatch | None) -> Mismatch | None:
-    """Two findings as one: the place of the first, the count of both."""
+    """Two mismatches as one: the offset of the first, the count of both."""
     if first is None or second is None:
         return first or second
     return Mismatch(first.offset, first.expected, first.got, first.count + second.count)

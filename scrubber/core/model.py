@@ -1,7 +1,6 @@
-"""The words of the house: values that decisions are made from.
+"""The values that decisions are made from, frozen and compared by value.
 
-Frozen, and compared by value. Hardware is described as it was seen: what could not be read is ``None``, never a yes.
-Over 400 lines, because all words stand in one place, and each is a line with its reason.
+``None`` means that a value could not be read or is not known. It never counts as a yes.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from scrubber.core.names import named
 
 
 class State(Enum):
-    """Where a device is in its life. The legal moves stand in ``states.TABLE``."""
+    """Where a device is in its life. ``states.TABLE`` has the legal moves."""
 
     UNKNOWN = "unknown"
     DIRTY = "dirty"
@@ -27,7 +26,7 @@ class State(Enum):
 
 
 class Step(Enum):
-    """The deeds a path is made of."""
+    """One part of a scrub."""
 
     EVICT = "evict"
     RESET = "reset"
@@ -40,7 +39,7 @@ class Step(Enum):
 
 
 class Trigger(Enum):
-    """What made a scrub start."""
+    """Why a scrub was started."""
 
     ACQUIRE = "acquire"
     START = "start"
@@ -66,15 +65,15 @@ class Outcome(Enum):
 
 
 class Blame(Enum):
-    """Whose fault a failure is: it decides what comes next."""
+    """Whose fault a failure is. It decides what happens next."""
 
     DEVICE = "device"  # escalate, then quarantine
-    TENANT = "tenant"  # somebody is on the device: leave it alone, try again later
-    SERVICE = "service"  # we were told to stop, or cannot do what is wanted, or did less: try again later
+    TENANT = "tenant"  # a process holds the device: leave it alone, try again later
+    SERVICE = "service"  # the service was stopped, lacks something, or did less than ordered: try again later
 
 
 class AilmentKind(Enum):
-    """Why a device is quarantined."""
+    """What is wrong with a device: the reason of its quarantine."""
 
     LOST = "lost"
     UNRESPONSIVE = "unresponsive"
@@ -103,7 +102,7 @@ class AilmentKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A point in time on two clocks: the wall's for people, the time since boot for arithmetic (it never jumps)."""
+    """A point in time on two clocks: wall time for people, uptime for arithmetic, because uptime never jumps."""
 
     wall: float
     uptime: float
@@ -111,7 +110,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """What a proof is bound to: another boot or another driver instance may have used the memory meanwhile."""
+    """What a proof is bound to. In another boot, or under another driver instance, the memory may have been used."""
 
     boot_id: str
     driver: str
@@ -119,7 +118,7 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device is. ``uuid`` is its only name in the ledger; the index may change at any boot."""
+    """What a device is. The ledger knows it by ``uuid`` only: the index may change at any boot."""
 
     uuid: str
     index: int
@@ -130,28 +129,28 @@ class DeviceInfo:
     numa_node: int | None = None
     pci_address: str | None = None
     reset_domain: str | None = None  # devices that a reset of one takes down together
-    island: str | None = None  # devices that are joined by fast links
-    nodes: tuple[str, ...] = ()  # what a container must have under /dev to use it, beside what all devices share
-    minor: int | None = None  # the number in /dev/nvidiaN; it is not the index
+    island: str | None = None  # devices that are connected by fast links
+    nodes: tuple[str, ...] = ()  # device files of this device alone, under /dev
+    minor: int | None = None  # N in /dev/nvidiaN; not the index
     compute: str | None = None  # compute capability, such as "9.0"
-    parent: str | None = None  # a MIG slice: the GPU that it is a part of, whose index it bears ...
-    slice: int | None = None  # ... and its number there
+    parent: str | None = None  # a MIG slice: the UUID of its GPU, whose index it has ...
+    slice: int | None = None  # ... and its number on that GPU
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """The name that people use, such as ``0`` or ``0:1``."""
         return named(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that uses a device. ``container`` is None when it belongs to none."""
+    """A process that has a device open or mapped. ``container`` is None for a process without a container."""
 
     pid: int
-    started: float  # seconds since boot; with the pid it names one process for good
+    started: float  # seconds since boot; with the pid it identifies one process
     command: str
     container: str | None
-    state: str = "S"  # the letter of /proc/PID/stat: D cannot be killed, Z is already dead
+    state: str = "S"  # of /proc/PID/stat: D does not react to signals, Z has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +160,12 @@ class Xid:
     number: int
     code: int
     at: float = 0.0  # uptime in seconds
-    action: str = ""  # what the message of XID 154 asks for, in the words of ``policies.xids.Action``
+    action: str = ""  # what the message of XID 154 asks for: a value of ``policies.xids.Action``
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something that is wrong with a device for as long as it is told."""
+    """Something wrong that a device reports about itself. It lasts for as long as the device reports it."""
 
     kind: AilmentKind
     detail: str
@@ -174,7 +173,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What a device says of its own health. Counters only ever grow until a reset or a reboot."""
+    """What a device reports about its own health. Counters only grow, until a reset or a reboot."""
 
     lost: bool = False
     unresponsive: bool = False
@@ -184,15 +183,15 @@ class Vitals:
     remap_failed: bool = False
     leaked_bytes: int = 0
     reset_required: bool = False  # the driver asks for a reset
-    why: str = ""  # it is unresponsive
+    why: str = ""  # the reason for ``unresponsive``
     signs: tuple[Sign, ...] = ()
-    partial: bool = False  # only what was reported was read, and nothing of the device itself
-    relaid: bool = False  # it is lost, and its GPU answers: cut into slices, or into others, or whole again
+    partial: bool = False  # only logged errors were read; the device itself was not asked
+    relaid: bool = False  # the device is gone and its GPU answers: the MIG layout has changed
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What was already known of a device's health when it was last judged: only what is new makes it sick again."""
+    """What was known about a device's health at the last diagnosis. Only newer errors lead to an ailment."""
 
     last_xid: int = 0
     ecc_uncorrectable: int = 0
@@ -200,17 +199,17 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Ailment:
-    """A diagnosis. Sticky ones wait for a person."""
+    """A diagnosis. A sticky one waits for a person."""
 
     kind: AilmentKind
     detail: str
     sticky: bool = False
-    xid: int | None = None  # the code that was reported
+    xid: int | None = None  # the reported code, for the kind XID
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a step saw and measured. None means not measured."""
+    """What a step found and measured. None means not measured."""
 
     covered_bytes: int | None = None
     allocatable_bytes: int | None = None
@@ -220,20 +219,20 @@ class Findings:
     terminated: tuple[int, ...] = ()
     drift: tuple[str, ...] = ()
     vitals: Vitals | None = None
-    residue_at: tuple[int, ...] = ()  # where the first bytes of the last user were, never what they were
+    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that the last tenant left, never the bytes
     uncovered: tuple[Uncovered, ...] = ()  # what was not covered, by cause
     patterns: tuple[str, ...] = ()  # what was written and read back, in order
     units: int | None = None  # multiprocessors that the device has, or that computed
     units_reached: int | None = None  # ... and those whose memory was overwritten
     units_faulty: int | None = None  # ... and those whose memory did not hold what was written
-    tests: tuple[str, ...] = ()  # of the self-test, those that came to their end
-    deviating: tuple[int, ...] = ()  # units that did not compute what the others did
-    stuck: tuple[Holder, ...] = ()  # told to end, and still there
+    tests: tuple[str, ...] = ()  # the tests of the self-test that were completed
+    deviating: tuple[int, ...] = ()  # units with other results than most
+    stuck: tuple[Holder, ...] = ()  # processes that were told to end and did not
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step's end. ``detail`` is for operators and may name processes."""
+    """How one step ended. ``detail`` is for operators and may name processes."""
 
     step: Step
     path: Path
@@ -264,30 +263,30 @@ class Receipt(Measurements):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A yes. Not a reservation: it may be abandoned without a word."""
+    """Permission for a new tenant. It may be abandoned without notice, so it is no reservation."""
 
     id: str
     at: Moment
-    epoch: str  # which kubelet life it was given in
-    announced: bool  # the caller will say Start before anything runs on the device
-    receipt: str | None  # None only under policy ``observe``
-    until_release: bool = False  # until it is given back: only who has it knows when he has it no more
+    epoch: str  # the life of the kubelet in which it was given
+    announced: bool  # the caller will call Start before a container uses the device
+    receipt: str | None  # None under policy ``observe`` only
+    until_release: bool = False  # ended by Release only, never inferred
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who a device was exposed to. ``container`` names what runs on it; None when it was never learnt."""
+    """Who a device was given to. ``container`` is the pod, or the container outside any pod; None when not known."""
 
     container: str | None
     since: Moment
-    seen: bool = False  # whether anything of it was ever seen to run
-    crowded: bool = False  # whether somebody else's container was ever seen on the device as well
-    unannounced: bool = False  # met on the device, and neither let start on it nor known to have been given it
+    seen: bool = False  # whether the owner was ever seen running
+    crowded: bool = False  # whether another pod's container was ever seen on the device as well
+    unannounced: bool = False  # seen on the device without an admitted start or an entry in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A scrub that is under way."""
+    """A running scrub."""
 
     id: str
     path: Path
@@ -299,76 +298,70 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Why a device is kept out, and what must happen before it may come back."""
+    """Why a device is quarantined, and what must happen before it returns."""
 
     ailment: Ailment
     since: Moment
-    by: str  # "autoclave", or who asked and in which words
-    baseline: Baseline = field(default_factory=Baseline)  # what is known of its health by now: probation looks for more
-    probes: int = 0  # how often probation was tried
+    by: str  # "autoclave", or the person who asked
+    baseline: Baseline = field(default_factory=Baseline)  # errors known by now: probation judges newer ones
+    probes: int = 0  # number of probations so far
     next_probe: float | None = None  # uptime seconds; None waits for an operator
-    last_try: str = ""  # what became of it
-    errors: tuple[tuple[int, int], ...] = ()  # the errors that were judged with it, by code and count
+    last_try: str = ""  # result of the last probation
+    errors: tuple[tuple[int, int], ...] = ()  # the errors diagnosed with it: code and count
 
 
 @dataclass(frozen=True, slots=True)
 class Setback:
-    """The last scrub that did not end clean, kept until one does."""
+    """The last failed scrub, kept until a scrub passes."""
 
     detail: str
     at: Moment
     count: int = 1
-    stuck: tuple[Holder, ...] = ()  # who was told to end by it and did not ...
-    stuck_since: Moment | None = None  # ... and when a scrub first found that
+    stuck: tuple[Holder, ...] = ()  # processes that it told to end and that did not ...
+    stuck_since: Moment | None = None  # ... and when a scrub first found one of them
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Everything the ledger knows of one device: the fold of its events."""
+    """Everything that the ledger knows about one device: the result of all its events."""
 
     device: DeviceInfo
     incarnation: Incarnation
     state: State
     since: Moment
     baseline: Baseline = field(default_factory=Baseline)
-    receipt: Receipt | None = None  # only while it stands
+    receipt: Receipt | None = None  # None once something has ended the proof
     last_receipt: str | None = None  # digest of the newest receipt ever given
     grant: Grant | None = None
     owner: Owner | None = None
     tenancy_began: float | None = None  # uptime; from the grant until the next proof
-    tenancy_ended: float | None = None  # uptime; when it was released by the last tenant that was let start
+    tenancy_ended: float | None = None  # uptime; when the last tenant with an admitted start released the device
     job: Job | None = None
     quarantine: Quarantine | None = None
-    ailment: Ailment | None = None  # sick while in use: quarantined as soon as it is released
+    ailment: Ailment | None = None  # found while in use: leads to a quarantine after the release
     setback: Setback | None = None
-    due_path: Path | None = None  # the path a scrub took that did not end clean: the next one takes no lesser
+    due_path: Path | None = None  # path of the last scrub that did not pass: the next one is at least as thorough
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
-    errors_noted: float | None = None  # uptime; when errors that make nobody sick were last written down
-    fast_seconds: tuple[float, ...] = ()  # seconds of its last fast paths that ended clean
-    tested: float | None = None  # wall; when the slow path was last passed, or the first proof was given
-    burn_in_begun: float | None = None  # wall; when it was last tested for want of a user, whatever became of that
+    errors_noted: float | None = None  # uptime; when errors without an ailment were last recorded
+    fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
+    tested: float | None = None  # wall; when a slow scrub last passed, or the first receipt was given
+    burn_in_begun: float | None = None  # wall; when the last burn-in began
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen just now, fresh for this one decision.
-
-    ``holders`` is None when it could not be proven who uses the device; ``owner_alive`` is None when nobody owns it or
-    it could not be told, and ``starting_pod_alive`` says the same of the pod that asks to start. ``siblings_busy`` is
-    about its reset domain. ``observed_since`` is the uptime from which on the service would have noticed a holder,
-    ``hung_since`` the uptime from which on every holder was found to hang in the kernel at each observation.
-    """
+    """What was observed just now, fresh for one decision. Never stored."""
 
     incarnation: Incarnation
     epoch: str
-    holders: tuple[Holder, ...] | None
-    observed_since: float = 0.0
-    owner_alive: bool | None = None
-    starting_pod_alive: bool | None = None
-    siblings_busy: bool | None = None
+    holders: tuple[Holder, ...] | None  # None when they could not be determined
+    observed_since: float = 0.0  # uptime since when the service would have noticed a holder
+    owner_alive: bool | None = None  # None when there is no owner, or when that could not be determined
+    starting_pod_alive: bool | None = None  # the same for the pod that is about to start
+    siblings_busy: bool | None = None  # whether another device of the reset domain has a holder or an owner
     vitals: Vitals | None = None
-    domain_resetting: bool = False  # a reset of a sibling is under way, which takes this device down as well
-    successor: str | None = None  # another device that is in its place now
-    wanted: bool = False  # it was asked for in vain: whoever hands it out believes it free
-    assigned_pods: frozenset[str] | None = None  # the pods that the kubelet has written it down for; None: not known
-    hung_since: float | None = None
+    domain_resetting: bool = False  # a sibling is being reset, which takes this device down as well
+    successor: str | None = None  # the GPU that is at its PCI address now
+    withheld: bool = False  # it was asked for in vain: the kubelet believes it free
+    assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
+    hung_since: float | None = None  # uptime since when all holders hang in the kernel at each observation

@@ -27,7 +27,7 @@ def offer(
     if ledger_fault and record.state not in (State.GRANTED, State.IN_USE):
         return answers.Offer(healthy=False, why="the ledger cannot be written")
     if withheld:
-        return answers.Offer(healthy=False, why="it was asked for and could not be handed out")
+        return answers.Offer(healthy=False, why="withheld: a request for it was refused")
     if blocked and record.state is State.CLEAN:
         return answers.Offer(healthy=False, why=blocked)
     return answer
@@ -44,7 +44,7 @@ def _by_record(record: Record, policy: Policy, now: Moment) -> answers.Offer:
         case State.CLEAN | State.GRANTED | State.IN_USE:
             return answers.Offer(healthy=True, why=record.state.value)
         case State.SCRUBBING if burn_in.gives_way(record):
-            return answers.Offer(healthy=True, why="being tested; whoever asks for it gets it")
+            return answers.Offer(healthy=True, why="burn-in; a request for the device cancels it")
         case State.SCRUBBING if _soon_done(record, policy, now):
             return answers.Offer(healthy=True, why="being scrubbed, clean within the allocate budget")
         case State.DIRTY if _just_released(record, policy, now):

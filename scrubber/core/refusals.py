@@ -24,7 +24,7 @@ def sentence(deed: Deed, record: Record, why: str) -> str:
 
 def unproven(deed: Deed, record: Record) -> answers.Wait:
     """Its holders could not be determined."""
-    return answers.Wait(Reason.NOT_PROVEN_FREE, sentence(deed, record, "it cannot be proven that nobody uses it"))
+    return answers.Wait(Reason.NOT_PROVEN_FREE, sentence(deed, record, "it cannot be proven that no process uses it"))
 
 
 def busy(deed: Deed, record: Record) -> answers.Wait:

@@ -1,6 +1,6 @@
-"""What a sickness asks for: what is tried by itself, and what a person should do.
+"""What each ailment needs: what the service tries by itself, and what a person should do.
 
-What is tried follows from the reason. A device that was proven bad is not tried until it happens to pass.
+A device whose hardware was proven faulty gets no probation, because it could pass one by chance.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from scrubber.core.model import Ailment, AilmentKind, Path, Vitals
 
 
 class Course(Enum):
-    """What may bring a device back without a person."""
+    """What may end a quarantine."""
 
-    WAIT = "wait"  # until it is not told any more; then its memory is proven anew
+    WAIT = "wait"  # until the device no longer reports the ailment; then the fast path
     RESET = "reset"  # the slow path: reset, scrub, test
-    PERSON = "person"
+    PERSON = "person"  # a decision of an operator
 
     @property
     def path(self) -> Path:
-        """What a trial runs."""
+        """The path of the probation."""
         return Path.SLOW if self is Course.RESET else Path.FAST
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way back. ``doubtful``: what is computed on the device meanwhile, or who sees it, is in doubt."""
+    """One way back. ``doubtful``: until then the device may compute wrongly or leak data."""
 
     course: Course
     advice: str
     doubtful: bool = True
 
 
-_BACK = "it is tried again by itself"
+_BACK = "it is retried automatically"
 _RMA = "replace it (RMA); then `autoclave reinstate`"
 _RESET = f"nothing yet: {_BACK}, with a reset; if that keeps failing, reboot the node"
 
 REMEDIES: dict[AilmentKind, Remedy] = {
-    AilmentKind.LOST: Remedy(Course.RESET, f"reboot the node; check power and seating; {_BACK} once it is seen"),
+    AilmentKind.LOST: Remedy(Course.RESET, f"reboot the node; check power and seating; {_BACK} once it is visible"),
     AilmentKind.UNRESPONSIVE: Remedy(
         Course.RESET, f"look for a hung driver in the kernel log; {_BACK} once it answers"
     ),
@@ -53,31 +53,27 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.MEMORY_FAULT: Remedy(Course.PERSON, f"its memory does not hold what is written: {_RMA}"),
     AilmentKind.COMPUTE_FAULT: Remedy(Course.PERSON, f"it computes wrongly: {_RMA}"),
     AilmentKind.RESET_FAILED: Remedy(Course.RESET, f"nothing yet: {_BACK}; if that keeps failing, reboot the node"),
-    AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"look which step failed, with `autoclave explain`; {_BACK}"),
+    AilmentKind.SCRUB_FAILED: Remedy(Course.RESET, f"see which step failed with `autoclave explain`; {_BACK}"),
     AilmentKind.LINKS: Remedy(Course.RESET, f"check cables and NVLink switches; {_BACK}"),
-    AilmentKind.FABRIC: Remedy(
-        Course.WAIT, f"look after the fabric manager and the switches; {_BACK} once they are well"
-    ),
-    AilmentKind.SWITCH: Remedy(Course.RESET, f"look after the NVSwitch in the kernel log; {_BACK}, with a reset"),
+    AilmentKind.FABRIC: Remedy(Course.WAIT, f"check the fabric manager and the switches; {_BACK} once they work"),
+    AilmentKind.SWITCH: Remedy(Course.RESET, f"look for the NVSwitch in the kernel log; {_BACK}, with a reset"),
     AilmentKind.PCIE: Remedy(
-        Course.WAIT, f"check its seating and the slot; {_BACK} once the link is as before", doubtful=False
+        Course.WAIT,
+        f"check its seating and the slot; {_BACK} once the link has its former speed and width",
+        doubtful=False,
     ),
-    AilmentKind.HEAT: Remedy(
-        Course.WAIT, f"look after cooling and power; {_BACK} once it has cooled down", doubtful=False
-    ),
-    AilmentKind.REPLACED: Remedy(
-        Course.RESET, f"nothing: another GPU sits in its place; {_BACK} should it be put back"
-    ),
+    AilmentKind.HEAT: Remedy(Course.WAIT, f"check cooling and power; {_BACK} once it has cooled down", doubtful=False),
+    AilmentKind.REPLACED: Remedy(Course.RESET, f"nothing: another GPU is in its place; {_BACK} if it is put back"),
     AilmentKind.RELAID: Remedy(
-        Course.WAIT, f"nothing: its GPU has another layout; {_BACK} should it have this one again"
+        Course.WAIT, f"nothing: its GPU has another MIG layout; {_BACK} if it gets this one again"
     ),
     AilmentKind.STUCK_PROCESS: Remedy(
         Course.WAIT,
-        "a process that cannot be ended holds it: look at its kernel stack (/proc/PID/stack), reboot the node if it"
-        f" stays; {_BACK} once nobody is on it",
+        "a process that does not end holds it: look at its kernel stack (/proc/PID/stack), reboot the node if it"
+        f" stays; {_BACK} once no process holds it",
     ),
-    AilmentKind.FLAPPING: Remedy(Course.PERSON, f"it does not stay well: {_RMA}"),
-    AilmentKind.OPERATOR: Remedy(Course.PERSON, "bring it back with `autoclave reinstate` when you are done with it"),
+    AilmentKind.FLAPPING: Remedy(Course.PERSON, f"it keeps failing: {_RMA}"),
+    AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate` when your work on it is done"),
 }
 
 # They say nothing about the device: a return from one of them does not count as flapping.
@@ -92,7 +88,7 @@ _ASKED = {
 
 
 def of(ailment: Ailment) -> Remedy:
-    """What this sickness asks for; a person, once it was said that one must decide."""
+    """The remedy of this ailment. A sticky ailment always needs a person."""
     remedy = REMEDIES[ailment.kind]
     if ailment.kind is AilmentKind.XID and ailment.xid is not None:
         remedy = _ASKED.get(asked(ailment.xid), remedy)
@@ -100,13 +96,13 @@ def of(ailment: Ailment) -> Remedy:
 
 
 def rank(ailment: Ailment) -> int:
-    """How much it asks for; where that is the same, doubt counts more."""
+    """How strong a remedy the ailment needs. Of equal ones, an ailment that puts results in doubt is worse."""
     remedy = of(ailment)
     return 2 * list(Course).index(remedy.course) + remedy.doubtful
 
 
 def persists(ailment: Ailment, vitals: Vitals | None) -> bool:
-    """Whether it is told still, so that there is no use in trying; what nobody can tell is not told."""
+    """Whether the device still reports the ailment, so that a probation would fail. False when not known."""
     if vitals is None:
         return False
     if ailment.kind in (AilmentKind.LOST, AilmentKind.REPLACED, AilmentKind.RELAID):

@@ -21,7 +21,7 @@ from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
-CROWDED = "somebody else's container was on it"
+CROWDED = "another pod's container was on it"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
 
@@ -29,10 +29,10 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
     """The one pod that all of these devices are written down for. None, or more than one, is a no."""
     for device, pods in owners.items():
         if not pods:
-            why = f"cannot start on {device}: the kubelet has not written down whose it is"
+            why = f"cannot start on {device}: the kubelet's checkpoint names no pod for it"
             return answers.Refuse(Reason.OWNER_UNKNOWN, why)
         if len(pods) > 1:
-            why = f"cannot start on {device}: the kubelet has given it to more than one pod"
+            why = f"cannot start on {device}: the kubelet's checkpoint names more than one pod for it"
             return answers.Refuse(Reason.OWNER_AMBIGUOUS, why)
     everybody = frozenset().union(*owners.values())
     if len(everybody) == 1:
@@ -138,7 +138,7 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.
     used = still_in_use(Deed.START_ON, record, facts, now)
     if used is not None:
         return refusals.final(used)
-    return answers.Note(ev.Released("another owner is about to start and its last user is gone"))
+    return answers.Note(ev.Released("another owner is about to start, and its last owner is gone"))
 
 
 def _may_have_run(record: Record, facts: Facts) -> bool:

@@ -1,15 +1,28 @@
 """The life of a device, as a table.
 
-Rule 1: everything that changes a device's state is an event in ``TABLE``; an event that is not in the row of the
-        present state is an error and changes nothing.
+Rule 1: every change of a device's state is an event in ``TABLE``. An event that is not in the row of the present state
+        is an error and changes nothing.
 Rule 2: GRANTED is entered by ``Granted`` from CLEAN only. The one written exception is ``GrantedUnproven``, an event of
         its own, so that the ledger shows every use of it.
 Rule 3: CLEAN is entered by ``ScrubPassed`` from SCRUBBING only, with the receipt of that very job.
-Rule 4: a device that was quarantined when its job began leaves SCRUBBING clean or back into quarantine, nothing else.
-Rule 5: a device in use is never quarantined under its user: ``AilmentFound`` remembers it until the release.
+Rule 4: a device that was quarantined when its job began leaves SCRUBBING for CLEAN or QUARANTINED, nothing else.
+Rule 5: a device in use is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
 
-The ledger replays through the same ``apply``: there is no second way to change anything. The diagram in the
+The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
+
+The table does not show everything. Four small machines run beside it, in fields of the record:
+
+* ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
+  into a quarantine; until then the device is not offered, and no scrub may start on it.
+* ``due_path``: the slow path stays due from the start of a slow scrub, or from a grave error before the first
+  observation, until one passes. A burn-in leaves it alone.
+* ``setback`` and ``quarantine.probes``: how often a scrub or a probation has failed. Both set the next pause.
+* ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
+  makes it the owner; ``ownership`` says when it has left.
+
+And devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
+``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
 """
 
 from __future__ import annotations
@@ -26,7 +39,7 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.Distrusted: State.UNKNOWN,
         ev.ScrubStarted: State.SCRUBBING,
         ev.ErrorsNoted: State.UNKNOWN,
-        ev.PutInUse: State.IN_USE,  # found in use: a restart of ours, or a ledger that was lost
+        ev.PutInUse: State.IN_USE,  # found in use: the service was restarted, or its ledger was lost
         ev.GrantedUnproven: State.GRANTED,
         ev.Quarantined: State.QUARANTINED,
     },
@@ -55,14 +68,14 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
         ev.Soiled: State.DIRTY,
         ev.ScrubStarted: State.SCRUBBING,
         ev.Granted: State.GRANTED,
-        ev.GrantedUnproven: State.GRANTED,  # its proof does not stand, and observe does not scrub
+        ev.GrantedUnproven: State.GRANTED,  # its proof is not valid, and policy observe does not scrub
         ev.Quarantined: State.QUARANTINED,
     },
     State.GRANTED: {
         ev.Described: State.GRANTED,
         ev.ErrorsNoted: State.GRANTED,
         ev.Distrusted: State.UNKNOWN,
-        ev.Granted: State.GRANTED,  # an init and an app container share it in one admission
+        ev.Granted: State.GRANTED,  # an init container and an app container share it in one admission
         ev.GrantedUnproven: State.GRANTED,
         ev.PutInUse: State.IN_USE,
         ev.Released: State.DIRTY,
@@ -89,14 +102,14 @@ TABLE: dict[State, dict[type[ev.Event], State]] = {
 
 
 class IllegalEventError(Exception):
-    """An event that must not happen to a device in this state: a fault of ours, or a ledger that was edited."""
+    """An event that must not happen to a device in this state: a bug in the service, or an edited ledger."""
 
 
-REMEMBERED = 5  # times that a scrub took: what it usually takes
+REMEMBERED = 5  # durations of fast scrubs that show how long one usually takes
 
 
 def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
-    """The record after one more event, or an error and no change."""
+    """The record after one more event. IllegalEventError when the event must not happen."""
     event = entry.event
     if isinstance(event, ev.Discovered):
         if record is not None:
@@ -115,7 +128,7 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
 
 
 def guard(record: Record, event: ev.Event) -> None:
-    """What the table alone cannot say: an event must be about this job, this receipt, this device."""
+    """Reject an event that the table allows and that is about another job, receipt or device."""
     match event:
         case ev.StepStarted() | ev.StepFinished() | ev.Escalated():
             _demand_job(record, event.job)
@@ -124,14 +137,14 @@ def guard(record: Record, event: ev.Event) -> None:
             _demand_receipt(record, receipt)
         case ev.ScrubFailed() | ev.ScrubInterrupted():
             _demand_job(record, event.job)
-            _demand(record.quarantine is None, "a quarantined device does not leave its probation like this")
+            _demand(record.quarantine is None, "the job of a quarantined device ends clean or in quarantine")
         case ev.Described(device):
-            _demand(device.uuid == record.device.uuid, "it describes another device")
+            _demand(device.uuid == record.device.uuid, "the event describes another device")
         case ev.ScrubStarted():
-            _demand(record.ailment is None, "the device is sick")
+            _demand(record.ailment is None, "the device has an ailment")
         case ev.Granted(grant):
-            _demand(record.receipt is not None and grant.receipt == record.receipt.id, "there is no such receipt")
-            _demand(record.ailment is None, "the device is sick")
+            _demand(record.receipt is not None and grant.receipt == record.receipt.id, "the grant has another receipt")
+            _demand(record.ailment is None, "the device has an ailment")
         case ev.Discovered() | ev.Distrusted() | ev.GrantedUnproven() | ev.PutInUse() | ev.Released() | ev.Soiled():
             pass
         case ev.ProbationStarted() | ev.AilmentFound() | ev.Quarantined() | ev.ErrorsNoted() | ev.Reinstated():
@@ -139,7 +152,7 @@ def guard(record: Record, event: ev.Event) -> None:
 
 
 def _demand_job(record: Record, job: str) -> None:
-    _demand(record.job is not None and job == record.job.id, "it is about another job")
+    _demand(record.job is not None and job == record.job.id, "the event is about another job")
 
 
 def _demand_receipt(record: Record, receipt: Receipt) -> None:
@@ -148,23 +161,20 @@ def _demand_receipt(record: Record, receipt: Receipt) -> None:
     _demand(receipt.previous == record.last_receipt, "the receipt does not follow the one before")
 
 
-def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - reads as its sentence
+def _demand(holds: bool, why_not: str) -> None:  # noqa: FBT001 - each call reads as a sentence
     if not holds:
         raise IllegalEventError(f"cannot happen: {why_not}")
 
 
 def fold(record: Record, event: ev.Event, at: Moment) -> Record:
-    """What an event changes besides the state. One arm an event, so it is as long as there are events.
-
-    Over 50 lines for that reason: splitting it would hide whether every event is answered.
-    """
+    """What an event changes besides the state."""
     match event:
         case ev.Discovered() | ev.Described():
             return replace(record, device=event.device)
         case ev.Distrusted():
             return _distrust(record, event, at)
         case ev.Granted() | ev.GrantedUnproven():
-            # Who came to a grant that came to nothing is nobody's leftover.
+            # A process from an earlier grant on which no start was admitted is foreign: the tenancy begins anew.
             began = record.tenancy_began if leftover.span(record) is not None else at.uptime
             receipt = record.receipt if isinstance(event, ev.Granted) else None
             ended = _ended(record, at) if record.owner is not None else record.tenancy_ended
@@ -197,9 +207,9 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.ScrubInterrupted():
             return replace(record, job=None)
         case ev.ErrorsNoted():
-            owed = Path.SLOW if event.grave else record.due_path
+            due = Path.SLOW if event.grave else record.due_path
             return replace(
-                record, baseline=replace(record.baseline, last_xid=event.last), errors_noted=at.uptime, due_path=owed
+                record, baseline=replace(record.baseline, last_xid=event.last), errors_noted=at.uptime, due_path=due
             )  # fmt: skip
         case ev.Reinstated():
             return replace(record, quarantine=None, setback=None, due_path=None, returns=())
@@ -213,7 +223,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
 
 
 def _ended(record: Record, at: Moment) -> float | None:
-    """When the last tenant that was let start had to leave: whoever comes later is none of his."""
+    """When the last admitted tenant ended. A process that starts later is not its leftover."""
     return at.uptime if leftover.start_admitted(record) else record.tenancy_ended
 
 
@@ -224,20 +234,20 @@ def _job(record: Record) -> Job:
 
 
 def _begin(record: Record, job: Job) -> Record:
-    """The job owns the device. A slow path that was begun is owed until one is done, but for one that nobody needs."""
-    owed = record.due_path if job.trigger is Trigger.BURN_IN or record.due_path is Path.SLOW else job.path
+    """The job has the device. From now on its path is due until it passes; a burn-in makes no path due."""
+    due = record.due_path if job.trigger is Trigger.BURN_IN or record.due_path is Path.SLOW else job.path
     begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.burn_in_begun
-    return replace(record, job=job, receipt=None, grant=None, owner=None, due_path=owed, burn_in_begun=begun)
+    return replace(record, job=job, receipt=None, grant=None, owner=None, due_path=due, burn_in_begun=begun)
 
 
 def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
-    """Nothing known of the memory holds; a quarantine does, and its next trial is told by the new boot's clock."""
+    """What was known about the memory no longer holds. A quarantine stays, and its next probation is timed anew."""
     quarantine, baseline = record.quarantine, record.baseline
-    if event.incarnation.boot_id != record.incarnation.boot_id:  # errors are numbered and counted anew
+    if event.incarnation.boot_id != record.incarnation.boot_id:  # a reboot restarts the numbers and counts of errors
         baseline = Baseline()
     if quarantine is not None:
-        due = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
-        quarantine = replace(quarantine, next_probe=due, baseline=baseline)
+        probe = None if quarantine.next_probe is None else at.uptime + pauses.after_interruption(quarantine)
+        quarantine = replace(quarantine, next_probe=probe, baseline=baseline)
     return replace(
         record,
         incarnation=event.incarnation,
@@ -247,26 +257,28 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         tenancy_began=None,
         tenancy_ended=None,
         quarantine=quarantine,
-        setback=None,  # whoever was in the way is gone, and its time was told by another boot's clock
+        setback=None,  # its processes have ended, and its times may be of another boot
         errors_noted=None,
         baseline=baseline,
-        due_path=Path.SLOW if quarantine is not None else record.due_path,  # what is to be done at a first look is due
+        due_path=Path.SLOW if quarantine is not None else record.due_path,  # as after a first observation
     )
 
 
-def _to_blame(record: Record) -> bool:
+def _counts_as_flap(record: Record) -> bool:
     return record.quarantine is not None and record.quarantine.ailment.kind not in remedy.BLAMELESS
 
 
 def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
-    """Clean: the proof starts to stand, and everything it ends is over."""
+    """Clean: the receipt is valid from now on. It ends the quarantine, the setback and the tenancy."""
     returns, took = record.returns, record.fast_seconds
     if event.receipt.path is Path.FAST:
         took = (*took[1 - REMEMBERED :], at.uptime - _job(record).started.uptime)
     if record.quarantine is not None:
-        # Whom a person brings back starts anew: maintenance is no flapping.
+        # A reinstated device starts with no returns: maintenance is no flapping.
         by_itself = _job(record).trigger is Trigger.PROBATION
-        returns = () if not by_itself else (*record.returns[-9:], at.wall) if _to_blame(record) else record.returns
+        returns = record.returns if by_itself else ()
+        if by_itself and _counts_as_flap(record):
+            returns = (*returns[-9:], at.wall)
     return replace(
         record,
         job=None,

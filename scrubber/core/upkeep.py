@@ -1,6 +1,6 @@
-"""What is to be done about a device that nobody asked for just now.
+"""What to do about a device without a request for it.
 
-The monitor asks ``tend`` in every round: level-triggered, so that whatever was missed is seen the next time.
+The monitor asks ``tend`` in every round. It is level-triggered: what one round misses, the next one sees.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from scrubber.core.model import (
     Vitals,
 )
 
-FLAPPING = "it came back from quarantine {count} times within the flap window"
-HEARD_EVERY = 60.0  # seconds from one note of errors that make nobody sick to the next
-RETRY_FIRST = 1.0  # seconds until a scrub that failed for a process on the device is tried again ...
-RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try looks through /proc
+FLAPPING = "it returned from quarantine {count} times within the flap window"
+NOTE_EVERY = 60.0  # seconds between two records of errors that lead to no ailment
+RETRY_FIRST = 1.0  # seconds until a failed scrub is tried again ...
+RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, and each try reads all of /proc
 
 
 def interruption(record: Record, why: str, now: Moment) -> ev.Event:
-    """A job was cut off. A device on probation goes back to where it was, for the same reason."""
+    """How a cancelled job is recorded. A device on probation returns to quarantine, for the same reason."""
     if record.job is None:
-        raise ValueError(f"{record.device.uuid} has no job to interrupt")
+        raise ValueError(f"{record.device.uuid} has no job to cancel")
     proven = verdict.proven_fault(record.job)
-    if proven is not None:  # however it was cut off
+    if proven is not None:  # a fault that a step has proven counts, also in a cancelled job
         return ev.Quarantined(Quarantine(proven, _since(record, now), "autoclave", record.baseline, _probes(record)))
     if record.quarantine is None:
         return ev.ScrubInterrupted(record.job.id, why)
@@ -55,38 +55,44 @@ def probation(record: Record, policy: Policy, now: Moment) -> answers.Probe | No
 
 
 def trial(record: Record, policy: Policy) -> Path:
-    """What a device in quarantine has to pass: what its reason asks for, and no less than if it were well."""
+    """Which path ends the quarantine: the one that its ailment needs, and no less than outside a quarantine."""
     asked = remedy.of(record.quarantine.ailment).course.path if record.quarantine else Path.SLOW
     return Path.SLOW if Path.SLOW in (asked, proof.next_path(record, policy)) else Path.FAST
 
 
 def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: float) -> answers.TendAnswer:
-    """What the monitor should do about a device nobody asked for just now. ``chance`` in [0, 1) spreads probes."""
+    """What the monitor should do about this device. ``chance`` in [0, 1) spreads the probations of several devices."""
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
         return answers.Note(stale)
     if record.state is State.UNKNOWN and (container := ownership.live_container(facts.holders or ())) is not None:
         return answers.Note(ev.PutInUse(Owner(container, now, seen=True, unannounced=True)))
     if facts.vitals is not None and facts.vitals.relaid and record.state in (State.GRANTED, State.IN_USE):
-        # Nobody lays out anew what is in use: whoever has it misses it.
+        # The MIG layout of a device in use is not changed on purpose: to its owner the device is lost.
         facts = replace(facts, vitals=replace(facts.vitals, relaid=False))
-    sick = _sickness(record, facts, policy)
-    if sick is not None:
-        return _isolate(record, sick, facts.vitals, policy, now, chance)
-    noted = _heard(record, facts.vitals, now)
+    ailment = _new_ailment(record, facts, policy)
+    if ailment is not None:
+        return _isolate(record, ailment, facts.vitals, policy, now, chance)
+    noted = _harmless_errors(record, facts.vitals, now)
     if noted is not None:
         return answers.Note(noted)
     match record.state:
         case State.SCRUBBING:
-            # A device that is tested is offered meanwhile.
-            ill = burn_in.gives_way(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
-            return answers.CancelJob() if ill else answers.Proceed()
+            # A device is offered during its burn-in, so a new ailment must end the burn-in at once.
+            sick = burn_in.gives_way(record) and facts.vitals and diagnose(facts.vitals, record.baseline, policy)
+            return answers.CancelJob() if sick else answers.Proceed()
         case State.QUARANTINED:
             return _tend_quarantined(record, facts, policy, now, chance)
         case State.GRANTED | State.IN_USE:
             return _tend_tenancy(record, facts, policy, now)
-        case State.CLEAN if (soiled := proof.ended_by_use(facts)) is not None:
-            return answers.Note(soiled)
+        case State.CLEAN | State.DIRTY | State.UNKNOWN:
+            return _tend_free(record, facts, policy, now)
+
+
+def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
+    soiled = proof.ended_by_use(facts) if record.state is State.CLEAN else None
+    if soiled is not None:
+        return answers.Note(soiled)
     if policy.mode is Mode.OBSERVE or facts.domain_resetting:
         return answers.Proceed()
     return _tend_idle(record, facts, policy, now)
@@ -95,45 +101,45 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
 def confine(
     record: Record, ailment: Ailment, by: str, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
 ) -> ev.Quarantined:
-    """The quarantine of a sick device: when it may be tried again, or never without a person."""
+    """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
     rules = policy.quarantine.probation
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
-    # What is out already comes back no more often for being lost; and it must be known as lost, or it is told for ever.
+    # A quarantined device that is lost has not returned once more, and its ailment must say that it is lost.
     lost = record.quarantine is not None and ailment.kind in presence.GONE
-    alone = remedy.of(ailment).course is remedy.Course.PERSON  # says why already, and more than that it flaps
+    person = remedy.of(ailment).course is remedy.Course.PERSON  # an ailment that needs a person is worse than flapping
     excused = lost or ailment.kind in remedy.BLAMELESS
-    if len(recent) >= rules.flap_limit and not alone and not excused:
+    if len(recent) >= rules.flap_limit and not person and not excused:
         detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
     before, probes = record.quarantine, _probes(record)
-    told = ailment
-    if before is not None and _stands(before, ailment):
+    found = ailment
+    if before is not None and _keeps_reason(before, ailment):
         ailment = before.ailment
     pause = pauses.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
-    # What waits for a person goes on waiting: a failed reinstatement must not start probation by itself.
-    alone = remedy.of(ailment).course is remedy.Course.PERSON
-    sticky = alone or (before is not None and before.next_probe is None)
+    # A device that waits for a person goes on waiting: a failed reinstatement must not start a probation.
+    person = remedy.of(ailment).course is remedy.Course.PERSON
+    sticky = person or (before is not None and before.next_probe is None)
     due = None if sticky else now.uptime + pause
-    last_try = told.detail if before is not None and record.job is not None else ""
+    last_try = found.detail if before is not None and record.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
     out = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
-    if told.kind is AilmentKind.OPERATOR:  # a person's word is no judgement of what the device has told
+    if found.kind is AilmentKind.OPERATOR:  # a person has not judged the errors of the device
         return ev.Quarantined(out)
     judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
     return ev.Quarantined(replace(out, baseline=known(vitals, record.baseline), errors=codes))
 
 
-def taken_out(record: Record, words: str) -> Ailment:
-    """A person takes out a device that is in use; what needs a person more than that stays the reason."""
-    known_of = record.ailment
-    if known_of is not None and remedy.of(known_of).course is remedy.Course.PERSON:
-        return replace(known_of, detail=f"{known_of.detail}; {words}")
+def quarantined_by_operator(record: Record, words: str) -> Ailment:
+    """The ailment of a device in use that an operator quarantines. A present ailment that needs a person stays."""
+    present = record.ailment
+    if present is not None and remedy.of(present).course is remedy.Course.PERSON:
+        return replace(present, detail=f"{present.detail}; {words}")
     return Ailment(AilmentKind.OPERATOR, words, sticky=True)
 
 
-def _stands(before: Quarantine, ailment: Ailment) -> bool:
-    """Whether the reason that a person has to decide about is still the one to be told."""
+def _keeps_reason(before: Quarantine, ailment: Ailment) -> bool:
+    """Whether the quarantine keeps its present reason, because a person still has to decide about it."""
     person = remedy.Course.PERSON
     if ailment.kind is AilmentKind.OPERATOR:
         return remedy.of(before.ailment).course is person
@@ -148,33 +154,33 @@ def _probes(record: Record) -> int:
     return record.quarantine.probes if record.quarantine else 0
 
 
-def _sickness(record: Record, facts: Facts, policy: Policy) -> Ailment | None:
-    """A diagnosis that was not acted upon yet. A job in progress judges for itself."""
+def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None:
+    """A diagnosis that has no consequence yet. A running job judges the device itself."""
     if record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
     if record.ailment is not None and record.state in (State.GRANTED, State.IN_USE):
         return _worse(record.ailment, facts, record, policy)
     now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
-    # What came while it was in use and sick is no news after the quarantine: it must not be forgotten over the first.
+    # The quarantine sets a new baseline, so an ailment that was found while in use must count now or never.
     return worst(it for it in (record.ailment, now) if it is not None)
 
 
-def _worse(known_of: Ailment, facts: Facts, record: Record, policy: Policy) -> Ailment | None:
-    """What came while it was in use and sick, and asks for more: it decides whether a container may start again."""
+def _worse(present: Ailment, facts: Facts, record: Record, policy: Policy) -> Ailment | None:
+    """A worse ailment of a device in use: it decides whether a container may start again."""
     found = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
-    return found if found is not None and remedy.rank(found) > remedy.rank(known_of) else None
+    return found if found is not None and remedy.rank(found) > remedy.rank(present) else None
 
 
-def _heard(record: Record, vitals: Vitals | None, now: Moment) -> ev.ErrorsNoted | None:
-    """Errors that make nobody sick. Not at every look: who has the device can cause as many as he likes."""
-    lately = record.errors_noted is not None and now.uptime - record.errors_noted < HEARD_EVERY
+def _harmless_errors(record: Record, vitals: Vitals | None, now: Moment) -> ev.ErrorsNoted | None:
+    """Errors that lead to no ailment. Recorded once a minute at most: a tenant can cause any number of them."""
+    lately = record.errors_noted is not None and now.uptime - record.errors_noted < NOTE_EVERY
     if lately or record.ailment is not None or record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
     return errors_to_note(record.baseline, vitals)
 
 
 def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted | None:
-    """What was reported and is not on record yet."""
+    """The reported errors that are not on record yet."""
     new = news(vitals, baseline) if vitals is not None else ()
     if not new:
         return None
@@ -183,11 +189,11 @@ def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted 
 
 
 def history(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
-    """What was reported of a device before anybody here had seen it: no verdict on it, and a reason to look closely."""
-    told = errors_to_note(Baseline(), vitals)
-    if told is None or vitals is None:
+    """Errors from before the first observation. They lead to no ailment; a grave one makes the slow path due."""
+    noted = errors_to_note(Baseline(), vitals)
+    if noted is None or vitals is None:
         return None
-    return replace(told, grave=xids.verdict(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
+    return replace(noted, grave=xids.verdict(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
 
 
 def _isolate(
@@ -202,35 +208,35 @@ def _isolate(
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if facts.holders is None:
         return answers.Proceed()
-    visit = ownership.unannounced_use(record, facts, now)
-    if visit is not None:
-        return answers.Note(visit)
-    if _outstayed(record, facts):
+    unannounced = ownership.unannounced_use(record, facts, now)
+    if unannounced is not None:
+        return answers.Note(unannounced)
+    if _hangs_after_its_end(record, facts):
         return _tend_hung(record, facts, policy, now)
-    owner, user = record.owner, ownership.live_container(facts.holders)
-    kept = (
-        record.grant is not None and record.grant.until_release
-    )  # whoever has it gives it back, whatever comes and goes on it
-    if owner is None and not kept and (record.ailment is not None or facts.wanted) and _abandoned(record, policy, now):
-        # Neither is offered, so that nobody would ever ask for it and show that the grant is void.
+    owner, container = record.owner, ownership.live_container(facts.holders)
+    kept = record.grant is not None and record.grant.until_release  # only a release ends it
+    if (
+        owner is None
+        and not kept
+        and (record.ailment is not None or facts.withheld)
+        and _abandoned(record, policy, now)
+    ):
+        # The device is not offered, so no request for it would ever show that the grant was abandoned.
         why = "it fell sick" if record.ailment is not None else "it was asked for in vain"
-        return answers.Note(ev.Released(f"{why} before anybody started on it"))
-    rightful = ownership.confirmed_by_checkpoint(record, facts, now)
-    if rightful is not None:
-        return answers.Note(rightful)
-    crowd = ownership.shared_use(record, facts)
-    if crowd is not None:
-        return answers.Note(crowd)
-    seen = ownership.first_seen(record, facts)
-    if seen is not None:
-        return answers.Note(seen)
-    if owner is None or user is not None or kept:
+        return answers.Note(ev.Released(f"{why} before a container started on it"))
+    changed = (
+        ownership.confirmed_by_checkpoint(record, facts, now)
+        or ownership.shared_use(record, facts)
+        or ownership.first_seen(record, facts)
+    )
+    if changed is not None:
+        return answers.Note(changed)
+    if owner is None or container is not None or kept:
         return answers.Proceed()
-    # Given to another pod, it waits for that one's start: after a restart of the kubelet that may come without a word.
+    # A device that was given to another pod waits for its start, which may be unannounced after a kubelet restart.
     if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
-        return answers.Note(ev.Released("who was met on it before its first start has let go of it"))
-    # An owner that was never seen has not gone: its container may be about to start. Whoever asks for the device next
-    # has a better reason to say so than we.
+        return answers.Note(ev.Released("an unannounced pod has left it before its first start"))
+    # An owner that was never seen may still start. The next request for the device has a better reason to release it.
     held = _held_for_another(record, facts)
     if facts.owner_alive is False and owner.seen and not held:
         return answers.Note(ev.Released("its owner is gone"))
@@ -238,18 +244,19 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         facts.assigned_pods is not None and owner.container is not None and owner.container not in facts.assigned_pods
     )
     if taken and not held and _deserted(owner, facts, now):
-        return answers.Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
-    if (record.ailment is not None or facts.wanted) and _deserted(owner, facts, now):
-        # Neither is offered, so that nobody would ever ask for it and show that the last user is gone.
+        return answers.Note(ev.Released("it was not used, and the kubelet has taken it from its owner"))
+    if (record.ailment is not None or facts.withheld) and _deserted(owner, facts, now):
+        # The device is not offered, so no request for it would ever show that its owner is gone.
         why = "it is sick" if record.ailment is not None else "it was asked for"
-        return answers.Note(ev.Released(f"{why} and nobody is on it"))
+        return answers.Note(ev.Released(f"{why} and no process uses it"))
     return answers.Proceed()
 
 
 def _held_for_another(record: Record, facts: Facts) -> bool:
-    """Whoever was met on it has ended, and it may be somebody else's, of whom nothing is seen while he is off it.
+    """Whether an unannounced pod has ended and the device may be assigned to another pod, which is idle.
 
-    The kubelet knows whose it is, if its word can be read. A visitor of an unannounced grant is who it was granted to.
+    The kubelet's checkpoint says so, if it can be read. After a grant that announces no start, the unannounced pod is
+    the one that the device was granted to.
     """
     grant, owner = record.grant, record.owner
     if owner is None or not owner.unannounced:
@@ -259,54 +266,54 @@ def _held_for_another(record: Record, facts: Facts) -> bool:
     return facts.assigned_pods != frozenset()
 
 
-def _outstayed(record: Record, facts: Facts) -> bool:
-    """Who had it does not end: the kubelet has given it to somebody else, or taken it, and all on it hang."""
+def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
+    """Whether all holders hang, although the kubelet has taken the device from its owner or was refused it."""
     owner = record.owner
     if owner is None or not ownership.all_holders_hang(facts):
         return False
-    return facts.wanted or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
+    return facts.withheld or (facts.assigned_pods is not None and owner.container not in facts.assigned_pods)
 
 
 def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
-    """Nothing can be done about whoever hangs in the kernel, and he is not to be disturbed: he is told of."""
-    told = f"whoever had it hangs in the kernel (state D): {ownership.holder_names(facts.holders or ())}"
+    """Say which processes hang. No signal can end them; after ``give_up`` they count as an ailment."""
+    why = f"its processes hang in the kernel (state D): {ownership.holder_names(facts.holders or ())}"
     waited = facts.hung_since is not None and now.uptime - facts.hung_since >= policy.evict.give_up
     if waited and record.ailment is None:
-        return answers.Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, told)))
-    return answers.Proceed() if record.ailment is not None else answers.Blocked(told)
+        return answers.Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, why)))
+    return answers.Proceed() if record.ailment is not None else answers.Blocked(why)
 
 
 def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
 ) -> answers.Note | answers.Probe | answers.Proceed:
-    """What is told still needs no trial, and what is not there cannot have one."""
+    """No probation while the ailment lasts or the device is gone: it could only fail."""
     gone = _gone(record, facts)
     if gone is not None:
         return answers.Note(confine(record, gone, "autoclave", facts.vitals, policy, now, chance))
-    graver = _graver(record, facts.vitals, policy)
-    if graver is not None:
-        return answers.Note(confine(record, graver, "autoclave", facts.vitals, policy, now, chance))
+    worse_ailment = _worse_in_quarantine(record, facts.vitals, policy)
+    if worse_ailment is not None:
+        return answers.Note(confine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
-    seen = facts.vitals  # None while another one is reset: then nobody can tell
+    seen = facts.vitals  # None while another device is reset
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial
-    ill = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
-    if due is None or absent or ill or not eviction.all_terminable(record, facts, policy):
+    lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
+    if due is None or absent or lasts or not eviction.all_terminable(record, facts, policy):
         return answers.Proceed()
-    before = errors_to_note(record.baseline, facts.vitals)  # the trial has to do with what comes after its beginning
+    before = errors_to_note(record.baseline, facts.vitals)  # the probation judges only errors from after its start
     return due if before is None else answers.Note(before)
 
 
 def _lasts(ailment: Ailment, facts: Facts) -> bool:
-    """Whether a trial could only fail: it is told still, or who cannot be ended is still there."""
+    """Whether the ailment is still reported, or the stuck process still holds the device."""
     if ailment.kind is AilmentKind.STUCK_PROCESS:
         return facts.holders != ()
     return remedy.persists(ailment, facts.vitals)
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:
-    """That it is not there any more, which its neighbours have to know: nobody is on it, so they may be reset.
+    """The ailment of a quarantined device that is gone. Its siblings need it: a device that is gone has no holder.
 
-    Slices are away for a moment while others are made.
+    A slice that is lost is not gone: slices are away for a moment while others are made.
     """
     if facts.vitals is None or not facts.vitals.lost or record.quarantine is None:
         return None
@@ -316,37 +323,38 @@ def _gone(record: Record, facts: Facts) -> Ailment | None:
     if record.device.parent is not None:
         return None
     if facts.successor is not None:
-        told = Ailment(AilmentKind.REPLACED, f"{facts.successor} sits in its place")
-        return told if reason is not AilmentKind.REPLACED else None
-    told = Ailment(
-        AilmentKind.LOST, f"the device has fallen off its bus; it was out before: {record.quarantine.ailment.detail}"
+        replaced = Ailment(AilmentKind.REPLACED, f"{facts.successor} is in its place")
+        return replaced if reason is not AilmentKind.REPLACED else None
+    lost = Ailment(
+        AilmentKind.LOST,
+        f"the device has fallen off its bus; it was quarantined before: {record.quarantine.ailment.detail}",
     )
-    return told if reason not in presence.GONE or reason is AilmentKind.RELAID else None
+    return lost if reason not in presence.GONE or reason is AilmentKind.RELAID else None
 
 
 def _relaid(out: Quarantine, facts: Facts) -> Ailment | None:
-    """That its GPU has another layout now: it is not lost, whatever it was taken for. A reset brings slices back."""
+    """The ailment of a slice whose GPU has another layout now. While a sibling is reset, the layout is not known."""
     if facts.vitals is None or facts.domain_resetting or out.ailment.kind is AilmentKind.RELAID:
         return None
-    told = silent(facts.vitals)
+    relaid = silent(facts.vitals)
     if out.next_probe is not None:
-        return told
-    return replace(told, detail=f"{told.detail}; it was out before: {out.ailment.detail}")
+        return relaid
+    return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {out.ailment.detail}")
 
 
-def _graver(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
-    """What was reported of a device in quarantine, and asks for more than what it is out for: a reset, a person."""
+def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
+    """A worse ailment of a quarantined device: it needs a reset or a person, and its present one does not."""
     if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
-        return None  # slices are away for a moment while others are made, and nobody is there to be worse
+        return None  # a device that is not there gets no worse
     found = diagnose(vitals, record.baseline, policy)
-    out_for = record.quarantine.ailment
-    return found if found is not None and remedy.rank(found) > remedy.rank(out_for) else None
+    present = record.quarantine.ailment
+    return found if found is not None and remedy.rank(found) > remedy.rank(present) else None
 
 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
         if facts.holders is None:
-            return answers.Blocked("it cannot be proven that nobody uses it")
+            return answers.Blocked("it cannot be proven that no process uses it")
         if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
@@ -357,8 +365,8 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     if eviction.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
-        return answers.Blocked("it cannot be proven that nobody uses it")
-    return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to leave it")
+        return answers.Blocked("it cannot be proven that no process uses it")
+    return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 
 def _idle_trigger(record: Record) -> Trigger:
@@ -370,12 +378,12 @@ def _idle_trigger(record: Record) -> Trigger:
 
 
 def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
-    """Nobody was ever seen to hold it on, and nobody is about to."""
+    """Whether no process uses the device, its owner is gone, and no container is about to start."""
     gone = owner.container is None or facts.owner_alive is False
     return facts.holders == () and gone and not ownership.about_to_start(owner, now)
 
 
 def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
-    """Nobody came for the grant. Who announces a start asks again before it; the others had their time."""
+    """Whether no container started in time. A caller that announces starts asks again before it needs the device."""
     grant = record.grant
     return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)

@@ -1,12 +1,12 @@
-"""What a job proved, if anything.
+"""Whether a job proved its device clean.
 
-Rule 1: clean means that every step of the path was run, finished, and passed; a missing result is a failure.
-Rule 2: memory that did not hold what was written, or a unit that computed wrongly, is a failure of the whole job,
-whatever a later result says.
-Rule 3: coverage is measured or it is zero, and what the clear could reach the verify must have read.
-Rule 4: a step that says it passed and does not say on what has not passed.
-Rule 5: what was done is held against what the policy orders. A worker that did less has proven nothing, and that is
-our fault, not the device's: it stays dirty.
+Rule 1: a job passes when every step of its path ran, ended and passed. A missing result is a failure.
+Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
+later result says.
+Rule 3: coverage that was not measured is zero, and the verify must have read what the clear could cover.
+Rule 4: a step that passed must say how much memory or how many units it covered.
+Rule 5: the job must have done what the policy orders. A worker that did less has proven nothing. That is a fault of the
+service, not of the device, so the device stays dirty.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ PLANS: dict[Path, tuple[Step, ...]] = {
     ),
 }  # fmt: skip
 MEASURED = (Step.CLEAR, Step.VERIFY)
-UNEXPLAINED = "unexplained"  # what no cause was given for: the remainder of a receipt always adds up
-ARITHMETIC = "arithmetic"  # the test that no self-test goes without; the others are as many as there is time for
+UNEXPLAINED = "unexplained"  # uncovered bytes without a cause: the parts of a receipt always add up
+ARITHMETIC = "arithmetic"  # the test that every self-test must complete; the others run while there is time
 
 Done = Mapping[Step, StepResult]
 
@@ -63,7 +63,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """No proof, and why. ``ailment`` is what a quarantine would say."""
+    """No proof, and why. ``ailment`` is the reason for a quarantine, if the device is to blame."""
 
     step: Step
     blame: Blame
@@ -83,17 +83,17 @@ class Escalate:
 
 @dataclass(frozen=True, slots=True)
 class LeaveDirty:
-    """Not the device's fault: leave it dirty, try again later."""
+    """Not a fault of the device: leave it dirty, try again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class StayConfined:
-    """Its probation did not come to an end: it stays in quarantine for the reason that it was there for."""
+    """The probation could not be completed: the device stays in quarantine, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confine:
-    """The device is sick: quarantine it."""
+    """A fault of the device: quarantine it."""
 
     ailment: Ailment
 
@@ -108,7 +108,7 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     if fault is not None:
         return fault
     done = {result.step: result for result in ran}
-    told = (
+    checks = (
         _not_measured(done),
         _miscounted(done[Step.CLEAR].findings),
         _too_little(done, policy),
@@ -117,14 +117,14 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
         _not_tested(done),
         _unwell(done, baseline, policy),
     )
-    faults = [fault for fault in told if fault is not None]
-    if faults:  # a fault of ours must not hide that the device is sick
+    faults = [fault for fault in checks if fault is not None]
+    if faults:  # a fault of the device counts first
         return min(faults, key=lambda it: it.blame is not Blame.DEVICE)
-    return _figures(job, done, known(done[Step.HEALTH].findings.vitals, baseline))
+    return _passed(job, done, known(done[Step.HEALTH].findings.vitals, baseline))
 
 
 def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
-    """What a worker's word is worth when the service itself has seen something: the worker hears no error log."""
+    """The verdict together with what the service itself observed: the worker does not read the error log."""
     ailment = diagnose(vitals, baseline, policy) if vitals is not None else None
     if isinstance(judged, Failed):
         if ailment is None or judged.blame is not Blame.DEVICE:
@@ -138,7 +138,7 @@ def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy
 
 
 def proven_fault(job: Job) -> Ailment | None:
-    """What the steps that ended have proven of the hardware, whatever became of the job."""
+    """The hardware fault that a completed step has proven, also in a job that was cancelled."""
     failure = _faulty_hardware(job.results)
     return failure.ailment if failure is not None else None
 
@@ -146,12 +146,12 @@ def proven_fault(job: Job) -> Ailment | None:
 def consequence(
     failure: Failed, path: Path, *, escalate: bool, confined: bool, given_up: bool = False
 ) -> Consequence:  # fmt: skip
-    """What follows a failed path. ``confined`` is a device on probation: whatever fails, it stays in quarantine.
+    """What follows a failed path. ``confined``: the device is on probation, so it stays in quarantine.
 
-    ``given_up``: who cannot be ended was waited for long enough.
+    ``given_up``: the service has waited long enough for a process that does not end.
     """
-    heard = failure.ailment.kind is AilmentKind.XID  # which no path takes back: it is judged, and tried after that
-    if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not heard:
+    logged = failure.ailment.kind is AilmentKind.XID  # no scrub removes a logged error: it needs a quarantine
+    if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not logged:
         return Escalate(Path.SLOW)
     if failure.blame is Blame.DEVICE:
         return Confine(failure.ailment)
@@ -162,7 +162,7 @@ def consequence(
 
 
 def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, str], now: Moment) -> Receipt:
-    """The receipt of a job that passed. ``policy`` is its name with the rule, and its proof digest."""
+    """The receipt of a job that passed. ``policy``: its name with the rule, and its proof digest."""
     name, policy_digest = policy
     draft = Receipt(
         id="",
@@ -184,12 +184,12 @@ def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, s
 
 
 def measured(measurements: Measurements) -> dict[str, Any]:
-    """The measurements by field name, to make a receipt or a view of one."""
+    """The measurements by field name, to build a receipt or a view of it."""
     return {it.name: getattr(measurements, it.name) for it in fields(Measurements)}
 
 
 def digest_of(receipt: Receipt) -> str:
-    """The digest over everything a receipt says, its own id and digest excepted."""
+    """The digest over all fields of a receipt except its id and digest."""
     said = {name: value for name, value in asdict(receipt).items() if name not in {"id", "digest"}}
     text = json.dumps(said, sort_keys=True, separators=(",", ":"), default=_word)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -200,12 +200,12 @@ def _word(value: Enum) -> str:
 
 
 def failed(step: Step, blame: Blame, detail: str, ailment: Ailment | None = None) -> Failed:
-    """A failure; without a diagnosis of its own it is that the scrub failed."""
+    """A failure. Without an ailment of its own it counts as ``scrub-failed``."""
     return Failed(step, blame, detail, ailment or Ailment(AilmentKind.SCRUB_FAILED, detail))
 
 
 def _from_result(result: StepResult) -> Failed:
-    """A step that did not pass, in the words of a quarantine."""
+    """The failure of a step that did not pass."""
     detail = f"{result.step.value} {result.outcome.value}" + (f": {result.detail}" if result.detail else "")
     kind = _faulty(result.findings)
     if kind is not None:
@@ -220,7 +220,7 @@ def _from_result(result: StepResult) -> Failed:
 
 
 def _faulty(findings: Findings) -> AilmentKind | None:
-    """What these findings say of the hardware, whatever the step made of them."""
+    """The hardware fault that these findings show, whatever the step concluded from them."""
     if findings.mismatch is not None or findings.units_faulty:
         return AilmentKind.MEMORY_FAULT
     return AilmentKind.COMPUTE_FAULT if findings.deviating else None
@@ -241,7 +241,7 @@ def _not_passed(ran: tuple[StepResult, ...]) -> Failed | None:
 
 
 def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed | None:
-    """Each step once, in the order of the plan: a verify before its clear has proved nothing."""
+    """Each step must run once, in the order of the plan: a verify before its clear proves nothing."""
     steps = tuple(result.step for result in ran)
     if steps == plan:
         return None
@@ -252,7 +252,7 @@ def _not_the_plan(ran: tuple[StepResult, ...], plan: tuple[Step, ...]) -> Failed
 
 
 def _not_measured(done: Done) -> Failed | None:
-    """Whether clear or verify kept its coverage to itself, or told one that cannot be."""
+    """Clear and verify must report their coverage, and it must be possible."""
     for step in MEASURED:
         covered, own = done[step].findings.covered_bytes, done[step].findings.allocatable_bytes
         if not covered or not own:
@@ -265,7 +265,7 @@ def _not_measured(done: Done) -> Failed | None:
 
 
 def _miscounted(clear: Findings) -> Failed | None:
-    """Whether the remainder contradicts the coverage. What no cause was given for is no contradiction."""
+    """The uncovered parts must not contradict the coverage. Bytes without a cause are no contradiction."""
     rest = (clear.allocatable_bytes or 0) - (clear.covered_bytes or 0)
     explained = sum(part.bytes for part in clear.uncovered)
     if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):
@@ -276,31 +276,31 @@ def _miscounted(clear: Findings) -> Failed | None:
 
 
 def _too_little(done: Done, policy: Policy) -> Failed | None:
-    """Coverage of clear and verify, each against the most that either could have covered."""
+    """Clear and verify must each cover what the policy orders, of the larger allocatable size."""
     allocatable, least = _allocatable(done), policy.clear.min_coverage
     for step in MEASURED:
         covered = done[step].findings.covered_bytes or 0
         if covered >= least * allocatable:
             continue
-        told = f"{step.value} covered {_percent(covered, allocatable)}, the policy wants {least:.2%}"
-        uncovered = done[step].findings.uncovered  # a verify has what the clear had, so it tells none
+        short = f"{step.value} covered {_percent(covered, allocatable)}, the policy wants {least:.2%}"
+        uncovered = done[step].findings.uncovered  # reported by clear only: verify has the same memory
         if covered + sum(part.bytes for part in uncovered if part.cause in OURS) < least * allocatable:
-            return failed(step, Blame.DEVICE, told)
+            return failed(step, Blame.DEVICE, short)
         parts = _listed(tuple(f"{format_size(part.bytes)} {part.cause}" for part in uncovered))
         remedy = f"give it a rule with clear.min_coverage {covered * 1000 // allocatable / 1000}"
-        return failed(step, Blame.SERVICE, f"{told}; not covered: {parts}; no fault of the device: {remedy}")
+        return failed(step, Blame.SERVICE, f"{short}; not covered: {parts}; no fault of the device: {remedy}")
     return None
 
 
 def _not_as_ordered(clear: Findings, policy: Policy) -> Failed | None:
-    """Whether anything else was written and read back than the policy orders."""
+    """The patterns must be those that the policy orders."""
     done, wanted = clear.patterns, policy.clear.passes.patterns
     detail = f"clear wrote and read back {_listed(done)}; the policy orders {_listed(wanted)}"
     return None if done == wanted else failed(Step.CLEAR, Blame.SERVICE, detail)
 
 
 def _not_overwritten(scratch: StepResult | None) -> Failed | None:
-    """Whether any unit kept what was in its memory; a path without that step does not say so."""
+    """Scratch must overwrite every unit, on a path that has this step."""
     if scratch is None:
         return None
     reached, units = scratch.findings.units_reached, scratch.findings.units
@@ -312,7 +312,7 @@ def _not_overwritten(scratch: StepResult | None) -> Failed | None:
 
 
 def _not_tested(done: Done) -> Failed | None:
-    """Whether less was tested than memory was proven and units were overwritten; or no step of this path tests."""
+    """The self-test must cover the proven memory and the overwritten units, on a path that has this step."""
     if (tested := done.get(Step.SELFTEST)) is None:
         return None
     found, units = tested.findings, done[Step.SCRATCH].findings.units
@@ -339,8 +339,8 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
     return failed(Step.HEALTH, Blame.DEVICE, ailment.detail, ailment) if ailment else None
 
 
-def _figures(job: Job, done: Done, baseline: Baseline) -> Passed:
-    """What the receipt says, when all steps passed: the smaller coverage counts."""
+def _passed(job: Job, done: Done, baseline: Baseline) -> Passed:
+    """The measurements of a job that passed. Of two coverages the smaller one counts."""
     clear, covered, allocatable = done[Step.CLEAR].findings, _covered(done), _allocatable(done)
     scratch, selftest = done.get(Step.SCRATCH), done.get(Step.SELFTEST)
     holders = {(holder.pid, holder.started) for result in job.results for holder in result.findings.holders}
@@ -372,7 +372,7 @@ def _allocatable(done: Done) -> int:
 
 
 def _percent(part: int, whole: int) -> str:
-    """Rounded down: too little never reads like enough."""
+    """Rounded down, so that too little never reads as enough."""
     return f"{part * 10_000 // whole / 100:.2f}%"
 
 
@@ -381,7 +381,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _remainder(explained: tuple[Uncovered, ...], rest: int) -> tuple[Uncovered, ...]:
-    """All that was not covered: the causes that were given, and what is left over without one."""
+    """All uncovered bytes: those with a cause, and the rest as unexplained."""
     left = rest - sum(part.bytes for part in explained)
     named = tuple(part for part in explained if part.bytes)
     return (*named, Uncovered(UNEXPLAINED, left)) if left else named

@@ -1,4 +1,4 @@
-"""What is shown of a device. The same values leave the service and arrive at the command line, whatever lies between.
+"""What the service shows of its devices. The command line gets the same values.
 
 Field names are those of ``scrub.proto`` and of ``-o json``: a stable contract.
 """
@@ -37,7 +37,7 @@ class ReceiptView(Measurements):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """A job and how far its present step is."""
+    """A job and the progress of its present step."""
 
     id: str
     path: str
@@ -50,7 +50,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineStatus:
-    """Why a device is out, and when it will be tried again."""
+    """Why a device is quarantined, and when its probation is due."""
 
     reason: str
     detail: str
@@ -59,8 +59,8 @@ class QuarantineStatus:
     probes: int
     sticky: bool
     next_probe_seconds: float | None
-    next_path: str = ""  # what is tried then; empty when only an operator brings it back
-    last_try: str = ""  # what became of it
+    next_path: str = ""  # the path of the next probation; empty when it waits for a person
+    last_try: str = ""  # result of the last probation
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class DeviceStatus:
     driver: str = ""
     compute: str = ""
     reset_domain: str = ""
-    pod: str = ""  # whose it is, or will be, as people call it: NAMESPACE/NAME/CONTAINER, with commas between several
+    pod: str = ""  # its owner as NAMESPACE/NAME/CONTAINER, with commas between several
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """The name that people use, such as ``0`` or ``0:1``."""
         return named(self.index, self.slice)
 
 
@@ -127,7 +127,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class GrantedDevice:
-    """A yes for one device. ``receipt`` is empty only under policy ``observe``."""
+    """A grant for one device. ``receipt`` is empty under policy ``observe`` only."""
 
     device: str
     grant: str
@@ -148,7 +148,7 @@ class ScrubResult:
 
 @dataclass(frozen=True, slots=True)
 class ScrubProgress:
-    """How far a job is; ``result`` is set on a device's last message."""
+    """The progress of a job. ``result`` is set in a device's last message."""
 
     device: str
     job: str
@@ -160,7 +160,7 @@ class ScrubProgress:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One row of the ledger, with its sentence."""
+    """One row of the ledger, with its event as a sentence."""
 
     seq: int
     device: str
@@ -174,13 +174,13 @@ class HistoryEntry:
 
     @property
     def name(self) -> str:
-        """How people call its device."""
+        """The name of its device, such as ``0`` or ``0:1``."""
         return named(self.index, self.slice)
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How a device came to be where it is, and what a person should do."""
+    """How a device got into its state, and what a person should do."""
 
     device: DeviceStatus
     entries: tuple[HistoryEntry, ...]

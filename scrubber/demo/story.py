@@ -230,7 +230,7 @@ async def _killed(play: Play) -> None:
     async with stage.admin() as admin:
         history = await admin.history(uuid)
         others = (await admin.status()).devices
-    interrupted = any("cut off, nothing was proven" in entry.text for entry in history)
+    interrupted = any("cancelled, nothing was proven" in entry.text for entry in history)
     receipts = [json.loads(entry.body) for entry in history if entry.kind == "scrub-passed"]
     honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
     play.check(honest, "after the restart the interrupted job proves nothing")

@@ -50,7 +50,7 @@ class Operations:
         async with context.locks.of([device]):
             record = context.record(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.AilmentFound(upkeep.taken_out(record, f"{reason} (asked by {by})"))
+            event: ev.Event = ev.AilmentFound(upkeep.quarantined_by_operator(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.IN_USE):
                 vitals = await context.observer.vitals(device)
                 policy = context.policy(device)
@@ -120,7 +120,7 @@ class Operations:
         facts = await self._context.observer.full(record)
         policy = self._context.policy(device)
         if facts.holders is None:
-            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: cannot prove that nobody uses it")
+            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: cannot prove that no process uses it")
         stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
         if stuck:
             names = ownership.holder_names(tuple(stuck))

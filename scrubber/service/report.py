@@ -150,7 +150,7 @@ class StatusReporter:
         """As they stand now, and whose they are as far as that is known by then: nobody's status waits for a name."""
         records = [self._service.context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
-        if not any(map(device_status.is_somebodys, records)):
+        if not any(map(device_status.may_have_pod, records)):
             return devices
         try:
             tenants = await self._tenants()

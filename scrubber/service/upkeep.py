@@ -159,10 +159,10 @@ class Upkeep:
         """The facts, and what requests and other devices mean for this one."""
         records = self._context.ledger.records.values()
         successor, resetting = presence.successor(record, records), siblings.resetting(record, records)
-        wanted = self._context.is_withheld(record)
-        if not (wanted or successor or resetting):
+        withheld = self._context.is_withheld(record)
+        if not (withheld or successor or resetting):
             return facts  # the usual case, for every device in every round: copy nothing
-        return replace(facts, wanted=wanted, successor=successor, domain_resetting=resetting)
+        return replace(facts, withheld=withheld, successor=successor, domain_resetting=resetting)
 
     async def _burn_in(self, record: Record, device_policy: DevicePolicy, op: str) -> bool:
         """Start the burn-in of an idle device when it is due; whether it was started."""

@@ -115,7 +115,7 @@ def test_a_scrub_on_request_finds_the_last_users_bytes_and_leaves_none(service, 
     done = autoclave("scrub", clean)
     assert done.exit_code == 0, done.output
     assert not service.dirty(clean)
-    assert any(f"{3 * len(SECRET)} bytes of the last user were found" in text for text in service.texts(clean))
+    assert any(f"{3 * len(SECRET)} bytes of the last owner were found" in text for text in service.texts(clean))
 
 
 @pytest.mark.usefixtures("service")

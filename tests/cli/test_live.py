@@ -64,7 +64,7 @@ def test_scrub_finds_what_an_unauthorised_user_left(autoclave, service, gpu):
     told(autoclave("simulate", "release", gpu))
     service.settled(gpu, "clean")
     texts = [entry["text"] for entry in json.loads(told(autoclave("history", gpu, "-o", "json")))["items"]]
-    assert any("12 bytes of the last user were found" in text for text in texts)
+    assert any("12 bytes of the last owner were found" in text for text in texts)
 
 
 def test_the_figures_of_a_slow_scrub_are_shown_by_every_verb(autoclave, gpu):
@@ -184,8 +184,7 @@ def test_a_persons_word_brings_a_gpu_back_without_a_test_and_is_kept(autoclave, 
     )
     story = told(autoclave("explain", gpu))
     assert (
-        f"brought back WITHOUT EVIDENCE by {service_call.asker()}: the cable; it is scrubbed like after a tenant"
-        in story
+        f"reinstated WITHOUT EVIDENCE by {service_call.asker()}: the cable; it is scrubbed as after a tenant" in story
     )
     assert re.search(r"scrub \w+ on the fast path \(reinstate\) started", story)
 
@@ -207,7 +206,7 @@ def test_explain_tells_it_in_order_and_ends_with_what_to_do(autoclave, gpu):
     assert text.index("found Simulated GPU") < text.index("proven clean") < text.index("quarantined by user")
     assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d +\d+[sm] ago  ", lines[2])
     assert lines[-2].startswith("policy  defaults: ")
-    assert lines[-1] == "advice  bring it back with `autoclave reinstate` when you are done with it"
+    assert lines[-1] == "advice  run `autoclave reinstate` when your work on it is done"
     document = json.loads(told(autoclave("explain", gpu, "-o", "json")))
     assert (document["kind"], document["device"]["index"]) == ("Explanation", gpu)
     assert document["entries"][-1]["kind"] == "quarantined"

@@ -208,7 +208,7 @@ def begun(service, autoclave) -> subprocess.Popen[str]:
     until(lambda: not slices(service) or scrub.poll() is not None)
     if scrub.poll() is None:
         return scrub
-    assert "cannot prove that nobody uses it" in scrub.communicate()[0]
+    assert "cannot prove that no process uses it" in scrub.communicate()[0]
     return begun(service, autoclave)
 
 

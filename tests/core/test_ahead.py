@@ -13,7 +13,7 @@ from tests.core.lives import ENFORCE, NOW, STRICT, A, B, facts, later, live
 
 LATE = later(ownership.STARTS_WITHIN + 1)
 AWAITED = live(lives.GRANTED, ev.PutInUse(Owner(A, NOW)))
-TAKEN = Note(ev.Released("nobody came, and the kubelet has taken it from its owner"))
+TAKEN = Note(ev.Released("it was not used, and the kubelet has taken it from its owner"))
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])

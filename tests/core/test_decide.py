@@ -33,10 +33,10 @@ from tests.core.lives import (
     rows,
 )
 
-NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that nobody uses it")
+NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
 HELD = "cannot hand out GPU-1: it is {}; once its job has ended, `autoclave release` it"
-GONE = Note(ev.Released("it was asked for again and its last user is gone"))
+GONE = Note(ev.Released("it was asked for again, and its last owner is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
 SLOW = Scrub(Path.SLOW, Trigger.ACQUIRE)
@@ -233,9 +233,9 @@ RELEASE = rows(
     ("W5 the caller's word is not enough: the owner lives", lives.IN_USE, facts(alive=True), TAKE_BACK),
     ("W17 a caller who is not the owner: a container is on it", lives.IN_USE, facts((OF_A,), alive=False), TAKE_BACK),
     ("nobody can say", lives.IN_USE, facts(None),
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that nobody uses it")),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
     ("W13 nobody can say whether the owner lives", lives.IN_USE, facts(),
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that nobody uses it")),
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot take back GPU-1: it cannot be proven that no process uses it")),
     ("what is not handed out cannot be given back, and that is no fault", lives.CLEAN, facts((OF_A,)), Proceed()),
     ("given back twice", lives.DIRTY, facts(None), Proceed()),
 )  # fmt: skip
@@ -345,7 +345,7 @@ def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
     assert isinstance(acquire.decide(UNSEEN_A, gone, ENFORCE, soon), Wait)
     assert isinstance(start.decide(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
     assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == Note(
-        ev.Released("it was asked for again and its last user is gone")
+        ev.Released("it was asked for again, and its last owner is gone")
     )
     assert release.decide(UNSEEN_A, gone, soon) == TAKE_BACK
     assert release.decide(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))

@@ -36,7 +36,8 @@ REST = (Uncovered("own context", 300 * 2**20), Uncovered("fragments", 7))
 FAULT = Mismatch(offset=4096, expected=0, got=255, count=3)
 
 LIFE = [
-    (ev.Discovered(lives.DEVICE, lives.HERE), "found NVIDIA H100 80GB HBM3 at index 0; nothing is known of its memory"),
+    (ev.Discovered(lives.DEVICE, lives.HERE),
+     "found NVIDIA H100 80GB HBM3 at index 0; nothing is known about its memory"),
     (ev.ScrubStarted(lives.job(Path.SLOW)), "scrub job-1 on the slow path (release) started"),
     (ev.StepStarted("job-1", Step.RESET, Path.SLOW), "reset started (slow path)"),
     (ev.StepFinished("job-1", result(Step.RESET)), "reset passed in 0.250 s"),
@@ -56,8 +57,8 @@ LIFE = [
      "handed out WITHOUT PROOF (grant grant-1), as policy observe says: not scrubbed"),
     (ev.PutInUse(Owner("pod-a", NOW)), "in use by pod-a"),
     (ev.PutInUse(Owner("pod-a", NOW, crowded=True)),
-     "in use by pod-a, and by somebody else's container as well: unauthorised use"),
-    (ev.PutInUse(Owner("pod-a", NOW, unannounced=True)), "in use by pod-a, which was met on it"),
+     "in use by pod-a, and by another pod's container as well: unauthorised use"),
+    (ev.PutInUse(Owner("pod-a", NOW, unannounced=True)), "in use by pod-a, which is unannounced"),
     (ev.PutInUse(Owner(None, NOW, unannounced=True)), "in use by a process of no known container"),
     (ev.PutInUse(Owner(None, NOW)), "in use by a process of no known container"),
     (ev.AilmentFound(lives.LOST),
@@ -65,9 +66,9 @@ LIFE = [
     (ev.ErrorsNoted(((13, 2), (43, 1)), 9),
      "the driver reported xid 13 2 times, xid 43"),
     (ev.ErrorsNoted(((79, 1),), 9, grave=True),
-     "the driver reported xid 79; that was before it was first seen, and it owes the slow path for it"),
+     "the driver reported xid 79; that was before it was first observed, so the slow path is due"),
     (ev.Reinstated("ann: it was the cable"),
-     "brought back WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed like after a tenant"),
+     "reinstated WITHOUT EVIDENCE by ann: it was the cable; it is scrubbed as after a tenant"),
     (ev.Released("its owner is gone"), "released: its owner is gone"),
     (ev.Quarantined(lives.quarantine()),
      "quarantined by autoclave (lost): the device has fallen off its bus; it will be tried again"),
@@ -78,9 +79,9 @@ LIFE = [
     (ev.StepFinished("job-1", result(Step.EVICT, holders=(lives.LEFTOVER,), terminated=(43, 44))),
      'evict passed in 0.250 s: found "orphan" (pid 43, no container); ended pid 43, 44'),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12)),
-     "clear passed in 0.250 s: 12 bytes of the last user were found"),
+     "clear passed in 0.250 s: 12 bytes of the last owner were found"),
     (ev.StepFinished("job-1", result(Step.CLEAR, residue_bytes=12, residue_at=(4096, 8192), uncovered=REST)),
-     ("clear passed in 0.250 s: 12 bytes of the last user were found, the first at 0x1000; "
+     ("clear passed in 0.250 s: 12 bytes of the last owner were found, the first at 0x1000; "
       "not covered: 300MiB own context, 7B fragments")),
     (ev.StepFinished("job-1", result(Step.SCRATCH)), "scratch passed in 0.250 s: 132 of 132 units"),
     (ev.StepFinished("job-1", result(Step.SCRATCH, outcome=Outcome.FAILED, units_reached=0)),
@@ -97,14 +98,14 @@ LIFE = [
      "health timed-out in 0.250 s - not clean"),
     (ev.Escalated("job-1", "verify failed", Path.SLOW), "escalated to the slow path: verify failed"),
     (ev.ScrubFailed("job-1", "evict failed"), "not clean: evict failed"),
-    (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cut off, nothing was proven: it was killed"),
+    (ev.ScrubInterrupted("job-1", "it was killed"), "scrub cancelled, nothing was proven: it was killed"),
     (ev.Soiled("it was used without a grant", (lives.OF_B, lives.FOREIGN)),
      ('no longer clean: it was used without a grant by "train-b" (pid 42, pod-b), "nv-hostengine" (pid 44, no '
       "container): unauthorised use")),
     (ev.Soiled("7 bytes are held"), "no longer clean: 7 bytes are held"),
     (ev.Described(replace(lives.DEVICE, index=3)), "now seen as NVIDIA H100 80GB HBM3 at index 3"),
     (ev.Distrusted("the node was rebooted", lives.REBOOTED),
-     "what was known of its memory no longer holds: the node was rebooted"),
+     "what was known about its memory no longer holds: the node was rebooted"),
 ]  # fmt: skip
 
 

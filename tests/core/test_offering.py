@@ -47,7 +47,7 @@ def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record
     assert not offering.offer(record, ENFORCE, later(budget + 0.001)).healthy
 
 
-WITHHELD = "it was asked for and could not be handed out"
+WITHHELD = "withheld: a request for it was refused"
 FAULT = "the ledger cannot be written"
 SERVICE_KNOWS = rows(
     ("ledger fault: a clean device cannot be granted", lives.CLEAN, {"ledger_fault": True}, FAULT),

@@ -116,7 +116,7 @@ def test_a_gpu_that_was_pulled_is_remembered_as_such_and_comes_back_by_evidence_
     assert isinstance(found, Note)
     gone = live(LOST_THERE, found.event)
     assert gone.quarantine is not None
-    assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 sits in its place")
+    assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
     assert tend(gone, at=later(100_000)) == Probe(Path.SLOW)
 
@@ -139,7 +139,7 @@ def test_errors_that_make_nobody_sick_are_written_down_once_by_code_and_count(re
 
 def test_whoever_causes_errors_without_end_fills_no_disk():
     record = live(lives.CLEAN, ev.ErrorsNoted(((13, 1),), 1), at=lives.NOW)
-    soon, late = later(upkeep.HEARD_EVERY - 1), later(upkeep.HEARD_EVERY)
+    soon, late = later(upkeep.NOTE_EVERY - 1), later(upkeep.NOTE_EVERY)
     assert tend(record, COUNTED, soon) == Proceed()
     assert tend(record, COUNTED, late) == Note(ev.ErrorsNoted(((13, 1), (43, 1)), 3))
 
@@ -176,7 +176,7 @@ def test_a_device_that_is_lost_while_it_is_out_is_told_so_whatever_it_was_out_fo
     after = live(record, found.event)
     assert after.quarantine is not None
     assert after.quarantine.ailment.kind is AilmentKind.LOST
-    assert "it was out before: so it is" in after.quarantine.ailment.detail
+    assert "it was quarantined before: so it is" in after.quarantine.ailment.detail
     assert (after.quarantine.next_probe is None) == (record.quarantine.next_probe is None), "who waits goes on waiting"
     assert tend(after, Vitals(lost=True)) == Proceed(), "told once"
 

@@ -94,7 +94,7 @@ def test_whatever_it_was_out_for_it_is_not_there_to_have_that(kind):
     assert record.quarantine is not None
     waited = record.quarantine.next_probe is None
     assert (out.next_probe is None) == waited, "who waits for a person still does"
-    assert ("it was out before: so it is" in out.ailment.detail) == waited
+    assert ("it was quarantined before: so it is" in out.ailment.detail) == waited
     assert out.since == LATE
 
 

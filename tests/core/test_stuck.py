@@ -155,12 +155,12 @@ def test_what_is_owed_is_not_forgotten_over_that():
 # -- while its pod counts as alive: a killed container's process stays in its control group
 
 HANGS = replace(OF_A, state="D")
-TOLD = 'whoever had it hangs in the kernel (state D): "train-a" (pid 41, pod-a)'
+TOLD = 'its processes hang in the kernel (state D): "train-a" (pid 41, pod-a)'
 
 
-def hung(*holders: Holder, seconds: float = GIVE_UP, wanted: bool = False, given: Collection[str] | None = None):
+def hung(*holders: Holder, seconds: float = GIVE_UP, withheld: bool = False, given: Collection[str] | None = None):
     seen = facts(holders, alive=True, assigned_pods=given)
-    return replace(seen, wanted=wanted, hung_since=NOW.uptime + 1e4 - seconds)
+    return replace(seen, withheld=withheld, hung_since=NOW.uptime + 1e4 - seconds)
 
 
 STUCK_IN_USE = Note(ev.AilmentFound(Ailment(AilmentKind.STUCK_PROCESS, TOLD)))
@@ -168,14 +168,14 @@ SICK_BEFORE = live(lives.IN_USE, STUCK_IN_USE.event)
 HELD = rows(
     ("the kubelet has taken it from its pod", lives.IN_USE, hung(HANGS, given=[]), STUCK_IN_USE),
     ("... and given it to another", lives.IN_USE, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
-    ("it was asked for in vain", lives.IN_USE, hung(HANGS, wanted=True), STUCK_IN_USE),
-    ("not for long enough", lives.IN_USE, hung(HANGS, wanted=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
-    ("just now", lives.IN_USE, replace(hung(HANGS, wanted=True), hung_since=None), Blocked(TOLD)),
+    ("it was asked for in vain", lives.IN_USE, hung(HANGS, withheld=True), STUCK_IN_USE),
+    ("not for long enough", lives.IN_USE, hung(HANGS, withheld=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
+    ("just now", lives.IN_USE, replace(hung(HANGS, withheld=True), hung_since=None), Blocked(TOLD)),
     ("it is its pod's still", lives.IN_USE, hung(HANGS, given=["pod-a"]), Proceed()),
     ("nobody can say whose it is", lives.IN_USE, hung(HANGS), Proceed()),
-    ("one of them does not hang", lives.IN_USE, hung(HANGS, replace(OF_A, pid=9), wanted=True), Proceed()),
-    ("it does not hang any more", lives.IN_USE, hung(OF_A, wanted=True), Proceed()),
-    ("that is on record", SICK_BEFORE, hung(HANGS, wanted=True), Proceed()),
+    ("one of them does not hang", lives.IN_USE, hung(HANGS, replace(OF_A, pid=9), withheld=True), Proceed()),
+    ("it does not hang any more", lives.IN_USE, hung(OF_A, withheld=True), Proceed()),
+    ("that is on record", SICK_BEFORE, hung(HANGS, withheld=True), Proceed()),
 )  # fmt: skip
 
 

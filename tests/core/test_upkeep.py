@@ -52,12 +52,12 @@ CUT_OFF = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "x"))
 DUE = later(60)
 
 
-UNSEEABLE = "it cannot be proven that nobody uses it"
+UNSEEABLE = "it cannot be proven that no process uses it"
 
 
 def leave(holder):
     where = holder.container or "no container"
-    return Blocked(f'waiting for "{holder.command}" (pid {holder.pid}, {where}) to leave it')
+    return Blocked(f'waiting for "{holder.command}" (pid {holder.pid}, {where}) to end')
 
 
 def waiting(count):
@@ -135,8 +135,8 @@ TEND = rows(
     ("W13 nobody can say whether its owner lives", lives.IN_USE, facts(), ENFORCE, Proceed()),
     ("W20 its owner is gone, a stranger has it open", lives.IN_USE, facts((OF_B,), alive=False), ENFORCE, CROWD),
     ("W20 the same, once that is written down", lives.CROWDED, facts((OF_B,), alive=False), ENFORCE, Proceed()),
-    ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), wanted=True), ENFORCE,
-     Note(ev.Released("it was asked for in vain before anybody started on it"))),
+    ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), withheld=True), ENFORCE,
+     Note(ev.Released("it was asked for in vain before a container started on it"))),
     ("a device in use that falls sick is left alone", lives.IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
      Note(ev.AilmentFound(XID))),
     ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.AilmentFound(XID))),
@@ -145,7 +145,7 @@ TEND = rows(
     ("a sick device whose user is gone is released first", lives.SICK_IN_USE, facts(alive=False), ENFORCE,
      Note(ev.Released("its owner is gone"))),
     ("a grant that fell sick is called back: it would wait for ever", lives.SICK_GRANTED, facts(), ENFORCE,
-     Note(ev.Released("it fell sick before anybody started on it"))),
+     Note(ev.Released("it fell sick before a container started on it"))),
     ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.AilmentFound(LOST)), facts(), ENFORCE,
      Proceed()),
     ("a sick device after a reboot is taken out",
@@ -250,7 +250,7 @@ def test_a_device_that_keeps_coming_back_waits_for_a_person(ages, flapping):
 
 def test_flapping_says_of_what():
     record = replace(lives.CLEAN, returns=(AT.wall,) * 3)
-    words = "it came back from quarantine 3 times within the flap window"
+    words = "it returned from quarantine 3 times within the flap window"
     assert confine(record).ailment.detail == f"{LOST.detail}; {words}"
 
 
@@ -299,7 +299,7 @@ def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
     nameless = replace(lives.NAMELESS, ailment=LOST)
     unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + ownership.STARTS_WITHIN)
-    deserted = Note(ev.Released("it is sick and nobody is on it"))
+    deserted = Note(ev.Released("it is sick and no process uses it"))
     assert upkeep.tend(nameless, facts(), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, late, 0.0) == deserted
     assert upkeep.tend(unseen, facts(alive=False), ENFORCE, AT, 0.0) == Proceed()
@@ -334,7 +334,7 @@ def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
     grant = replace(lives.SICK_GRANTED.grant, announced=False, at=AT)
     record = replace(lives.SICK_GRANTED, grant=grant)
     budget = ENFORCE.budgets.start
-    back = Note(ev.Released("it fell sick before anybody started on it"))
+    back = Note(ev.Released("it fell sick before a container started on it"))
     assert upkeep.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()
     assert upkeep.tend(record, facts(), ENFORCE, later(1.1 + budget), 0.0) == back
 

@@ -87,12 +87,12 @@ NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
 )  # fmt: skip
 def test_a_device_is_told_by_the_name_of_its_pod(record, held, names, pod):
     assert device_status.pod(record, held, names) == pod
-    assert device_status.is_somebodys(record) or not pod
+    assert device_status.may_have_pod(record) or not pod
 
 
 def test_pods_are_looked_for_where_there_may_be_one():
     records = (lives.GRANTED, lives.IN_USE, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
-    assert list(map(device_status.is_somebodys, records)) == [True, True, True, False, False, False]
+    assert list(map(device_status.may_have_pod, records)) == [True, True, True, False, False, False]
 
 
 def test_a_job_shows_its_present_step_and_how_far_it_is():
@@ -148,7 +148,7 @@ def test_a_remedy_exists_for_every_ailment():
 
 def test_a_setback_has_its_advice():
     assert device_status.advice(lives.SET_BACK) == (
-        "mend what is in its way, as told above; the scrub is tried again by itself",
+        "remove what blocks the scrub, as shown above; the scrub is retried automatically",
     )
 
 

@@ -20,14 +20,14 @@ from tests.core.lives import ENFORCE, FOREIGN, NOW, OF_A, OF_B, A, B, facts, lat
 LATE = later(1e6)
 VISITOR = Owner(B, NOW, seen=True, unannounced=True)
 ITS_OWN = Note(ev.PutInUse(replace(VISITOR, unannounced=False)))
-LET_GO = Note(ev.Released("who was met on it before its first start has let go of it"))
+LET_GO = Note(ev.Released("an unannounced pod has left it before its first start"))
 GONE = Note(ev.Released("its owner is gone"))
 CROWD = Note(ev.PutInUse(replace(VISITOR, crowded=True)))
 
 
-def off(*given: str, epoch: str = "epoch-1", wanted: bool = False) -> Facts:
+def off(*given: str, epoch: str = "epoch-1", withheld: bool = False) -> Facts:
     """Nobody is on it, the visitor lives elsewhere, and the kubelet has given it to these."""
-    return replace(facts(alive=True, assigned_pods=given, epoch=epoch), wanted=wanted)
+    return replace(facts(alive=True, assigned_pods=given, epoch=epoch), withheld=withheld)
 
 
 TEND = rows(
@@ -41,7 +41,7 @@ TEND = rows(
      off(A, epoch="epoch-2"), Proceed()),
     ("who has it does not ask", lives.VISITED_UNANNOUNCED, off(A), Proceed()),
     ("who had it has lost it", lives.VISITED_UNANNOUNCED, off(), Proceed()),
-    ("the same: it was asked for since", lives.VISITED_UNANNOUNCED, off(A, wanted=True), Proceed()),
+    ("the same: it was asked for since", lives.VISITED_UNANNOUNCED, off(A, withheld=True), Proceed()),
     ("met at the first look; nobody has it", lives.FOUND_IN_USE, off(), Proceed()),
     ("W14 met at the first look; who has it may run already", lives.FOUND_IN_USE, off(A), Proceed()),
     ("W14 it is who has it", lives.FOUND_IN_USE, off(B), ITS_OWN),
@@ -53,7 +53,7 @@ TEND = rows(
     ("it is on it", lives.VISITED, facts((OF_B,), alive=True, assigned_pods=[A]), Proceed()),
     ("somebody of the host is on it", lives.VISITED, facts((FOREIGN,), alive=True, assigned_pods=[A]), Proceed()),
     ("W3 the checkpoint cannot be read, or there is none", lives.VISITED, facts(alive=True), Proceed()),
-    ("the same, asked for", lives.VISITED, replace(facts(alive=True), wanted=True), Proceed()),
+    ("the same, asked for", lives.VISITED, replace(facts(alive=True), withheld=True), Proceed()),
     ("W16 nobody can look", lives.VISITED, facts(None, alive=True, assigned_pods=[]), Proceed()),
     ("its pod is gone, and nobody has it", lives.VISITED, facts(alive=False, assigned_pods=[]), LET_GO),
     ("the same, another kubelet life", lives.VISITED, facts(alive=False, assigned_pods=[], epoch="epoch-2"), GONE),
@@ -65,8 +65,8 @@ TEND = rows(
     ("its pod is gone, to which it was granted without a word", lives.VISITED_UNANNOUNCED, facts(alive=False), GONE),
     ("its pod is gone, and a job has it, of whom nobody is on it", lives.VISITED_KEPT, facts(alive=False), Proceed()),
     ("the same, and a process of the job is", lives.VISITED_KEPT, facts((FOREIGN,), alive=False), Proceed()),
-    ("the same, and it was asked for", lives.VISITED_KEPT, replace(facts(alive=False), wanted=True), Proceed()),
-    ("a job has it that has not come to it yet, and it was asked for", lives.KEPT, replace(facts(), wanted=True),
+    ("the same, and it was asked for", lives.VISITED_KEPT, replace(facts(alive=False), withheld=True), Proceed()),
+    ("a job has it that has not come to it yet, and it was asked for", lives.KEPT, replace(facts(), withheld=True),
      Proceed()),
     ("one without a name is no pod's", lives.NAMELESS, facts((FOREIGN,), assigned_pods=[A]), Proceed()),
     ("who was let start and is seen is no visitor", lives.EXPOSED_TO_B, off(A), Proceed()),
@@ -109,8 +109,8 @@ def test_whoever_asks_for_it_waits_for_the_visitors_end(record: Record, seen: Fa
 @pytest.mark.parametrize("given", [(), (A,)], ids=["given to nobody", "given to who asks"])
 def test_whoever_asks_does_not_wait_for_one_who_let_go_of_what_was_granted_to_somebody_else(given, alive):
     seen = facts(alive=alive, assigned_pods=given)
-    again = "it was asked for again and its last user is gone"
-    another = "another owner is about to start and its last user is gone"
+    again = "it was asked for again, and its last owner is gone"
+    another = "another owner is about to start, and its last owner is gone"
     assert acquire.decide(lives.VISITED, seen, ENFORCE, LATE) == Note(ev.Released(again))
     assert release.decide(lives.VISITED, seen, LATE) == Note(ev.Released("it was given back"))
     assert start.decide(lives.VISITED, seen, ENFORCE, A, LATE) == Note(ev.Released(another))

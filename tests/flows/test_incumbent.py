@@ -57,7 +57,7 @@ async def test_prestart_says_no_to_a_gpu_that_nobody_was_given_and_to_one_that_f
     granted = node.gpu(pod)
     [idle] = set(node.stage.uuids) - {granted}
     async with node.door() as plugin:
-        with pytest.raises(grpc.aio.AioRpcError, match="not written down whose it is"):
+        with pytest.raises(grpc.aio.AioRpcError, match="names no pod for it"):
             await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[idle]))
     drills.xid(node.stage.simulated, granted, FATAL)
     await node.health(granted, "Unhealthy")

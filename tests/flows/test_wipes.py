@@ -72,7 +72,7 @@ async def test_w1_r8_two_pods_that_were_admitted_to_one_gpu_start_neither_until_
     assert (node.gpu(victim), uuid in node.kubelet.held(thief)["main"][RESOURCE]) == (uuid, True)
     for pod in (victim, thief):
         assert not await node.kubelet.sync(pod)
-        assert "given it to more than one pod" in node.waiting(pod)
+        assert "names more than one pod for it" in node.waiting(pod)
     await node.kubelet.delete(thief)
     await node.run("spare", Container("main"), Container("more", ONE))  # the kubelet writes its checkpoint anew
     assert await node.kubelet.sync(victim)
@@ -246,7 +246,7 @@ async def test_w17_whoever_knows_the_plugins_socket_gets_no_memory_of_others_wip
                     wire.AllocateRequest(container_requests=[wire.ContainerAllocateRequest(devices_ids=ids)])
                 )
         await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]))
-        with pytest.raises(grpc.aio.AioRpcError, match="the kubelet has not written down whose it is"):
+        with pytest.raises(grpc.aio.AioRpcError, match="the kubelet's checkpoint names no pod for it"):
             await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[spare]))
     assert ((await node.status(uuid)).owner, (await node.status(spare)).state) == (pod.uid, "clean")
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)

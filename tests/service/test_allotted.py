@@ -31,7 +31,7 @@ async def test_a_pod_that_never_came_and_has_lost_the_device_by_the_checkpoint_i
     assert world.state(device) is State.IN_USE, "its container may come any moment"
     await asyncio.sleep(5)
     assert world.state(device) is State.CLEAN
-    assert rows(world, ev.Released, device)[-1].why == "nobody came, and the kubelet has taken it from its owner"
+    assert rows(world, ev.Released, device)[-1].why == "it was not used, and the kubelet has taken it from its owner"
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["the checkpoint cannot be read", "it is written down for it"])
