@@ -37,7 +37,7 @@ def worst(found: Iterable[Ailment]) -> Ailment | None:
 
 def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailment]:
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
-    worst_xid = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
+    worst_xid = xids.worst_finding(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
     reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
     if vitals.lost or vitals.unresponsive:  # then it says nothing itself
         yield silent(vitals)
@@ -70,7 +70,7 @@ def _told(vitals: Vitals, policy: Policy) -> Iterator[Ailment]:
     """The signs that the policy takes seriously, worst first."""
     if not vitals.signs:  # nearly always, and asked of each device all day
         return
-    serious = {AilmentKind(symptom.value) for symptom in policy.quarantine.signs}
+    serious = {AilmentKind(sign.value) for sign in policy.quarantine.signs}
     for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.kind)):
         if sign.kind in serious:
             yield Ailment(sign.kind, sign.detail)

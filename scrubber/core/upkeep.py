@@ -187,7 +187,7 @@ def history(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
     told = errors_to_note(Baseline(), vitals)
     if told is None or vitals is None:
         return None
-    return replace(told, grave=xids.verdict(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
+    return replace(told, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
 
 
 def _isolate(

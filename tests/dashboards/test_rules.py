@@ -94,7 +94,7 @@ def test_an_error_that_is_called_fatal_asks_for_a_reset_or_more():
     told = next(rule["expr"] for rule in ALERTS if rule["alert"] == "AutoclaveGpuFatalXid")
     (codes,) = set(re.findall(r'xid=~"([0-9|]+)"', told))
     mild = (Action.NONE, Action.IGNORE, Action.RESTART_APP)
-    assert [code for code in codes.split("|") if xids.asked(int(code)) in mild] == []
+    assert [code for code in codes.split("|") if xids.required_action(int(code)) in mild] == []
 
 
 def test_rates_are_of_counters():

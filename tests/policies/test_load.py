@@ -65,7 +65,7 @@ p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allo
 p.yaml:6:15: defaults.budgets.allocate: found the number 10, expected a duration such as 10s or 5m \
 (units: ms, s, m, h, d)
 p.yaml:7:12: defaults.budgets.start: found text "31s", expected less than 30s
-p.yaml:8:5: defaults.budgets.start: found the key again (first on line 7), expected each key once
+p.yaml:8:5: defaults.budgets.start: found a duplicate key (first on line 7), expected each key once
 p.yaml:10:33: defaults.timeouts.reset: found text "0s", expected more than 0s
 p.yaml:11:25: defaults.clear.min_coverage: found text "0.5", expected a number
 p.yaml:12:3: defaults.proof: found nothing, expected a value; leave the key out to keep the default
@@ -80,8 +80,8 @@ such as GPU-8f2c
 p.yaml:22:38: rules[1].match.gpu[2]: found the number -1, expected an index such as 0, or a UUID or the beginning of \
 one, such as GPU-8f2c
 p.yaml:24:11: rules[2].name: found the name "defaults" again, expected a name that neither another rule nor defaults has
-p.yaml:25:12: rules[2].match: found a rule that is never reached, expected devices that rule a, which comes first, \
-does not take
+p.yaml:25:12: rules[2].match: found a rule that never applies, expected devices that the earlier rule a \
+does not match
 p.yaml:27:5: rules[3]: found a list, expected a mapping of keys and values
 p.yaml:28:5: rules[4].policy: found nothing, expected the key policy
 p.yaml:28:28: rules[4].match.gpu: found 0 entries, expected at least 1
@@ -97,7 +97,9 @@ def test_a_fault_holds_its_parts():
     with pytest.raises(load.PolicyError) as caught:
         read("name: a\ndefaults: {budgets: {alocate: 1s}}\n")
     expected = "one of allocate, start, owner_wait, silence (did you mean allocate?)"
-    assert caught.value.faults == (load.Fault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),)
+    assert caught.value.faults == (
+        load.PolicyFault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),
+    )
 
 
 def test_a_file_may_say_nothing_but_its_name():
@@ -128,7 +130,7 @@ def test_an_impossible_combination_is_told_at_the_value_that_is_written(budgets,
     ],
 )
 def test_a_self_test_fits_into_its_step_in_the_defaults_and_in_each_rule(written, problem):
-    expected = f"{problem}, expected the time to be shorter: the step would be ended before it has cleared up"
+    expected = f"{problem}, expected the time to be shorter: otherwise the step ends before its cleanup"
     (fault,) = faults(f"name: a\ndefaults: {{{written}}}\n")
     assert fault.endswith(f": defaults.{expected}")
     (fault,) = faults(f"name: a\nrules: [{{name: b, match: {{}}, policy: {{{written}}}}}]\n")
@@ -197,8 +199,8 @@ rules:
   - {name: pcie, match: {model: "NVIDIA H100 PCIe"}, policy: {}}
 """)
     assert fault == (
-        "p.yaml:4:25: rules[1].match: found a rule that is never reached, "
-        "expected devices that rule h100, which comes first, does not take"
+        "p.yaml:4:25: rules[1].match: found a rule that never applies, "
+        "expected devices that the earlier rule h100 does not match"
     )
 
 

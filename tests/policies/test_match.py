@@ -27,13 +27,13 @@ def test_without_rules_the_defaults_apply():
 
 def test_without_a_matching_rule_the_defaults_apply():
     found = match.resolve(policy_set(Match(mig=True)), H100)
-    assert found == match.Matched(Policy(), "defaults", "defaults: none of the rules matches")
+    assert found == match.Matched(Policy(), "defaults", "defaults: no rule matches")
 
 
 @pytest.mark.parametrize(
     ("condition", "why"),
     [
-        (Match(), "it is for every device"),
+        (Match(), "the rule matches every device"),
         (Match(model="NVIDIA H100*"), 'model "NVIDIA H100 80GB HBM3" matches "NVIDIA H100*"'),
         (Match(mig=False), "it is not a MIG device"),
         (Match(resource="nvidia.com/*"), 'resource "nvidia.com/gpu" matches "nvidia.com/*"'),

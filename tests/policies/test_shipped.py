@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from policies import load
-from policies.hardware import Clocks, Settings
+from policies.hardware import Clocks, SettingsPolicy
 from policies.model import Eviction, Mode, Passes, Policy, Selftest
 from policies.path import Path
 
@@ -61,7 +61,7 @@ def test_the_default_file_spells_out_every_field():
 def test_the_default_file_names_every_setting_in_a_comment():
     text = load.read_shipped("default")
     comment = text[text.index("#   settings:") : text.index("  settings: {}")]
-    assert all(f"{name}:" in comment for name in (*Settings.model_fields, *Clocks.model_fields))
+    assert all(f"{name}:" in comment for name in (*SettingsPolicy.model_fields, *Clocks.model_fields))
 
 
 @pytest.mark.parametrize("name", NAMES)

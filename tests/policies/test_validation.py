@@ -5,7 +5,7 @@ from typing import Annotated, Self
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from policies import judge
+from policies import validation
 from policies.base import Model, impossible
 from policies.hardware import Means
 from policies.model import Policy
@@ -42,17 +42,17 @@ class Required(Model):
 
 
 def told(model, data):
-    return [(problem.loc, problem.found) for problem in judge.judge(model, data)]
+    return [(problem.loc, problem.found) for problem in validation.problems(model, data)]
 
 
 def test_nothing_is_wrong_with_what_can_be_read():
-    assert judge.judge(Policy, {}) == ()
-    assert judge.read(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
+    assert validation.problems(Policy, {}) == ()
+    assert validation.build(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
 
 
 def test_what_is_wrong_cannot_be_read():
     with pytest.raises(ValidationError):
-        judge.read(Policy, {"mode": "other"})
+        validation.build(Policy, {"mode": "other"})
 
 
 def test_two_broken_rules_of_one_model_are_both_told():
@@ -60,7 +60,7 @@ def test_two_broken_rules_of_one_model_are_both_told():
 
 
 def test_a_broken_combination_knows_the_values_it_is_about():
-    (problem,) = judge.judge(Span, {"low": 9})
+    (problem,) = validation.problems(Span, {"low": 9})
     assert problem.places == (("low",), ("high",))
     assert problem.under(("a", 0)).places == (("a", 0, "low"), ("a", 0, "high"))
 
