@@ -143,6 +143,14 @@ def test_no_page_names_a_field_of_policies_or_a_finding_that_there_is_not():
     assert pointed <= findings
 
 
+def test_a_log_event_that_a_page_quotes_is_in_the_list_of_events():
+    known = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE)
+    text = " ".join("\n".join(PAGES.values()).split())
+    quoted = set(re.findall(r"`(cannot [^`]+|internal error[^`]*|not registered)`", text))
+    assert {"cannot reconcile the devices", "not registered"} <= quoted
+    assert [it for it in quoted if not any(event.startswith(it) for event in known)] == []
+
+
 def test_links_between_pages_lead_somewhere():
     found = {(name, link) for name, page in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", page)}
     assert [it for it in found if not (RUNBOOKS / it[1]).exists()] == []
