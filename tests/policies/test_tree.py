@@ -26,7 +26,7 @@ def plain(text):
     return root.plain()
 
 
-def test_plain_data_comes_through_as_it_is_meant():
+def test_plain_data_is_parsed_unchanged():
     text = "a: [1, -2, 0.5, true, False]\nb: {c: 10s, d: 'yes', 'e f': no}\n5: 2026-01-01\n<<: on\n"
     assert plain(text) == {
         "a": [1, -2, 0.5, True, False],
@@ -41,7 +41,7 @@ def test_a_number_that_is_no_plain_decimal_stays_text(text):
     assert plain(f"a: {text}") == {"a": text.strip("'")}
 
 
-def test_every_value_knows_its_place_and_the_place_of_its_key():
+def test_every_value_has_its_position_and_the_position_of_its_key():
     root, _ = tree.parse("# hello\na:\n  b: [1,\n      22]\n", "t.yaml")
     found = root.find(("a", "b", 1))
     assert found is not None
@@ -67,7 +67,7 @@ def test_every_value_knows_its_place_and_the_place_of_its_key():
         ("# nothing\n", "1:1: found an empty file, expected a mapping of keys and values"),
     ],
 )
-def test_what_is_not_plain_yaml_is_refused_where_it_stands(text, fault):
+def test_what_is_not_plain_yaml_is_refused_with_its_position(text, fault):
     assert refused(text)[0] == f"t.yaml:{fault}"
 
 
@@ -89,7 +89,7 @@ def test_broken_yaml_is_one_fault_with_its_place(text, place, problem):
     assert fault.endswith("expected valid YAML 1.2")
 
 
-def test_a_structure_with_faults_tells_all_of_them_and_keeps_the_rest():
+def test_all_faults_of_a_structure_are_reported_and_the_rest_is_kept():
     root, faults = tree.parse("a: 1\na: 2\nb:\nc: {d: ~}\n[x]: 1\n", "t.yaml")
     assert [str(fault) for fault in faults] == [
         "t.yaml:2:1: a: found a duplicate key (first on line 1), expected each key once",
