@@ -25,7 +25,7 @@ WHERE = {"cluster": "Cluster", "node": "Node", "gpu": "GPU", "uuid": "UUID"}
 
 MISSING = value_words({NO_ROW: ("-", GREY)})
 NEVER = NO_ROW - 1
-WAITS_FOR_PERSON = value_words({NO_ROW: ("-", GREY), NEVER: ("waits for a person", PLAIN)})
+WAITS_FOR_OPERATOR = value_words({NO_ROW: ("-", GREY), NEVER: ("waits for an operator", PLAIN)})
 HOLDS = value_words({1: ("now", BAD), 0: ("nothing", GOOD)})
 
 
@@ -49,7 +49,7 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
         {**WHERE, "reason": "Reason"},
         Column("In quarantine for", told(age(since)), units.Seconds, words=MISSING),
         Column("Tests", told(largest(scope.of(QUARANTINE_PROBES), *DEVICE_ID)), words=MISSING),
-        Column("Next test in", told(f"{soon} or {waits}"), units.Seconds, words=WAITS_FOR_PERSON),
+        Column("Next test in", told(f"{soon} or {waits}"), units.Seconds, words=WAITS_FOR_OPERATOR),
         links={"GPU": TO_GPU},
         empty="No GPU is in quarantine",
         sorted_by="In quarantine for",

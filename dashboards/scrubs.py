@@ -120,7 +120,7 @@ def _before_and_after() -> Section:
     )  # fmt: skip
     back = graph(
         "Returns from quarantine",
-        "Devices that returned from quarantine: by evidence, or by the decision of a person.",
+        "Devices that returned from quarantine: by evidence, or by the decision of an operator.",
         units.Short,
         Query(SCOPE.recent_by(service.RETURNS, "by"), "{{by}}"), bars=True,
     )  # fmt: skip

@@ -72,8 +72,8 @@ def _findings() -> Section:
 def _people() -> Section:
     returns = graph(
         "Returns from quarantine",
-        "Returns by evidence, or by the decision of a person. `autoclave history` shows the "
-        "name of the person.", units.Short,
+        "Returns by evidence, or by the decision of an operator. `autoclave history` shows the "
+        "name of the operator.", units.Short,
         Query(SCOPE.recent_by(service.RETURNS, "by"), "{{by}}"), bars=True,
     )  # fmt: skip
     by_node = table(

@@ -1,4 +1,4 @@
-"""What an operator decides: the policy model, how it is read, and which rule a device falls under.
+"""Policies: what an operator decides, how a policy file is read, and which rule applies to a device.
 
-Nothing here touches a device, and nothing here knows the scrubber.
+This package touches no device and imports nothing of the scrubber.
 """

@@ -1,4 +1,4 @@
-"""What every model and every word of a policy is made of."""
+"""The base classes and types of all policy models and policy words."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Size = Annotated[int, BeforeValidator(units.parse_size), PlainSerializer(units.f
 
 
 class Model(BaseModel):
-    """Strict and frozen: an unknown key is an error, and a policy in force never changes."""
+    """A strict and frozen model: an unknown key is an error, and a policy in force never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Word(str, Enum):
-    """Base of the policy words, so that YAML text is taken as it stands."""
+    """Base of the enums whose values are words in a policy file."""
 
 
 def impossible(found: str, expected: str, *about: str) -> PydanticCustomError:
-    """Two values that are right alone and wrong together; ``about`` names both, the one to change first."""
+    """An error about two values that are valid alone but not together. ``about`` lists both."""
     return PydanticCustomError(
         "combination", "found {found}, expected {expected}", {"found": found, "expected": expected, "about": about}
     )

@@ -1,6 +1,6 @@
-"""What is wrong with a policy file, and where: the words an operator reads.
+"""Faults of a policy file: what is wrong, and where.
 
-Values are named as YAML writes them (text "5", the number 5, a list), never as Python stores them.
+A message names values as YAML writes them (text "5", the number 5, a list), not as Python stores them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing to mend, at a place that an editor can jump to; lines and columns count from 1."""
+class PolicyFault:
+    """One fault with its position in the file. Lines and columns begin at 1."""
 
     source: str
     line: int
@@ -30,22 +30,22 @@ class Fault:
 
 
 class PolicyError(Exception):
-    """A policy that cannot be used: every fault that was found, in the order of the file."""
+    """A policy that cannot be used, with all its faults in the order of the file."""
 
-    def __init__(self, *faults: Fault) -> None:
-        """Sort the faults, so that they are mended from top to bottom."""
+    def __init__(self, *faults: PolicyFault) -> None:
+        """Sort the faults by position."""
         self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column)))
         super().__init__("\n".join(map(str, self.faults)))
 
 
 def path(loc: Loc) -> str:
-    """A location as it is said aloud: ``rules[0].policy.budgets``."""
+    """A location in the notation of messages: ``rules[0].policy.budgets``."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{_key(part)}" for part in loc)
     return "".join(parts).removeprefix(".")
 
 
 def describe(value: object) -> str:
-    """A value as it stands in the file."""
+    """A value as YAML writes it."""
     match value:
         case None:
             return "nothing"
@@ -62,12 +62,12 @@ def describe(value: object) -> str:
 
 
 def quote(text: str) -> str:
-    """Text in quotes, made safe."""
+    """Text in quotes, safe to print."""
     return f'"{safe(text)}"'
 
 
 def safe(text: str, longest: int = 60) -> str:
-    """Text on one line, shortened, without anything that a terminal would obey."""
+    """Text on one line, shortened, without control characters for a terminal."""
     return json.dumps(text if len(text) <= longest else f"{text[:longest]}...")[1:-1]
 
 

@@ -1,4 +1,4 @@
-"""How hardware is handled: how it is reset, and how it is set before it goes out."""
+"""How a device is reset, and which settings it has before it is handed out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Slices(Word):
 
 
 class ComputeMode(Word):
-    """Who may use a device at the same time."""
+    """Which processes may use a device at the same time."""
 
     DEFAULT = "default"
     EXCLUSIVE_PROCESS = "exclusive-process"
@@ -32,14 +32,14 @@ class ComputeMode(Word):
 
 
 def check_each_once(means: tuple[Means, ...]) -> tuple[Means, ...]:
-    """One that has failed is not tried again at once."""
+    """Each means appears once, as a failed one is not tried twice."""
     if len(set(means)) != len(means):
         raise ValueError("expected each means once")
     return means
 
 
 class Reset(Model):
-    """How a device is reset, on the slow path."""
+    """How a device is reset on the slow path."""
 
     means: Annotated[tuple[Means, ...], Field(min_length=1), AfterValidator(check_each_once)] = (
         Means.NVIDIA_SMI,
@@ -52,7 +52,7 @@ class Reset(Model):
 
 
 class Clocks(Model):
-    """The clocks that applications get, in MHz."""
+    """The application clocks, in MHz."""
 
     memory: Annotated[int, Field(gt=0)]
     """The memory clock."""
@@ -61,17 +61,17 @@ class Clocks(Model):
     """The graphics clock."""
 
 
-class Settings(Model):
-    """How a device is set before it goes out; what is not given goes back to the driver's default or the first look."""
+class SettingsPolicy(Model):
+    """The settings of a device when it is handed out. Others return to the driver default or to their first value."""
 
     persistence: bool | None = None
     """Whether the driver keeps the device ready while it is not in use."""
 
     ecc: bool | None = None
-    """Whether the memory corrects errors; a change takes effect at the next reset."""
+    """Whether the memory corrects errors (ECC). A change takes effect at the next reset."""
 
     accounting: bool | None = None
-    """Whether the driver keeps accounts of processes."""
+    """Whether the driver records statistics of processes (accounting mode)."""
 
     compute_mode: ComputeMode | None = None
     """How many programs may use the device at the same time."""
@@ -80,4 +80,4 @@ class Settings(Model):
     """The power limit in watts."""
 
     application_clocks: Clocks | None = None
-    """The clocks that applications get."""
+    """The application clocks."""

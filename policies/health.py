@@ -1,6 +1,6 @@
-"""What makes a device sick, how it comes back, and how the idle ones are tested: a part of a policy.
+"""Which problems quarantine a device, how it returns to service, and when idle devices are tested.
 
-The text under a field is what an operator reads, as in ``model``.
+Operators read the text under a field, as in ``model``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from policies.units import format_duration
 from policies.xids import Xids
 
 
-class Symptom(Word):
-    """What may be wrong with a device for as long as it is told, beside what always takes it out."""
+class DeviceSign(Word):
+    """The signs that may quarantine a device while the driver reports them. Other signs always do."""
 
     SRAM = "sram"
     LINKS = "links"
@@ -27,7 +27,7 @@ class Symptom(Word):
 
 
 class Probation(Model):
-    """How a quarantined device is tried again."""
+    """How a quarantined device is tested again."""
 
     first: Annotated[Duration, Field(gt=0)] = 60.0
     """The pause before the first probation."""
@@ -46,7 +46,7 @@ class Probation(Model):
 
     @model_validator(mode="after")
     def pauses_grow(self) -> Self:
-        """The first pause is the shortest."""
+        """The first pause must not be longer than the longest one."""
         if self.first > self.longest:
             raise impossible(
                 f"first {format_duration(self.first)} with longest {format_duration(self.longest)}",
@@ -57,19 +57,25 @@ class Probation(Model):
         return self
 
 
-class Quarantine(Model):
-    """What makes a device sick, and how it comes back."""
+class QuarantinePolicy(Model):
+    """Which problems quarantine a device, and how it returns to service."""
 
     xids: Xids = Xids()
 
-    signs: tuple[Symptom, ...] = (Symptom.SRAM, Symptom.LINKS, Symptom.FABRIC, Symptom.SWITCH, Symptom.REBOOT_REQUIRED)
+    signs: tuple[DeviceSign, ...] = (
+        DeviceSign.SRAM,
+        DeviceSign.LINKS,
+        DeviceSign.FABRIC,
+        DeviceSign.SWITCH,
+        DeviceSign.REBOOT_REQUIRED,
+    )
     """Which signs quarantine a device: sram, links, fabric, switch, reboot-required, pcie, heat."""
 
     probation: Probation = Probation()
 
 
 class Periodic(Model):
-    """Tests of devices that nobody uses."""
+    """Tests of idle devices (burn-in)."""
 
     every: Annotated[Duration, Field(ge=0)] = 0.0
     """How long after its last slow path an idle device takes it again, one device at a time; 0s is never."""

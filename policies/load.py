@@ -1,7 +1,7 @@
-"""Policy files: text in, a policy set or every fault out.
+"""Read a policy file: the result is a policy set, or all faults of the file.
 
-A rule's ``policy`` is what differs from ``defaults``. It is merged over them first and judged then, so that values
-which are right alone and wrong together are found, and blamed on the rule that brought them together.
+The ``policy`` of a rule lists the differences from ``defaults``. It is merged over ``defaults`` and then checked, so
+that an invalid combination of values is found and reported at the rule.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from policies import judge, match, tree
-from policies.faults import Fault, Loc, PolicyError, path, quote
+from policies import match, tree, validation
+from policies.faults import Loc, PolicyError, PolicyFault, path, quote
 from policies.model import MOST_RULES, Match, Policy, PolicySet
 
-__all__ = ["Fault", "PolicyError", "load", "load_text", "read_shipped", "shipped"]
+__all__ = ["PolicyError", "PolicyFault", "load", "load_text", "read_shipped", "shipped"]
 
-LARGEST = 256 * 1024  # bytes; the longest policy we ship has under 20 KiB
+LARGEST = 256 * 1024  # bytes; the longest shipped policy has less than 20 KiB
 
 
 def load(name_or_path: str) -> PolicySet:
@@ -30,24 +30,24 @@ def load(name_or_path: str) -> PolicySet:
 
 
 def shipped() -> tuple[str, ...]:
-    """The names of the policies that come with the program."""
+    """The names of the shipped policies."""
     files = (entry.name for entry in resources.files("policies").iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
 def read_shipped(name: str) -> str:
-    """The text of a shipped policy, comments included."""
+    """The text of a shipped policy with its comments."""
     return resources.files("policies").joinpath(f"{name}.yaml").read_text("utf-8")
 
 
 def load_text(text: str, source: str) -> PolicySet:
-    """The policy set that a text describes, or PolicyError with all its faults."""
+    """The policy set of a text. Raises PolicyError with all faults."""
     root, faults = tree.parse(text, source)
     policies = dict(_policies(root.plain()))
     problems = [*_problems(root, policies), *_clashes(root)]
     if faults or problems:
         raise PolicyError(*faults, *(_fault(source, root, problem) for problem in problems))
-    return judge.read(PolicySet, _with(root, policies))
+    return validation.build(PolicySet, _with(root, policies))
 
 
 def _read(name: str) -> str:
@@ -56,22 +56,24 @@ def _read(name: str) -> str:
         with Path(name).open("rb") as file:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
-        raise PolicyError(Fault(name, 1, 1, "", "no such file", expected)) from None
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        raise PolicyError(PolicyFault(name, 1, 1, "", "no such file", expected)) from None
+    except (OSError, ValueError) as error:  # ValueError: an invalid file name
         why = error.strerror if isinstance(error, OSError) else error
-        raise PolicyError(Fault(name, 1, 1, "", f"a file that cannot be read ({why})", expected)) from error
+        raise PolicyError(PolicyFault(name, 1, 1, "", f"a file that cannot be read ({why})", expected)) from error
     if len(data) > LARGEST:
-        raise PolicyError(Fault(name, 1, 1, "", "a larger file", f"at most {LARGEST // 1024}KiB"))
+        raise PolicyError(PolicyFault(name, 1, 1, "", "a larger file", f"at most {LARGEST // 1024}KiB"))
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         before = data[: error.start]
         line, column = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
-        raise PolicyError(Fault(name, line, column, "", f"the byte {data[error.start]:#04x}", "UTF-8 text")) from error
+        raise PolicyError(
+            PolicyFault(name, line, column, "", f"the byte {data[error.start]:#04x}", "UTF-8 text")
+        ) from error
 
 
 def _policies(document: object) -> Iterator[tuple[Loc, object]]:
-    """Every policy of a document as it will be in force, with its location."""
+    """Every policy of a document after the merge, with its location."""
     defaults = document.get("defaults") if isinstance(document, dict) else None
     if isinstance(defaults, dict):
         yield ("defaults",), defaults
@@ -81,29 +83,29 @@ def _policies(document: object) -> Iterator[tuple[Loc, object]]:
 
 
 def _merge(base: object, over: object) -> object:
-    """Mappings are merged key by key; anything else, lists too, replaces what was there."""
+    """Merge mappings key by key. Any other value, also a list, replaces the old value."""
     if not isinstance(base, dict) or not isinstance(over, dict):
         return over
     return {**base, **{key: _merge(base.get(key), value) for key, value in over.items()}}
 
 
-def _problems(root: tree.Node, policies: Mapping[Loc, object]) -> Iterator[judge.Problem]:
-    """What is wrong with the frame, then with each policy; a rule is not blamed for what it inherits."""
-    frame = judge.judge(PolicySet, _with(root, {loc: {} for loc in policies}))
-    inside = (problem.under(loc) for loc, policy in policies.items() for problem in judge.judge(Policy, policy))
+def _problems(root: tree.YamlNode, policies: Mapping[Loc, object]) -> Iterator[validation.Problem]:
+    """The problems of the file, then of each policy. A rule is not blamed for what it inherits."""
+    frame = validation.problems(PolicySet, _with(root, {loc: {} for loc in policies}))
+    inside = (problem.under(loc) for loc, policy in policies.items() for problem in validation.problems(Policy, policy))
     for problem in (*frame, *(problem for problem in inside if _stands_in(root, problem))):
         node = root.find(problem.loc)
-        if node is None or node.value is not None:  # a key without a value was told by the tree
+        if node is None or node.value is not None:  # the tree has reported a key without a value
             yield problem
 
 
-def _stands_in(root: tree.Node, problem: judge.Problem) -> bool:
-    """Whether it is about something that was written here; of a key that is missing the mapping without it was."""
+def _stands_in(root: tree.YamlNode, problem: validation.Problem) -> bool:
+    """Whether a problem is about something that the rule contains, or about a key that the rule lacks."""
     return any(map(root.find, problem.places)) or (problem.missing and root.find(problem.loc[:-1]) is not None)
 
 
-def _clashes(root: tree.Node) -> Iterator[judge.Problem]:
-    """What is wrong between rules: a name given twice, a rule that is never reached."""
+def _clashes(root: tree.YamlNode) -> Iterator[validation.Problem]:
+    """Conflicts between rules: a duplicate name, or a rule that never applies."""
     rules = list(enumerate(_rules(root.plain())))
     names = {match.DEFAULTS}
     for index, rule in rules:
@@ -111,36 +113,36 @@ def _clashes(root: tree.Node) -> Iterator[judge.Problem]:
         if isinstance(name, str):
             if name in names:
                 expected = f"a name that neither another rule nor {match.DEFAULTS} has"
-                yield judge.Problem(("rules", index, "name"), f"the name {quote(name)} again", expected)
+                yield validation.Problem(("rules", index, "name"), f"the name {quote(name)} again", expected)
             names.add(name)
-    readable = [(index, judge.read(Match, rule["match"])) for index, rule in rules if _has_match(rule)]
+    readable = [(index, validation.build(Match, rule["match"])) for index, rule in rules if _has_match(rule)]
     for later, earlier in match.unreachable([known for _, known in readable]):
         name = rules[readable[earlier][0]][1].get("name")
-        expected = f"devices that rule {name}, which comes first, does not take"
-        yield judge.Problem(("rules", readable[later][0], "match"), "a rule that is never reached", expected)
+        expected = f"devices that the earlier rule {name} does not match"
+        yield validation.Problem(("rules", readable[later][0], "match"), "a rule that never applies", expected)
 
 
 def _has_match(rule: Mapping[str, Any]) -> bool:
-    return "match" in rule and not judge.judge(Match, rule["match"])
+    return "match" in rule and not validation.problems(Match, rule["match"])
 
 
 def _rules(document: object) -> Iterator[dict[str, Any]]:
-    """The rules as they are written; what is no mapping counts as an empty one, to keep the others' positions."""
+    """The rules as written. An entry that is no mapping becomes an empty mapping, so that positions stay."""
     rules = document.get("rules") if isinstance(document, dict) else None
     for rule in rules[:MOST_RULES] if isinstance(rules, list) else ():
         yield rule if isinstance(rule, dict) else {}
 
 
-def _with(root: tree.Node, policies: Mapping[Loc, object]) -> object:
-    """The document with other policies in it."""
+def _with(root: tree.YamlNode, policies: Mapping[Loc, object]) -> object:
+    """The document with these policies in place of its own."""
     document: Any = root.plain()
     for (*way, last), policy in policies.items():
         functools.reduce(operator.getitem, way, document)[last] = policy
     return document
 
 
-def _fault(source: str, root: tree.Node, problem: judge.Problem) -> Fault:
+def _fault(source: str, root: tree.YamlNode, problem: validation.Problem) -> PolicyFault:
     loc = next(filter(root.find, problem.places), problem.loc)
     node = root.nearest(loc)
     place = node.key if problem.at_key else node.place
-    return Fault(source, place.line, place.column, path(loc), problem.found, problem.expected)
+    return PolicyFault(source, place.line, place.column, path(loc), problem.found, problem.expected)

@@ -1,4 +1,4 @@
-"""Which rule a device falls under, and why. Pure: the same set and the same device always give the same answer."""
+"""Which rule applies to a device, and why. Pure: the same set and device always give the same result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WILD = frozenset("*?[")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a rule may ask of a device."""
+    """The properties of a device that a rule can test."""
 
     uuid: str
     index: int
@@ -25,7 +25,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The policy in force for a device, the rule it comes from, and the sentence that explains it."""
+    """The policy in force for a device, the rule that it comes from, and a sentence that explains it."""
 
     policy: Policy
     rule: str
@@ -33,19 +33,19 @@ class Matched:
 
 
 def resolve(policy_set: PolicySet, subject: Subject) -> Matched:
-    """The policy of the first rule that matches, ``defaults`` otherwise."""
+    """The policy of the first rule that matches, or ``defaults``."""
     for rule in policy_set.rules:
         clauses = list(_clauses(rule.match, subject))
         held = [clause for clause in clauses if clause is not None]
         if held == clauses:
-            why = " and ".join(held) or "it is for every device"
+            why = " and ".join(held) or "the rule matches every device"
             return Matched(rule.policy, rule.name, f"rule {rule.name}: {why}")
-    why = "none of the rules matches" if policy_set.rules else "there are no rules"
+    why = "no rule matches" if policy_set.rules else "there are no rules"
     return Matched(policy_set.defaults, DEFAULTS, f"{DEFAULTS}: {why}")
 
 
 def unreachable(matches: Sequence[Match]) -> Iterator[tuple[int, int]]:
-    """Rules that can never apply, each with the earlier rule that takes all of their devices."""
+    """Rules that never apply, each with an earlier rule that matches all their devices."""
     for later, match in enumerate(matches):
         earlier = next((index for index in range(later) if _covers(matches[index], match)), None)
         if earlier is not None:
@@ -53,7 +53,7 @@ def unreachable(matches: Sequence[Match]) -> Iterator[tuple[int, int]]:
 
 
 def _clauses(match: Match, subject: Subject) -> Iterator[str | None]:
-    """One clause for each condition that is asked: why it holds, or None as it does not."""
+    """One clause for each condition: why it holds, or None if it does not."""
     if match.model is not None:
         yield _fits("model", subject.model, match.model)
     if match.mig is not None:
@@ -77,7 +77,7 @@ def _named(entry: int | str, subject: Subject) -> str | None:
 
 
 def _covers(earlier: Match, later: Match) -> bool:
-    """Whether every device of the later rule is surely one of the earlier's; unsure is a no."""
+    """Whether the earlier rule surely matches every device of the later one. If unsure, False."""
     return (
         _glob_covers(earlier.model, later.model)
         and earlier.mig in (None, later.mig)

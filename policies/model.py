@@ -1,7 +1,7 @@
-"""What an operator may decide. Pure values, checked when they are made.
+"""The policy model. Pure values, checked when they are built.
 
-Every default is the one ``default.yaml`` ships and argues for. A field that nobody reads does not exist here. The text
-under a field is what an operator reads: in the editor, through ``schema.json``, and in ``docs/policies.md``.
+Every default is the one in ``default.yaml``. The model has no field that the code does not read. Operators read the
+text under a field: in their editor, through ``schema.json``, and in ``docs/policies.md``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from policies.base import Duration, Model, Word, impossible
-from policies.hardware import Reset, Settings
-from policies.health import Periodic, Quarantine
+from policies.hardware import Reset, SettingsPolicy
+from policies.health import Periodic, QuarantinePolicy
 from policies.path import Path
 from policies.units import format_duration
 
@@ -26,7 +26,7 @@ UUID = re.compile(r"[A-Z]+-[0-9A-Za-z][0-9A-Za-z/-]*")
 
 
 class Mode(Word):
-    """Whether a no is a no."""
+    """Whether a device without a proof is refused."""
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
@@ -39,7 +39,7 @@ class Eviction(Word):
     TERMINATE = "terminate"
 
 
-class Gate(Word):
+class GateMode(Word):
     """Which hook of the kubelet waits for a device that is not clean yet."""
 
     ALLOCATE = "allocate"
@@ -47,7 +47,7 @@ class Gate(Word):
 
 
 class Starts(Word):
-    """What a start means after the first one of a pod."""
+    """What a container start means after the first one of a pod."""
 
     PER_POD = "per-pod"
     PER_CONTAINER = "per-container"
@@ -55,7 +55,7 @@ class Starts(Word):
 
 
 class OnSick(Word):
-    """Whether a container may start again on a device that fell sick under its pod."""
+    """Whether a container may start again on a device that became sick while its pod used it."""
 
     REFUSE = "refuse"
     ALLOW = "allow"
@@ -74,14 +74,14 @@ class Passes(Word):
 
 
 def check_name(text: str) -> str:
-    """A name that can stand in a metric label, a file name and a log line without quotes."""
+    """A name that needs no quotes in a metric label, a file name or a log line."""
     if not NAME.fullmatch(text):
         raise ValueError("expected a name of lower-case letters, digits and dashes, such as h100-nodes")
     return text
 
 
 def check_gpu(entry: object) -> object:
-    """An index or the beginning of a UUID; ``"0"`` in quotes is neither, and ``GPU-`` alone would be every device."""
+    """An index, or the beginning of a UUID. Rejects ``"0"`` in quotes, and ``GPU-``, which matches every device."""
     match entry:
         case int() if entry >= 0 and not isinstance(entry, bool):
             return entry
@@ -91,7 +91,7 @@ def check_gpu(entry: object) -> object:
 
 
 def check_bystander(text: str) -> str:
-    """A program that is named as the kernel shows it: no way around, nothing behind it."""
+    """A program, named as the kernel shows it: a plain absolute path."""
     if not BYSTANDER.fullmatch(text) or {".", ".."} & set(text.split("/")):
         raise ValueError("expected [NAMESPACE:]PATH with an absolute path, such as gpu-operator:/usr/bin/dcgm-exporter")
     return text
@@ -110,13 +110,13 @@ Gpu = Annotated[
 
 
 class Budgets(Model):
-    """How long a caller is kept waiting before the answer is no."""
+    """How long a caller waits before it is refused."""
 
     allocate: Annotated[Duration, Field(gt=0, le=5)] = 5.0
     """How long Allocate may wait for a clean device; at most 5s, because it blocks every pod of the node."""
 
     start: Annotated[Duration, Field(gt=0, lt=30)] = 25.0
-    """How long PreStartContainer may wait; less than 30s, where the kubelet gives up."""
+    """How long PreStartContainer may wait. Less than 30s, because the kubelet gives up then."""
 
     owner_wait: Annotated[Duration, Field(ge=0)] = 2.0
     """How much of the allocate budget may be spent waiting for the previous owner to end."""
@@ -126,7 +126,7 @@ class Budgets(Model):
 
     @model_validator(mode="after")
     def owner_wait_fits(self) -> Self:
-        """Waiting for an owner is part of the allocate budget."""
+        """The wait for the last pod is part of the allocate budget."""
         if self.owner_wait > self.allocate:
             raise impossible(
                 f"owner_wait {format_duration(self.owner_wait)} with allocate {format_duration(self.allocate)}",
@@ -138,20 +138,20 @@ class Budgets(Model):
 
 
 class Paths(Model):
-    """Which path is taken when."""
+    """Which path is taken in which situation."""
 
     first_look: Path = Path.SLOW
-    """The path for a device of which nothing is known: first seen, after a reboot, after a driver reload."""
+    """The path for an unknown device: seen for the first time, after a reboot, after a driver reload."""
 
     new_tenant: Path = Path.FAST
     """The path between two tenants."""
 
     escalate: bool = True
-    """Whether a failed fast path is followed by the slow one before the device is quarantined."""
+    """Whether a failed fast path is followed by the slow path before the device is quarantined."""
 
 
 class Timeouts(Model):
-    """The deadline of each step; a step that is late is killed and counts as failed."""
+    """The deadline of each step. A step that misses its deadline is killed and fails."""
 
     evict: Annotated[Duration, Field(gt=0)] = 15.0
     """The deadline for ending, or waiting for, processes that are still on the device."""
@@ -163,10 +163,10 @@ class Timeouts(Model):
     """The deadline for overwriting the memory."""
 
     verify: Annotated[Duration, Field(gt=0)] = 60.0
-    """The deadline for reading all of the memory back."""
+    """The deadline for reading back all of the memory."""
 
     scratch: Annotated[Duration, Field(gt=0)] = 30.0
-    """The deadline for overwriting the memory on the chip (slow path only)."""
+    """The deadline for overwriting the on-chip memory (slow path only)."""
 
     selftest: Annotated[Duration, Field(gt=0)] = 90.0
     """The deadline for the self-test, including clearing up (slow path only)."""
@@ -179,14 +179,14 @@ class Timeouts(Model):
 
 
 def _operators() -> tuple[str, ...]:
-    """What NVIDIA's own packages run on the host, and its operator in pods."""
+    """The programs that NVIDIA's packages run on the host, and that its operator runs in pods."""
     daemons = ("nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "nvidia-imex")
     pods = (*daemons, "dcgm-exporter", "nvidia-device-plugin", "gpu-feature-discovery")
     return (*(f"/usr/bin/{name}" for name in daemons), *(f"gpu-operator:/usr/bin/{name}" for name in pods))
 
 
 class Evict(Model):
-    """What is done about processes that no live container owns. A live container's are never touched."""
+    """What happens to processes on a device without a live container. A process of a live container is never ended."""
 
     leftovers: Eviction = Eviction.TERMINATE
     """What happens to processes of the last owner whose container is gone."""
@@ -205,7 +205,7 @@ class Evict(Model):
 
 
 class Clear(Model):
-    """What is written, and how much of the memory must be reached."""
+    """What is written over the memory, and how much of it must be covered."""
 
     passes: Passes = Passes.RANDOM_ZERO
     """What is written and read back: a keyed pattern and then zeros, or zeros alone."""
@@ -215,14 +215,14 @@ class Clear(Model):
 
 
 class Selftest(Model):
-    """How thoroughly a device is tested, on the slow path."""
+    """How thoroughly a device is tested on the slow path."""
 
     time: Annotated[Duration, Field(gt=0)] = 60.0
     """How long memory and arithmetic are tested; the receipt names the tests that were completed in that time."""
 
 
 class Proof(Model):
-    """How long a proof stands."""
+    """How long a proof is valid."""
 
     max_age: Annotated[Duration, Field(gt=0)] = 86400.0
     """How old a proof may become before an idle device is scrubbed again."""
@@ -232,16 +232,16 @@ class Proof(Model):
 
 
 class Policy(Model):
-    """Everything that applies to one device."""
+    """The policy of one device."""
 
     mode: Mode = Mode.ENFORCE
     """Whether a device that is not proven clean is refused (enforce), or handed out and recorded (observe)."""
 
-    gate: Gate = Gate.ALLOCATE
+    gate: GateMode = GateMode.ALLOCATE
     """Which call of the kubelet waits for a device that is not clean: allocate, or prestart, which has a hole."""
 
     model: Starts = Starts.PER_CONTAINER_CACHED
-    """What is done before the later container starts of a pod: nothing, a scrub, or a check."""
+    """What happens before later container starts of a pod: nothing, a scrub, or a check."""
 
     restart_on_sick: OnSick = OnSick.REFUSE
     """Whether a pod's containers may restart on a device with a fault that puts its results in doubt."""
@@ -251,21 +251,21 @@ class Policy(Model):
     timeouts: Timeouts = Timeouts()
     evict: Evict = Evict()
     reset: Reset = Reset()
-    settings: Settings = Settings()
+    settings: SettingsPolicy = SettingsPolicy()
     clear: Clear = Clear()
     selftest: Selftest = Selftest()
     proof: Proof = Proof()
-    quarantine: Quarantine = Quarantine()
+    quarantine: QuarantinePolicy = QuarantinePolicy()
     periodic: Periodic = Periodic()
 
     @model_validator(mode="after")
     def grace_fits(self) -> Self:
-        """TERM, the grace and KILL all happen inside the evict step."""
+        """TERM, grace and KILL all happen within the evict step."""
         if self.evict.grace >= self.timeouts.evict:
             grace, deadline = format_duration(self.evict.grace), format_duration(self.timeouts.evict)
             raise impossible(
                 f"evict.grace {grace} with timeouts.evict {deadline}",
-                "the grace to be shorter: the step would be ended before it kills",
+                "the grace to be shorter: otherwise the step ends before it sends KILL",
                 "evict.grace",
                 "timeouts.evict",
             )
@@ -273,12 +273,12 @@ class Policy(Model):
 
     @model_validator(mode="after")
     def selftest_fits(self) -> Self:
-        """The tests, and the zeros that they leave behind, all happen inside the step."""
+        """The tests and their cleanup happen within the selftest step."""
         if self.selftest.time >= self.timeouts.selftest:
             time, deadline = format_duration(self.selftest.time), format_duration(self.timeouts.selftest)
             raise impossible(
                 f"selftest.time {time} with timeouts.selftest {deadline}",
-                "the time to be shorter: the step would be ended before it has cleared up",
+                "the time to be shorter: otherwise the step ends before its cleanup",
                 "selftest.time",
                 "timeouts.selftest",
             )
@@ -286,57 +286,57 @@ class Policy(Model):
 
     @property
     def proof_digest(self) -> str:
-        """Names what a proof made under this policy is worth: another digest, another proof."""
+        """A digest of the fields that decide what a proof is worth. Another digest makes old proofs invalid."""
         return _digest(self.clear, self.paths.new_tenant)
 
 
 @cache
 def _digest(clear: Clear, new_tenant: Path) -> str:
-    """Asked for at every grant. What was proven where a fast path was enough proves less than the slow one."""
+    """Cached, as every grant asks for it. A proof of the fast path is worth less than one of the slow path."""
     thorough = new_tenant.value if new_tenant is Path.SLOW else ""
     return hashlib.sha256(f"{clear.model_dump_json()}{thorough}".encode()).hexdigest()[:16]
 
 
 class Match(Model):
-    """Which devices a rule is for: all given conditions must hold, an empty match is every device."""
+    """Which devices a rule matches. All given conditions must hold; an empty match holds for every device."""
 
     model: Glob | None = None
-    """A shell pattern on the model name, such as "NVIDIA H100*"; upper and lower case differ."""
+    """A shell pattern for the model name, such as "NVIDIA H100*". Case matters."""
 
     mig: bool | None = None
     """Whether the device is a MIG slice."""
 
     resource: Glob | None = None
-    """A shell pattern on the resource name, such as nvidia.com/gpu."""
+    """A shell pattern for the resource name, such as nvidia.com/gpu."""
 
     gpu: Annotated[tuple[Gpu, ...], Field(min_length=1)] | None = None
-    """Devices by index, by UUID or by the beginning of a UUID; indices may change at a reboot, UUIDs do not."""
+    """Devices by index, UUID or the beginning of a UUID. A reboot may change indices, but not UUIDs."""
 
 
 class Rule(Model):
     """A policy for some devices."""
 
     name: Name
-    """What logs and receipts call this rule."""
+    """The name of the rule in logs and receipts."""
 
     match: Match
-    """Which devices the rule is for."""
+    """The devices that the rule matches."""
 
     policy: Policy
-    """What differs from defaults for these devices: only the keys that differ are written."""
+    """The differences from defaults for these devices."""
 
 
 class PolicySet(Model):
-    """A whole policy file: the first rule that matches applies, ``defaults`` otherwise."""
+    """A policy file: the first rule that matches applies, otherwise ``defaults``."""
 
     name: Name
-    """What logs and receipts call this policy."""
+    """The name of the policy in logs and receipts."""
 
     description: str = ""
-    """One sentence for people: what this policy is for."""
+    """One sentence that says what the policy is for."""
 
     defaults: Policy = Policy()
-    """What applies to every device that no rule matches, and what every rule starts from."""
+    """The policy of every device that no rule matches, and the base of every rule."""
 
     rules: Annotated[tuple[Rule, ...], Field(max_length=MOST_RULES)] = ()
-    """Exceptions for some devices, in order: the first that matches applies."""
+    """Exceptions for some devices. The first rule that matches applies."""

@@ -1,4 +1,4 @@
-"""The two ways to scrub. Apart from the other policy words, because the plugin reads it and loads no pydantic."""
+"""The two scrub paths. They have a module of their own, so that the plugin imports them without pydantic."""
 
 from __future__ import annotations
 

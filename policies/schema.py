@@ -1,6 +1,6 @@
-"""The shape of a policy file: for editors as ``schema.json``, for people as the tables in ``docs/policies.md``.
+"""The shape of a policy file: ``schema.json`` for editors, and the tables of ``docs/policies.md``.
 
-Both are made from the model; ``python -m policies.schema > policies/schema.json`` writes the first anew.
+Both are generated from the model: ``python -m policies.schema > policies/schema.json``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _KINDS = {
 
 
 class _FileSchema(GenerateJsonSchema):
-    """As a file is read: without the nulls, titles and plain seconds that only Python knows."""
+    """The schema of the file, without the nulls, titles and seconds that only Python uses."""
 
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
-        """A key without a value is refused, so null is never an answer."""
+        """A key without a value is refused, so null is never valid."""
         return self.generate_inner(schema["schema"])
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Defaults as they are written; a mapping's stand at its keys."""
+        """Defaults as a file writes them. The defaults of a mapping are at its keys."""
         made = super().default_schema(schema)
         match made.get("default"):
             case None | dict():
@@ -54,7 +54,7 @@ class _FileSchema(GenerateJsonSchema):
         return made
 
     def field_title_should_be_set(self, schema: object) -> bool:  # noqa: ARG002 - the name is the library's
-        """Titles only repeat the keys."""
+        """Titles would repeat the keys."""
         return False
 
 
@@ -74,7 +74,7 @@ def render() -> str:
 
 
 def table(name: str) -> str:
-    """The fields of one model and of the models inside it, as a Markdown table in the order of the file."""
+    """The fields of a model and of its inner models, as a Markdown table in the order of the file."""
     models = json.loads(render())["$defs"]
     return "\n".join(("| field | accepts | default | what it does |", "|---|---|---|---|", *_rows(models, name, "")))
 
@@ -101,7 +101,7 @@ def _accepts(field: dict[str, Any]) -> str:
             return "duration"
         case {"type": kind}:
             return _KINDS[kind]
-    raise ValueError(f"cannot say in words what {field} accepts: teach this function")
+    raise ValueError(f"cannot describe what {field} accepts: add the type to this function")
 
 
 if __name__ == "__main__":

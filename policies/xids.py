@@ -1,6 +1,6 @@
-"""What driver error codes (XIDs) mean for a device: what each asks for, and which of them make it sick.
+"""What driver error codes (XIDs) mean for a device: which action each code requires, and which codes quarantine it.
 
-Pure. What a code asks for are facts (``xidtable``); what it does here is the policy's to say (``Xids``).
+Pure. ``xidtable`` has the facts of NVIDIA's catalogue; the policy (``Xids``) decides what a code does.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from policies.base import Duration, Model, Word
 from policies.units import format_duration
-from policies.xidtable import DATE, RECOVERY, ROWS, Action, Row, Scope
+from policies.xidtable import DATE, RECOVERY, ROWS, Action, XidRow, XidScope
 
 __all__ = [
-    "DATE", "RECOVERY", "ROWS", "Action", "Event", "Finding", "Preset", "Repeats", "Row", "Scope", "Treatment", "Xids",
-    "asked", "limit", "remedy", "row", "told", "treatment", "verdict",
+    "DATE", "RECOVERY", "ROWS", "Action", "Preset", "Repeats", "Treatment", "XidEvent", "XidFinding", "XidRow",
+    "XidScope", "Xids", "label", "limit", "remedy", "required_action", "row", "treatment", "worst_finding",
 ]  # fmt: skip
 
 CODE = re.compile(r"[1-9][0-9]{0,8}")
 
-# What others do, of the codes that the catalogue knows.
-PLUGIN_COUNTS = frozenset({13, 31, 43, 45, 68, 109})  # NVIDIA's device plugin v0.20.0: all others take a device out
-GKE_QUARANTINES = frozenset({48})  # GKE's container-engine-accelerators, commit 992db812: no other does
+# The presets of other tools, for codes of the catalogue.
+PLUGIN_COUNTS = frozenset(
+    {13, 31, 43, 45, 68, 109}
+)  # NVIDIA's device plugin v0.20.0: all other codes make a device Unhealthy
+GKE_QUARANTINES = frozenset({48})  # GKE's container-engine-accelerators, commit 992db812: no other code does
 
 _REMEDIES = {
-    Action.NONE: "no action is published: read the kernel log around it",
+    Action.NONE: "the catalogue names no action: read the kernel log around it",
     Action.IGNORE: "nothing",
     Action.RESTART_APP: "restart the application; the device may stay in service",
-    Action.UPDATE_SOFTWARE: "bring driver, firmware and guest software up to date",
+    Action.UPDATE_SOFTWARE: "update driver, firmware and guest software",
     Action.DRAIN_P2P: "end peer-to-peer work on the device first",
-    Action.WORKFLOW_NVLINK: "see in the kernel log which link it is and what it lacks, and look after that",
-    Action.RESET_GPU: "reset the GPU before it gets new work",
+    Action.WORKFLOW_NVLINK: "find the link and its fault in the kernel log, and repair the link",
+    Action.RESET_GPU: "reset the GPU before new work uses it",
     Action.RESTART_VM_OR_NODE: "restart the node, or the virtual machine that has the GPU",
     Action.CHECK_MECHANICALS: "check seating, power leads and cables",
     Action.CONTACT_SUPPORT: "contact support; the GPU may have to be replaced (RMA)",
@@ -44,7 +46,7 @@ _STRICTNESS = {action: rank for rank, action in enumerate(Action)}
 
 
 class Preset(Word):
-    """Whose judgement of the codes is followed."""
+    """The rules by which codes are judged."""
 
     CATALOG = "catalog"
     NVIDIA_PLUGIN = "nvidia-plugin"
@@ -59,7 +61,7 @@ class Treatment(Word):
 
 
 def check_code(key: object) -> object:
-    """A code, as the key of a mapping: written in one way only, so that none can stand there twice."""
+    """A code as the key of a mapping. It has one notation only, so that no code appears twice."""
     match key:
         case int() if key > 0 and not isinstance(key, bool):
             return key
@@ -72,7 +74,7 @@ Code = Annotated[int, BeforeValidator(check_code), WithJsonSchema({"type": "stri
 
 
 class Repeats(Model):
-    """When a code that is only counted is too much all the same."""
+    """When a code that is only counted quarantines a device all the same."""
 
     count: Annotated[int, Field(ge=0, le=32)] = 5  # no log of ours keeps more of one code
     """After this many events of one code within the window the device is quarantined as well; 0 is never."""
@@ -82,7 +84,7 @@ class Repeats(Model):
 
 
 class Xids(Model):
-    """What the driver's error codes (XIDs) do to a device."""
+    """What driver error codes (XIDs) do to a device."""
 
     preset: Preset = Preset.CATALOG
     """What a known code does: as in NVIDIA's catalogue, as in NVIDIA's device plugin, or as in GKE."""
@@ -96,37 +98,37 @@ class Xids(Model):
     repeats: Repeats = Repeats()
 
 
-class Event(Protocol):
-    """One driver error event, as the device's event log has it."""
+class XidEvent(Protocol):
+    """One driver error event from the event log of the device."""
 
     @property
     def code(self) -> int:
-        """What was reported."""
+        """The code."""
 
     @property
     def at(self) -> float:
-        """When: uptime in seconds."""
+        """The uptime in seconds."""
 
     @property
     def action(self) -> str:
-        """What the message of an announced recovery asks for; empty when that is not known, and for all others."""
+        """The action that a recovery message names. Empty if unknown, and for all other codes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """The code that makes a device sick, and why."""
+class XidFinding:
+    """The code that quarantines a device, and why."""
 
     code: int
     why: str
 
 
-def row(code: int) -> Row | None:
-    """What the catalogue says of a code, if it knows it."""
+def row(code: int) -> XidRow | None:
+    """The entry of a code in the catalogue, or None."""
     return ROWS.get(code)
 
 
-def asked(code: int, action: str = "") -> Action:
-    """What a code asks for. One only announces it: there the message decides, if it can be read."""
+def required_action(code: int, action: str = "") -> Action:
+    """The action that a code requires. For the recovery code, its message names the action if it can be read."""
     if code == RECOVERY:
         return _read(action) or Action.NONE
     known = row(code)
@@ -134,12 +136,16 @@ def asked(code: int, action: str = "") -> Action:
 
 
 def remedy(code: int, action: str = "") -> str:
-    """What the catalogue asks for, in words for people."""
+    """The action that the catalogue requires, in words."""
     if row(code) is None:
         return "the catalogue does not know it: read the kernel log around it, and ask the vendor"
     if code == RECOVERY and _read(action) is None:
-        return "what its message in the kernel log asks for"
-    return "nothing" if code == RECOVERY and asked(code, action) is Action.NONE else _REMEDIES[asked(code, action)]
+        return "the action that its message in the kernel log names"
+    return (
+        "nothing"
+        if code == RECOVERY and required_action(code, action) is Action.NONE
+        else _REMEDIES[required_action(code, action)]
+    )
 
 
 def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
@@ -161,45 +167,45 @@ def treatment(rules: Xids, code: int, action: str = "") -> Treatment:
 
 
 def limit(rules: Xids, code: int) -> Repeats | None:
-    """How many of a code are too many where it is only counted; of what one process can bring about, none are."""
+    """How many events of a counted code quarantine the device. None for codes that one process can cause."""
     known = row(code)
-    if not rules.repeats.count or code in rules.codes or (known is not None and known.scope is Scope.APP):
+    if not rules.repeats.count or code in rules.codes or (known is not None and known.scope is XidScope.APP):
         return None
     return rules.repeats
 
 
-def told(code: int) -> str:
+def label(code: int) -> str:
     """A code with its name."""
     known = row(code)
     return f"xid {code} ({known.mnemonic if known else 'not in the catalogue'})"
 
 
-def verdict(rules: Xids, log: Sequence[Event], new: Sequence[Event]) -> Finding | None:
-    """What makes a device sick: only ``new`` events can; those of the log that are known already help to count."""
+def worst_finding(rules: Xids, log: Sequence[XidEvent], new: Sequence[XidEvent]) -> XidFinding | None:
+    """The finding that quarantines a device, or None. Only ``new`` events can; known events only add to the count."""
     if not new:
         return None
     fatal = [event for event in new if treatment(rules, event.code, event.action) is Treatment.QUARANTINE]
-    if fatal:  # of the strictest the first: what follows is often a consequence
-        worst = max(fatal, key=lambda event: _STRICTNESS[asked(event.code, event.action)])
+    if fatal:  # the first of the strictest: later codes are often consequences
+        worst = max(fatal, key=lambda event: _STRICTNESS[required_action(event.code, event.action)])
         asks = f" and asks: {remedy(RECOVERY, worst.action)}" if _announces(worst) else ""
-        return Finding(worst.code, f"{told(worst.code)} was reported{asks}")
+        return XidFinding(worst.code, f"{label(worst.code)} was reported{asks}")
     count, code = max(_repeated(rules, log, new), default=(0, 0))
     if count < rules.repeats.count or not count:
         return None
-    return Finding(code, f"{told(code)} was reported {count} times within {format_duration(rules.repeats.within)}")
+    return XidFinding(code, f"{label(code)} was reported {count} times within {format_duration(rules.repeats.within)}")
 
 
 def _read(action: str) -> Action | None:
     return next((known for known in Action if known.value == action), None)
 
 
-def _announces(event: Event) -> bool:
+def _announces(event: XidEvent) -> bool:
     return event.code == RECOVERY and _read(event.action) is not None
 
 
 def _as_asked(rules: Xids, code: int, action: str) -> Treatment:
-    match asked(code, action):
-        case Action.NONE if code == RECOVERY and _read(action):  # nothing is needed any more
+    match required_action(code, action):
+        case Action.NONE if code == RECOVERY and _read(action):  # no action is needed any more
             return Treatment.COUNT
         case Action.NONE:
             return rules.unknown
@@ -209,8 +215,8 @@ def _as_asked(rules: Xids, code: int, action: str) -> Treatment:
             return Treatment.QUARANTINE
 
 
-def _repeated(rules: Xids, log: Sequence[Event], new: Sequence[Event]) -> Iterator[tuple[int, int]]:
-    """How often a code came within the window that ends with a new event, and which code."""
+def _repeated(rules: Xids, log: Sequence[XidEvent], new: Sequence[XidEvent]) -> Iterator[tuple[int, int]]:
+    """The highest count of a code within the window that ends with a new event, and the code."""
     for code in dict.fromkeys(event.code for event in new):
         if limit(rules, code) is None:
             continue

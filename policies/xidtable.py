@@ -1,8 +1,8 @@
-"""What NVIDIA's Xid catalogue says of each code: facts, with descriptions in our own words.
+"""NVIDIA's XID catalogue, with descriptions in our own words.
 
 Source: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, the spreadsheet of 2025-09-30 (172 codes,
-Ampere and newer), read 2026-11-20. Where the catalogue names a procedure instead of an action, the action here is the
-one that it comes to for a code that comes alone; the stricter one, where that hangs on more than the code.
+Ampere and newer), read 2026-11-20. Where the catalogue names a procedure instead of an action, the table has the action
+that the procedure gives for a single event; if that depends on more than the code, it has the stricter action.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ RECOVERY = 154  # the code whose message names the action
 
 
 class Action(Enum):
-    """What a code asks for, from the mildest to the strictest."""
+    """The action that a code requires, from the mildest to the strictest."""
 
     NONE = "none"
     IGNORE = "ignore"
@@ -29,8 +29,8 @@ class Action(Enum):
     CONTACT_SUPPORT = "contact_support"
 
 
-class Scope(Enum):
-    """The smallest thing that a code, or the recovery from it, concerns."""
+class XidScope(Enum):
+    """The smallest unit that a code, or the recovery from it, concerns."""
 
     APP = "app"
     GPU = "gpu"
@@ -39,18 +39,18 @@ class Scope(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class XidRow:
     """One code of the catalogue."""
 
     code: int
     mnemonic: str
     action: Action
-    scope: Scope
+    scope: XidScope
     description: str
 
     @property
     def application(self) -> bool:
-        """Whether it is an application that has failed, so that the device may stay in service."""
+        """Whether an application failed, so that the device may stay in service."""
         return self.action is Action.RESTART_APP
 
 
@@ -248,9 +248,9 @@ _CATALOGUE = {
 }
 
 
-def _row(action: Action, line: str) -> Row:
+def _row(action: Action, line: str) -> XidRow:
     code, scope, mnemonic, description = line.split(maxsplit=3)
-    return Row(int(code), mnemonic, action, Scope(scope), description)
+    return XidRow(int(code), mnemonic, action, XidScope(scope), description)
 
 
 ROWS = {

@@ -49,4 +49,4 @@ def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
 def _hits_whole_gpu(code: int) -> bool:
     """Whether an XID concerns all slices of a GPU, though it names one; one that nobody knows does."""
     known = xids.row(code)
-    return known is None or known.scope is not xids.Scope.APP
+    return known is None or known.scope is not xids.XidScope.APP

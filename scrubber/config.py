@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, PlainValidator, model_validator
 
-from policies import faults, judge, tree
+from policies import faults, tree, validation
 from policies.base import Model, Size, Word, impossible
 from scrubber.ground import http_server, paths, unix_sockets
 from scrubber.ground.errors import FatalError
@@ -187,13 +187,13 @@ def resolve(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, o
     given.update(_from_environment(environ))
     given.update(_from_flags(flags))
     data = {name: it.value for name, it in given.items()}
-    if problems := judge.judge(ScrubberConfig, data):
+    if problems := validation.problems(ScrubberConfig, data):
         raise FatalError(f"cannot use {'; '.join(_told(problem, given) for problem in problems)}")
     origins = {name: given[name].origin if name in given else "default" for name in ScrubberConfig.model_fields}
-    return Resolved(judge.read(ScrubberConfig, data), origins)
+    return Resolved(validation.build(ScrubberConfig, data), origins)
 
 
-def _told(problem: judge.Problem, given: Mapping[str, _Given]) -> str:
+def _told(problem: validation.Problem, given: Mapping[str, _Given]) -> str:
     name = str(problem.places[0][0])
     origin = given[name].origin if name in given else f"the default of {name}"
     return f"{origin}: found {problem.found}, expected {problem.expected}"
@@ -225,19 +225,19 @@ def _from_file(file: Path) -> Iterator[tuple[str, _Given]]:
         root, wrong = _snaked(*tree.parse(_text(file), str(file)), str(file))
     except faults.PolicyError as error:
         raise _unusable(file, error.faults) from error
-    problems = [it for it in judge.judge(ScrubberConfig, root.plain()) if not _without_value(root, it.loc)]
+    problems = [it for it in validation.problems(ScrubberConfig, root.plain()) if not _without_value(root, it.loc)]
     if wrong or problems:
         raise _unusable(file, (*wrong, *(_fault(str(file), root, problem) for problem in problems)))
     for name, node in _mapping(root).items():
         yield name, _Given(node.plain(), f"{file}:{node.place.line}:{node.place.column}")
 
 
-def _unusable(file: Path, wrong: tuple[faults.Fault, ...]) -> FatalError:
+def _unusable(file: Path, wrong: tuple[faults.PolicyFault, ...]) -> FatalError:
     lines = sorted(wrong, key=lambda fault: (fault.line, fault.column))
     return FatalError("\n".join([f"cannot use the configuration {file}: mend what stands here", *map(str, lines)]))
 
 
-def _without_value(root: tree.Node, loc: faults.Loc) -> bool:
+def _without_value(root: tree.YamlNode, loc: faults.Loc) -> bool:
     """A key without a value was told by the tree already."""
     node = root.find(loc)
     return node is not None and node.value is None
@@ -254,26 +254,26 @@ def _text(file: Path) -> str:
 
 
 def _snaked(
-    root: tree.Node, wrong: tuple[faults.Fault, ...], source: str
-) -> tuple[tree.Node, tuple[faults.Fault, ...]]:
+    root: tree.YamlNode, wrong: tuple[faults.PolicyFault, ...], source: str
+) -> tuple[tree.YamlNode, tuple[faults.PolicyFault, ...]]:
     """The same tree with state-dir and state_dir as one key; both at once is a fault."""
-    mapping: dict[str, tree.Node] = {}
+    mapping: dict[str, tree.YamlNode] = {}
     for key, node in _mapping(root).items():
         name = key.replace("-", "_")
         if name in mapping:
             place, first = node.key, mapping[name].key.line
-            found = f"the key again (first on line {first})"
-            wrong = (*wrong, faults.Fault(source, place.line, place.column, key, found, "each key once"))
+            found = f"a duplicate key (first on line {first})"
+            wrong = (*wrong, faults.PolicyFault(source, place.line, place.column, key, found, "each key once"))
         mapping.setdefault(name, node)
-    return (tree.Node(mapping, root.place, root.key) if isinstance(root.value, dict) else root), wrong
+    return (tree.YamlNode(mapping, root.place, root.key) if isinstance(root.value, dict) else root), wrong
 
 
-def _mapping(root: tree.Node) -> Mapping[str, tree.Node]:
+def _mapping(root: tree.YamlNode) -> Mapping[str, tree.YamlNode]:
     return root.value if isinstance(root.value, dict) else {}
 
 
-def _fault(source: str, root: tree.Node, problem: judge.Problem) -> faults.Fault:
+def _fault(source: str, root: tree.YamlNode, problem: validation.Problem) -> faults.PolicyFault:
     loc = problem.places[0]
     node = root.nearest(loc)
     place = node.key if problem.at_key else node.place
-    return faults.Fault(source, place.line, place.column, faults.path(loc), problem.found, problem.expected)
+    return faults.PolicyFault(source, place.line, place.column, faults.path(loc), problem.found, problem.expected)

@@ -118,8 +118,8 @@ def test_a_file_that_says_nothing_is_all_defaults(file, text):
     [
         ("polici: strict\n", "1:1", "polici: found an unknown key, expected one of backend, policy"),
         ("polici: strict\n", "1:1", "(did you mean policy?)"),
-        ("policy: fast\npolicy: fast\n", "2:1", "found the key again (first on line 1)"),
-        ("run-dir: /a\nrun_dir: /b\n", "2:1", "found the key again (first on line 1)"),
+        ("policy: fast\npolicy: fast\n", "2:1", "found a duplicate key (first on line 1)"),
+        ("run-dir: /a\nrun_dir: /b\n", "2:1", "found a duplicate key (first on line 1)"),
         ("policy: 5\n", "1:9", "found the number 5, expected text"),
         ("policy:\n", "1:1", "found nothing, expected a value"),
         ("policy: ''\n", "1:9", "expected text that is not empty"),

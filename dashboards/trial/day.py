@@ -195,7 +195,7 @@ async def drilled(node: TrialNode, gpu: int, drill: Callable[..., None], *about:
 
 @asynccontextmanager
 async def bad_memory(node: TrialNode, gpu: int) -> AsyncIterator[None]:
-    """A stuck memory cell: the scrub finds it, tries the slow path, and then the GPU waits for a person."""
+    """A stuck memory cell: the scrub finds it, tries the slow path, and then the GPU waits for an operator."""
     drills.bad_memory(node.stage.simulated, node.stage.uuids[gpu], 4711, 5)
     async with node.stage.admin() as operator:
         async for _ in operator.scrub([str(gpu)]):
@@ -314,7 +314,7 @@ DAY: tuple[tuple[Act, ...], ...] = (
     (
         Act("the device plugin is killed", no_plugin, ("AutoclaveTargetDown", "AutoclavePluginDown")),
         Act("the policy file is invalid", wrong_policy, ("AutoclavePolicyFault",)),
-        Act("a person quarantines GPU 3, and reinstates it without evidence", partial(by_hand, gpu=3),
+        Act("an operator quarantines GPU 3, and reinstates it without evidence", partial(by_hand, gpu=3),
             ("AutoclaveManualReinstate",)),
     ),
     (Act("the policy is set to observe", unproven, ("AutoclaveUnprovenGrants",)),),

@@ -27,7 +27,7 @@ WITHIN = 30.0  # seconds to wait for a condition
 UNTIDY = "untidy"  # pods with this prefix leave data behind
 
 # The default policy with shorter timeouts, so that a day fits into minutes. Returns are forgotten at once: otherwise,
-# in a loop, a GPU would soon wait for a person. MODE is replaced.
+# in a loop, a GPU would soon wait for an operator. MODE is replaced.
 POLICY = """\
 name: trial
 description: The default with less patience, for trials

@@ -19,21 +19,21 @@ def load(file: Path, ctx: click.Context) -> dict[str, object]:
     options = {option.name: option for option in ctx.command.params if isinstance(option, click.Option) and option.name}
     del options["file"]  # a configuration file cannot name another one
     values: dict[str, object] = {}
-    wrong: list[faults.Fault] = []
+    wrong: list[faults.PolicyFault] = []
     for key, node in _entries(file, wrong):
         name = key.replace("-", "_")
         option = options.get(name)
         problem = _twice(name, values) or _unfit(option, node.plain(), ctx)
         if problem is not None:
             place = node.key if option is None or name in values else node.place
-            wrong.append(faults.Fault(str(file), place.line, place.column, faults.path((key,)), *problem))
+            wrong.append(faults.PolicyFault(str(file), place.line, place.column, faults.path((key,)), *problem))
         values.setdefault(name, node.plain())
     if wrong:
         raise FatalError(f"cannot use the configuration {'; '.join(map(str, faults.PolicyError(*wrong).faults))}")
     return values
 
 
-def _entries(file: Path, wrong: list[faults.Fault]) -> Iterator[tuple[str, tree.Node]]:
+def _entries(file: Path, wrong: list[faults.PolicyFault]) -> Iterator[tuple[str, tree.YamlNode]]:
     text = _text(file)
     if all(not line.split("#")[0].strip() for line in text.splitlines()):
         return  # all lines are comments: use the defaults
@@ -45,7 +45,9 @@ def _entries(file: Path, wrong: list[faults.Fault]) -> Iterator[tuple[str, tree.
     wrong.extend(found)
     if not isinstance(root.value, dict):
         place = root.place
-        wrong.append(faults.Fault(str(file), place.line, place.column, "", "no keys", "a mapping of keys and values"))
+        wrong.append(
+            faults.PolicyFault(str(file), place.line, place.column, "", "no keys", "a mapping of keys and values")
+        )
         return
     yield from ((key, node) for key, node in root.value.items() if node.value is not None)  # already reported
 

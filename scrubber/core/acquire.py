@@ -10,7 +10,7 @@ Rule 3: the answer ``Note`` means: record this event, observe again, ask again.
 
 from __future__ import annotations
 
-from policies.model import Gate, Mode, Policy
+from policies.model import GateMode, Mode, Policy
 from scrubber.core import answers, burn_in, eviction, ownership, proof, refusals
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose
@@ -48,7 +48,7 @@ def decide(
         return answer  # policy observe lets no container start during a reset either
     if policy.mode is Mode.OBSERVE and record.state is not State.QUARANTINED:
         return _observed(answer)
-    if policy.gate is Gate.PRESTART and announced:
+    if policy.gate is GateMode.PRESTART and announced:
         return _deferred(answer)
     return answer
 

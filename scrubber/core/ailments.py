@@ -37,7 +37,7 @@ def worst(found: Iterable[Ailment]) -> Ailment | None:
 
 def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailment]:
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
-    worst_xid = xids.verdict(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
+    worst_xid = xids.worst_finding(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
     reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
     if vitals.lost or vitals.unresponsive:  # it reports nothing else
         yield silent(vitals)

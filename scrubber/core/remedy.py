@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from policies.xids import Action, asked
+from policies.xids import Action, required_action
 from scrubber.core.model import Ailment, AilmentKind, Path, Vitals
 
 
@@ -91,7 +91,7 @@ def of(ailment: Ailment) -> Remedy:
     """The remedy of this ailment. A sticky ailment always needs a person."""
     remedy = REMEDIES[ailment.kind]
     if ailment.kind is AilmentKind.XID and ailment.xid is not None:
-        remedy = _ASKED.get(asked(ailment.xid), remedy)
+        remedy = _ASKED.get(required_action(ailment.xid), remedy)
     return replace(remedy, course=Course.PERSON) if ailment.sticky else remedy
 
 

@@ -193,7 +193,7 @@ def history(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
     noted = errors_to_note(Baseline(), vitals)
     if noted is None or vitals is None:
         return None
-    return replace(noted, grave=xids.verdict(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
+    return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
 
 
 def _isolate(

@@ -106,7 +106,7 @@ QUARANTINE_PROBES = Row(
 )
 QUARANTINE_NEXT = Row(
     "autoclave_quarantine_next_probe_timestamp_seconds", Kind.GAUGE,
-    "Time of the next probation test of a device. Absent while it waits for a person.", ONE, SECONDS,
+    "Time of the next probation test of a device. Absent while it waits for an operator.", ONE, SECONDS,
 )  # fmt: skip
 LAST_SCRUB = Row(
     "autoclave_last_scrub_timestamp_seconds", Kind.GAUGE, "Time at which a device was last proven clean.", ONE, SECONDS
@@ -177,7 +177,7 @@ QUARANTINES = Row(
 )
 RETURNS = Row(
     "autoclave_quarantine_returns_total", Kind.COUNTER,
-    "Devices that returned from quarantine: by evidence, or by the decision of a person.", ("by",),
+    "Devices that returned from quarantine: by evidence, or by the decision of an operator.", ("by",),
 )  # fmt: skip
 XIDS = Row("autoclave_xids_total", Kind.COUNTER, "Errors that the driver reported, by XID code.", (*ONE, "xid"))
 UNAUTHORISED = Row(

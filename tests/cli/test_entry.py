@@ -7,7 +7,7 @@ import sys
 import click
 import pytest
 
-from policies.faults import Fault, PolicyError
+from policies.faults import PolicyError, PolicyFault
 from scrubber import __version__, cli
 from scrubber.cli import failure
 from scrubber.devices.base import DeviceError
@@ -170,7 +170,7 @@ def test_without_a_verb_the_verbs_are_listed_and_the_exit_code_is_2(autoclave, a
         (DeviceError("cannot: x"), 1),
         (InvalidRequest("cannot: x"), 2),
         (FatalError("cannot: x"), 2),
-        (PolicyError(Fault("cannot", 1, 1, "", "x", "y")), 2),
+        (PolicyError(PolicyFault("cannot", 1, 1, "", "x", "y")), 2),
         (Unreachable("cannot: x"), 3),
     ],
 )

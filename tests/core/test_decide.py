@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.model import Clear, Gate, Paths, Proof
+from policies.model import Clear, GateMode, Paths, Proof
 from scrubber.core import acquire, eviction, fence, ownership, proof, release, start
 from scrubber.core import events as ev
 from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
@@ -48,7 +48,7 @@ DAY = Proof().max_age
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
 
 
-PRESTART = ENFORCE.model_copy(update={"gate": Gate.PRESTART})
+PRESTART = ENFORCE.model_copy(update={"gate": GateMode.PRESTART})
 DEFER = rows(
     ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),
     ("a dirty one is scrubbed meanwhile", lives.DIRTY, facts(), Defer(FAST)),

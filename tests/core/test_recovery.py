@@ -6,7 +6,7 @@ import pytest
 
 from policies.health import Periodic
 from policies.model import Paths
-from policies.xids import Action, asked
+from policies.xids import Action, required_action
 from scrubber.core import acquire, burn_in, offering, presence, remedy, siblings, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import CancelJob, Note, Probe, Proceed, Refuse, Wait
@@ -160,7 +160,7 @@ def test_a_trial_has_to_do_with_what_is_reported_after_its_beginning():
 
 def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
     support = 123
-    assert asked(support) is Action.CONTACT_SUPPORT
+    assert required_action(support) is Action.CONTACT_SUPPORT
     found = tend(out(AilmentKind.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
     assert isinstance(found, Note)
     after = live(out(AilmentKind.HEAT), found.event).quarantine

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.health import Probation
-from policies.health import Quarantine as QuarantineRules
+from policies.health import Probation, QuarantinePolicy
 from policies.model import Evict, Eviction
 from scrubber.core import events as ev
 from scrubber.core import ownership, upkeep
@@ -201,7 +200,7 @@ def test_probation(record, at, answer):
 # -- quarantine
 
 RULES = Probation.model_validate({"first": "1m", "longest": "10m", "flap_limit": 3, "flap_window": "1000s"})
-PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantineRules(probation=RULES)})
+PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantinePolicy(probation=RULES)})
 
 
 def confine(record, ailment=LOST, *, vitals=None, chance=1.0, policy=PROBATION):

@@ -45,7 +45,7 @@ def test_a_page_answers_the_same_four_questions(name):
 
 
 @each_alert
-def test_an_alert_says_how_grave_it_is_how_long_it_waits_and_where_to_read_on(alert):
+def test_an_alert_has_severity_wait_and_links(alert):
     notes = alert["annotations"]
     assert set(alert) - {"keep_firing_for"} == {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"Autoclave[A-Z]\w+", alert["alert"])
@@ -59,7 +59,7 @@ def test_an_alert_says_how_grave_it_is_how_long_it_waits_and_where_to_read_on(al
 
 
 @each_alert
-def test_an_alert_of_what_lasts_outlives_a_restart_of_whoever_tells_it(alert):
+def test_an_alert_about_a_condition_survives_a_restart(alert):
     """What is counted over a window outlives it anyway, and what scraping itself tells does not depend on us."""
     told_by_us = "autoclave_" in alert["expr"]
     counted = re.search(r"increase|rate", alert["expr"]) is not None
@@ -67,7 +67,7 @@ def test_an_alert_of_what_lasts_outlives_a_restart_of_whoever_tells_it(alert):
 
 
 @each_alert
-def test_an_alert_names_the_gpu_and_the_node_that_it_knows(alert):
+def test_an_alert_names_its_gpu_and_node(alert):
     has = rulefiles.given(promql.parse(alert["expr"]))
     notes = alert["annotations"]
     named = set(LABEL.findall(notes["summary"]))
@@ -94,24 +94,24 @@ SEEN = tried(map(rulefiles.read, UNIT_TESTS))
 
 
 @each_alert
-def test_an_alert_was_seen_to_fire_and_to_keep_quiet(alert):
+def test_unit_tests_show_each_alert_firing_and_quiet(alert):
     seen = SEEN.get(alert["alert"], [])
     assert any(seen), "no unit test lets it fire"
     assert frozenset() in seen, "no unit test says when it does not fire"
 
 
 @each_alert
-def test_what_an_alert_names_was_there_when_it_fired(alert):
+def test_the_labels_that_an_alert_names_exist_when_it_fires(alert):
     names = set(LABEL.findall(" ".join(alert["annotations"].values()))) - {"cluster"}
     assert [labels for labels in SEEN[alert["alert"]] if labels and not names <= labels] == []
 
 
-def test_an_alert_that_is_never_tried_or_never_quiet_is_found():
+def test_the_unit_tests_are_read_correctly():
     fires = {"expr": 'ALERTS{alertname="A", alertstate="firing"}', "exp_samples": [{"labels": 'ALERTS{node="n"}'}]}
     assert tried([{"tests": [{"promql_expr_test": [fires]}]}]) == {"A": [{"node"}]}
 
 
-def test_no_page_and_no_alert_asks_for_a_command_that_there_is_not():
+def test_commands_in_pages_and_alerts_exist():
     told = manual.text()
     texts = [*PAGES.items(), *((rule["alert"], rule["annotations"]["description"]) for rule in ALERTS)]
     problems = []
@@ -125,7 +125,7 @@ def test_no_page_and_no_alert_asks_for_a_command_that_there_is_not():
     assert problems == []
 
 
-def test_no_page_names_a_field_of_policies_or_a_finding_that_there_is_not():
+def test_policy_fields_and_findings_in_pages_exist():
     fields = set(FIELDS.findall((ROOT / "docs" / "policies.md").read_text()))
     fields |= {field.rpartition(".")[0] for field in fields}
     named = {
@@ -141,6 +141,14 @@ def test_no_page_names_a_field_of_policies_or_a_finding_that_there_is_not():
     pointed = {finding for listed in lists for finding in re.findall(r"`([a-z-]+)`", listed)}
     assert pointed
     assert pointed <= findings
+
+
+def test_log_events_in_pages_exist():
+    known = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "logs.md").read_text(), re.MULTILINE)
+    text = " ".join("\n".join(PAGES.values()).split())
+    quoted = set(re.findall(r"`(cannot [^`]+|internal error[^`]*|not registered)`", text))
+    assert {"cannot reconcile the devices", "not registered"} <= quoted
+    assert [it for it in quoted if not any(event.startswith(it) for event in known)] == []
 
 
 def test_links_between_pages_lead_somewhere():
@@ -162,7 +170,7 @@ def test_the_index_lists_each_page_with_its_severity():
     ]
 
 
-def test_the_table_of_thresholds_says_of_each_alert_whom_it_wakes_how_long_it_waits_and_why():
+def test_the_table_of_thresholds_lists_each_alert():
     table = rows(ROOT / "docs" / "alerts.md")
     assert [row[:4] for row in table] == [
         [f"[{rule['alert']}](runbooks/{rule['alert']}.md)", severity, WOKEN[severity], rule["for"]]

@@ -189,7 +189,7 @@ async def a_bad_day() -> AsyncIterator[Seen]:
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)")
 @pytest.mark.timeout(300)
-async def test_a_bad_day_is_told_by_every_page_and_every_alert_that_it_concerns():
+async def test_pages_and_alerts_show_a_bad_day():
     async with a_bad_day() as seen:
         told = {check.__name__: await asyncio.to_thread(check, seen) for check in CHECKS}
     assert {name: faults for name, faults in told.items() if faults} == {}

@@ -143,17 +143,17 @@ def test_every_metric_is_on_a_page_or_is_left_out_for_a_reason():
     assert set(TABLE) - shown == set(NOT_SHOWN)
 
 
-def test_what_a_page_takes_from_the_rules_is_recorded_with_these_labels():
+def test_recorded_series_have_the_labels_that_pages_use():
     recorded = {name: rulefiles.given(expr) for name, expr in RECORDED.items()}
     assert {one.name: frozenset(one.labels) for one in query.RECORDED}.items() <= recorded.items()
 
 
-def test_nothing_is_asked_by_a_label_that_is_not_there():
+def test_a_selector_rejects_an_unknown_label():
     with pytest.raises(ValueError, match="cannot select autoclave_device_healthy by pod"):
         query.QueryScope(()).of(TABLE["autoclave_device_healthy"], pod="mine")
 
 
-def test_every_question_can_be_asked_as_it_stands():
+def test_every_panel_query_is_complete():
     asked = list(shipped.panel_queries({"node": "n1"}))
     assert {it.page for it in asked} == set(PAGES)
     assert [it for it in asked if re.search(r"\$[a-z_{]", it.expression)] == []
@@ -194,7 +194,7 @@ def difference(one, other, sight):
 
 
 @pytest.mark.parametrize("sight", SIGHTS)
-def test_nobody_takes_one_state_for_another(sight):
+def test_states_differ_for_every_colour_vision(sight):
     colours = list(style.STATES.values())
     pairs = [(a, b) for place, a in enumerate(colours) for b in colours[place + 1 :]]
     assert [(a, b, difference(a, b, sight)) for a, b in pairs if difference(a, b, sight) < TELLABLE] == []

@@ -17,26 +17,26 @@ PAGES = shipped.pages()
 SOURCE = queries.Source("http://127.0.0.1:1", 0, 900, 15)
 
 
-def test_it_draws_every_kind_of_panel_that_there_is():
+def test_the_preview_draws_every_kind_of_panel():
     known = set(re.findall(r"^  '([\w-]+)': \w+,$", PAGE.split("const KINDS")[1].split("};")[0], re.MULTILINE))
     used = {panel["type"] for page in PAGES.values() for panel in shipped.panels(page)}
     assert known == used
 
 
-def test_it_knows_every_matcher_and_transformation_that_there_is():
+def test_the_preview_knows_every_matcher_and_transformation():
     panels = [panel for page in PAGES.values() for panel in shipped.panels(page)]
     assert {it["id"] for panel in panels for it in panel.get("transformations", [])} <= {"merge", "organize"}
     matchers = {it["matcher"]["id"] for panel in panels for it in panel["fieldConfig"]["overrides"]}
     assert matchers <= {"byName", "byRegexp"}
 
 
-def test_the_browser_and_the_page_measure_alike():
+def test_browser_and_page_use_the_same_sizes():
     measures = dict(re.findall(r"(WIDTH|EDGE|GAP|CELL|TOP) = (\d+)", PAGE))
     assert (int(measures["WIDTH"]), int(measures["TOP"])) == (rendering.WIDTH, rendering.TOP)
     assert int(measures["CELL"]) + int(measures["GAP"]) == rendering.CELL
 
 
-def test_what_it_installs_is_pinned_and_names_no_place():
+def test_npm_packages_are_pinned_without_a_registry():
     wanted = json.loads((HERE / "package.json").read_text())["dependencies"]
     lock = json.loads((HERE / "package-lock.json").read_text())["packages"]
     assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted.values())
@@ -46,7 +46,7 @@ def test_what_it_installs_is_pinned_and_names_no_place():
 
 
 @pytest.mark.parametrize("uid", PAGES)
-def test_opened_bands_push_down_what_stands_below_them(uid):
+def test_opened_sections_push_down_the_panels_below(uid):
     panels = queries.unfolded(PAGES[uid])
     assert {it["id"] for it in shipped.panels(PAGES[uid])} <= {it["id"] for it in panels}
     taken: set[tuple[int, int]] = set()
@@ -58,7 +58,7 @@ def test_opened_bands_push_down_what_stands_below_them(uid):
     assert queries.height(panels) == max(y for _, y in taken) + 1
 
 
-def test_a_folded_band_in_the_middle_of_a_page_finds_its_place():
+def test_a_folded_section_in_the_middle_of_a_page_opens_in_place():
     def panel(number: int, top: int, *inner: dict[str, Any]) -> dict[str, Any]:
         return {"id": number, "gridPos": {"x": 0, "y": top, "w": 24, "h": 1}, "panels": list(inner)}
 
@@ -68,7 +68,7 @@ def test_a_folded_band_in_the_middle_of_a_page_finds_its_place():
 
 
 @pytest.mark.parametrize(("columns", "step"), [(24, 15), (1, 15)])
-def test_points_stand_as_far_apart_as_in_grafana(columns, step):
+def test_the_step_is_that_of_grafana(columns, step):
     assert SOURCE.step(columns) == step
     assert queries.Source(SOURCE.url, 0, 86400, 15).step(columns) == {24: 60, 1: 1800}[columns]
 
@@ -84,11 +84,11 @@ def test_a_duration_is_read_as_prometheus_writes_it():
         queries.seconds("an hour")
 
 
-def test_what_is_marked_begins_and_ends_where_samples_do():
+def test_an_annotation_begins_and_ends_with_its_samples():
     values = [(0.0, "1"), (60.0, "1"), (120.0, "0"), (180.0, "1"), (600.0, "1")]
     assert list(queries.stretches(values, 60)) == [(0, 60), (180, 180), (600, 600)]
 
 
-def test_a_prometheus_that_is_not_there_is_named():
+def test_a_missing_prometheus_is_named():
     with pytest.raises(ClickException, match=r"no Prometheus answers at http://127\.0\.0\.1:1: "):
         queries.scrape_interval(SOURCE.url)

@@ -211,7 +211,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("expression", "series", "expected"), CASES.values(), ids=CASES)
-def test_a_question_means_what_it_says(tmp_path, expression, series, expected):
+def test_a_query_returns_what_its_name_says(tmp_path, expression, series, expected):
     answers(tmp_path, expression, series, expected)
 
 
@@ -238,7 +238,7 @@ def one_of_each(values):
     return made
 
 
-def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
+def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     """It would be green. All that there is was heard until 50 minutes ago; 3 hours are shown."""
     asked = shipped.panel_queries({"__range": "3h"})
     kinds = {
@@ -250,14 +250,14 @@ def test_where_nothing_is_scraped_any_more_no_figure_is_a_zero(tmp_path):
     run(tmp_path, {"interval": "1m", "input_series": listed(one_of_each("1x200 stale")), "promql_expr_test": zeros})
 
 
-def test_what_was_replaced_is_not_kept_out(tmp_path):
+def test_a_replaced_gpu_does_not_count_as_quarantined(tmp_path):
     out = 'autoclave_quarantined{node="n1", gpu="0", uuid="GPU-a", reason="replaced"}'
     other = 'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-b", reason="lost"}'
     told = {it.panel: it.expression for it in shipped.panel_queries() if it.page == "autoclave-fleet"}
     answers(tmp_path, told["In quarantine"], {out: "1x60", other: "1x60"}, {"{}": 1})
 
 
-def test_the_fleet_is_not_well_while_a_plugin_is_dead_or_not_ready(tmp_path):
+def test_the_fleet_is_unhealthy_while_a_plugin_is_down_or_not_ready(tmp_path):
     alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
     dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
     told = {it.panel: it.expression for it in shipped.panel_queries() if it.page == "autoclave-fleet"}
@@ -265,7 +265,7 @@ def test_the_fleet_is_not_well_while_a_plugin_is_dead_or_not_ready(tmp_path):
         answers(tmp_path, told[figure], alive | dead, {"{}": 1})
 
 
-def test_the_versions_of_a_node_are_told_also_while_an_update_shows_two(tmp_path):
+def test_versions_are_shown_also_during_an_update(tmp_path):
     update = {
         f'autoclave_build_info{{node="n1", version="{it}", backend="nvidia", instance="{it}"}}': "1x60" for it in "12"
     }

@@ -43,7 +43,7 @@ def run(*args):
         pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
 
 
-def test_a_rule_asks_only_for_metrics_and_labels_that_there_are():
+def test_rules_use_existing_metrics_and_labels():
     """A counter is joined with its process by instance, which a counter of one process has."""
     problems = {name: set(rulefiles.unknown(expr)) - {"on instance"} for name, expr in EXPRESSIONS.items()}
     assert {name: value_words for name, value_words in problems.items() if value_words} == {}
@@ -58,11 +58,11 @@ def test_a_rule_asks_only_for_metrics_and_labels_that_there_are():
         "max by (uuid) (autoclave_quarantined) and on (gpu) autoclave_quarantined",
     ],
 )
-def test_a_question_for_what_there_is_not_is_found(query):
+def test_an_unknown_metric_or_label_is_found(query):
     assert rulefiles.unknown(promql.parse(query)) != []
 
 
-def test_a_condition_names_only_words_that_are_ever_said():
+def test_conditions_use_existing_label_values():
     conditions = {it for expr in EXPRESSIONS.values() for it in rulefiles.matchers(expr) if it[0] != "le"}
     assert [
         (label, word)
@@ -78,7 +78,7 @@ def spread(pattern):
     return [found[1] + word for word in found[2].split("|")] if found else pattern.split("|")
 
 
-def test_a_condition_on_a_bucket_names_one_that_there_is():
+def test_conditions_use_existing_buckets():
     edges = {floatToGoString(edge) for row in TABLE.values() for edge in row.buckets} | {"+Inf"}
     asked = {value for expr in EXPRESSIONS.values() for label, _, value in rulefiles.matchers(expr) if label == "le"}
     assert asked
@@ -86,15 +86,15 @@ def test_a_condition_on_a_bucket_names_one_that_there_is():
     assert "5.0" in {floatToGoString(edge) for edge in plugin_metrics.HOOK_TIME.buckets}
 
 
-def test_the_policy_that_only_observes_is_known_by_its_name():
+def test_the_observe_policy_has_the_name_that_alerts_expect():
     assert re.fullmatch("observe.*", load.load("observe").name)
 
 
-def test_an_error_that_is_called_fatal_asks_for_a_reset_or_more():
+def test_a_fatal_xid_requires_a_reset_or_more():
     told = next(rule["expr"] for rule in ALERTS if rule["alert"] == "AutoclaveGpuFatalXid")
     (codes,) = set(re.findall(r'xid=~"([0-9|]+)"', told))
     mild = (Action.NONE, Action.IGNORE, Action.RESTART_APP)
-    assert [code for code in codes.split("|") if xids.asked(int(code)) in mild] == []
+    assert [code for code in codes.split("|") if xids.required_action(int(code)) in mild] == []
 
 
 def test_rates_are_of_counters():
@@ -107,7 +107,7 @@ def test_rates_are_of_counters():
     assert problems == []
 
 
-def test_the_names_that_the_pages_rest_on_are_recorded():
+def test_recording_rules_exist_for_the_pages():
     assert {
         "cluster:autoclave_devices:by_state": {"cluster", "state"},
         "node:autoclave_devices:by_state": {"cluster", "node", "state"},
@@ -130,11 +130,11 @@ def test_the_manifest_holds_the_same_rules_and_is_up_to_date():
 
 
 @promtool
-def test_promtool_takes_the_rules():
+def test_promtool_accepts_the_rules():
     run("check", "rules", *(str(FOLDER / name) for name in prometheusrule.SOURCES))
 
 
 @promtool
 @pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
-def test_alerts_fire_when_they_should_and_only_then(path):
+def test_promtool_unit_tests_pass(path):
     run("test", "rules", str(path))

@@ -73,7 +73,7 @@ def observe(short_tmp):
 
 
 @needs_prometheus
-def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
+def test_observe_prints_the_addresses_and_cleans_up(observe):
     port = free_ports()
     observed = observe(port)
     observed.hear("the next pods are refused")
@@ -88,7 +88,7 @@ def test_it_tells_where_to_look_and_leaves_nothing_behind(observe):
     assert observed.left() == []
 
 
-def test_without_prometheus_it_says_what_to_install_and_goes_on(observe, tmp_path):
+def test_observe_without_prometheus_says_what_to_install(observe, tmp_path):
     for name in ("cat", "dd", "sh"):  # all that the node needs
         (tmp_path / name).symlink_to(shutil.which(name) or name)
     observed = observe(PATH=str(tmp_path))
@@ -98,7 +98,7 @@ def test_without_prometheus_it_says_what_to_install_and_goes_on(observe, tmp_pat
     assert observed.left() == []
 
 
-def test_a_port_that_somebody_has_is_told_in_one_line(observe):
+def test_a_port_in_use_is_reported_in_one_line(observe):
     with socket.create_server(("127.0.0.1", port := free_ports())):
         observed = observe(port)
         told, problems = observed.process.communicate(timeout=60)

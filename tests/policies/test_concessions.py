@@ -3,7 +3,7 @@
 import pytest
 
 from policies import concessions, load
-from policies.model import Gate, Mode, OnSick, Paths, Policy, Proof
+from policies.model import GateMode, Mode, OnSick, Paths, Policy, Proof
 from policies.path import Path
 
 
@@ -16,7 +16,7 @@ def test_the_default_and_the_strict_policy_give_up_nothing(name):
     ("policy", "word"),
     [
         (Policy(mode=Mode.OBSERVE), "mode observe"),
-        (Policy(gate=Gate.PRESTART), "gate prestart"),
+        (Policy(gate=GateMode.PRESTART), "gate prestart"),
         (Policy(paths=Paths(first_look=Path.FAST)), "paths.first_look fast"),
         (Policy(restart_on_sick=OnSick.ALLOW), "restart_on_sick allow"),
         (Policy(proof=Proof(survives_restart=True)), "proof.survives_restart"),

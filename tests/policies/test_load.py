@@ -65,7 +65,7 @@ p.yaml:5:5: defaults.budgets.alocate: found an unknown key, expected one of allo
 p.yaml:6:15: defaults.budgets.allocate: found the number 10, expected a duration such as 10s or 5m \
 (units: ms, s, m, h, d)
 p.yaml:7:12: defaults.budgets.start: found text "31s", expected less than 30s
-p.yaml:8:5: defaults.budgets.start: found the key again (first on line 7), expected each key once
+p.yaml:8:5: defaults.budgets.start: found a duplicate key (first on line 7), expected each key once
 p.yaml:10:33: defaults.timeouts.reset: found text "0s", expected more than 0s
 p.yaml:11:25: defaults.clear.min_coverage: found text "0.5", expected a number
 p.yaml:12:3: defaults.proof: found nothing, expected a value; leave the key out to keep the default
@@ -80,8 +80,8 @@ such as GPU-8f2c
 p.yaml:22:38: rules[1].match.gpu[2]: found the number -1, expected an index such as 0, or a UUID or the beginning of \
 one, such as GPU-8f2c
 p.yaml:24:11: rules[2].name: found the name "defaults" again, expected a name that neither another rule nor defaults has
-p.yaml:25:12: rules[2].match: found a rule that is never reached, expected devices that rule a, which comes first, \
-does not take
+p.yaml:25:12: rules[2].match: found a rule that never applies, expected devices that the earlier rule a \
+does not match
 p.yaml:27:5: rules[3]: found a list, expected a mapping of keys and values
 p.yaml:28:5: rules[4].policy: found nothing, expected the key policy
 p.yaml:28:28: rules[4].match.gpu: found 0 entries, expected at least 1
@@ -97,7 +97,9 @@ def test_a_fault_holds_its_parts():
     with pytest.raises(load.PolicyError) as caught:
         read("name: a\ndefaults: {budgets: {alocate: 1s}}\n")
     expected = "one of allocate, start, owner_wait, silence (did you mean allocate?)"
-    assert caught.value.faults == (load.Fault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),)
+    assert caught.value.faults == (
+        load.PolicyFault("p.yaml", 2, 22, "defaults.budgets.alocate", "an unknown key", expected),
+    )
 
 
 def test_a_file_may_say_nothing_but_its_name():
@@ -112,7 +114,7 @@ def test_a_file_may_say_nothing_but_its_name():
         ("allocate: 1s, owner_wait: 1.5s", "owner_wait 1500ms with allocate 1s"),
     ],
 )
-def test_an_impossible_combination_is_told_at_the_value_that_is_written(budgets, problem):
+def test_a_contradiction_is_reported_at_the_value_in_the_file(budgets, problem):
     first = budgets.partition(":")[0] if "owner_wait" not in budgets else "owner_wait"
     (fault,) = faults(f"name: a\ndefaults:\n  budgets: {{{budgets}}}\n")
     assert fault.startswith("p.yaml:3:")
@@ -127,8 +129,8 @@ def test_an_impossible_combination_is_told_at_the_value_that_is_written(budgets,
         ("timeouts: {selftest: 30s}", "timeouts.selftest: found selftest.time 1m with timeouts.selftest 30s"),
     ],
 )
-def test_a_self_test_fits_into_its_step_in_the_defaults_and_in_each_rule(written, problem):
-    expected = f"{problem}, expected the time to be shorter: the step would be ended before it has cleared up"
+def test_a_self_test_must_fit_into_its_step(written, problem):
+    expected = f"{problem}, expected the time to be shorter: otherwise the step ends before its cleanup"
     (fault,) = faults(f"name: a\ndefaults: {{{written}}}\n")
     assert fault.endswith(f": defaults.{expected}")
     (fault,) = faults(f"name: a\nrules: [{{name: b, match: {{}}, policy: {{{written}}}}}]\n")
@@ -136,12 +138,12 @@ def test_a_self_test_fits_into_its_step_in_the_defaults_and_in_each_rule(written
     assert read("name: a\ndefaults: {selftest: {time: 89s}}").defaults.selftest.time == 89
 
 
-def test_both_combinations_of_a_policy_are_found():
+def test_both_contradictions_of_a_policy_are_found():
     found = faults("name: a\ndefaults:\n  evict: {grace: 20s}\n  selftest: {time: 2m}\n")
     assert [fault.split(":")[1] for fault in found] == ["3", "4"]
 
 
-def test_combinations_are_found_besides_other_faults():
+def test_contradictions_are_found_beside_other_faults():
     found = faults(
         "name: a\ndefaults:\n  budgets: {owner_wait: 6s}\n  evict: {grace: 20s}\n  proof: {max_age: 5}\n"
         "  quarantine: {xids: {codes: {0: count}}, probation: {first: 2h}}\n"
@@ -149,7 +151,7 @@ def test_combinations_are_found_besides_other_faults():
     assert [fault.split(":")[1] for fault in found] == ["3", "4", "5", "6", "6"]
 
 
-def test_a_combination_beside_a_fault_is_not_judged_as_it_may_be_right_once_mended():
+def test_a_contradiction_beside_a_fault_is_not_reported():
     (fault,) = faults("name: a\ndefaults:\n  evict: {grace: 20s}\n  timeouts: {evit: 30s}\n")
     assert "unknown key" in fault
     (fault,) = faults("name: a\ndefaults:\n  evict: {grace: 20s}\n  timeouts: 30s\n")
@@ -168,7 +170,7 @@ rules: [{name: b, match: {}, policy: {mode: observe, budgets: {start: 9s}, reset
     assert (policy.budgets.allocate, policy.budgets.start, policy.budgets.owner_wait) == (4, 9, 2)
 
 
-def test_a_combination_that_only_arises_from_the_merge_is_blamed_on_the_rule():
+def test_a_contradiction_from_the_merge_is_reported_at_the_rule():
     (fault,) = faults("""\
 name: a
 defaults: {evict: {grace: 9s}}
@@ -189,7 +191,7 @@ rules: [{name: b, match: {}, policy: {evict: {foreign: wait}}}]
     assert fault.startswith("p.yaml:2:43: defaults.evict.leftovers")
 
 
-def test_a_rule_that_is_never_reached_is_a_fault():
+def test_a_rule_that_never_applies_is_a_fault():
     (fault,) = faults("""\
 name: a
 rules:
@@ -197,8 +199,8 @@ rules:
   - {name: pcie, match: {model: "NVIDIA H100 PCIe"}, policy: {}}
 """)
     assert fault == (
-        "p.yaml:4:25: rules[1].match: found a rule that is never reached, "
-        "expected devices that rule h100, which comes first, does not take"
+        "p.yaml:4:25: rules[1].match: found a rule that never applies, "
+        "expected devices that the earlier rule h100 does not match"
     )
 
 
@@ -221,7 +223,7 @@ def test_more_rules_than_can_be_compared_are_refused():
         ("evict.grace", "-1s", "a duration such as 10s or 5m (units: ms, s, m, h, d)"),
     ],
 )
-def test_a_value_beyond_its_limit_is_told_the_limit_in_its_own_unit(field, wrong, expected):
+def test_a_limit_is_reported_in_the_unit_of_the_value(field, wrong, expected):
     *way, key = field.split(".")
     document = f"{{{key}: {wrong}}}"
     for name in reversed(way):
@@ -244,7 +246,7 @@ def test_a_file_that_is_no_mapping_is_one_fault(text, found):
     assert faults(text) == [f"p.yaml:1:1: found {found}, expected a mapping of keys and values"]
 
 
-def test_a_key_that_a_terminal_would_obey_is_shown_in_quotes():
+def test_a_key_with_control_characters_is_quoted():
     (fault,) = faults('name: a\n"\\e[2Jx": 1\n')
     assert fault.startswith('p.yaml:2:1: "\\u001b[2Jx": found an unknown key')
 
@@ -299,7 +301,7 @@ def test_an_empty_file_is_one_fault(tmp_path):
     assert unreadable(path).found == "an empty file"
 
 
-def test_bytes_that_are_no_text_are_told_with_their_place(tmp_path):
+def test_invalid_utf8_is_reported_with_its_position(tmp_path):
     path = tmp_path / "latin.yaml"
     path.write_bytes("name: a\ndescription: für\n".encode("latin-1"))
     fault = unreadable(path)
@@ -376,11 +378,11 @@ def test_a_misspelt_key_is_always_found_at_its_own_line(place):
 
 
 @given(st.text())
-def test_whatever_is_shown_of_a_file_stays_on_one_line(text):
+def test_text_of_a_file_is_printed_on_one_line(text):
     assert quote(text).isprintable()
 
 
-def test_a_mapping_that_lacks_a_part_is_a_fault_where_it_stands_and_not_where_it_is_inherited():
+def test_an_incomplete_mapping_is_reported_where_it_is_written():
     rule = "- name: r\n  match: {}\n  policy: {settings: {application_clocks: {memory: 1}}}\n"
     text = f"name: x\ndefaults: {{}}\nrules:\n{rule}"
     assert re.fullmatch(r"p\.yaml:6:.*the key graphics.*", *faults(text))
@@ -391,11 +393,11 @@ def test_a_mapping_that_lacks_a_part_is_a_fault_where_it_stands_and_not_where_it
 @pytest.mark.parametrize(
     "wrong", ["usr/bin/x", "/usr/bin/../x", "/usr/bin/x ", "Gpu:/usr/bin/x", "/usr/bin/", "gpu operator:/usr/bin/x"]
 )
-def test_a_bystander_that_is_no_program_is_told_how_one_is_named(wrong):
+def test_an_invalid_bystander_is_told_the_notation(wrong):
     (fault,) = faults(f"name: x\ndefaults: {{evict: {{bystanders: ['{wrong}']}}}}\n")
     assert "expected [NAMESPACE:]PATH with an absolute path" in fault
 
 
-def test_a_means_is_named_once():
+def test_each_means_of_reset_appears_once():
     (fault,) = faults("name: x\ndefaults: {reset: {means: [function, function]}}\n")
     assert "each means once" in fault

@@ -27,13 +27,13 @@ def test_without_rules_the_defaults_apply():
 
 def test_without_a_matching_rule_the_defaults_apply():
     found = match.resolve(policy_set(Match(mig=True)), H100)
-    assert found == match.Matched(Policy(), "defaults", "defaults: none of the rules matches")
+    assert found == match.Matched(Policy(), "defaults", "defaults: no rule matches")
 
 
 @pytest.mark.parametrize(
     ("condition", "why"),
     [
-        (Match(), "it is for every device"),
+        (Match(), "the rule matches every device"),
         (Match(model="NVIDIA H100*"), 'model "NVIDIA H100 80GB HBM3" matches "NVIDIA H100*"'),
         (Match(mig=False), "it is not a MIG device"),
         (Match(resource="nvidia.com/*"), 'resource "nvidia.com/gpu" matches "nvidia.com/*"'),
@@ -46,7 +46,7 @@ def test_a_rule_applies_and_says_why(condition, why):
     assert match.resolve(policy_set(condition), H100) == match.Matched(OBSERVED, "r0", f"rule r0: {why}")
 
 
-def test_a_mig_device_is_told_as_one():
+def test_the_explanation_names_a_mig_device():
     subject = dataclasses.replace(H100, mig=True)
     assert match.resolve(policy_set(Match(mig=True)), subject).why == "rule r0: it is a MIG device"
 
@@ -64,7 +64,7 @@ def test_a_mig_device_is_told_as_one():
         Match(gpu=(0,), resource="other"),
     ],
 )
-def test_one_condition_that_does_not_hold_is_enough_to_pass_a_rule_by(condition):
+def test_a_rule_needs_all_its_conditions(condition):
     assert match.resolve(policy_set(condition), H100).rule == "defaults"
 
 
@@ -86,7 +86,7 @@ def test_the_first_rule_that_matches_applies():
         (Match(gpu=("GPU-8",)), Match(gpu=("GPU-8f2c",))),
     ],
 )
-def test_a_rule_whose_devices_are_all_taken_earlier_is_unreachable(earlier, later):
+def test_a_rule_whose_devices_match_earlier_is_unreachable(earlier, later):
     assert list(match.unreachable([earlier, later])) == [(1, 0)]
 
 
@@ -119,6 +119,6 @@ SUBJECTS = [
 
 
 @given(st.lists(MATCHES, max_size=4))
-def test_no_device_ever_falls_under_a_rule_that_was_called_unreachable(matches):
+def test_an_unreachable_rule_never_applies(matches):
     dead = {f"r{later}" for later, _ in match.unreachable(matches)}
     assert not dead & {match.resolve(policy_set(*matches), subject).rule for subject in SUBJECTS}

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from policies import load
-from policies.hardware import Clocks, Settings
+from policies.hardware import Clocks, SettingsPolicy
 from policies.model import Eviction, Mode, Passes, Policy, Selftest
 from policies.path import Path
 
@@ -32,7 +32,7 @@ def at(policy, path):
     return policy
 
 
-def test_the_four_are_shipped():
+def test_four_policies_are_shipped():
     assert load.shipped() == NAMES
 
 
@@ -61,11 +61,11 @@ def test_the_default_file_spells_out_every_field():
 def test_the_default_file_names_every_setting_in_a_comment():
     text = load.read_shipped("default")
     comment = text[text.index("#   settings:") : text.index("  settings: {}")]
-    assert all(f"{name}:" in comment for name in (*Settings.model_fields, *Clocks.model_fields))
+    assert all(f"{name}:" in comment for name in (*SettingsPolicy.model_fields, *Clocks.model_fields))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_field_that_is_set_has_a_comment_above_it_or_above_its_neighbours(name):
+def test_every_field_has_a_comment_above_it(name):
     lines = load.read_shipped(name).splitlines()
     for number, line in enumerate(lines):
         if re.match(r"\s{2,}\w+: +\S", line):
@@ -80,7 +80,7 @@ def test_the_other_files_say_only_what_differs(name):
         assert at(policy, path) != at(DEFAULT, path), path
 
 
-def test_observe_is_the_only_one_that_hands_out_without_proof_and_it_kills_nothing():
+def test_only_observe_hands_out_without_proof_and_it_kills_nothing():
     modes = {name: load.load(name).defaults.mode for name in NAMES}
     assert [name for name, mode in modes.items() if mode is not Mode.ENFORCE] == ["observe"]
     evict = load.load("observe").defaults.evict
@@ -97,7 +97,7 @@ def test_strict_is_stricter_wherever_it_differs():
     assert strict.quarantine.probation.first > DEFAULT.quarantine.probation.first
 
 
-def test_fast_takes_the_short_way_and_still_proves():
+def test_fast_is_short_and_still_proves():
     fast = load.load("fast").defaults
     assert (fast.clear.passes, fast.paths.first_look, fast.paths.new_tenant) == (Passes.ZERO, Path.FAST, Path.FAST)
     assert (fast.mode, fast.paths.escalate) == (Mode.ENFORCE, True)
@@ -105,17 +105,17 @@ def test_fast_takes_the_short_way_and_still_proves():
     assert fast.selftest.time < DEFAULT.selftest.time
 
 
-def test_every_one_leaves_the_self_test_time_to_clear_up():
+def test_every_policy_leaves_the_self_test_time_for_its_cleanup():
     for name in NAMES:
         policy = load.load(name).defaults
         assert policy.timeouts.selftest - policy.selftest.time >= 30
 
 
-def test_how_long_a_device_is_tested_does_not_change_what_a_proof_is_worth():
+def test_the_self_test_time_does_not_change_the_proof_digest():
     other = DEFAULT.model_copy(update={"selftest": Selftest.model_validate({"time": "1s"})})
     assert other.proof_digest == DEFAULT.proof_digest
 
 
-def test_what_was_proven_where_a_fast_path_was_enough_is_worth_less_where_it_is_not():
+def test_the_path_between_tenants_changes_the_proof_digest():
     slow = DEFAULT.model_copy(update={"paths": DEFAULT.paths.model_copy(update={"new_tenant": Path.SLOW})})
     assert slow.proof_digest != DEFAULT.proof_digest

@@ -26,7 +26,7 @@ def plain(text):
     return root.plain()
 
 
-def test_plain_data_comes_through_as_it_is_meant():
+def test_plain_data_is_parsed_unchanged():
     text = "a: [1, -2, 0.5, true, False]\nb: {c: 10s, d: 'yes', 'e f': no}\n5: 2026-01-01\n<<: on\n"
     assert plain(text) == {
         "a": [1, -2, 0.5, True, False],
@@ -41,12 +41,12 @@ def test_a_number_that_is_no_plain_decimal_stays_text(text):
     assert plain(f"a: {text}") == {"a": text.strip("'")}
 
 
-def test_every_value_knows_its_place_and_the_place_of_its_key():
+def test_every_value_has_its_position_and_the_position_of_its_key():
     root, _ = tree.parse("# hello\na:\n  b: [1,\n      22]\n", "t.yaml")
     found = root.find(("a", "b", 1))
     assert found is not None
-    assert (found.value, found.place) == (22, tree.Place(4, 7))
-    assert root.nearest(("a", "b", 7, "c")).key == tree.Place(3, 3)
+    assert (found.value, found.place) == (22, tree.SourcePosition(4, 7))
+    assert root.nearest(("a", "b", 7, "c")).key == tree.SourcePosition(3, 3)
     assert root.find(("a", "x")) is root.find(("a", 0)) is root.find(("a", "b", "c")) is None
 
 
@@ -57,17 +57,17 @@ def test_every_value_knows_its_place_and_the_place_of_its_key():
         ("a: 1\nb: *x\n", '2:4: found the alias "x", expected the value written out'),
         ("a: !!int '5'", '1:4: found the tag "tag:yaml.org,2002:int", expected a plain value'),
         ("a: !x {}", '1:4: found the tag "!x", expected a plain value'),
-        ("%YAML 1.1\n---\na: no", "2:1: found a % directive, expected plain YAML 1.2 without directives"),
-        ("%TAG ! x\n---\na: no", "2:1: found a % directive, expected plain YAML 1.2 without directives"),
+        ("%YAML 1.1\n---\na: no", "2:1: found a % directive, expected YAML 1.2 without directives"),
+        ("%TAG ! x\n---\na: no", "2:1: found a % directive, expected YAML 1.2 without directives"),
         ("a: 1\n---\nb: 2\n", "2:1: found a second document, expected one document in a file"),
         ("[" * 17, "1:17: found more than 16 levels, expected at most 16"),
-        ('a: "\\ud800"', "1:4: found half of a character (a \\ud800 escape), expected whole characters"),
+        ('a: "\\ud800"', "1:4: found half of a surrogate pair (a \\ud800 escape), expected whole characters"),
         ("a: 1\nb: \x07", "2:4: found the control character 0x07, expected printable text"),
         ("", "1:1: found an empty file, expected a mapping of keys and values"),
         ("# nothing\n", "1:1: found an empty file, expected a mapping of keys and values"),
     ],
 )
-def test_what_is_not_plain_yaml_is_refused_where_it_stands(text, fault):
+def test_what_is_not_plain_yaml_is_refused_with_its_position(text, fault):
     assert refused(text)[0] == f"t.yaml:{fault}"
 
 
@@ -89,13 +89,13 @@ def test_broken_yaml_is_one_fault_with_its_place(text, place, problem):
     assert fault.endswith("expected valid YAML 1.2")
 
 
-def test_a_structure_with_faults_tells_all_of_them_and_keeps_the_rest():
+def test_all_faults_of_a_structure_are_reported_and_the_rest_is_kept():
     root, faults = tree.parse("a: 1\na: 2\nb:\nc: {d: ~}\n[x]: 1\n", "t.yaml")
     assert [str(fault) for fault in faults] == [
-        "t.yaml:2:1: a: found the key again (first on line 1), expected each key once",
+        "t.yaml:2:1: a: found a duplicate key (first on line 1), expected each key once",
         "t.yaml:3:1: b: found nothing, expected a value; leave the key out to keep the default",
         "t.yaml:4:8: c.d: found nothing, expected a value; leave the key out to keep the default",
-        "t.yaml:5:1: found a key that is no text, expected a word as the key",
+        "t.yaml:5:1: found a key that is not text, expected a word as the key",
     ]
     assert root.plain() == {"a": 1, "b": None, "c": {"d": None}}
 

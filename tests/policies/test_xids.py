@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import judge, load, xids
-from policies.xids import ROWS, Action, Finding, Preset, Scope, Treatment, Xids
+from policies import load, validation, xids
+from policies.xids import ROWS, Action, Preset, Treatment, XidFinding, Xids, XidScope
 
 QUARANTINE, COUNT = Treatment.QUARANTINE, Treatment.COUNT
 CATALOG, PLUGIN, GKE = Preset
@@ -17,19 +17,19 @@ DEFAULT = Xids()
 
 
 @dataclass(frozen=True)
-class Event:
+class XidEvent:
     code: int
     at: float = 0.0
     action: str = ""
 
 
 def rules(**said):
-    return judge.read(Xids, said)
+    return validation.build(Xids, said)
 
 
 def verdict(log, new=None, **said):
     """Everything in the log is new unless something else is said."""
-    return xids.verdict(rules(**said), log, log if new is None else new)
+    return xids.worst_finding(rules(**said), log, log if new is None else new)
 
 
 # -- the catalogue
@@ -53,13 +53,13 @@ def test_every_code_from_1_to_172_has_a_row_in_order_and_is_described():
 
 def test_an_application_error_is_one_whose_application_is_to_be_restarted():
     assert {code for code, row in ROWS.items() if row.application} >= {8, 13, 31, 94}
-    assert all(row.scope is Scope.APP for row in ROWS.values() if row.application)
+    assert all(row.scope is XidScope.APP for row in ROWS.values() if row.application)
     assert not any(ROWS[code].application for code in (43, 45, 48, 63, 79))
 
 
 def test_a_code_that_is_not_in_the_catalogue_has_no_row_and_asks_for_nothing():
     assert xids.row(173) is None
-    assert xids.asked(173) is Action.NONE
+    assert xids.required_action(173) is Action.NONE
 
 
 # -- one event
@@ -117,13 +117,13 @@ def test_an_application_error_is_counted_under_every_preset():
 
 @pytest.mark.parametrize("preset", Preset)
 @pytest.mark.parametrize("unknown", Treatment)
-def test_a_code_that_nobody_knows_does_what_is_said_of_unknown_ones(preset, unknown):
+def test_an_unknown_code_follows_the_field_unknown(preset, unknown):
     said = Xids(preset=preset, unknown=unknown)
     assert {xids.treatment(said, code) for code in (173, 999, 10**9)} == {unknown}
 
 
 @pytest.mark.parametrize("unknown", Treatment)
-def test_where_the_catalogue_names_no_action_the_catalogue_preset_does_what_is_said_of_unknown_codes(unknown):
+def test_a_code_without_an_action_follows_the_field_unknown(unknown):
     said = Xids(unknown=unknown)
     assert {xids.treatment(said, code) for code, row in ROWS.items() if row.action is Action.NONE} == {unknown}
 
@@ -145,52 +145,52 @@ def test_an_exception_wins_over_everything(preset, code, wanted):
         ("check_mechanicals", QUARANTINE), ("workflow_nvlink", QUARANTINE), ("update_software", QUARANTINE),
     ],
 )  # fmt: skip
-def test_of_an_announced_recovery_the_message_decides(action, done):
+def test_the_message_of_a_recovery_code_decides(action, done):
     for unknown in Treatment:
         assert xids.treatment(Xids(unknown=unknown), 154, action) is done
-    assert xids.asked(154, action).value == action
+    assert xids.required_action(154, action).value == action
     assert xids.treatment(Xids(preset=PLUGIN), 154, action) is QUARANTINE
     assert xids.treatment(Xids(preset=GKE), 154, action) is COUNT
 
 
 @pytest.mark.parametrize("action", ["", "Reset", "GPU Reset Required"])
 @pytest.mark.parametrize("unknown", Treatment)
-def test_an_announced_recovery_that_cannot_be_read_is_an_unknown_one(action, unknown):
+def test_an_unreadable_recovery_message_is_an_unknown_code(action, unknown):
     assert xids.treatment(Xids(unknown=unknown), 154, action) is unknown
-    assert xids.asked(154, action) is Action.NONE
+    assert xids.required_action(154, action) is Action.NONE
 
 
-def test_of_any_other_code_no_message_decides():
-    assert xids.asked(79, "none") is Action.RESTART_VM_OR_NODE
+def test_the_message_of_any_other_code_is_ignored():
+    assert xids.required_action(79, "none") is Action.RESTART_VM_OR_NODE
     assert xids.treatment(DEFAULT, 79, "none") is QUARANTINE
 
 
 # -- a log
 
 
-def test_what_makes_it_sick_is_named():
-    assert verdict([Event(79)]) == Finding(79, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported")
-    assert verdict([Event(999)]) == Finding(999, "xid 999 (not in the catalogue) was reported")
-    found = verdict([Event(154, action="restart_vm_or_node")])
+def test_a_finding_names_its_code():
+    assert verdict([XidEvent(79)]) == XidFinding(79, "xid 79 (ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS) was reported")
+    assert verdict([XidEvent(999)]) == XidFinding(999, "xid 999 (not in the catalogue) was reported")
+    found = verdict([XidEvent(154, action="restart_vm_or_node")])
     asks = "and asks: restart the node, or the virtual machine that has the GPU"
-    assert found == Finding(154, f"xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported {asks}")
-    assert verdict([Event(154)]).why == "xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported"
+    assert found == XidFinding(154, f"xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported {asks}")
+    assert verdict([XidEvent(154)]).why == "xid 154 (GPU_RECOVERY_ACTION_CHANGED) was reported"
 
 
-@pytest.mark.parametrize("log", [[], [Event(13)], [Event(63)], [Event(154, action="none")]])
-def test_what_is_counted_makes_nobody_sick(log):
+@pytest.mark.parametrize("log", [[], [XidEvent(13)], [XidEvent(63)], [XidEvent(154, action="none")]])
+def test_counted_codes_quarantine_no_device(log):
     assert verdict(log) is None
 
 
-def test_of_several_the_one_that_asks_for_most_is_named_and_of_those_the_first():
-    assert verdict([Event(13), Event(48), Event(79), Event(95)]).code == 79
-    assert verdict([Event(95), Event(48), Event(154, action="reset_gpu")]).code == 95
-    assert verdict([Event(999), Event(48)]).code == 48
+def test_the_first_of_the_strictest_codes_is_named():
+    assert verdict([XidEvent(13), XidEvent(48), XidEvent(79), XidEvent(95)]).code == 79
+    assert verdict([XidEvent(95), XidEvent(48), XidEvent(154, action="reset_gpu")]).code == 95
+    assert verdict([XidEvent(999), XidEvent(48)]).code == 48
 
 
-def test_what_is_known_already_makes_nobody_sick():
-    assert verdict([Event(79)], new=[]) is None
-    assert verdict([Event(79), Event(13)], new=[Event(13)]) is None
+def test_known_events_quarantine_no_device():
+    assert verdict([XidEvent(79)], new=[]) is None
+    assert verdict([XidEvent(79), XidEvent(13)], new=[XidEvent(13)]) is None
 
 
 REPEATS = [
@@ -211,47 +211,47 @@ REPEATS = [
 
 
 @pytest.mark.parametrize(("code", "times", "count"), [row[1:] for row in REPEATS], ids=[row[0] for row in REPEATS])
-def test_too_many_of_one_code_within_the_window_make_it_sick(code, times, count):
-    found = verdict([Event(code, at, "none") for at in times])
+def test_too_many_repeats_within_the_window_quarantine_the_device(code, times, count):
+    found = verdict([XidEvent(code, at, "none") for at in times])
     why = f"xid {code} ({ROWS[code].mnemonic}) was reported {count} times within 10m"
-    assert found == (None if count is None else Finding(code, why))
+    assert found == (None if count is None else XidFinding(code, why))
 
 
-def test_repeats_are_told_from_each_other_by_their_code():
-    assert verdict([Event(63), Event(92)] * 4) is None
-    assert verdict([Event(63), *[Event(92)] * 5]).code == 92
+def test_repeats_are_counted_by_code():
+    assert verdict([XidEvent(63), XidEvent(92)] * 4) is None
+    assert verdict([XidEvent(63), *[XidEvent(92)] * 5]).code == 92
 
 
-def test_an_event_that_is_known_helps_to_count_but_a_new_one_is_needed():
-    log = [Event(63, at) for at in range(5)]
+def test_known_events_count_but_a_new_one_is_needed():
+    log = [XidEvent(63, at) for at in range(5)]
     assert verdict(log, new=log[4:]).why.endswith("5 times within 10m")
     assert verdict(log, new=[]) is None
-    assert verdict([*log, Event(63, 5000.0)], new=[Event(63, 5000.0)]) is None
+    assert verdict([*log, XidEvent(63, 5000.0)], new=[XidEvent(63, 5000.0)]) is None
 
 
 def test_count_and_window_are_the_policys():
-    log = [Event(63, 0), Event(63, 90)]
+    log = [XidEvent(63, 0), XidEvent(63, 90)]
     assert verdict(log, repeats={"count": 2, "within": "90s"}).why.endswith("2 times within 90s")
     assert verdict(log, repeats={"count": 2, "within": "89s"}) is None
     assert verdict(log, repeats={"count": 0, "within": "90s"}) is None
     assert verdict([], repeats={"count": 0}) is None
 
 
-def test_a_code_that_is_to_be_counted_is_never_too_much():
-    assert verdict([Event(63)] * 9, codes={"63": "count"}) is None
-    assert verdict([Event(79)] * 9, codes={"79": "count"}) is None
-    assert verdict([Event(999)] * 5, unknown="count").code == 999
+def test_a_code_set_to_count_never_quarantines_by_repeats():
+    assert verdict([XidEvent(63)] * 9, codes={"63": "count"}) is None
+    assert verdict([XidEvent(79)] * 9, codes={"79": "count"}) is None
+    assert verdict([XidEvent(999)] * 5, unknown="count").code == 999
 
 
 def test_repeats_count_under_every_preset():
-    assert verdict([Event(79)] * 5, preset="gke").why.endswith("5 times within 10m")
-    assert verdict([Event(109)] * 5, preset="nvidia-plugin").code == 109
-    assert verdict([Event(94)] * 50, preset="nvidia-plugin") is None
+    assert verdict([XidEvent(79)] * 5, preset="gke").why.endswith("5 times within 10m")
+    assert verdict([XidEvent(109)] * 5, preset="nvidia-plugin").code == 109
+    assert verdict([XidEvent(94)] * 50, preset="nvidia-plugin") is None
 
 
 CODES = st.sampled_from((13, 45, 48, 63, 79, 94, 154, 171, 999))
 ACTIONS = st.sampled_from(("", "none", "reset_gpu", "nonsense"))
-LOGS = st.lists(st.builds(Event, CODES, st.floats(0, 2000), ACTIONS), max_size=30)
+LOGS = st.lists(st.builds(XidEvent, CODES, st.floats(0, 2000), ACTIONS), max_size=30)
 RULES = st.builds(
     Xids,
     preset=st.sampled_from(Preset),
@@ -261,18 +261,18 @@ RULES = st.builds(
 
 
 @given(RULES, LOGS, st.integers(0, 30))
-def test_a_new_event_that_is_a_quarantine_always_makes_sick_and_what_is_known_never_does(said, log, known):
+def test_only_new_events_quarantine_a_device(said, log, known):
     new = log[known:]
-    found = xids.verdict(said, log, new)
+    found = xids.worst_finding(said, log, new)
     if any(xids.treatment(said, event.code, event.action) is QUARANTINE for event in new):
         assert found is not None
     assert found is None or found.code in {event.code for event in new}
-    assert xids.verdict(said, log, []) is None
+    assert xids.worst_finding(said, log, []) is None
 
 
 @given(RULES, LOGS)
-def test_an_application_error_makes_nobody_sick_unless_the_policy_names_it(said, log):
-    found = xids.verdict(said, log, log)
+def test_an_application_error_quarantines_only_if_the_policy_names_it(said, log):
+    found = xids.worst_finding(said, log, log)
     if found is not None and found.code in (13, 94):
         assert said.codes[found.code] is QUARANTINE
 
@@ -281,7 +281,7 @@ def test_an_application_error_makes_nobody_sick_unless_the_policy_names_it(said,
 def test_too_many_are_found_by_counting_each_window_by_hand(log):
     counted = [event for event in log if event.code == 63]
     most = max((sum(it.at - 600 <= other.at <= it.at for other in counted) for it in counted), default=0)
-    found = xids.verdict(DEFAULT, counted, counted)
+    found = xids.worst_finding(DEFAULT, counted, counted)
     assert (found is not None) is (most >= 5)
 
 
@@ -292,29 +292,29 @@ def test_too_many_are_found_by_counting_each_window_by_hand(log):
     ("code", "action", "told"),
     [
         (79, "", "restart the node, or the virtual machine that has the GPU"),
-        (48, "", "reset the GPU before it gets new work"),
+        (48, "", "reset the GPU before new work uses it"),
         (1, "", "contact support; the GPU may have to be replaced (RMA)"),
         (63, "", "nothing"),
         (154, "none", "nothing"),
         (154, "drain_p2p", "end peer-to-peer work on the device first"),
-        (154, "", "what its message in the kernel log asks for"),
-        (154, "Reset", "what its message in the kernel log asks for"),
-        (171, "", "no action is published: read the kernel log around it"),
+        (154, "", "the action that its message in the kernel log names"),
+        (154, "Reset", "the action that its message in the kernel log names"),
+        (171, "", "the catalogue names no action: read the kernel log around it"),
         (999, "", "the catalogue does not know it: read the kernel log around it, and ask the vendor"),
     ],
 )
-def test_what_a_person_should_do_is_told(code, action, told):
+def test_the_remedy_of_a_code_is_told(code, action, told):
     assert xids.remedy(code, action) == told
 
 
-def test_there_are_words_for_every_action():
+def test_every_action_has_a_remedy():
     assert all(xids.remedy(154, action.value) for action in Action)
 
 
 # -- in a file
 
 
-def test_every_wrong_value_is_told_at_its_place():
+def test_every_invalid_value_is_reported_with_its_position():
     text = """\
 name: a
 defaults:
@@ -343,12 +343,12 @@ defaults:
     ]
 
 
-def test_the_list_of_former_days_is_refused_with_a_word_on_what_stands_there_now():
+def test_the_old_list_of_codes_is_refused_with_a_hint():
     with pytest.raises(load.PolicyError, match=r"xids: found a list, expected a mapping of keys and values"):
         load.load_text("name: a\ndefaults: {quarantine: {xids: [48]}}\n", "p.yaml")
 
 
-def test_the_exceptions_of_a_rule_are_laid_over_those_of_the_defaults():
+def test_the_exceptions_of_a_rule_are_merged_over_the_defaults():
     found = load.load_text(
         "name: a\n"
         "defaults: {quarantine: {xids: {codes: {94: quarantine, 109: count}}}}\n"

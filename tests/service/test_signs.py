@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from policies.health import Symptom
+from policies.health import DeviceSign
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Path, Sign, State
 from tests.service.asking import rows
@@ -49,12 +49,12 @@ async def test_by_default_it_is_shown_and_takes_nothing_out(world, kind):
     assert rows(world, ev.AilmentFound, device) == rows(world, ev.Quarantined, device) == []
 
 
-@pytest.mark.parametrize("symptom", Symptom)
-async def test_where_the_policy_says_so_it_takes_that_device_out(strict, symptom):
+@pytest.mark.parametrize("symptom", DeviceSign)
+async def test_where_the_policy_says_so_it_takes_that_device_out(strict, sign):
     device, other = strict.uuids
-    tell(strict, device, AilmentKind(symptom.value))
+    tell(strict, device, AilmentKind(sign.value))
     record = await strict.reach(device, State.QUARANTINED)
-    assert (record.quarantine.ailment.kind.value, record.quarantine.ailment.detail) == (symptom.value, MEANT)
+    assert (record.quarantine.ailment.kind.value, record.quarantine.ailment.detail) == (sign.value, MEANT)
     assert strict.state(other) is State.CLEAN
     assert (await shown(strict, device)).why == f"quarantined: {MEANT}"
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from policies import units
-from policies.health import Symptom
+from policies.health import DeviceSign
 from scrubber.cli import drill_targets, human, options
 from scrubber.core.model import AilmentKind
 from scrubber.devices.simulated import chip, documents, drills, tenants
@@ -179,7 +179,7 @@ def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
 
 
 @drill
-@click.argument("kind", type=click.Choice([symptom.value for symptom in Symptom]))
+@click.argument("kind", type=click.Choice([sign.value for sign in DeviceSign]))
 @click.option("--detail", default="so the drill says", show_default=True, help="The text of the sign.")
 def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
     """Report a sign until it is healed.

@@ -19,10 +19,10 @@ from scrubber.ground.errors import AutoclaveError, Unreachable
 PATIENCE = 2.0  # seconds: the meaning of a code is known without the service
 DEFAULT = "default"
 SCOPES = {
-    xids.Scope.APP: "one process",
-    xids.Scope.GPU: "one GPU",
-    xids.Scope.LINK: "a link of the GPU: its other end may be the culprit",
-    xids.Scope.NODE: "the node, or the power of the board",
+    xids.XidScope.APP: "one process",
+    xids.XidScope.GPU: "one GPU",
+    xids.XidScope.LINK: "a link of the GPU: its other end may be the culprit",
+    xids.XidScope.NODE: "the node, or the power of the board",
 }
 
 

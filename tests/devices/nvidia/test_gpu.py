@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from policies.hardware import Clocks, ComputeMode, Means, Settings, Slices
+from policies.hardware import Clocks, ComputeMode, Means, SettingsPolicy, Slices
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import Care, DeviceError, DeviceLostError, Gpu
 from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
@@ -345,7 +345,7 @@ def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
 
 def test_every_setting_that_a_policy_can_name_is_one_of_ours(rig) -> None:
     clocks = Clocks(memory=3201, graphics=1500)
-    everything = Settings(
+    everything = SettingsPolicy(
         persistence=True,
         ecc=True,
         accounting=True,

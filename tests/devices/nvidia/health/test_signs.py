@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import pynvml
 import pytest
 
-from policies.health import Quarantine as Rules
-from policies.health import Symptom
+from policies.health import DeviceSign, QuarantinePolicy
 from policies.model import Policy
 from scrubber.core import ailments
 from scrubber.core.model import AilmentKind, Baseline, Sign, Vitals
@@ -24,7 +23,7 @@ from tests.patience import WITHIN
 
 eyes = watching.eyes  # a fixture
 
-ALL = Policy(quarantine=Rules(signs=tuple(Symptom)))
+ALL = Policy(quarantine=QuarantinePolicy(signs=tuple(DeviceSign)))
 POWER_BRAKE, THERMAL, BY_DRIVER, IDLE = 0x80, 0x40, 0x20, 0x1
 DEGRADED, WRONG_CONFIGURATION, ALL_WELL = 0b01, 5 << 8, 0b10_10_10_10 | 1 << 8
 

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from policies import judge
+from policies import validation
 from policies.base import Model, impossible
 from policies.hardware import Means
 from policies.model import Policy
@@ -42,37 +42,37 @@ class Required(Model):
 
 
 def told(model, data):
-    return [(problem.loc, problem.found) for problem in judge.judge(model, data)]
+    return [(problem.loc, problem.found) for problem in validation.problems(model, data)]
 
 
-def test_nothing_is_wrong_with_what_can_be_read():
-    assert judge.judge(Policy, {}) == ()
-    assert judge.read(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
+def test_valid_data_has_no_problems():
+    assert validation.problems(Policy, {}) == ()
+    assert validation.build(Policy, {"reset": {"means": ["function"]}}).reset.means == (Means.FUNCTION,)
 
 
-def test_what_is_wrong_cannot_be_read():
+def test_invalid_data_cannot_be_built():
     with pytest.raises(ValidationError):
-        judge.read(Policy, {"mode": "other"})
+        validation.build(Policy, {"mode": "other"})
 
 
-def test_two_broken_rules_of_one_model_are_both_told():
+def test_two_broken_rules_of_one_model_are_both_reported():
     assert told(Span, {"low": 9, "left": 9}) == [((), "low with high"), ((), "left with right")]
 
 
-def test_a_broken_combination_knows_the_values_it_is_about():
-    (problem,) = judge.judge(Span, {"low": 9})
+def test_a_contradiction_names_its_values():
+    (problem,) = validation.problems(Span, {"low": 9})
     assert problem.places == (("low",), ("high",))
     assert problem.under(("a", 0)).places == (("a", 0, "low"), ("a", 0, "high"))
 
 
-def test_a_wrong_entry_of_a_list_hides_no_combination_elsewhere():
+def test_an_invalid_entry_of_a_list_hides_no_contradiction():
     found = told(Policy, {"evict": {"grace": "1h"}, "reset": {"means": ["function", 0]}})
     assert found == [(("reset", "means", 1), "the number 0"), ((), "evict.grace 1h with timeouts.evict 15s")]
 
 
-def test_a_missing_key_is_told_once_and_does_not_end_the_search():
+def test_a_missing_key_is_reported_once_and_does_not_end_the_search():
     assert told(Required, {"size": 0}) == [(("name",), "nothing"), (("size",), "the number 0")]
 
 
-def test_what_was_taken_away_is_not_missed():
+def test_a_removed_value_is_not_reported_as_missing():
     assert told(Required, {"name": 5}) == [(("name",), "the number 5")]

@@ -1,4 +1,4 @@
-"""What is wrong with plain data that should become a model, in an operator's words instead of the library's."""
+"""What is wrong with plain data that should become a model, in words for operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = {
     "string_type": "text",
     "string_too_short": "text that is not empty",
 }
-_KEY = "[key]"  # how the library says that the key is wrong, not the value under it
+_KEY = "[key]"  # pydantic marks an invalid key in this way
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -39,53 +39,54 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong, at a location inside the data."""
+    """One problem at a location in the data."""
 
     loc: Loc
     found: str
     expected: str
     at_key: bool = False  # the key is wrong, not its value
-    about: tuple[Loc, ...] = ()  # an impossible combination: the values that do not go together
-    missing: bool = False  # the key is not there
+    about: tuple[Loc, ...] = ()  # for values that are not valid together: their locations
+    missing: bool = False  # the key is missing
 
     @property
     def places(self) -> tuple[Loc, ...]:
-        """Where it can be mended, the best place first."""
+        """Where the problem can be corrected, the best location first."""
         return self.about or (self.loc,)
 
     def under(self, base: Loc) -> Problem:
-        """The same problem, seen from further out."""
+        """The same problem with a location relative to an outer mapping."""
         return replace(self, loc=(*base, *self.loc), about=tuple((*base, *part) for part in self.about))
 
 
-def judge(model: type[BaseModel], data: object) -> tuple[Problem, ...]:
-    """Everything that is wrong with the data; none means that ``read`` will succeed.
+def problems(model: type[BaseModel], data: object) -> tuple[Problem, ...]:
+    """Everything that is wrong with the data. If nothing is, ``build`` succeeds.
 
-    A model does not look at a combination while something in it is wrong. So what is wrong is taken away and the rest
-    is looked at again; a combination that lost a part, or a neighbour of one, may be right once mended: it is not told.
+    Pydantic checks combinations of values only when all fields are valid. So this removes the invalid values and checks
+    again. It drops a problem that the removal may have caused.
     """
     known: dict[Problem, None] = {}
     removed: list[Problem] = []
     while problems := _problems(model, data):
         known.update((problem, None) for problem in problems if not _touched(problem, removed))
         before, data = data, functools.reduce(_without, (loc for problem in problems for loc in problem.places), data)
-        if data == before:  # a key that is missing cannot be taken away
+        if data == before:  # a missing key cannot be removed
             break
         removed += problems
     return tuple(known)
 
 
-def read(model: type[M], data: object) -> M:
-    """The model of data in which ``judge`` found no problem.
+def build(model: type[M], data: object) -> M:
+    """The model of data in which ``problems`` found nothing.
 
-    Through JSON, as only there strict means what a file can say: a word is a word, a list may become a tuple.
+    It goes through JSON, because pydantic's strict mode for JSON fits YAML: text becomes an enum, and a list becomes a
+    tuple.
     """
     return model.model_validate_json(json.dumps(data))
 
 
 def _problems(model: type[BaseModel], data: object) -> tuple[Problem, ...]:
     try:
-        read(model, data)
+        build(model, data)
     except ValidationError as error:
         return tuple(_problem(model, details) for details in error.errors(include_url=False))
     return ()
@@ -121,7 +122,7 @@ def _problem(model: type[BaseModel], error: ErrorDetails) -> Problem:
 
 
 def _bound(kind: str, context: Mapping[str, float], value: object) -> str:
-    """A limit, in the unit of what was given: only durations are numbers that are written as text."""
+    """A limit in the unit of the input. Only durations are numbers that are written as text."""
     name, words = _BOUNDS[kind]
     return f"{words} {format_duration(context[name]) if isinstance(value, str) else context[name]}"
 
@@ -142,7 +143,7 @@ def _fields(model: type[BaseModel], loc: Loc) -> list[str]:
 
 
 def _without(data: object, loc: Loc) -> object:
-    """The data without what is at a location, or without the list it is an entry of."""
+    """The data without the value at a location, or without the list that has it as an entry."""
     match data, loc:
         case dict(), (key,) | (key, int()):
             return {name: value for name, value in data.items() if name != key}
@@ -154,14 +155,14 @@ def _without(data: object, loc: Loc) -> object:
 
 
 def _touched(problem: Problem, removed: list[Problem]) -> bool:
-    """Whether a problem may only be there because something was taken away."""
+    """Whether the removal of values may have caused a problem."""
     if not problem.about:
         return any(problem.loc == other.loc for other in removed)
     return any(_affects(other, part) for other in removed for part in problem.about)
 
 
 def _affects(removed: Problem, part: Loc) -> bool:
-    """Whether a value went with a problem, or stands beside a key that may be a misspelling of it."""
+    """Whether a value was removed with a problem, or is beside a key that may be its misspelling."""
     if removed.about:
         return part in removed.about
     return part[: len(removed.loc)] == removed.loc or part[:-1] == removed.loc[:-1]
