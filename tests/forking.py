@@ -31,7 +31,7 @@ BEFORE_MAIN = ("PYTHON", "LD_")  # only a new interpreter obeys these variables
 NO_FORK = ("executable", "preexec_fn", "pass_fds", "shell")
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 STREAMS = ("p2cread", "c2pwrite", "errwrite")
-EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
+EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined] # private to subprocess
 MOST = 2**20  # bytes of an order
 SUBREAPER = 36  # for prctl
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -47,13 +47,13 @@ class Popen(subprocess.Popen[Any]):
         words = list(map(os.fspath, it["args"])) if isinstance(it["args"], list | tuple) else []
         env, streams = dict(os.environ if it["env"] is None else it["env"]), [it[name] for name in STREAMS]
         if words[:4] not in PROGRAMS or any(it[name] for name in NO_FORK) or (_before_main(env), _limits()) != HERE:
-            super()._execute_child(*arguments)  # type: ignore[misc]
+            super()._execute_child(*arguments)  # type: ignore[misc] # private to subprocess
             return
         order = [words[3:], env, str(it["cwd"] or Path.cwd()), it["start_new_session"]]
         given = [own if theirs == -1 else theirs for own, theirs in enumerate(streams)]
         self.pid = _server(os.getpid()).fork(order, given)
         self._child_created = True
-        self._close_pipe_fds(*(it[name] for name in PIPES))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(it[name] for name in PIPES))  # type: ignore[attr-defined] # private to subprocess
 
 
 def _before_main(env: Mapping[str, str]) -> dict[str, str]:
@@ -97,11 +97,11 @@ def _server(_pid: int) -> _Server:
 def forking(popen: type[subprocess.Popen[Any]]) -> Iterator[None]:
     """Services and plugins are forks meanwhile; or not, with the ``Popen`` of the standard library."""
     before = subprocess.Popen
-    subprocess.Popen = popen  # type: ignore[misc, assignment]
+    subprocess.Popen = popen  # type: ignore[misc, assignment] # for a while
     try:
         yield
     finally:
-        subprocess.Popen = before  # type: ignore[misc]
+        subprocess.Popen = before  # type: ignore[misc] # private to subprocess
 
 
 def _serve(orders: socket.socket) -> None:
