@@ -7,6 +7,7 @@ ARGS ?=
 OUT ?= .
 BIN ?= .venv/bin
 READY := .venv/.ready
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 # What the image is made of: the releases of requirements.lock, each by its hash.
 IMAGE := --universal --python-version 3.11 --extra cluster --generate-hashes --constraint requirements.lock \
   --no-emit-index-url --no-emit-find-links --no-annotate --no-header
@@ -16,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo observe test lint format bench mutate night soak proto kernels docs dashboards deploy preview lock clean
+.PHONY: help demo observe check test lint format bench mutate night soak proto kernels docs dashboards deploy preview lock clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -27,8 +28,11 @@ demo: $(READY) ## the whole story on simulated GPUs
 observe: $(READY) ## a bad day in a loop, with figures and a Prometheus on the loopback; Ctrl-C ends it
 	@$(BIN)/python -m dashboards.trial $(ARGS)
 
-test: $(READY) ## the whole gate: every test, the linters among them
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q $(ARGS)
+check: $(READY) ## what concerns most changes, in under a minute: linters, core, policies, service, api
+	@$(PYTEST) tests/house/test_lint.py tests/house/test_contracts.py tests/core tests/policies tests/service tests/api $(ARGS)
+
+test: $(READY) ## the gate: linters, and every test that shows a promise
+	@$(PYTEST) $(ARGS)
 
 lint: $(READY) ## the linters alone
 	@$(BIN)/python -m pytest -q tests/house/test_lint.py $(ARGS)
@@ -39,11 +43,11 @@ format: $(READY) ## mend what a machine can mend
 bench: $(READY) ## measure, and print the figures
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-mutate: $(READY) ## every mutant of the core, not only the gate's sample
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
+mutate: $(READY) ## every mutant of the core; the gate runs the planted ones only
+	@$(PYTEST) --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
 
-night: $(READY) ## the gate with many random examples, every mutant and all rehearsals
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --night --timeout 1200 $(ARGS)
+night: $(READY) ## the gate with many random examples, every mutant, rehearsals, a short soak and the live day
+	@$(PYTEST) --night --timeout 1200 $(ARGS)
 
 soak: $(READY) ## ten minutes of tenants that check their memory, 200 random kills, 1,000 pods
 	@$(BIN)/python -m pytest -q --soak tests/soak $(ARGS)

@@ -1,20 +1,28 @@
-"""Guards around every test: no network, no home directory, nothing of the caller's environment; and two gears.
+"""Guards around every test: no network, no home directory, nothing of the caller's environment.
 
-The gate takes few random examples, always the same ones; ``--night`` takes many, every mutant, and what is marked
-``night``. Neither takes what needs a GPU: ``-m gpu`` does.
+``make test`` runs few random examples, always the same ones, and no test with the mark ``night``. ``--night`` runs many
+examples, every mutant and the tests with that mark. Tests that need a GPU run with ``-m gpu`` only.
 """
 
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests import forking
+
+# Rooms whose tests start services and plugins and do not test the start itself.
+ROOT = Path(__file__).parent
+FORKS = {"api", "cli", "flows", "metrics", "plugin"}
 
 
 class OutOfBoundsError(RuntimeError):
@@ -56,16 +64,33 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     # Hundreds of processes are started from here: each would compile all that it imports.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # A shell ignores SIGINT for what it runs in the background; programs that a test starts would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # An audit hook sees every connect of this process, whichever library asks for it.
     sys.addaudithook(_refuse_network)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs a GPU runs when it is asked for, with ``-m gpu``; what is only for the night, with ``--night``."""
-    asked = {"gpu": "gpu" in config.getoption("-m"), "night": config.getoption("--night")}
+    """Keep tests with the mark ``gpu`` for ``-m gpu``, and tests with the mark ``night`` for the night and the soak."""
+    night = config.getoption("--night") or config.getoption("--soak")
+    asked = {"gpu": "gpu" in config.getoption("-m"), "night": night}
     left = {item for item in items for mark, wanted in asked.items() if not wanted and item.get_closest_marker(mark)}
     items[:] = [item for item in items if item not in left]
     config.hook.pytest_deselected(items=list(left))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start services and plugins as forks, which is faster."""
+    with forking.forking(forking.Popen) if request.path.relative_to(ROOT).parts[0] in FORKS else nullcontext():
+        yield
+
+
+@pytest.fixture
+def executed() -> Iterator[None]:
+    """Start services and plugins by a new interpreter, for a test that looks at the process itself."""
+    with forking.forking(forking.EXECUTED):
+        yield
 
 
 @pytest.fixture

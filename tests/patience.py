@@ -1,3 +1,3 @@
 """How long a test waits for what must come about. A miss is a failure; how fast this machine is says the benchmark."""
 
-WITHIN = 30.0  # seconds
+WITHIN = 120.0  # seconds

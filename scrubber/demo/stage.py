@@ -25,8 +25,8 @@ from scrubber.ground import paths
 from scrubber.ground.errors import FatalError, Unreachable
 
 RESOURCE = "nvidia.com/gpu"
-ANSWERS_WITHIN = 15.0
-STOPS_WITHIN = 10.0
+ANSWERS_WITHIN = 60.0
+STOPS_WITHIN = 60.0
 
 
 @dataclass

@@ -19,6 +19,7 @@ from scrubber.cuda import warmth
 from scrubber.ground import unix_sockets
 from scrubber.node import process_facts
 from tests.cli.ward import HERE, KUBELET, NVIDIA, levels, only
+from tests.patience import WITHIN
 
 OPTIONS = "RegistryDwords: {}\nRegistryDwordsPerDevice: \nInitializeSystemMemoryAllocations: 1\n"
 TOOLKIT = "etc/nvidia-container-runtime/config.toml"
@@ -138,7 +139,7 @@ def test_who_waits_is_told_of_the_rival_and_goes_on_once_it_has_gone(kubelet, sh
     with waiting(kubelet.directory, short_tmp) as process:
         assert "serves at" in process.stdout.readline() + process.stdout.readline()
         rival.close()
-        assert "no other plugin" in process.communicate(timeout=30)[0]
+        assert "no other plugin" in process.communicate(timeout=WITHIN)[0]
         assert process.returncode == 0
 
 
@@ -147,14 +148,14 @@ def test_who_waits_ends_when_he_is_told_to(kubelet, short_tmp):
     with waiting(kubelet.directory, short_tmp) as process:
         process.stdout.readline()
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=WITHIN)
         assert process.returncode == failure.INTERRUPTED
 
 
 def test_a_wait_that_is_over_is_a_no(kubelet, short_tmp):
     kubelet.listen("nvidia-gpu.sock")
     with waiting(kubelet.directory, short_tmp, "1ms") as process:
-        assert "1 of 1 findings are broken" in process.communicate(timeout=30)[1]
+        assert "1 of 1 findings are broken" in process.communicate(timeout=WITHIN)[1]
         assert process.returncode == failure.NOT_CLEAN
 
 

@@ -364,7 +364,7 @@ def test_without_hardware_it_is_said_what_is_missing_and_nothing_is_simulated_un
 
 
 def test_a_second_service_in_the_same_place_is_wrong_usage(service):
-    second = subprocess.run(service.command, capture_output=True, text=True, check=False, timeout=30)
+    second = subprocess.run(service.command, capture_output=True, text=True, check=False, timeout=WITHIN)
     assert second.returncode == 2
     assert second.stderr.startswith("autoclave: cannot ")
 

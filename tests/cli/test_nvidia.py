@@ -225,7 +225,7 @@ def test_a_reset_of_slices_is_carried_through_though_their_files_are_away_meanwh
     with in_the_middle_of_a_reset(service, autoclave) as scrub:
         time.sleep(1.0)  # several looks for intruders
         tool.unlink()
-        assert scrub.wait(30) == 1  # no CUDA shows it
+        assert scrub.wait(WITHIN) == 1  # no CUDA shows it
     assert [text for text in service.texts("2:1") if text.startswith("reset")][-1].startswith("reset passed")
     assert slices(service) == before
     assert not [text for text in service.texts("2:0")[told:] if "lost" in text]
@@ -248,7 +248,7 @@ def test_a_tool_that_outlives_the_worker_is_waited_for_and_its_work_is_finished(
     before = slices(service)
     with in_the_middle_of_a_reset(service, autoclave) as scrub:
         os.kill(worker_of(service.inner), signal.SIGKILL)
-        assert scrub.wait(30) == 1
+        assert scrub.wait(WITHIN) == 1
         calls = len(service.stage.machine.calls())
         time.sleep(3.0)  # a round of the monitor, which would ask the driver
         assert len(service.stage.machine.calls()) == calls

@@ -26,6 +26,8 @@ from scrubber.metrics import table
 from tests.dashboards import rulefiles
 from tests.patience import WITHIN
 
+pytestmark = pytest.mark.night
+
 EVERY = 0.5  # seconds
 RATE = "4s"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dashboards.trial.node import PORTS, free_ports
+from tests.patience import WITHIN
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (Debian: prometheus)"
@@ -40,7 +41,7 @@ class Observed:
     def end(self, number=signal.SIGTERM):
         """Its exit status, and what it said to stderr."""
         self.process.send_signal(number)
-        told, problems = self.process.communicate(timeout=30)
+        told, problems = self.process.communicate(timeout=WITHIN)
         self.said += told
         return self.process.returncode, problems
 
@@ -101,7 +102,7 @@ def test_observe_without_prometheus_says_what_to_install(observe, tmp_path):
 def test_a_port_in_use_is_reported_in_one_line(observe):
     with socket.create_server(("127.0.0.1", port := free_ports())):
         observed = observe(port)
-        told, problems = observed.process.communicate(timeout=60)
+        told, problems = observed.process.communicate(timeout=WITHIN)
     assert (observed.process.returncode, told, problems.count("\n")) == (1, "", 1)
     assert "address already in use" in problems
     assert observed.left() == []

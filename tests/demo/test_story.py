@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from scrubber.cli.verbs import demo
 from scrubber.devices.simulated import drills
+from tests.patience import WITHIN
 
 # As the group would: click makes a command's help option once, for whoever comes first.
 AS_A_VERB: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
@@ -24,7 +25,7 @@ def test_every_promise_holds_and_nothing_is_left_behind(short_tmp: Path) -> None
         [sys.executable, "-m", "scrubber", "demo", "--json"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=WITHIN,
         check=False,
         env={**os.environ, "TMPDIR": str(short_tmp)},
     )

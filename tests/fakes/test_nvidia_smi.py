@@ -14,6 +14,8 @@ from tests.fakes.nvml.machine import Machine, Process, Slice
 from tests.fakes.nvml.presets import MIB
 from tests.patience import WITHIN
 
+pytestmark = pytest.mark.night
+
 # --- the log, the clients, nvidia-smi ---
 
 

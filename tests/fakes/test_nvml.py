@@ -17,6 +17,8 @@ from tests.fakes.nvml.fixtures import on_stage
 from tests.fakes.nvml.machine import Process
 from tests.fakes.nvml.presets import MIB
 
+pytestmark = pytest.mark.night
+
 # --- sessions ---
 
 

@@ -13,6 +13,8 @@ from tests.fakes.nvml.machine import Slice
 from tests.fakes.sweep import CALLS, Held
 from tests.patience import WITHIN
 
+pytestmark = pytest.mark.night
+
 CODES = sorted({getattr(pynvml, name) for name in dir(pynvml) if name.startswith("NVML_ERROR_")})
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from ctypes import byref, c_uint
 
 import pynvml
+import pytest
 
 from tests.fakes.asking import code_of, first
 from tests.fakes.nvml.machine import Process, Slice
 from tests.fakes.nvml.presets import MIB
+
+pytestmark = pytest.mark.night
 
 
 def test_a_gpu_is_cut_into_slices_with_memory_of_their_own(session):

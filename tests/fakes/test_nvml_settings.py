@@ -10,6 +10,8 @@ import pytest
 
 from tests.fakes.asking import code_of, first
 
+pytestmark = pytest.mark.night
+
 SETTINGS = [
     (pynvml.nvmlDeviceSetPersistenceMode, (0,), pynvml.nvmlDeviceGetPersistenceMode, 0),
     (pynvml.nvmlDeviceSetComputeMode, (3,), pynvml.nvmlDeviceGetComputeMode, 3),

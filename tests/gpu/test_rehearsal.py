@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.gpu.rehearsing import failed, rehearse
 
 FILE = "test_nvml.py"
 
 
+@pytest.mark.night
 def test_all_of_them_run_on_the_stand_in(stage) -> None:
     run = rehearse(stage, FILE, "-m", "gpu")
     assert run.returncode == 0, run.stdout
@@ -15,6 +18,7 @@ def test_all_of_them_run_on_the_stand_in(stage) -> None:
     assert stage.machine.gpu(0).uuid not in run.stdout
 
 
+@pytest.mark.night
 def test_a_gpu_that_is_not_as_believed_turns_them_red(stage) -> None:
     stage.machine.gpu(0).set({"memory.used": 65 * 2**20, "remap.pending": 1, "fail.nvmlDeviceGetPersistenceMode": 999})
     run = rehearse(stage, FILE, "-m", "gpu")

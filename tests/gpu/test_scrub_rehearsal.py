@@ -25,6 +25,8 @@ from tests.fakes.cuda.machine import CudaMachine
 from tests.fakes.nvml.machine import Process, Slice
 from tests.gpu.rehearsing import ROOT, environment, failed, rehearse
 
+pytestmark = pytest.mark.night
+
 FILE = "test_scrub.py"
 LARGE = 512 * PAGE  # next to which a context is small; most of it is never touched
 SMALL = 12 * PAGE
@@ -100,7 +102,6 @@ def test_all_tests_run_on_the_stand_ins(stage, large) -> None:
     assert stage.machine.gpu(0).uuid not in run.stdout
 
 
-@pytest.mark.night
 def test_a_gpu_that_is_broken_turns_them_red(stage, large) -> None:
     stuck = {str(place): 0xFF for place in range(2 * PAGE, 2 * PAGE + 64)}
     large.change(stage.machine.gpu(0).uuid, stuck=stuck, leaky=(1,), deviating=(2,), unreached=(3,))
@@ -115,7 +116,6 @@ def test_a_gpu_that_is_broken_turns_them_red(stage, large) -> None:
     } <= failed(run)
 
 
-@pytest.mark.night
 def test_a_gpu_that_is_cut_into_slices_is_left_alone(stage, large) -> None:
     stage.machine.gpu(0).cut([Slice("1g.18gb")])
     run = rehearse(stage, FILE, "-m", "gpu", **seen(large))
@@ -123,7 +123,6 @@ def test_a_gpu_that_is_cut_into_slices_is_left_alone(stage, large) -> None:
     assert "is cut into slices" in run.stdout
 
 
-@pytest.mark.night
 def test_little_memory_that_can_be_taken_turns_them_red(stage, small) -> None:
     run = rehearse(stage, FILE, "-m", "gpu", "-k", "hundredth", **seen(small))
     assert failed(run) == {"test_all_but_a_hundredth_of_the_memory_can_be_taken"}
@@ -198,7 +197,6 @@ def nothing_was_changed_and_nobody_is_named(stage, output: Path) -> None:
     assert "165202200" not in text
 
 
-@pytest.mark.night
 def test_a_part_that_fails_is_told_and_the_others_are_measured(stage, small, tmp_path) -> None:
     small.change(stage.machine.gpu(0).uuid, leaky=(1,), stuck={str(5 * PAGE): 1})
     run = measure(stage, small, tmp_path, *only("passes", "scratch", "start-up"))
@@ -228,7 +226,6 @@ def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, 
     assert found["random+zero: covered"] == [SMALL - 2 * PAGE]  # what comes after it was measured as well
 
 
-@pytest.mark.night
 def test_a_part_that_is_killed_takes_nothing_along(stage, small, tmp_path) -> None:
     small.change(stage.machine.gpu(0).uuid, dies_at="invert 1", dies_of=9)
     assert measure(stage, small, tmp_path, *only("passes", "sizes")).returncode == 1
@@ -237,7 +234,6 @@ def test_a_part_that_is_killed_takes_nothing_along(stage, small, tmp_path) -> No
     assert {name for name, told in why.items() if told} == {"passes"}
 
 
-@pytest.mark.night
 @pytest.mark.parametrize(
     ("part", "moment"),
     [("residue", "check 2"), ("one worker", "check 2")],  # those with the most processes of their own

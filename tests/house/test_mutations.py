@@ -261,6 +261,7 @@ class Judge:
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
         self.process.stdin.flush()
         child = self.line()
+        assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], LONG)[0]:
             os.kill(child, signal.SIGABRT)
             os.kill(child, signal.SIGCONT)  # a stopped process must wake to die

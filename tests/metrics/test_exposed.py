@@ -20,6 +20,7 @@ from scrubber.ground.errors import AutoclaveError
 from scrubber.metrics import table
 from tests.fetching import fetch, figures
 from tests.live import Service
+from tests.patience import WITHIN
 
 ANYWHERE = ("--metrics-address", "127.0.0.1:0")
 
@@ -158,7 +159,7 @@ def refused(root: Path, address: str) -> str:
         sys.executable, "-m", "scrubber", "scrubber", "--backend", "simulated", "--run-dir", root / "run",
         "--state-dir", root / "state", "--kubelet-dir", root, "--metrics-address", address,
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=False)
     assert done.returncode == 2
     return done.stderr
 

@@ -268,6 +268,7 @@ async def test_flags_win_over_the_environment_and_that_over_the_file(door, short
     await kubelet.registered("flag.io/gpu")
 
 
+@pytest.mark.usefixtures("executed")
 async def test_it_stays_small(door, kubelet, plugin):
     door.say(*(gpu(index) for index in range(8)))
     it = await plugin("--metrics-address", "127.0.0.1:0")

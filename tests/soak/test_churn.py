@@ -19,6 +19,8 @@ from tests.flows.node import Node
 from tests.soak.conftest import witness
 from tests.soak.waiting import within
 
+pytestmark = pytest.mark.night
+
 GPUS, WARM_UP, FEW, MANY = 4, 30, 80, 1000
 AT_ONCE = 2  # pods beside the newest: one GPU may always be out
 STARTS = 5  # one pod in so many really starts a container

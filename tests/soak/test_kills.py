@@ -10,6 +10,8 @@ from tests.soak.conftest import witness
 from tests.soak.pods import Pods
 from tests.soak.storm import Storm
 
+pytestmark = pytest.mark.night
+
 GPUS = 3
 FEW, MANY = 6, 200
 

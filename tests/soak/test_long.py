@@ -26,6 +26,8 @@ from tests.soak.crowd import Crowd
 from tests.soak.guests import Guests
 from tests.soak.weather import Intruders, Weather
 
+pytestmark = pytest.mark.night
+
 GPUS, MEMORY = 8, "2MiB"
 MINUTES = float(os.environ.get("SOAK_MINUTES", "10"))
 POLICY = "{selftest: {time: 200ms}}"  # all else is what is in force when nothing is asked for

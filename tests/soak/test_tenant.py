@@ -14,6 +14,8 @@ from scrubber.devices.simulated import creation, layout
 from tests.patience import WITHIN
 from tests.soak.guests import Guests
 
+pytestmark = pytest.mark.night
+
 ANSWER = deviceplugin_pb2.ContainerAllocateResponse()
 SIZE = 2**20
 

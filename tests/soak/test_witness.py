@@ -9,6 +9,8 @@ from plugin.testing.pods import Pod
 from scrubber.demo.stage import RESOURCE
 from tests.soak.conftest import witness
 
+pytestmark = pytest.mark.night
+
 
 @pytest.fixture
 async def node(build):

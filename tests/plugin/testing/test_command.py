@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
@@ -27,7 +28,7 @@ class Command:
 
     async def end(self):
         self.process.stdin.close()
-        return await asyncio.wait_for(self.process.wait(), 30)
+        return await asyncio.wait_for(self.process.wait(), WITHIN)
 
 
 @pytest.fixture
@@ -86,4 +87,4 @@ async def test_what_cannot_be_done_is_told_and_the_kubelet_lives_on(command):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_although_nobody_closes_stdin(command, number):
     command.process.send_signal(number)
-    assert await asyncio.wait_for(command.process.wait(), 30) == 0
+    assert await asyncio.wait_for(command.process.wait(), WITHIN) == 0

@@ -1,0 +1,153 @@
+"""Forks services and plugins from one process that has imported both already.
+
+``python -m scrubber scrubber`` spends most of its time on imports, and tests start hundreds of services and plugins.
+A fork runs the same ``__main__``, with the arguments, environment, streams, session and parent that ``Popen`` gives.
+Tests of the start itself execute Python: ``tests/test_daemon.py``, the demo and the tutorial.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import inspect
+import json
+import os
+import random
+import resource
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+PROGRAMS = [[sys.executable, "-m", "scrubber", name] for name in ("scrubber", "plugin")]
+BEFORE_MAIN = ("PYTHON", "LD_")  # only a new interpreter obeys these variables
+NO_FORK = ("executable", "preexec_fn", "pass_fds", "shell")
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+STREAMS = ("p2cread", "c2pwrite", "errwrite")
+EXECUTE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined] # private to subprocess
+MOST = 2**20  # bytes of an order
+SUBREAPER = 36  # for prctl
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+EXECUTED = subprocess.Popen
+
+
+class Popen(subprocess.Popen[Any]):
+    """A child process. A service or plugin is a fork; each other program is executed."""
+
+    def _execute_child(self, *arguments: object) -> None:
+        it: dict[str, Any] = EXECUTE.bind(self, *arguments).arguments
+        words = list(map(os.fspath, it["args"])) if isinstance(it["args"], list | tuple) else []
+        env, streams = dict(os.environ if it["env"] is None else it["env"]), [it[name] for name in STREAMS]
+        if words[:4] not in PROGRAMS or any(it[name] for name in NO_FORK) or (_before_main(env), _limits()) != HERE:
+            super()._execute_child(*arguments)  # type: ignore[misc] # private to subprocess
+            return
+        order = [words[3:], env, str(it["cwd"] or Path.cwd()), it["start_new_session"]]
+        given = [own if theirs == -1 else theirs for own, theirs in enumerate(streams)]
+        self.pid = _server(os.getpid()).fork(order, given)
+        self._child_created = True
+        self._close_pipe_fds(*(it[name] for name in PIPES))  # type: ignore[attr-defined] # private to subprocess
+
+
+def _before_main(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(BEFORE_MAIN)}
+
+
+def _limits() -> list[tuple[int, int]]:
+    return [resource.getrlimit(kind) for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)]
+
+
+HERE = _before_main(os.environ), _limits()  # a child with others is executed
+
+
+class _Server:
+    """The process that forks, for one process that asks."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # it ends with the socket
+
+    def fork(self, order: list[object], streams: list[int]) -> int:
+        """The process id of a new child of this process."""
+        with self._lock:
+            LIBC.prctl(SUBREAPER, 1, 0, 0, 0)  # an orphan becomes a child of this process
+            try:
+                socket.send_fds(self._socket, [json.dumps(order).encode()], streams)
+                return int(self._socket.recv(MOST))
+            finally:
+                LIBC.prctl(SUBREAPER, 0, 0, 0, 0)
+
+
+@cache
+def _server(_pid: int) -> _Server:
+    return _Server()
+
+
+@contextmanager
+def forking(popen: type[subprocess.Popen[Any]]) -> Iterator[None]:
+    """Services and plugins are forks meanwhile; or not, with the ``Popen`` of the standard library."""
+    before = subprocess.Popen
+    subprocess.Popen = popen  # type: ignore[misc, assignment] # for a while
+    try:
+        yield
+    finally:
+        subprocess.Popen = before  # type: ignore[misc] # private to subprocess
+
+
+def _serve(orders: socket.socket) -> None:
+    """Fork for each order, until nobody can send one. Returns in each fork, ready to run."""
+    while True:
+        order, streams, _, _ = socket.recv_fds(orders, MOST, 3)
+        if not order:
+            os._exit(0)
+        read, write = os.pipe()
+        if (between := os.fork()) == 0:
+            if (pid := os.fork()) == 0:
+                os.close(read)
+                os.close(write)
+                orders.close()
+                words, env, cwd, session = json.loads(order)
+                _become(words, env, cwd, streams, session=session)
+                return
+            os.write(write, str(pid).encode())
+            os._exit(0)  # its child is an orphan now
+        os.close(write)
+        for handle in streams:
+            os.close(handle)
+        os.waitpid(between, 0)
+        orders.send(os.read(read, MOST))
+        os.close(read)
+
+
+def _become(words: list[str], env: dict[str, str], cwd: str, streams: list[int], *, session: bool) -> None:
+    if session:
+        os.setsid()
+    for own, given in enumerate(streams):
+        os.dup2(given, own)
+    for given in streams:
+        os.close(given)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    random.seed()
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - open for good
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - open for good
+    sys.argv = ["scrubber", *words]
+
+
+if __name__ == "__main__":
+    for name in ("plugin.app", "scrubber.cli.verbs.plugin", "scrubber.cli.verbs.scrubber"):
+        importlib.import_module(name)
+    gc.freeze()  # no fork walks through what all of them share
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    runpy.run_module("scrubber", run_name="__main__", alter_sys=True)
