@@ -41,9 +41,8 @@ from scrubber.service.context import ServiceContext
 from scrubber.service.monitor import Monitor
 from scrubber.service.report import ServiceIdentity, StatusReporter
 from scrubber.service.service import Service
-from scrubber.workers.child import BrokenError
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker import Worker
+from scrubber.workers.worker import BrokenError, Worker
 from scrubber.workers.worker_wire import Assignment
 
 logger = log.get("app")
@@ -119,7 +118,7 @@ class _Hiring:
             pod_logs=self.pod_logs,
             pid_namespace=self.namespace,
         )
-        worker = await Worker.spawn(assignment, self.nursery)
+        worker = await self.nursery.start_worker(assignment)
         if self.nursery.cupy.lacks:  # said by the zygote that it had to wait for
             await worker.kill()
             raise BrokenError(f"cannot clear its memory: {self.nursery.cupy.lacks}")
@@ -128,7 +127,7 @@ class _Hiring:
     async def mend(self, address: Address) -> Worker:
         """It has no device to look after, and no policy."""
         assignment = Assignment(address, (), self.full_sight, os.getpid(), pid_namespace=self.namespace)
-        return await Worker.spawn(assignment, self.nursery)
+        return await self.nursery.start_worker(assignment)
 
     def lacks(self, device: DeviceInfo) -> str | None:
         """What is missing to clear its memory."""

@@ -24,7 +24,6 @@ from scrubber.devices.nvidia.host import NAME
 from scrubber.node import proc
 from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker import Worker
 from scrubber.workers.worker_wire import Assignment
 
 WORKERS = 4  # the first meets a cold zygote
@@ -69,7 +68,7 @@ async def _workers(assignment: Assignment) -> list[Measured]:
 
 async def _worker(nursery: Nursery, assignment: Assignment) -> dict[str, float]:
     found = {"begun": time.perf_counter()}
-    worker = await Worker.spawn(assignment, nursery)
+    worker = await nursery.start_worker(assignment)
     found["spawn"] = time.perf_counter() - found["begun"]
     results = []
     try:

@@ -49,7 +49,7 @@ from scrubber.ledger.ledger import Ledger
 from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
-from scrubber.workers.child import BrokenError
+from scrubber.workers.worker import BrokenError
 
 READING = frozenset({Step.VERIFY, Step.HEALTH})  # these steps change nothing on the device
 

@@ -1,7 +1,7 @@
-"""The worker child: one device, one step at a time, until the service hangs up.
+"""The worker: runs steps on one device, one at a time, until the service closes stdin.
 
-It starts for every scrub, so it imports little. It lives as long as its stdin: when the service is gone, so is the
-child, at once and in the middle of whatever it does. Any error that is not the device's ends it with a traceback.
+The worker ends at once when its stdin is closed, even in the middle of a step. An error that is not an error of the
+device ends the worker with a traceback.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scrubber.steps.base import Bench
 from scrubber.workers import worker_wire
 
 _BETWEEN_PROGRESS = 0.05
-_CUT_OFF = 3  # exit status when the service hung up in the middle of a step
+_CANCELLED = 3  # exit status when the service closed stdin in the middle of a step
 
 
 def main() -> None:
     """Serve one service over stdin and stdout."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which will tell us
-    mother = os.getppid()  # of all workers, and of none but them: the service may be the first process of its node
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service, which then closes stdin
+    zygote = os.getppid()  # the parent of workers only; the service may be the first process of its pid namespace
     lines, answers = open(0, "rb", closefd=False), _answers()  # noqa: SIM115 -- for the life of the process
     assignment = worker_wire.assignment(lines.readline())
     proc = Path("/proc")
@@ -45,54 +45,54 @@ def main() -> None:
     def holders() -> tuple[Holder, ...] | None:
         return observer.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]
 
-    def hit_by_a_reset() -> tuple[Holder, ...] | None:
-        """Everybody: bystanders, and the service, which has let go of it if all is well."""
+    def reset_holders() -> tuple[Holder, ...] | None:
+        """All holders that a reset would hit, bystanders and the service included."""
         return observer.holders({"device": assignment.reach})["device"]
 
     def ours(pid: int) -> bool:
-        return observer.descends(pid, (mother,))
+        return observer.descends(pid, (zygote,))
 
-    node = DeviceNode(hit_by_a_reset, lambda name: known.runs(name, container_of))
+    node = DeviceNode(reset_holders, lambda name: known.runs(name, container_of))
     bench = Bench(devices.open_gpu(assignment.address, node), holders, _progress(answers), ours)
-    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     busy = threading.Event()
-    threading.Thread(target=_listen, args=(lines, tasks, busy), daemon=True).start()
+    threading.Thread(target=_listen, args=(lines, requests, busy), daemon=True).start()
     while True:
-        task = worker_wire.task(tasks.get())
+        request = worker_wire.step_request(requests.get())
         busy.set()
-        report = roster.perform(task.step, task.order, bench)
+        report = roster.perform(request.step, request.order, bench)
         busy.clear()
-        _say(answers, worker_wire.Answer(report=report))
+        _send(answers, worker_wire.Answer(report=report))
 
 
 def _answers() -> BinaryIO:
-    # A library that prints would break the frames: whatever is printed from here on goes to stderr.
-    # Never closed by us, so that the service hears the end only when our exit status stands.
+    # A library that prints would break the protocol: what is printed from here on goes to stderr.
+    # Never closed here, so that the service sees the end of the output only when the exit status is known.
     answers = os.fdopen(os.dup(1), "wb", closefd=False)
     os.dup2(2, 1)
     return answers
 
 
-def _listen(lines: BinaryIO, tasks: queue.SimpleQueue[bytes], busy: threading.Event) -> None:
+def _listen(lines: BinaryIO, requests: queue.SimpleQueue[bytes], busy: threading.Event) -> None:
     for line in lines:
-        tasks.put(line)
-    os._exit(_CUT_OFF if busy.is_set() else 0)
+        requests.put(line)
+    os._exit(_CANCELLED if busy.is_set() else 0)
 
 
-def _say(answers: BinaryIO, answer: worker_wire.Answer) -> None:
+def _send(answers: BinaryIO, answer: worker_wire.Answer) -> None:
     answers.write(worker_wire.encode(answer))
     answers.flush()
 
 
 def _progress(answers: BinaryIO) -> Callable[[int, int], None]:
-    said = 0.0
+    sent = 0.0
 
     def progress(done: int, total: int) -> None:
-        nonlocal said
-        if done < total and time.monotonic() < said + _BETWEEN_PROGRESS:
+        nonlocal sent
+        if done < total and time.monotonic() < sent + _BETWEEN_PROGRESS:
             return
-        said = time.monotonic()
-        _say(answers, worker_wire.Answer(progress=(done, total)))
+        sent = time.monotonic()
+        _send(answers, worker_wire.Answer(progress=(done, total)))
 
     return progress
 

@@ -1,58 +1,254 @@
-"""The service's hand on a worker child: whatever happens, a step ends with a result, in time, and with no child left.
-
-Only a report that the child itself gave can be PASSED. A child that is late, dies, or says anything that is not exactly
-a frame is killed, and that is its result.
-"""
+"""Worker processes as the service sees them: ``Child``, a process on three pipes, and ``Worker``, which runs steps."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Self
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from io import FileIO
 
 from pydantic import TypeAdapter, ValidationError
 
 from scrubber.core.model import Blame, Outcome, Path, Step, StepResult
+from scrubber.devices.base import Progress
 from scrubber.steps.base import Order, Report
 from scrubber.workers import worker_wire
-from scrubber.workers.child import BrokenError, Child, Ending
-from scrubber.workers.nursery import Nursery
 
-_ENDS_WITHIN = 2.0  # seconds that are waited for one that nobody asks anything any more
-_LEAVES_WITHIN = 10.0  # dismissed or killed: the kernel takes all memory of a device back before it is gone
+_LONGEST_LINE = 2**20
+_TAIL = 4096
+_REPORTED_WITHIN = 10.0  # seconds that the zygote has to report how a child ended
+_ENDS_WITHIN = 2.0  # seconds to wait for a child that was killed and is not used again
+_LEAVES_WITHIN = 10.0  # seconds for a child to end: the kernel takes all memory of a device back before that
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
 _ANSWER = TypeAdapter(worker_wire.Answer)
 
-OnProgress = Callable[[int, int], None]
+
+class BrokenError(Exception):
+    """The worker process is gone, breaks the protocol, or could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a child ended."""
+
+    status: int | None  # negative: the signal that ended it. None: unknown
+    orphaned: bool  # the zygote was lost first, and the child ended with it
+
+
+class Pipes:
+    """The pipes of a child: the ends of the service, and the ends of the child until the child has them."""
+
+    def __init__(self) -> None:
+        """Open all pipes, or raise OSError and leave none open."""
+        with ExitStack() as made:
+            (stdin, self.stdin), (self.stdout, stdout), (self.stderr, stderr) = (_pipe(made) for _ in range(3))
+            made.pop_all()
+        os.set_blocking(self.stdin.fileno(), False)
+        self.of_child = (stdin, stdout, stderr)
+
+    def hand_over(self) -> None:
+        """Close the ends of the child: the child has its own copies."""
+        for end in self.of_child:
+            end.close()
+
+    def close(self) -> None:
+        """Close all ends: there is no child."""
+        self.hand_over()
+        for end in (self.stdin, self.stdout, self.stderr):
+            end.close()
+
+
+class Child:
+    """A child process on three pipes, for one event loop.
+
+    The child belongs to the zygote. The service holds the child by its pidfd, and the zygote reports how the child
+    ended. If the zygote cannot report it, the ending is unknown, which is no success. A child that is stuck in a driver
+    cannot be killed, and the service does not wait for it. Its pipes are closed as soon as the child has ended.
+    """
+
+    def __init__(self, pid: int, handle: int, pipes: Pipes) -> None:
+        """``handle`` is the pidfd of the child. This object closes the handle and the pipes."""
+        loop = asyncio.get_running_loop()
+        self.pid = pid
+        self._handle = handle
+        self._pipes = pipes
+        self._lines = asyncio.StreamReader(limit=_LONGEST_LINE)
+        self._complaints = Tail(loop.create_future())
+        self._out: asyncio.BaseTransport | None = None
+        self._err: asyncio.BaseTransport | None = None
+        self._connecting = False
+        self._killed = False
+        self._running = True
+        self._orphaned = False
+        self._zygote_reaped = False
+        self._ended: asyncio.Future[Ending] = loop.create_future()
+        loop.add_reader(handle, self._on_end)
+
+    async def connect(self) -> None:
+        """Connect the pipes; BrokenError if the child was killed meanwhile. The caller then kills the child again."""
+        loop, pipes = asyncio.get_running_loop(), self._pipes
+        self._connecting = True
+        try:
+            if not self._killed:
+                lines = asyncio.StreamReaderProtocol(self._lines)
+                self._out, _ = await loop.connect_read_pipe(lambda: lines, pipes.stdout)
+                self._err, _ = await loop.connect_read_pipe(lambda: self._complaints, pipes.stderr)
+        finally:
+            self._connecting = False
+        if self._killed:
+            raise BrokenError("it was killed before it could be heard")
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the zygote was lost before the child ended."""
+        return self._orphaned
+
+    @property
+    def complaint(self) -> str:
+        """The last line on stderr: usually the last line of a traceback."""
+        return self._complaints.last_line
+
+    def send(self, line: bytes) -> None:
+        """Write one line. A pipe that does not take the line at once counts as broken."""
+        try:
+            if self._pipes.stdin.write(line) == len(line):
+                return
+        except (OSError, ValueError) as error:
+            raise BrokenError("the worker is gone") from error
+        raise BrokenError("the worker does not read its input")
+
+    async def receive(self) -> bytes:
+        """The next line from the child."""
+        try:
+            line = await self._lines.readline()
+        except ValueError as error:
+            raise BrokenError(f"the worker sent a line of more than {_LONGEST_LINE} bytes") from error
+        if not line.endswith(b"\n"):
+            raise BrokenError("the worker closed its output")
+        return line
+
+    def hang_up(self) -> None:
+        """Close stdin: the child ends when it has nothing left to do."""
+        self._pipes.stdin.close()
+
+    def kill(self) -> None:
+        """Kill the child, and read nothing more from it."""
+        if self._running:
+            with suppress(ProcessLookupError):  # the child has ended, and the loop has not noticed yet
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        self._killed = True
+        self._pipes.stdin.close()
+        if self._connecting:
+            return  # the loop is about to read from these pipes
+        if self._out is None:
+            self._pipes.stdout.close()
+        else:
+            self._out.close()
+        if self._err is None:
+            self._pipes.stderr.close()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait until the child has ended and its output is read, at most so long."""
+        await asyncio.wait((self._ended, self._complaints.complete), timeout=seconds)
+
+    async def end(self, seconds: float) -> Ending | None:
+        """How the child ended; None if it has not ended within that time."""
+        await self.wait(seconds)
+        if not self._running:
+            await asyncio.wait((self._ended,))  # the child has ended; the zygote has a time limit of its own
+        return self._ended.result() if self._ended.done() else None
+
+    def reaped(self, status: int) -> None:
+        """Note that the zygote has reaped the child."""
+        self._mark_ended()
+        os.close(self._handle)
+        self._settle(status)
+
+    def orphan(self) -> None:
+        """Kill the child: the zygote is lost, and will not report how the child ends."""
+        self._orphaned = True
+        self.kill()
+        if not self._running:
+            self._settle(None)
+
+    def zygote_reaped(self) -> None:
+        """Reap the child, now or when it ends, if the service is the first process of its pid namespace."""
+        self._zygote_reaped = True
+        if not self._running:
+            self._reap()
+
+    def _on_end(self) -> None:
+        self._mark_ended()
+        if self._zygote_reaped:
+            self._reap()
+        if self._orphaned:
+            self._settle(None)
+        else:
+            asyncio.get_running_loop().call_later(_REPORTED_WITHIN, self._settle, None)
+
+    def _mark_ended(self) -> None:
+        if self._running:
+            self._running = False
+            asyncio.get_running_loop().remove_reader(self._handle)
+            self._pipes.stdin.close()
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):  # another process is the first one, and reaps the child
+            os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOHANG)
+        os.close(self._handle)
+
+    def _settle(self, status: int | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(Ending(status, self._orphaned))
+
+
+class Tail(asyncio.Protocol):
+    """Keeps the end of an output of any length."""
+
+    def __init__(self, complete: asyncio.Future[None]) -> None:
+        """``complete`` is done at the end of the output."""
+        self.complete = complete
+        self._kept = b""
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the output."""
+        return self._kept.decode(errors="replace").strip().rpartition("\n")[2]
+
+    def data_received(self, data: bytes) -> None:
+        """Keep the end of the output."""
+        self._kept = (self._kept + data)[-_TAIL:]
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        """The output is complete."""
+        self.complete.set_result(None)
 
 
 class Worker:
-    """One child for one device, for one job."""
+    """A child that handles one device for one job.
 
-    def __init__(self, child: Child) -> None:
-        """See ``spawn``."""
+    A step always ends with a result, in time. Only a report that the child itself sends can be PASSED. A child that is
+    late, dies, or sends a line that is no frame is killed, and that is the result.
+    """
+
+    def __init__(self, child: Child, assignment: worker_wire.Assignment) -> None:
+        """Send the assignment. A child that is gone already is noticed by the first step."""
         self._child = child
-
-    @classmethod
-    async def spawn(cls, assignment: worker_wire.Assignment, nursery: Nursery) -> Self:
-        """Start a child; BrokenError if there is none to be had. One that dies at once is noticed by the first step."""
-        worker = cls(await nursery.spawn())
         try:
-            worker._child.say(worker_wire.encode(assignment))
+            child.send(worker_wire.encode(assignment))
         except BrokenError:
-            worker._child.kill()
-        return worker
+            child.kill()
 
     @property
     def pid(self) -> int:
-        """The child's process id: it is no holder of the device, although it has the memory open."""
+        """The process id of the child. The child is no holder of the device, although it has the device open."""
         return self._child.pid
 
-    async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: OnProgress) -> StepResult:
-        """Run one step. After anything but a report of the child's own, the worker is used up."""
+    async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
+        """Run one step. The worker can run another step only after a report of its child."""
         began = time.monotonic()
         report: Report | None = None
         try:
@@ -60,19 +256,19 @@ class Worker:
                 report = await self._converse(worker_wire.StepRequest(step, order), on_progress)
         except TimeoutError:
             text = f"{step.value} was not done within {deadline:g} s"
-            report = Report(Outcome.TIMED_OUT, f"{text}; {self._told(await self._put_down())}", _blame(step))
+            report = Report(Outcome.TIMED_OUT, f"{text}; {self._describe(await self._kill_and_wait())}", _blame(step))
         except BrokenError as error:
-            ending = await self._put_down()
-            text = f"{step.value} has no result: {error}; {self._told(ending)}"
+            ending = await self._kill_and_wait()
+            text = f"{step.value} has no result: {error}; {self._describe(ending)}"
             report = Report(Outcome.DIED, text, self._blame(step, ending))
         finally:
-            if report is None:  # cancelled, or the listener failed: nobody will ask this child again
+            if report is None:  # cancelled, or the progress callback failed: the child is not used again
                 await self.kill()
         seconds = time.monotonic() - began
         return StepResult(step, path, report.outcome, seconds, report.detail, report.blame, report.findings)
 
     async def finish(self, last: StepResult) -> StepResult:
-        """Dismiss the child. Its last result stands if it then ended well and soon; otherwise nobody believes it."""
+        """Let the child end. Its last result stands only if the child then ends well and in time."""
         self._child.hang_up()
         ending: Ending | None = None
         try:
@@ -82,57 +278,57 @@ class Worker:
                 await self.kill()
         if ending is not None and ending.status == 0:
             return last
-        how = self._told(ending) if ending is not None else f"it was not gone within {_LEAVES_WITHIN:g} s"
+        how = self._describe(ending) if ending is not None else f"it was not gone within {_LEAVES_WITHIN:g} s"
         detail = f"its worker did not end well after {last.step.value}: {how}"
         return replace(last, outcome=Outcome.DIED, detail=detail, blame=self._blame(last.step, ending))
 
     async def kill(self) -> None:
-        """End the child now; waits a moment for it to be gone."""
+        """Kill the child, and wait a moment for its end."""
         self._child.kill()
-        await self._child.leave(_ENDS_WITHIN)
+        await self._child.wait(_ENDS_WITHIN)
 
-    async def _converse(self, task: worker_wire.StepRequest, on_progress: OnProgress) -> Report:
-        self._child.say(worker_wire.encode(task))
+    async def _converse(self, request: worker_wire.StepRequest, on_progress: Progress) -> Report:
+        self._child.send(worker_wire.encode(request))
         while True:
-            match _answer(await self._child.hear()):
+            match _answer(await self._child.receive()):
                 case worker_wire.Answer(progress=(done, total), report=None):
                     on_progress(done, total)
                 case worker_wire.Answer(progress=None, report=Report() as report):
                     return report
                 case _:
-                    raise BrokenError("it said what is neither progress nor a report")
+                    raise BrokenError("the worker sent neither progress nor a report")
 
-    async def _put_down(self) -> Ending | None:
+    async def _kill_and_wait(self) -> Ending | None:
         self._child.kill()
         return await self._child.end(_LEAVES_WITHIN)
 
-    def _told(self, ending: Ending | None) -> str:
+    def _describe(self, ending: Ending | None) -> str:
         if ending is None:
             why = "its zygote was lost, and it is not gone yet" if self._child.orphaned else "it is stuck in the driver"
             return f"its worker (pid {self.pid}) cannot be killed: {why}"
-        how = "in a way that nobody can tell" if ending.status is None else f"with status {ending.status}"
+        how = "with an unknown status" if ending.status is None else f"with status {ending.status}"
         if ending.orphaned:
             how = "with the zygote that it was forked from"
         return " ".join(filter(None, (f"its worker ended {how}", self._child.complaint)))
 
     def _blame(self, step: Step, ending: Ending | None) -> Blame:
-        """Whose fault it is that a worker ended as it did, or was killed and is not gone."""
-        if self._child.orphaned or (ending is not None and not _own(ending)):
+        """Whose fault it is that a worker ended without a report, or was killed and has not ended."""
+        if self._child.orphaned or (ending is not None and not _crashed_in_driver(ending)):
             return Blame.SERVICE
         return _blame(step)
 
 
 def _blame(step: Step) -> Blame:
-    """Whose fault it is that a step came to no end."""
-    # Evict touches processes, not the device: what keeps it from an end is theirs, a dead file system for one.
+    """Whose fault it is that a step has no end."""
+    # Evict waits for processes, not for the device: a process on a dead file system, for example, cannot end.
     return Blame.TENANT if step is Step.EVICT else Blame.DEVICE
 
 
-def _own(ending: Ending) -> bool:
-    """Whether a worker crashed in the driver's library.
+def _crashed_in_driver(ending: Ending) -> bool:
+    """Whether a worker crashed in the library of the driver.
 
-    What else a device does wrong is told in a report: a worker that exits without one has met an error of ours, or a
-    node's. No device sends SIGKILL (a node without memory does) or loses a zygote.
+    Every other failure of a device arrives as a report. A worker that exits without a report has met a fault of the
+    service or of the node: the kernel sends SIGKILL when memory is short, a device does not.
     """
     return ending.status is not None and -ending.status in _CRASHES
 
@@ -141,4 +337,9 @@ def _answer(line: bytes) -> worker_wire.Answer:
     try:
         return _ANSWER.validate_json(line, strict=True)
     except ValidationError as error:
-        raise BrokenError(f"it said what is no frame ({error.error_count()} faults)") from error
+        raise BrokenError(f"the worker sent a line that is no frame ({error.error_count()} faults)") from error
+
+
+def _pipe(made: ExitStack) -> tuple[FileIO, FileIO]:
+    reading, writing = os.pipe()
+    return made.enter_context(FileIO(reading, "r")), made.enter_context(FileIO(writing, "w"))

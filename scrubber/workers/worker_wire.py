@@ -1,6 +1,6 @@
-"""What the service and its worker child say to each other: one JSON object a line.
+"""The messages between the service and a worker: one JSON object a line.
 
-The child imports this module at every start, so it is plain Python; ``worker`` checks what comes back.
+The child imports this module, so it imports no library. ``worker`` validates the answers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from scrubber.steps.base import Order, Report
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The first line to a child: its device, for good."""
+    """The first line to a worker: its device, which never changes."""
 
     address: Address
     files: tuple[str, ...]
     full_sight: bool
-    service: int  # the pid that is no holder, although it may look at the device
-    reach: tuple[str, ...] = ()  # the files of all that a reset takes down
-    bystanders: tuple[str, ...] = ()  # who may have the device open and is no user
-    pod_logs: str = "/var/log/pods"  # where the kubelet's directories of pods are seen
-    pid_namespace: int | None = None  # the one that shows the whole node, if that is not the machine's first
+    service: int  # the pid of the service, which may have the device open and is no holder
+    reach: tuple[str, ...] = ()  # the files of all devices that a reset takes down
+    bystanders: tuple[str, ...] = ()  # the programs that may have the device open
+    pod_logs: str = "/var/log/pods"  # where the kubelet keeps a directory for each pod
+    pid_namespace: int | None = None  # the one that shows the whole node, if not the first of the machine
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """Every further line to a child: one step."""
+    """Every further line to a worker: one step."""
 
     step: Step
     order: Order
@@ -38,33 +38,33 @@ class StepRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A line from a child: how far it is, or how it ended. Exactly one of the two."""
+    """A line from a worker: the progress or the report of a step, exactly one of the two."""
 
     progress: tuple[int, int] | None = None
     report: Report | None = None
 
 
-def encode(frame: Assignment | StepRequest | Answer) -> bytes:
-    """A frame as a line."""
-    return json.dumps(asdict(frame), default=_word).encode() + b"\n"
+def encode(message: Assignment | StepRequest | Answer) -> bytes:
+    """A message as a line."""
+    return json.dumps(asdict(message), default=_word).encode() + b"\n"
 
 
 def assignment(line: bytes) -> Assignment:
-    """The first line that a child reads."""
-    said = json.loads(line)
-    lists = {name: tuple(said[name]) for name in ("files", "reach", "bystanders")}
-    return Assignment(**said | lists | {"address": Address(**said["address"])})
+    """The assignment in the first line."""
+    fields = json.loads(line)
+    lists = {name: tuple(fields[name]) for name in ("files", "reach", "bystanders")}
+    return Assignment(**fields | lists | {"address": Address(**fields["address"])})
 
 
-def task(line: bytes) -> StepRequest:
-    """Any later line that a child reads."""
-    said = json.loads(line)
-    order, tenancy = said["order"], said["order"]["tenancy"]
+def step_request(line: bytes) -> StepRequest:
+    """The request in any later line."""
+    fields = json.loads(line)
+    order, tenancy = fields["order"], fields["order"]["tenancy"]
     tuples = {"patterns": tuple(order["patterns"]), "tenancy": None if tenancy is None else tuple(tenancy)}
-    return StepRequest(Step(said["step"]), Order(**order | tuples))
+    return StepRequest(Step(fields["step"]), Order(**order | tuples))
 
 
 def _word(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
-    raise TypeError(f"{value!r} cannot be said")
+    raise TypeError(f"cannot encode {value!r}")

@@ -1,8 +1,8 @@
-"""The zygote: a process with everything loaded that worker children are forked from, so that none waits for imports.
+"""The zygote: a process that has all modules loaded and forks the workers, so that no worker waits for imports.
 
-It is a program of its own, started by name; its stdin is the socket to the service. It has one thread for all its life
-and never calls a driver: only what was never begun can be forked. It ends with the service and its children end with
-it, whoever is killed first and however: the next service must not meet the last one's workers.
+The zygote is a program of its own. Its stdin is the socket to the service. It has one thread and never calls a driver,
+because threads and open drivers do not survive a fork. It ends with the service, and its children end with it,
+whichever process is killed first: the next service must not find workers of the last service.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from scrubber.workers import zygote_wire
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
-# Python itself ignores the last two: a write that fails is an error that can be told.
+# Python itself ignores the last two, so that a write that fails raises an error.
 _LEFT_ALONE = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ})
 _STANDARD = 3  # stdin, stdout, stderr
 
 
 class Zygote:
-    """Forks a child for every request. ``live`` is a child's whole life."""
+    """Forks a child for every request. ``run_child`` is everything that a child does."""
 
-    def __init__(self, live: Callable[[], None]) -> None:
-        """It has no children yet."""
-        self._live = live
+    def __init__(self, run_child: Callable[[], None]) -> None:
+        """There are no children yet."""
+        self._run_child = run_child
         self._line = socket.socket(fileno=0)
         self._poll = select.poll()
         self._poll.register(self._line, select.POLLIN)
         self._children: dict[int, int] = {}  # pids, by their pidfds
 
     def serve(self, ready: zygote_wire.Ready) -> None:
-        """Until the service hangs up; none of the children is left alive then."""
-        with suppress(ConnectionError):  # it is gone, and that could not be heard yet
-            self._say(ready)
+        """Serve until the service closes the socket, then kill all children."""
+        with suppress(ConnectionError):  # the service is gone, and the poll has not shown it yet
+            self._send(ready)
             while self._turn():
                 pass
         for handle in self._children:
@@ -60,34 +60,34 @@ class Zygote:
         return True
 
     def _answer(self) -> bool:
-        """Answer a request; False when the service has hung up."""
+        """Answer a request; False when the service has closed the socket."""
         request, files = zygote_wire.receive(self._line, _STANDARD)
         if not request:
             return False
-        said, held = self._fork(files)
+        message, held = self._fork(files)
         for file in files:
-            os.close(file)  # before the answer: from then on the end of the child is the end of its pipes
-        self._say(said, *held)
+            os.close(file)  # before the answer: the service must see the end of the pipes when the child ends
+        self._send(message, *held)
         return True
 
-    def _fork(self, files: Sequence[int]) -> tuple[zygote_wire.Said, Sequence[int]]:
+    def _fork(self, files: Sequence[int]) -> tuple[zygote_wire.Message, Sequence[int]]:
         if len(files) != _STANDARD:
             return zygote_wire.ForkFailed("its pipes did not come through: too many files are open"), ()
-        mother = os.getpid()
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             return zygote_wire.ForkFailed(f"no process can be made: {error.strerror}"), ()
         if pid == 0:
-            self._line.detach()  # its number is about to be the child's stdin
-            _be(files, mother, self._live)
-        return self._adopt(pid)
+            self._line.detach()  # its number becomes the stdin of the child
+            _run(files, parent, self._run_child)
+        return self._hold(pid)
 
-    def _adopt(self, pid: int) -> tuple[zygote_wire.Said, Sequence[int]]:
+    def _hold(self, pid: int) -> tuple[zygote_wire.Message, Sequence[int]]:
         try:
             handle = os.pidfd_open(pid)
         except OSError as error:
-            os.kill(pid, signal.SIGKILL)  # ours until it is collected, so the number is still its own
+            os.kill(pid, signal.SIGKILL)  # not reaped yet, so that the pid is still that of the child
             os.waitpid(pid, 0)
             return zygote_wire.ForkFailed(f"its process cannot be held: {error.strerror}"), ()
         self._children[handle] = pid
@@ -99,26 +99,26 @@ class Zygote:
         self._poll.unregister(handle)
         os.close(handle)
         _, status = os.waitpid(pid, 0)
-        self._say(zygote_wire.Ended(pid, os.waitstatus_to_exitcode(status)))
+        self._send(zygote_wire.Ended(pid, os.waitstatus_to_exitcode(status)))
 
-    def _say(self, said: zygote_wire.Said, *files: int) -> None:
-        zygote_wire.send(self._line, zygote_wire.encode(said), files)
+    def _send(self, message: zygote_wire.Message, *files: int) -> None:
+        zygote_wire.send(self._line, zygote_wire.encode(message), files)
 
 
 def end_with_parent() -> None:
-    """The kernel kills this process as soon as its parent is gone; one that was gone before is not noticed."""
+    """Have the kernel kill this process when its parent ends. A parent that has already ended is not noticed."""
     if _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
-def _be(files: Sequence[int], mother: int, live: Callable[[], None]) -> NoReturn:
-    """A child's life. Nothing leads back from here into the loop of the zygote."""
+def _run(files: Sequence[int], parent: int, run_child: Callable[[], None]) -> NoReturn:
+    """Run a child. Never returns to the loop of the zygote."""
     status = 1
     try:
-        _become(files)
-        if os.getppid() == mother:  # else she died before we asked to end with her
-            live()
+        _detach(files)
+        if os.getppid() == parent:  # otherwise the parent ended before ``end_with_parent``
+            run_child()
             status = 0
     finally:
         try:
@@ -128,11 +128,11 @@ def _be(files: Sequence[int], mother: int, live: Callable[[], None]) -> NoReturn
             os._exit(status)
 
 
-def _become(files: Sequence[int]) -> None:
-    """Nothing of the zygote's is left: not its files, its session, or what it does with signals."""
+def _detach(files: Sequence[int]) -> None:
+    """Drop the files, the session and the signal handlers of the zygote."""
     for number, file in enumerate(files):
         os.dup2(file, number)
-    # By what is open, not by what might be: a kernel without close_range(2) would be asked a million times.
+    # Only what is open: without close_range(2), closerange calls close(2) for each possible number.
     for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
         os.closerange(max(number, _STANDARD), number + 1)
     os.setsid()
@@ -143,7 +143,7 @@ def _become(files: Sequence[int]) -> None:
 
 
 def _warmed() -> zygote_wire.Ready:
-    """A CuPy that cannot be loaded is told: what needs none is done all the same."""
+    """Load CuPy. A CuPy that cannot be loaded is reported, and steps that do not need CuPy still run."""
     roster.load_nvidia()
     try:
         return zygote_wire.Ready(warmth.warm())
@@ -152,9 +152,9 @@ def _warmed() -> zygote_wire.Ready:
 
 
 def main() -> NoReturn:
-    """Load everything, then serve."""
+    """Load all modules, then serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is for the service
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever ignores it is not told how its children end
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a process that ignores SIGCHLD cannot learn how its children end
     end_with_parent()
     match sys.argv[1:]:
         case []:
@@ -166,7 +166,7 @@ def main() -> NoReturn:
     if len(list(Path("/proc/self/task").iterdir())) != 1:
         raise SystemExit("cannot fork workers: a library has started a thread while it was loaded")
     Zygote(worker.main).serve(ready)
-    os._exit(0)  # no farewell of a library's own
+    os._exit(0)  # no exit handler of a library runs
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the service and its zygote say to each other: one JSON packet at a time, with open files along.
+"""The messages between the service and its zygote: one JSON packet each, with open files.
 
-The zygote imports this module, so it is plain Python.
+The zygote imports this module, so it imports no library.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-FORK = b"fork"  # the one request: the child's stdin, stdout and stderr come along
+FORK = b"fork"  # the only request; stdin, stdout and stderr of the child come with it
 
 _LONGEST = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The zygote will answer from now on."""
+    """The zygote answers requests from now on."""
 
-    cupy: str | None = None  # its version, if it was to be loaded and could be
-    lacks: str = ""  # why it could not; nothing that needs CuPy can be done then, and all else can
+    cupy: str | None = None  # the version of CuPy, if it is loaded
+    lacks: str = ""  # why CuPy could not be loaded; steps that do not need CuPy still run
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A child runs. Its pidfd comes along."""
+    """A child runs. Its pidfd comes with the packet."""
 
     pid: int
 
@@ -40,35 +40,35 @@ class ForkFailed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child has ended and was collected: its pid may be anybody's now."""
+    """A child has ended and was reaped: its pid may belong to another process now."""
 
     pid: int
     status: int  # negative: the signal that ended it
 
 
-Said = Ready | Forked | ForkFailed | Ended
+Message = Ready | Forked | ForkFailed | Ended
 
-_KINDS: dict[str, type[Said]] = {kind.__name__: kind for kind in (Ready, Forked, ForkFailed, Ended)}
-
-
-def encode(said: Said) -> bytes:
-    """A packet of the zygote's."""
-    return json.dumps([type(said).__name__, asdict(said)]).encode()
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Ready, Forked, ForkFailed, Ended)}
 
 
-def decode(packet: bytes) -> Said:
-    """What the zygote said."""
+def encode(message: Message) -> bytes:
+    """A message of the zygote as a packet."""
+    return json.dumps([type(message).__name__, asdict(message)]).encode()
+
+
+def decode(packet: bytes) -> Message:
+    """The message in a packet of the zygote."""
     kind, fields = json.loads(packet)
     return _KINDS[kind](**fields)
 
 
 def send(line: socket.socket, packet: bytes, files: Sequence[int] = ()) -> None:
-    """One packet; whoever hears it has the open files too."""
+    """Send one packet; the receiver gets the open files too."""
     line.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", files))] if files else [])
 
 
 def receive(line: socket.socket, most: int) -> tuple[bytes, tuple[int, ...]]:
-    """The next packet and the files that came along, of at most so many; an empty packet when the other end is gone."""
+    """The next packet, with at most so many open files; an empty packet when the other end is gone."""
     files = array("i")
     packet, ancillary, _, _ = line.recvmsg(_LONGEST, socket.CMSG_SPACE(most * files.itemsize), socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in ancillary:

@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.workers.child import BrokenError
+from scrubber.workers.worker import BrokenError
 from tests.service import hand
 from tests.service.hand import Hand
 from tests.service.node import Kind

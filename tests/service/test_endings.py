@@ -14,7 +14,7 @@ from scrubber.core.model import AilmentKind, Facts, Outcome, Path, Record, Sign,
 from scrubber.devices.base import Progress
 from scrubber.ground.errors import AutoclaveError, NotReady
 from scrubber.steps.base import Order, Report
-from scrubber.workers.child import BrokenError
+from scrubber.workers.worker import BrokenError
 from tests.service.asking import rows
 from tests.service.hand import Hand
 from tests.service.world import World

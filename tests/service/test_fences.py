@@ -14,7 +14,7 @@ from scrubber.core import verdict
 from scrubber.core.model import Blame, Facts, Outcome, Path, State, Step, StepResult
 from scrubber.jobs.scrub_job import ScrubJob
 from scrubber.observe.observation_cache import UNOBSERVED
-from scrubber.workers.child import BrokenError
+from scrubber.workers.worker import BrokenError
 from tests.service.asking import rows
 from tests.service.hand import Hand
 from tests.service.node import Kind, Process

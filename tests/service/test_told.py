@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from scrubber.core.model import Path, Trigger
 from scrubber.jobs.scrub_job import ScrubJob
-from scrubber.workers.child import BrokenError
+from scrubber.workers.worker import BrokenError
 from tests.service.hand import Hand
 from tests.service.world import World
 

@@ -10,11 +10,9 @@ import pytest
 
 from scrubber.core.model import Blame, Outcome
 from scrubber.node import proc
-from scrubber.workers import child as children_
 from scrubber.workers import worker as workers
-from scrubber.workers.child import BrokenError, Child, Ending
-from scrubber.workers.nursery import LostError
-from scrubber.workers.worker import Worker
+from scrubber.workers.nursery import ZygoteLostError
+from scrubber.workers.worker import BrokenError, Child, Ending
 from tests.workers.zygotes import (
     ASLEEP,
     ECHO,
@@ -61,7 +59,7 @@ async def test_a_child_is_killed_at_once(make: MakeNursery) -> None:
 async def test_a_child_is_killed_while_its_zygote_is_stopped_and_nobody_tells_how_it_ended(
     make: MakeNursery, monkeypatch
 ) -> None:
-    monkeypatch.setattr(children_, "_TOLD_WITHIN", 0.1)
+    monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.1)
     nursery = make(ASLEEP)
     zygote = await zygote_of(nursery)
     child = await nursery.spawn()
@@ -73,9 +71,9 @@ async def test_a_child_is_killed_while_its_zygote_is_stopped_and_nobody_tells_ho
 
 
 async def test_a_status_that_nobody_tells_is_no_success(bank, make: MakeNursery, monkeypatch) -> None:
-    monkeypatch.setattr(children_, "_TOLD_WITHIN", 0.1)
+    monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.1)
     nursery = make()
-    worker = await Worker.spawn(on_first(bank), nursery)
+    worker = await nursery.start_worker(on_first(bank))
     [zygote] = children()
     os.kill(zygote, signal.SIGSTOP)
     result = await worker.finish(LAST)
@@ -87,9 +85,9 @@ async def test_a_worker_that_is_gone_is_not_taken_for_one_that_does_not_leave(
     bank, make: MakeNursery, monkeypatch
 ) -> None:
     """Its zygote has a time of its own to tell how it ended."""
-    monkeypatch.setattr(children_, "_TOLD_WITHIN", 0.3)
+    monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.3)
     monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.0)
-    worker = await Worker.spawn(on_first(bank), make())
+    worker = await make().start_worker(on_first(bank))
     [zygote] = children()
     os.kill(zygote, signal.SIGSTOP)
     os.kill(worker.pid, signal.SIGTERM)
@@ -111,7 +109,7 @@ async def test_a_worker_that_the_kernel_has_not_taken_back_yet_is_lost_with_its_
     monkeypatch.setattr(Child, "end", not_yet)
     nursery = make()
     worker, step = await stalled_clear(bank, nursery)
-    idle = await Worker.spawn(on_first(bank), nursery)
+    idle = await nursery.start_worker(on_first(bank))
     [zygote] = children()
     os.kill(zygote, signal.SIGKILL)
     results = (await step, await idle.finish(LAST))
@@ -149,16 +147,16 @@ async def test_a_child_whose_zygote_is_lost_while_it_is_connected_is_had_from_th
             for _ in range(slots):
                 await asyncio.sleep(0)
             too_late = connecting.done()
-            nursery._zygote._condemn("it says one thing too many")  # type: ignore[union-attr]  # it is there: one was asked for a child
+            nursery._zygote._discard("it says one thing too many")  # type: ignore[union-attr]  # it is there: one was asked for a child
             await connecting
             assert too_late
-            raise LostError("it was connected by then")
+            raise ZygoteLostError("it was connected by then")
 
         await nursery.start()
         monkeypatch.setattr(Child, "connect", interrupted)
         child = await nursery.spawn()
-        child.say(b"\n")
-        assert await child.hear() == b"%d \n" % child.pid
+        child.send(b"\n")
+        assert await child.receive() == b"%d \n" % child.pid
         child.kill()
         await ending(child)
 

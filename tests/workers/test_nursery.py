@@ -17,9 +17,8 @@ from scrubber.devices.simulated import drills
 from scrubber.node import proc
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
-from scrubber.workers.child import BrokenError, Child, Ending
-from scrubber.workers.nursery import LostError, Nursery
-from scrubber.workers.worker import Worker
+from scrubber.workers.nursery import Nursery, ZygoteLostError
+from scrubber.workers.worker import BrokenError, Child, Ending
 from tests.api.conftest import house
 from tests.cli.on_machine import needs_namespace
 from tests.patience import WITHIN
@@ -62,7 +61,7 @@ async def test_a_zygote_that_is_killed_takes_the_step_with_it_and_is_replaced(ba
     assert "its worker ended with the zygote that it was forked from" in result.detail
     assert dead(worker.pid)
     drills.heal(bank.root, bank.first)
-    heir = await Worker.spawn(on_first(bank), nursery)
+    heir = await nursery.start_worker(on_first(bank))
     result = await heir.do(Step.CLEAR, Path.FAST, Order(), LONG, lambda _done, _total: None)
     assert result.outcome is Outcome.PASSED
     assert await heir.finish(LAST) is LAST
@@ -73,7 +72,7 @@ async def test_a_child_that_does_not_listen_is_gone_with_its_zygote(make: MakeNu
     nursery = make(f"os.write(1, b'here\\n'); {ASLEEP}")
     zygote = await zygote_of(nursery)
     child = await nursery.spawn()
-    await child.hear()
+    await child.receive()
     handle = os.pidfd_open(child.pid)
     os.kill(zygote, signal.SIGKILL)
     assert gone_within(handle, 10)  # this holds the loop: the service had no part in it
@@ -96,7 +95,7 @@ async def test_a_stopped_zygote_is_replaced_after_its_deadline(bank, make: MakeN
     assert zygote not in children()
 
 
-async def test_those_who_wait_for_a_zygote_that_dies_get_their_children_from_the_next(make: MakeNursery) -> None:
+async def test_callers_of_a_zygote_that_dies_get_children_of_the_next(make: MakeNursery) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     os.kill(zygote, signal.SIGSTOP)
@@ -116,8 +115,8 @@ async def test_a_zygote_that_is_lost_when_it_is_about_to_be_asked_is_not_waited_
     assert lost is not None
     os.kill(zygote, signal.SIGKILL)
     await lost._gone
-    with pytest.raises(LostError, match=r"its zygote is lost: it (hung up|died)"):
-        await asyncio.wait_for(lost.bear(), WITHIN)
+    with pytest.raises(ZygoteLostError, match=r"its zygote is lost: it (hung up|died)"):
+        await asyncio.wait_for(lost.fork(), WITHIN)
     (await nursery.spawn()).kill()
 
 
@@ -204,8 +203,8 @@ async def test_fifty_at_once_get_a_child_each(make: MakeNursery) -> None:
     nursery = make(ECHO)
     born = await asyncio.gather(*(nursery.spawn() for _ in range(50)))
     for number, child in enumerate(born):
-        child.say(b"%d\n" % number)
-    heard = [await child.hear() for child in born]
+        child.send(b"%d\n" % number)
+    heard = [await child.receive() for child in born]
     assert heard == [b"%d %d\n" % (child.pid, number) for number, child in enumerate(born)]
     assert len({child.pid for child in born}) == 50
     for child in born:
@@ -233,12 +232,12 @@ async def test_a_worker_descends_from_the_service(make: MakeNursery) -> None:
 
 FIRST = f"""
 import asyncio, os, signal
-from scrubber.workers import child as children_
+from scrubber.workers import worker as workers
 from scrubber.workers.nursery import Nursery
 from tests.workers.zygotes import children, living
 
 async def main():
-    children_._TOLD_WITHIN = 0.05
+    workers._REPORTED_WITHIN = 0.05
     nursery = Nursery(warm_cuda=False, program=living({ASLEEP!r}))
     born = [await nursery.spawn() for _ in range(3)]
     zygote = nursery._zygote

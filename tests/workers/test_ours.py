@@ -10,7 +10,6 @@ from scrubber.devices.base import Care
 from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker import Worker
 from scrubber.workers.worker_wire import Assignment
 from tests.devices.conftest import Bank
 
@@ -23,7 +22,7 @@ async def test_a_worker_ends_no_other_worker_though_their_service_is_the_first_p
     address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
     assignment = Assignment(address, files, full_sight=False, service=FIRST_PROCESS)
     nursery = Nursery(warm_cuda=False)
-    busy, other = [await Worker.spawn(assignment, nursery) for _ in range(2)]
+    busy, other = [await nursery.start_worker(assignment) for _ in range(2)]
     drills.stall_clears(bank.root, bank.first)
     begun = asyncio.Event()
     clearing = asyncio.create_task(busy.do(Step.CLEAR, Path.FAST, Order(key="00"), 30.0, lambda *_: begun.set()))

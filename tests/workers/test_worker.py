@@ -17,9 +17,8 @@ from scrubber.devices.base import Address, Care
 from scrubber.devices.simulated import drills, tenants
 from scrubber.steps.base import Order
 from scrubber.workers import worker as workers
-from scrubber.workers.child import BrokenError
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker import Worker
+from scrubber.workers.worker import BrokenError, Worker
 from scrubber.workers.worker_wire import Assignment
 from tests.patience import WITHIN
 from tests.workers.zygotes import LAST, children, descriptors, exists, gone_within, left, links, living
@@ -56,7 +55,7 @@ async def spawn(bank) -> AsyncIterator[Spawn]:
         """A worker, or a child that lives by a few lines of its own."""
         nursery = Nursery(warm_cuda=False, program=living(life)) if life else Nursery(warm_cuda=False)
         nurseries.append(nursery)
-        worker = await Worker.spawn(assigned(*at(bank)), nursery)
+        worker = await nursery.start_worker(assigned(*at(bank)))
         spawned.append(worker)
         return worker
 
@@ -209,7 +208,7 @@ async def test_a_bug_in_a_step_ends_the_child_and_is_ours_and_its_words_are_kept
         ("""print('{"report": {"outcome": "fine"}}')""", "no frame"),
         ("""print('{"report": {"outcome": true}}')""", "no frame"),
         ("""print('{"progress": [1, 2], "report": {"outcome": "passed"}}')""", "neither progress nor a report"),
-        ("""print('{"report": {"outcome": "passed"}}', end="")""", "hung up"),
+        ("""print('{"report": {"outcome": "passed"}}', end="")""", "closed its output"),
         ("print('x' * 2**21)", "more than"),
         ("os._exit(0)", "status 0"),
         ("print('oops', file=sys.stderr); os._exit(5)", "status 5 oops"),
@@ -266,8 +265,8 @@ async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) 
     for slots in range(12):
         nursery = Nursery(warm_cuda=False)
         if warm:
-            await (await Worker.spawn(assigned(*at(bank)), nursery)).kill()
-        spawning = asyncio.create_task(Worker.spawn(assigned(*at(bank)), nursery))
+            await (await nursery.start_worker(assigned(*at(bank)))).kill()
+        spawning = asyncio.create_task(nursery.start_worker(assigned(*at(bank))))
         for _ in range(slots):
             await asyncio.sleep(0.0002 if slots > 6 else 0)
         spawning.cancel()
@@ -287,7 +286,7 @@ async def test_a_spawn_that_is_cancelled_leaves_nobody_behind(bank, warm: bool) 
 async def test_a_worker_that_cannot_be_had_is_an_error(bank) -> None:
     nursery = Nursery(warm_cuda=False, program=("no-such-program",))
     with pytest.raises(BrokenError, match="cannot start a worker: its zygote does not start: No such file"):
-        await Worker.spawn(assigned(*at(bank)), nursery)
+        await nursery.start_worker(assigned(*at(bank)))
 
 
 async def test_a_child_that_does_not_leave_is_killed(spawn: Spawn, monkeypatch) -> None:
@@ -346,7 +345,7 @@ from scrubber.workers.worker import Worker
 async def main(place, step):
     address, files = Address("simulated", place), (place + "/memory",)
     assignment = Assignment(address, files, full_sight=False, service=os.getpid())
-    worker = await Worker.spawn(assignment, Nursery(warm_cuda=False))
+    worker = await Nursery(warm_cuda=False).start_worker(assignment)
     zygote = open(f"/proc/self/task/{os.getpid()}/children").read()
     tell = lambda *_: print(worker.pid, zygote, flush=True)
     if step == "idle":

@@ -41,11 +41,10 @@ def test_an_assignment_is_heard_as_it_was_said() -> None:
 
 
 @pytest.mark.parametrize("step", Step)
-def test_a_task_is_heard_as_it_was_said(step: Step) -> None:
+def test_a_request_is_decoded_as_it_was_encoded(step: Step) -> None:
     order = Order(("random", "zero"), "00ff", terminate_foreign=True, tenancy=(12.5, 13.5), grace=3.0)
-    task = StepRequest(step, order)
-    assert worker_wire.task(worker_wire.encode(StepRequest(step, replace(order, tenancy=None)))).order.tenancy is None
-    assert worker_wire.task(worker_wire.encode(task)) == task
+    for request in (StepRequest(step, order), StepRequest(step, replace(order, tenancy=None))):
+        assert worker_wire.step_request(worker_wire.encode(request)) == request
 
 
 @pytest.mark.parametrize(
@@ -63,12 +62,12 @@ def test_an_answer_is_one_line_and_is_heard_as_it_was_said(answer: Answer) -> No
     assert TypeAdapter(Answer).validate_json(line, strict=True) == answer
 
 
-def test_what_has_no_place_in_a_frame_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot be said"):
+def test_a_value_that_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(TypeError, match="cannot encode"):
         worker_wire.encode(Answer(report=Report(Outcome.PASSED, detail=b"bytes")))  # type: ignore[arg-type] # on purpose
 
 
-def test_a_task_with_an_unknown_step_is_refused() -> None:
+def test_a_request_with_an_unknown_step_is_refused() -> None:
     said = json.loads(worker_wire.encode(StepRequest(Step.CLEAR, Order())))
     with pytest.raises(ValueError, match="polish"):
-        worker_wire.task(json.dumps(said | {"step": "polish"}).encode())
+        worker_wire.step_request(json.dumps(said | {"step": "polish"}).encode())

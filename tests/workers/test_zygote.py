@@ -18,8 +18,7 @@ from scrubber.cuda import warmth
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
 from scrubber.workers import zygote_wire
-from scrubber.workers.child import BrokenError
-from scrubber.workers.worker import Worker
+from scrubber.workers.worker import BrokenError
 from tests.patience import WITHIN
 from tests.workers.zygotes import (
     ASLEEP,
@@ -54,10 +53,10 @@ async def test_a_child_has_its_pipes_and_nothing_else_open(make: MakeNursery, tm
     nursery = make(ECHO, prelude="os.set_inheritable(os.dup(0), True)")
     elder, child = await nursery.spawn(), await nursery.spawn()
     os.close(secret)
-    elder.say(b"\n")
-    child.say(b"\n")
-    await elder.hear()
-    await child.hear()
+    elder.send(b"\n")
+    child.send(b"\n")
+    await elder.receive()
+    await child.receive()
     assert open_files(child.pid) == open_files(elder.pid) == ["0", "1", "2"]
     assert len(links(elder.pid) | links(child.pid)) == 6
     assert all(link.startswith("pipe:") for link in links(elder.pid) | links(child.pid))
@@ -67,8 +66,8 @@ async def test_a_file_above_the_highest_number_that_may_be_opened_is_closed_as_w
     """What is open is counted, not what might be: a limit that was lowered leaves files open above it."""
     high = "os.dup2(0, 900, inheritable=True)\nimport resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))"
     child = await make(ECHO, prelude=high).spawn()
-    child.say(b"\n")
-    await child.hear()
+    child.send(b"\n")
+    await child.receive()
     assert open_files(child.pid) == ["0", "1", "2"]
 
 
@@ -81,8 +80,8 @@ async def test_a_child_does_with_signals_what_a_fresh_python_does(make: MakeNurs
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     signal.signal(signal.SIGHUP, before)
     child = await nursery.spawn()
-    child.say(b"\n")
-    await child.hear()
+    child.send(b"\n")
+    await child.receive()
     ignored = {int(signal.SIGPIPE), int(signal.SIGXFSZ)}
     known = {int(it) for it in signal.valid_signals()}  # two are the C library's own
     found = {name: numbers & known for name, numbers in signals(child.pid).items()}
@@ -204,7 +203,7 @@ def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
 async def test_cupy_is_loaded_once_by_the_zygote_and_by_nobody_else(bank, make: MakeNursery, cupy) -> None:
     seen = cupy()
     nursery = make(warm_cuda=True)
-    workers = [await Worker.spawn(on_first(bank), nursery) for _ in range(3)]
+    workers = [await nursery.start_worker(on_first(bank)) for _ in range(3)]
     [zygote] = children()
     assert seen.read_text() == f"{zygote} 1 /proc\n"
     assert "cupy" not in sys.modules
@@ -217,7 +216,7 @@ async def test_cupy_is_loaded_once_by_the_zygote_and_by_nobody_else(bank, make: 
 async def test_children_find_cupy_loaded(make: MakeNursery, cupy) -> None:
     cupy()
     child = await make("print(sys.modules['cupy'].__version__, flush=True)", warm_cuda=True).spawn()
-    assert await child.hear() == b"98.7\n"
+    assert await child.receive() == b"98.7\n"
 
 
 async def test_cupy_is_not_loaded_where_nobody_asked(make: MakeNursery, cupy) -> None:
@@ -255,7 +254,7 @@ async def test_a_cupy_that_cannot_be_loaded_is_told_in_one_line_and_what_needs_n
 ) -> None:
     cupy(BROKEN)
     nursery = make(warm_cuda=True)
-    worker = await Worker.spawn(on_first(bank), nursery)
+    worker = await nursery.start_worker(on_first(bank))
     assert nursery.cupy.cupy is None
     told = "CuPy is installed but cannot be loaded: ImportError: libcudart.so: no such file ?...."
     assert nursery.cupy.lacks.startswith(told)
@@ -313,8 +312,8 @@ async def test_how_a_child_ends_is_told_although_whoever_started_the_service_ign
     await nursery.start()
     signal.signal(signal.SIGCHLD, before)
     child = await nursery.spawn()
-    child.say(b"\n")
-    await child.hear()
+    child.send(b"\n")
+    await child.receive()
     child.hang_up()
     ending = await child.end(10)
     assert ending is not None

@@ -19,9 +19,8 @@ from scrubber.devices.base import Care
 from scrubber.devices.simulated import drills
 from scrubber.steps.base import Order
 from scrubber.workers import nursery as nurseries
-from scrubber.workers.child import Child, Ending
 from scrubber.workers.nursery import Nursery
-from scrubber.workers.worker import Worker
+from scrubber.workers.worker import Child, Ending, Worker
 from scrubber.workers.worker_wire import Assignment
 from tests.patience import WITHIN
 
@@ -127,7 +126,7 @@ def on_first(bank) -> Assignment:
 async def stalled_clear(bank, nursery: Nursery) -> tuple[Worker, asyncio.Task[StepResult]]:
     """A worker in the middle of a clear that does not end."""
     drills.stall_clears(bank.root, bank.first)
-    worker = await Worker.spawn(on_first(bank), nursery)
+    worker = await nursery.start_worker(on_first(bank))
     begun = asyncio.Event()
     work = worker.do(Step.CLEAR, ScrubPath.FAST, Order(), LONG, lambda _done, _total: begun.set())
     step = asyncio.create_task(work)
