@@ -201,7 +201,7 @@ def build(
     )
     # A caller of its own: no hook waits behind a look that is for people.
     tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, NAMES_WITHIN)
-    reporter = StatusReporter(service, about, lambda: nursery.cupy, tenants)
+    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     figures = ServiceCollector(

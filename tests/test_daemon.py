@@ -114,7 +114,7 @@ def test_a_kill_takes_the_worker_with_it_and_proves_nothing(service):
     service.start()
     service.settled(0, "clean")
     told = texts(service)
-    cut = told.index("scrub cut off, nothing was proven: the service was stopped or killed while it ran")
+    cut = told.index("scrub cut off, nothing was proven: the service was stopped or killed during the job")
     assert any(text.startswith("proven clean") for text in told[cut:])
 
 
@@ -204,7 +204,7 @@ def test_a_damaged_ledger_is_set_aside_loudly_and_every_gpu_is_unknown(service):
     service.hear("serving")
     assert service_call.ask(service.run_dir, lambda admin: admin.status()).service.set_aside == (aside.name,)
     shown = service.popen("status", stdout=-1, stderr=-1)
-    assert f"a damaged ledger was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
+    assert f"was set aside as {aside.name}" in shown.communicate(timeout=WITHIN)[1]
     service.settled(0, "clean")
     told = texts(service)
     assert told[0].startswith("found ")

@@ -243,7 +243,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["status", "99"], "cannot find device 99: there is none of that name; `autoclave status` lists the GPUs"),
+        (["status", "99"], "cannot find device 99: no device has this name; `autoclave status` lists the GPUs"),
         (["scrub", "GPU-nope"], "cannot find device GPU-nope"),
         (["explain", "G"], "cannot find device G: it could be any of 0 (GPU-"),
         (["simulate", "lost", "99"], "cannot find device 99"),

@@ -239,7 +239,7 @@ async def test_what_cannot_be_brought_back_is_told_and_tried_again_now_and_then(
     with capture_logs() as logs:
         await asyncio.sleep(150)
     assert len(world.node.menders) == 3
-    assert [entry["error"] for entry in logs if "cannot bring back" in entry["event"]] == ["it is refused"] * 3
+    assert [entry["error"] for entry in logs if entry["event"] == "pending restore failed"] == ["it is refused"] * 3
 
 
 async def test_a_service_that_stops_brings_nothing_back(world):

@@ -367,7 +367,7 @@ class World:
         )
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)
-        reporter = StatusReporter(service, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
+        reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
     async def _mend(self, address: Address) -> Mender:
