@@ -11,7 +11,7 @@ from scrubber import config
 from scrubber.config import BackendChoice, LogFormat, LogLevel, ScrubberConfig, SightMode
 from scrubber.ground.errors import FatalError
 
-RUN_DIR_LIMIT = config.LONGEST_SOCKET - len("/scrubber.sock")
+RUN_DIR_LIMIT = config.MAX_SOCKET_PATH - len("/scrubber.sock")
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_fault_in_the_file_has_its_line_and_column(file, tmp_path, text, place
     with pytest.raises(FatalError) as caught:
         file(text)
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"cannot use the configuration {tmp_path}/config.yaml: mend what stands here"
+    assert lines[0] == f"cannot use the configuration {tmp_path}/config.yaml: correct these faults"
     assert len(lines) == 2
     assert lines[1].startswith(f"{tmp_path}/config.yaml:{place}: ")
     assert told in lines[1]
@@ -197,7 +197,7 @@ def test_a_file_that_is_missing_or_no_text_is_told_with_a_remedy(tmp_path):
     with pytest.raises(FatalError, match="No such file or directory; name another with --config"):
         config.resolve(tmp_path / "none.yaml", {}, {})
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FatalError, match="it is no UTF-8 text; name another with --config"):
+    with pytest.raises(FatalError, match="it is not UTF-8 text; name another with --config"):
         config.resolve(tmp_path / "binary.yaml", {}, {})
 
 

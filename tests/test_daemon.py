@@ -269,7 +269,7 @@ def test_two_services_never_share_a_set_of_gpus(service, short_tmp):
     other = short_tmp / "other"
     flags = ["--backend", "simulated", "--simulated-dir", service.simulated_dir, "--run-dir", other / "run"]
     run = service.popen("scrubber", *flags, "--state-dir", other / "state", stderr=-1)
-    assert "another autoclave scrubber has the GPUs" in run.communicate(timeout=WITHIN)[1]
+    assert "another autoclave scrubber uses the GPUs" in run.communicate(timeout=WITHIN)[1]
     assert run.returncode == 2
 
 

@@ -361,7 +361,7 @@ def test_without_hardware_it_is_said_what_is_missing_and_nothing_is_simulated_un
     assert run.exit_code == 2
     told = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
     assert told in run.stderr
-    assert ("for simulated GPUs say --backend simulated" in run.stderr) is (backend == "auto")
+    assert ("for simulated GPUs use --backend simulated" in run.stderr) is (backend == "auto")
 
 
 def test_a_second_service_in_the_same_place_is_wrong_usage(service):
