@@ -203,6 +203,6 @@ def build(
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
     collector = ServiceCollector(
-        service, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
+        context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
     return App(config, ledger, service, reporter, monitor, active_policy, nursery, collector, board_sampler)
