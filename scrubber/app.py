@@ -13,9 +13,7 @@ from pathlib import Path
 
 import scrubber
 from policies.model import Policy
-from scrubber.config import BackendChoice as Chosen
-from scrubber.config import ScrubberConfig
-from scrubber.config import SightMode as Eyes
+from scrubber.config import BackendChoice, ScrubberConfig, SightMode
 from scrubber.core import presence, states
 from scrubber.core.model import DeviceInfo, Holder
 from scrubber.devices.base import Address, Backend, Care
@@ -48,8 +46,8 @@ from scrubber.workers.worker_wire import Assignment
 logger = log.get("app")
 
 PROC = Path("/proc")
-NAMES_WITHIN = 1.0  # seconds that a status waits for the names of pods, which it can do without
-WATCH_EVERY = 0.25  # seconds between looks for intruders while a step runs
+POD_NAMES_WITHIN = 1.0  # seconds; a status without the names of pods is better than a late one
+WATCH_EVERY = 0.25  # seconds between the observations that look for foreign processes while a step runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +61,41 @@ class App:
     monitor: Monitor
     active_policy: ActivePolicy
     nursery: Nursery
-    figures: ServiceCollector
+    collector: ServiceCollector
     board_sampler: BoardSampler
 
 
 def build_backend(config: ScrubberConfig) -> Backend:
-    """The hardware that was asked for; what is not there is said at once."""
-    if config.backend is Chosen.SIMULATED:
+    """The backend in the configuration; FatalError when the node has no such hardware."""
+    if config.backend is BackendChoice.SIMULATED:
         return _simulated(config)
-    # Loaded by name, because a node with simulated GPUs would start later by all the modules for NVIDIA.
+    # Imported here: a service with simulated GPUs starts faster without the modules for NVIDIA.
     nvidia: Backend = importlib.import_module("scrubber.app_nvidia").build(config, _pid_namespace(config))
     return nvidia
 
 
 def _pid_namespace(config: ScrubberConfig) -> int | None:
-    """The one that shows the whole node, if that is not the machine's first."""
-    return proc.own_namespace(PROC) if config.sight is Eyes.NAMESPACE else None
+    """The PID namespace that shows all processes of the node; None for the first one of the machine."""
+    return proc.own_namespace(PROC) if config.sight is SightMode.NAMESPACE else None
 
 
 def _simulated(config: ScrubberConfig) -> Simulated:
     creation.create(config.simulated_dir, config.simulated_gpus, config.simulated_memory, identity.boot_id())
     if layout.service_lock(config.simulated_dir) is None:  # held until this process ends
-        raise FatalError(f"cannot start: another autoclave scrubber has the GPUs of {config.simulated_dir}")
+        raise FatalError(f"cannot start: another autoclave scrubber uses the GPUs in {config.simulated_dir}")
     return Simulated(config.simulated_dir)
 
 
 def _care(policy: Policy) -> Care:
-    """How policy wants a device handled, in the backends' words."""
+    """What the policy says about the handling of a device, as backends read it."""
     settings = policy.settings.model_dump(exclude_none=True, mode="json")
     means = tuple(word.value for word in policy.reset.means)
     return Care(means, policy.reset.slices.value, settings, policy.timeouts.reset)
 
 
 @dataclass(frozen=True, slots=True)
-class _Hiring:
-    """Workers, as a device and its policy want them."""
+class _WorkerStarter:
+    """Starts a worker process for a device and its policy."""
 
     backend: Backend
     nursery: Nursery
@@ -105,8 +103,8 @@ class _Hiring:
     pod_logs: str
     namespace: int | None
 
-    async def hire(self, device: str, policy: Policy) -> Worker:
-        """For a job on a device."""
+    async def start(self, device: str, policy: Policy) -> Worker:
+        """A worker for a scrub."""
         care = _care(policy)
         assignment = Assignment(
             self.backend.address(device, care),
@@ -119,37 +117,37 @@ class _Hiring:
             pid_namespace=self.namespace,
         )
         worker = await self.nursery.start_worker(assignment)
-        if self.nursery.cupy.lacks:  # said by the zygote that it had to wait for
+        if self.nursery.cupy.lacks:  # known only now, after the zygote has started
             await worker.kill()
             raise BrokenError(f"cannot clear its memory: {self.nursery.cupy.lacks}")
         return worker
 
-    async def mend(self, address: Address) -> Worker:
-        """It has no device to look after, and no policy."""
+    async def start_restore(self, address: Address) -> Worker:
+        """A worker for a pending restore. Such a device needs no policy and may have no files."""
         assignment = Assignment(address, (), self.full_sight, os.getpid(), pid_namespace=self.namespace)
         return await self.nursery.start_worker(assignment)
 
-    def lacks(self, device: DeviceInfo) -> str | None:
-        """What is missing to clear its memory."""
+    def clear_obstacle(self, device: DeviceInfo) -> str | None:
+        """What prevents a worker from clearing the memory of a device; None when nothing does."""
         return self.backend.lacks(device) or self.nursery.cupy.lacks or None
 
 
 def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
-    """The ledger, replayed; a damaged one is set aside, loudly, and every device is unknown."""
-    believed: list[store.Loaded] = []
+    """The ledger, replayed. A damaged one is set aside with an error in the log, and every device is UNKNOWN."""
+    accepted: list[store.Loaded] = []
 
-    def believe(loaded: store.Loaded) -> None:
-        """A history that cannot have happened is as good as a broken chain."""
+    def check(loaded: store.Loaded) -> None:
+        """Treat rows that contradict the state table like a broken chain."""
         try:
             replay(loaded.snapshot, loaded.entries)
         except states.IllegalEventError as error:
             raise store.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
-        believed.append(loaded)
+        accepted.append(loaded)
 
-    opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), believe)
+    opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), check)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    ledger = Ledger(opened, clock.now, loaded=believed[-1], witness=counters)
+    ledger = Ledger(opened, clock.now, loaded=accepted[-1], witness=counters)
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
 
@@ -157,18 +155,18 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
 def build(
     config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, ledger: Ledger, counters: ServiceCounters
 ) -> App:
-    """Everything, ready to be started."""
-    # A simulated GPU is a file of this user's; for real ones every process of the node must be seen.
+    """All parts, not started."""
+    # A simulated GPU is a file that only this user can open. For a real one, all processes of the node must be seen.
     full_sight = not isinstance(backend, Simulated)
     namespace = _pid_namespace(config)
     processes = Processes(PROC, backend.container_of, full_sight=full_sight, namespace=namespace)
 
     @cache
-    def known(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
+    def is_bystander(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
         return Bystanders(tuple(map(Bystander.said, bystanders)), PROC, config.pod_logs).knows
 
     def ignored(device: str) -> Callable[[Holder], bool]:
-        return known(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)
+        return is_bystander(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)
 
     ends = ProcessEnds()
     observer = Observer(
@@ -176,8 +174,8 @@ def build(
     )
     nursery = Nursery(warm_cuda=full_sight)
 
-    hiring = _Hiring(backend, nursery, full_sight, str(config.pod_logs), namespace)
-    jobs = Jobs(ledger, observer, hiring.hire, hiring.mend, clock.now, secrets.token_hex, WATCH_EVERY)
+    starter = _WorkerStarter(backend, nursery, full_sight, str(config.pod_logs), namespace)
+    jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     context = ServiceContext(
         ledger,
         observer,
@@ -186,7 +184,7 @@ def build(
         clock.now,
         secrets.token_hex,
         random.SystemRandom().random,
-        hiring.lacks,
+        starter.clear_obstacle,
     )
     service = Service.build(context, on_vitals=counters.vitals)
     simulated_dir = "" if full_sight else str(config.simulated_dir)
@@ -198,12 +196,12 @@ def build(
         clock.now().wall,
         files.Places(config.ledger).aside(),
     )
-    # A caller of its own: no hook waits behind a look that is for people.
-    tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, NAMES_WITHIN)
-    reporter = StatusReporter(service, about, lambda: nursery.cupy, tenants)
+    # With a Caller of its own, so that no request waits behind the pod names of a status.
+    tenants = partial(Caller().ask, "pods", Pods(config.kubelet_dir, config.pod_logs).look, POD_NAMES_WITHIN)
+    reporter = StatusReporter(context, about, lambda: nursery.cupy, tenants)
     monitor = Monitor(service, observer, backend.pace, ends, counters.failed)
     board_sampler = BoardSampler(observer)
-    figures = ServiceCollector(
-        service, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
+    collector = ServiceCollector(
+        context, reporter, counters, lambda: monitor.ended, lambda: board_sampler.latest, clock.now().wall
     )
-    return App(config, ledger, service, reporter, monitor, active_policy, nursery, figures, board_sampler)
+    return App(config, ledger, service, reporter, monitor, active_policy, nursery, collector, board_sampler)

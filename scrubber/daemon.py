@@ -1,4 +1,4 @@
-"""Starts the service and stops it. All long-running tasks of the program are named in ``_serve``."""
+"""Starts the service and stops it. ``_run_service`` names all long-running tasks of the program."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from scrubber.policy import ActivePolicy
 
 logger = log.get("daemon")
 
-LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between tries to open the ledger; the last one repeats
+LEDGER_RETRY = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds between attempts to open the ledger; the last one repeats
 FILE_CHANGES = Mask.CREATE | Mask.MOVED_TO | Mask.CLOSE_WRITE
 
 
 def run(config: ScrubberConfig) -> int:
-    """Serve until told to stop; 0 is a clean stop."""
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
     fmt = None if config.log_format is LogFormat.AUTO else config.log_format is LogFormat.JSON
     log.configure(config.log_level.value, json=fmt)
     os.umask(0o077)
@@ -46,134 +46,137 @@ def run(config: ScrubberConfig) -> int:
 
 
 async def _serve(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy) -> int:
-    """Show how it stands, if that is wanted, from before the first step to after the last."""
-    shown = _Shown()
+    """Run the service, and serve its metrics from the start to the end when an address is configured."""
+    metrics = _Metrics()
     if not config.metrics_address:
-        return await _live(config, backend, active_policy, shown)
-    ProcessCollector(registry=shown.registry)
-    async with http_server.HttpServer(shown.registry, shown.obstacles).serve(config.metrics_address):
-        return await _live(config, backend, active_policy, shown)
+        return await _run_service(config, backend, active_policy, metrics)
+    ProcessCollector(registry=metrics.registry)
+    async with http_server.HttpServer(metrics.registry, metrics.obstacles).serve(config.metrics_address):
+        return await _run_service(config, backend, active_policy, metrics)
 
 
-class _Shown:
-    """What there is to show: little at first, and all once there is a service."""
+class _Metrics:
+    """What the HTTP server reads: only counters at first, everything once the service runs."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.counters = ServiceCounters(self.registry)
-        self.not_yet = "the service is starting"
-        self._figures: ServiceCollector | None = None
+        self.start_obstacle = "the service is starting"
+        self._collector: ServiceCollector | None = None
 
-    def show(self, built: app.App) -> None:
-        """From now on what is true is looked up."""
-        self._figures = built.figures
-        self.registry.register(built.figures)
+    def register(self, collector: ServiceCollector) -> None:
+        """Serve the state of the service from now on."""
+        self._collector = collector
+        self.registry.register(collector)
 
     def obstacles(self) -> Sequence[str]:
-        """What is in the way of handing anything out."""
-        return self._figures.obstacles() if self._figures is not None else (self.not_yet,)
+        """What prevents the service from granting any device."""
+        return self._collector.obstacles() if self._collector is not None else (self.start_obstacle,)
 
 
-async def _live(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, shown: _Shown) -> int:
-    """Recover, open the doors, look after the devices; undo it all in the reverse order."""
+async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: ActivePolicy, metrics: _Metrics) -> int:
+    """Recover, open the sockets and run the tasks until the stop; then stop everything in the reverse order."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    changed = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, changed.set)
-    ledger = await _ledger(config, stop, shown)
+    policy_changed = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, policy_changed.set)
+    ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         return 0
-    built = app.build(config, backend, active_policy, ledger, shown.counters)
-    alarm = backend.alarm()  # before the first look, which shall see what was told before us as well
-    await built.nursery.start()  # before there are doors: it warms up while we recover
-    with suppress(LedgerUnavailable):  # told by the ledger; the monitor closes what is left open
+    built = app.build(config, backend, active_policy, ledger, metrics.counters)
+    alarm = backend.alarm()  # before the first observation, so that no report falls between the two
+    await built.nursery.start()  # first, because the zygote loads CuPy while the service recovers
+    with suppress(LedgerUnavailable):  # the ledger has logged it; the monitor closes the open jobs later
         await built.service.upkeep.recover()
     await built.monitor.round()
-    doors = server.GrpcServers(built.service, built.reporter, shown.counters, config.run_dir)
-    await doors.open()
-    shown.show(built)
+    servers = server.GrpcServers(built.service, built.reporter, metrics.counters, config.run_dir)
+    await servers.open()
+    metrics.register(built.collector)
     logger.info("serving", run_dir=str(config.run_dir), policy=active_policy.name, devices=len(ledger.records))
     tasks = [
         asyncio.create_task(built.monitor.run(alarm), name="monitor"),
-        asyncio.create_task(_watch_policy(active_policy, changed), name="policy file"),
-        asyncio.create_task(_follow_policy(active_policy, changed), name="policy"),
+        asyncio.create_task(_watch_policy(active_policy, policy_changed), name="policy file"),
+        asyncio.create_task(_reload_policy(active_policy, policy_changed), name="policy"),
     ]
     if config.metrics_address:
-        tasks.append(asyncio.create_task(built.board_sampler.run(), name="readings"))
+        tasks.append(asyncio.create_task(built.board_sampler.run(), name="board sampler"))
     stopped = asyncio.create_task(stop.wait(), name="stop signal")
     done, _ = await asyncio.wait({*tasks, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    await _shut_down(built, doors, tasks)
+    await _shut_down(built, servers, tasks)
     backend.close()
     for task in done - {stopped}:
-        task.result()  # a task that ended by itself failed: its error ends the program
+        task.result()  # no task ends by itself without an error, and that error ends the program
     return 0
 
 
-async def _shut_down(built: app.App, doors: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
-    """Stopping is not failing: jobs are cut off and recorded as such."""
+async def _shut_down(built: app.App, servers: server.GrpcServers, tasks: list[asyncio.Task[None]]) -> None:
+    """Stop all parts. Running jobs are cancelled and recorded as interrupted, not as failed."""
     logger.info("stopping")
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await built.service.stop()
     await built.nursery.close()
-    await doors.close()
+    await servers.close()
     await built.ledger.close()
     logger.info("stopped", ledger_row=built.ledger.seq)
 
 
-async def _ledger(config: ScrubberConfig, stop: asyncio.Event, shown: _Shown) -> Ledger | None:
-    """The ledger, as soon as it can be opened. Until then the doors say why nothing is granted."""
-    closed: server.RefusingServers | None = None
+async def _open_ledger(config: ScrubberConfig, stop: asyncio.Event, metrics: _Metrics) -> Ledger | None:
+    """The ledger, as soon as it can be opened; None after a stop. Until then the sockets answer with the reason."""
+    refusing: server.RefusingServers | None = None
     attempt = 0
     try:
         while not stop.is_set():
             try:
-                return app.open_ledger(config, shown.counters)
+                return app.open_ledger(config, metrics.counters)
             except LedgerUnavailable as error:
                 pause = LEDGER_RETRY[min(attempt, len(LEDGER_RETRY) - 1)]
-                closed = closed or await server.RefusingServers.open(config.run_dir)
-                closed.message = shown.not_yet = error.message
+                refusing = refusing or await server.RefusingServers.open(config.run_dir)
+                refusing.message = metrics.start_obstacle = error.message
                 logger.error("no ledger: nothing is granted", error=error.message, next_try_seconds=pause)  # noqa: TRY400 - expected
             attempt += 1
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
         return None
     finally:
-        if closed is not None:
-            await closed.close()
+        if refusing is not None:
+            await refusing.close()
 
 
 async def _watch_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
-    """Tell when the policy's file changes. A ConfigMap is changed by moving a link in its directory."""
+    """Set ``changed`` after each change in the directory of the policy file.
+
+    The kubelet updates a ConfigMap by moving a link in that directory.
+    """
     if active_policy.path is None:
         await asyncio.Event().wait()
         return
     with Inotify() as inotify:
         inotify.add_watch(active_policy.path.parent, FILE_CHANGES)
-        changed.set()  # what changed before we watched
+        changed.set()  # the file may have changed before the watch began
         async for _ in inotify:
             changed.set()
 
 
-async def _follow_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
-    """Load it again, one time after the other: of two at once the older one might be the last word."""
+async def _reload_policy(active_policy: ActivePolicy, changed: asyncio.Event) -> None:
+    """Reload the policy after each change, never twice at the same time: the older text could win."""
     while True:
         await changed.wait()
         changed.clear()
-        await _reload(active_policy)
+        await _reload_once(active_policy)
 
 
-async def _reload(active_policy: ActivePolicy) -> None:
-    """Say what came of it, once: an editor touches a file several times when it saves."""
+async def _reload_once(active_policy: ActivePolicy) -> None:
+    """Reload the policy, and log a result once: an editor changes a file several times when it saves."""
     before = active_policy.fault
     if await asyncio.to_thread(active_policy.reload):
         logger.info("policy loaded", policy=active_policy.name, source=active_policy.source)
     elif active_policy.fault and active_policy.fault != before:
         logger.error(
-            "policy not loaded, the old one stays in force", source=active_policy.source, faults=active_policy.fault
+            "policy not loaded; the old policy stays in force", source=active_policy.source, faults=active_policy.fault
         )
     elif before and not active_policy.fault:
-        logger.info("policy file mended: it says what is in force already", source=active_policy.source)
+        logger.info("policy file corrected; it equals the policy in force", source=active_policy.source)

@@ -1,6 +1,6 @@
-"""The policy in force: loaded once, loaded again on request, and what it says of a device.
+"""The policy in force, and what it says about a device.
 
-A file that cannot be read or is wrong changes nothing: the policy that was in force stays, and ``fault`` says so.
+A policy file that cannot be read or has faults changes nothing: the old policy stays in force, and ``fault`` says why.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scrubber.core.model import DeviceInfo
 
 @dataclass(frozen=True, slots=True)
 class DevicePolicy:
-    """The policy for one device, the rule it comes from (``file/rule``), and why this one."""
+    """The policy for one device, the rule that it comes from (``file/rule``), and why this rule applies."""
 
     policy: Policy
     rule: str
@@ -28,40 +28,40 @@ class ActivePolicy:
     """One policy file, or one of the shipped policies."""
 
     def __init__(self, source: str) -> None:
-        """Load it; a fault at the start is the caller's to report."""
+        """Load the policy; PolicyError when it has faults."""
         self.source = source
         self.fault = ""
-        self.path = None if source in load.shipped() else Path(source)  # the file to watch, where there is one
-        # One attribute, replaced whole: a ruling is never kept beside a policy that it does not come from.
-        self._book: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]] = (load.load(source), {})
+        self.path = None if source in load.shipped() else Path(source)  # the file to watch; None for a shipped policy
+        # The policies and what they say about known devices are replaced together, so that they always agree.
+        self._loaded: tuple[PolicySet, dict[str, tuple[DeviceInfo, DevicePolicy]]] = (load.load(source), {})
 
     @property
     def name(self) -> str:
-        """The name the policy gives itself."""
-        return self._book[0].name
+        """The name in the policy file."""
+        return self._loaded[0].name
 
     @property
     def digest(self) -> str:
-        """Names all that it says: nodes that show the same one are under the same policy."""
-        return hashlib.sha256(self._book[0].model_dump_json().encode()).hexdigest()[:16]
+        """A hash of the whole policy: nodes with equal digests have equal policies."""
+        return hashlib.sha256(self._loaded[0].model_dump_json().encode()).hexdigest()[:16]
 
     def reload(self) -> bool:
-        """Read it again; may be done in another thread. True when another policy is in force now."""
+        """Load the policy again; True when it has changed. May run in another thread."""
         try:
             fresh = load.load(self.source)
         except PolicyError as error:
             self.fault = str(error)
             return False
         self.fault = ""
-        changed = fresh != self._book[0]
-        self._book = (fresh, {})
+        changed = fresh != self._loaded[0]
+        self._loaded = (fresh, {})
         return changed
 
     def device_policy(self, device: DeviceInfo) -> DevicePolicy:
-        """What applies to this device."""
-        policies, known = self._book
+        """The policy for this device."""
+        policies, known = self._loaded
         kept = known.get(device.uuid)
-        if kept is not None and (kept[0] is device or kept[0] == device):  # to compare takes longer than all the rest
+        if kept is not None and (kept[0] is device or kept[0] == device):  # identity first: equality is slow
             return kept[1]
         device_policy = _match(policies, device)
         known[device.uuid] = (device, device_policy)

@@ -27,7 +27,7 @@ def file(tmp_path):
     return resolve
 
 
-def test_without_anything_the_defaults_are_in_force():
+def test_without_settings_the_defaults_apply():
     resolved = config.resolve(None, {}, {})
     assert resolved.config == ScrubberConfig()
     assert resolved.config.backend is BackendChoice.AUTO
@@ -39,7 +39,7 @@ def test_without_anything_the_defaults_are_in_force():
     assert set(resolved.origins.values()) == {"default"}
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(file, tmp_path):
+def test_flags_override_environment_and_environment_overrides_file(file, tmp_path):
     text = "policy: strict\nlog-level: debug\nsimulated_gpus: 4\n"
     environ = {"AUTOCLAVE_LOG_LEVEL": "warning", "AUTOCLAVE_SIMULATED_GPUS": "5"}
     resolved = file(text, environ, simulated_gpus=6, backend=None)
@@ -52,7 +52,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(file, tmp_path):
     assert set(resolved.origins) == set(ScrubberConfig.model_fields)
 
 
-def test_every_value_can_be_given_in_every_place(file):
+def test_every_setting_works_in_every_source(file):
     given = {
         "backend": "simulated", "policy": "fast", "state_dir": "/s", "run_dir": "/r", "kubelet_dir": "/k",
         "pod_logs_dir": "/l", "host_root": "/h", "sight": "namespace",
@@ -83,33 +83,33 @@ def test_every_value_can_be_given_in_every_place(file):
         ({"pod_logs_dir": "/data"}, "/data"),
     ],
 )
-def test_the_logs_of_pods_are_where_the_kubelet_has_them_below_what_shows_the_host(given, seen):
+def test_pod_logs_are_below_the_host_root(given, seen):
     assert config.resolve(None, {}, given).config.pod_logs == Path(seen)
 
 
-def test_simulated_gpus_move_with_the_state_unless_they_have_a_place_of_their_own():
+def test_simulated_gpus_are_in_the_state_directory_by_default():
     assert config.resolve(None, {}, {"state_dir": "/s"}).config.simulated_dir == Path("/s/simulated")
     assert config.resolve(None, {}, {"state_dir": "/s", "simulated_dir": "/g"}).config.simulated_dir == Path("/g")
     assert ScrubberConfig(state_dir=Path("/s")).simulated_dir == Path("/s/simulated")
 
 
-def test_a_relative_path_means_here_for_whoever_types_it(tmp_path, monkeypatch):
+def test_a_relative_path_in_a_flag_means_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert config.resolve(None, {"AUTOCLAVE_STATE_DIR": "s"}, {}).config.state_dir == tmp_path / "s"
     assert config.resolve(None, {}, {"state_dir": "s"}).config.state_dir == tmp_path / "s"
 
 
-def test_an_empty_variable_was_not_given():
+def test_an_empty_variable_counts_as_not_given():
     assert config.resolve(None, {"AUTOCLAVE_POLICY": ""}, {}).origins["policy"] == "default"
 
 
-def test_variables_of_other_verbs_are_nobodys_fault():
+def test_variables_of_other_verbs_are_ignored():
     environ = {"AUTOCLAVE_OUTPUT": "json", "AUTOCLAVE_PORT": "tcp://10.0.0.1:1"}
     assert config.resolve(None, environ, {}).config == ScrubberConfig()
 
 
 @pytest.mark.parametrize("text", ["", "# nothing yet\n", "# policy: strict\n\n  # later\n", "{}\n"])
-def test_a_file_that_says_nothing_is_all_defaults(file, text):
+def test_an_empty_file_means_all_defaults(file, text):
     assert file(text).config == ScrubberConfig()
 
 
@@ -140,23 +140,23 @@ def test_a_file_that_says_nothing_is_all_defaults(file, text):
         ("5\n", "1:1", "expected a mapping"),
     ],
 )
-def test_a_fault_in_the_file_has_its_line_and_column(file, tmp_path, text, place, told):
+def test_a_fault_names_its_line_and_column(file, tmp_path, text, place, told):
     with pytest.raises(FatalError) as caught:
         file(text)
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"cannot use the configuration {tmp_path}/config.yaml: mend what stands here"
+    assert lines[0] == f"cannot use the configuration {tmp_path}/config.yaml: correct these faults"
     assert len(lines) == 2
     assert lines[1].startswith(f"{tmp_path}/config.yaml:{place}: ")
     assert told in lines[1]
 
 
-def test_all_faults_of_a_file_are_told_at_once_from_top_to_bottom(file):
+def test_all_faults_of_a_file_are_listed_in_order(file):
     with pytest.raises(FatalError) as caught:
         file("state-dir: x\npolicies: y\nsimulated-gpus: 0\nlog-level:\n")
     assert [line.split(":")[1] for line in str(caught.value).splitlines()[1:]] == ["1", "2", "3", "4"]
 
 
-def test_a_wrong_value_in_the_file_is_refused_even_when_a_flag_would_win(file):
+def test_an_overridden_wrong_value_is_still_refused(file):
     with pytest.raises(FatalError, match="expected at least 1"):
         file("simulated-gpus: 0\n", simulated_gpus=2)
 
@@ -176,13 +176,13 @@ def test_a_wrong_value_in_the_file_is_refused_even_when_a_flag_would_win(file):
         ({"AUTOCLAVE_RUN_DIR": "/" + "ü" * 60}, {}, "AUTOCLAVE_RUN_DIR: found a path too long by 28 bytes"),
     ],
 )
-def test_a_wrong_value_from_elsewhere_names_the_variable_or_the_flag(environ, flags, told):
+def test_a_wrong_value_names_its_variable_or_flag(environ, flags, told):
     with pytest.raises(FatalError) as caught:
         config.resolve(None, environ, flags)
     assert str(caught.value).startswith(f"cannot use {told}")
 
 
-def test_several_wrong_values_are_told_in_one_line():
+def test_several_wrong_values_make_one_line():
     with pytest.raises(FatalError) as caught:
         config.resolve(None, {"AUTOCLAVE_LOG_LEVEL": "loud"}, {"simulated_gpus": 0})
     assert "AUTOCLAVE_LOG_LEVEL: " in str(caught.value)
@@ -190,18 +190,18 @@ def test_several_wrong_values_are_told_in_one_line():
     assert "\n" not in str(caught.value)
 
 
-def test_the_longest_socket_path_that_the_kernel_takes_is_taken():
+def test_the_longest_possible_socket_path_is_accepted():
     assert config.resolve(None, {}, {"run_dir": "/" + "r" * (RUN_DIR_LIMIT - 1)}).config.run_dir
 
 
-def test_a_file_that_is_missing_or_no_text_is_told_with_a_remedy(tmp_path):
+def test_an_unreadable_file_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(FatalError, match="No such file or directory; name another with --config"):
         config.resolve(tmp_path / "none.yaml", {}, {})
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FatalError, match="it is no UTF-8 text; name another with --config"):
+    with pytest.raises(FatalError, match="it is not UTF-8 text; name another with --config"):
         config.resolve(tmp_path / "binary.yaml", {}, {})
 
 
-def test_a_configuration_in_force_cannot_be_changed():
+def test_a_configuration_is_immutable():
     with pytest.raises(ValidationError):
         setattr(ScrubberConfig(), "policy", "fast")  # noqa: B010 - what a careless caller would do

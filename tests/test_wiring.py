@@ -49,7 +49,7 @@ def roundless(short_tmp: Path) -> Iterator[Service]:
     it.stop()
 
 
-def test_whoever_sees_a_tenant_tells_the_monitor_of_its_end_so_that_it_waits_for_no_round(roundless: Service) -> None:
+def test_the_end_of_a_pod_starts_its_scrub_without_a_round(roundless: Service) -> None:
     device = roundless.settled(0, "clean").device
 
     async def tenancy() -> None:
@@ -98,7 +98,7 @@ def scrub(service: Service) -> views.ScrubResult:
     return service_call.ask(service.run_dir, ask)
 
 
-def test_bystanders_are_known_by_the_directory_where_the_kubelet_of_this_node_keeps_its_logs(service: Service) -> None:
+def test_service_and_workers_know_bystanders_by_the_pod_logs(service: Service) -> None:
     """By the service, which would call it a user, and by its workers, which would wait for it to leave."""
     device = service.settled(0, "clean").device
     with guest(service.simulated_dir, device, POD) as exporter:
@@ -109,7 +109,7 @@ def test_bystanders_are_known_by_the_directory_where_the_kubelet_of_this_node_ke
     assert [line for line in service.heard if "no longer clean" in line] == []
 
 
-def test_whoever_uses_a_clean_gpu_unasked_is_told_in_one_warning_and_is_left_alone(service: Service) -> None:
+def test_a_foreign_process_on_a_clean_gpu_logs_one_warning(service: Service) -> None:
     device = service.settled(0, "clean").device
     with guest(service.simulated_dir, device) as shell:
         told = service.hear("unauthorised use")

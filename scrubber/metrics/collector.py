@@ -16,8 +16,8 @@ from scrubber.devices.base import Readings
 from scrubber.ground.metric_table import Sample, families
 from scrubber.metrics import table
 from scrubber.metrics.counters import ServiceCounters
+from scrubber.service.context import ServiceContext
 from scrubber.service.report import StatusReporter
-from scrubber.service.service import Service
 
 SILENT = 30.0  # seconds without a round after which the monitor counts as stopped
 
@@ -27,7 +27,7 @@ class ServiceCollector(Collector):
 
     def __init__(
         self,
-        service: Service,
+        context: ServiceContext,
         reporter: StatusReporter,
         counters: ServiceCounters,
         round_ended: Callable[[], Moment | None],
@@ -35,7 +35,7 @@ class ServiceCollector(Collector):
         verified: float,
     ) -> None:
         """``verified`` is the wall time at which the ledger was verified."""
-        self._service = service
+        self._context = context
         self._reporter = reporter
         self._counters = counters
         self._round_ended = round_ended
@@ -53,19 +53,19 @@ class ServiceCollector(Collector):
     def obstacles(self) -> tuple[str, ...]:
         """The reasons why the service cannot hand out any device."""
         ended = self._round_ended()
-        silent = ended is None or self._service.context.now().uptime - ended.uptime > SILENT
+        silent = ended is None or self._context.now().uptime - ended.uptime > SILENT
         about = self._reporter.about()
         found = {
             "the ledger cannot be written": bool(about.ledger_fault),
             f"no memory can be cleared: {about.lacks}": bool(about.lacks),
             f"the monitor has not finished a round for {SILENT:g} s": silent,
-            "the service has no device": not self._service.context.ledger.records,
+            "the service has no device": not self._context.ledger.records,
         }
         return tuple(why for why, so in found.items() if so)
 
     def _of_the_service(self) -> Iterator[Sample]:
         about, ended = self._reporter.about(), self._round_ended()
-        active_policy = self._service.context.active_policy
+        active_policy = self._context.active_policy
         yield table.BUILD, (about.version, about.backend), 1.0
         yield table.READY, (), float(not self.obstacles())
         yield table.POLICY, (active_policy.name, active_policy.digest), 1.0
@@ -79,9 +79,9 @@ class ServiceCollector(Collector):
             yield table.ROUND, (), ended.wall
 
     def _of_the_devices(self) -> Iterator[Sample]:
-        records = self._service.context.ledger.records
+        records = self._context.ledger.records
         healthy = {advert.device: advert.healthy for advert in self._reporter.adverts().devices}
-        now, vitals = self._service.context.now(), self._service.context.vitals
+        now, vitals = self._context.now(), self._context.vitals
         for uuid, record in sorted(records.items()):
             if device_status.is_past(record, vitals.get(uuid), now):
                 continue
@@ -102,7 +102,7 @@ class ServiceCollector(Collector):
         yield table.DEVICE, about, 1.0
         yield table.STATE, (record.state.value,), 1.0
         yield table.STATE_SINCE, (), record.since.wall
-        if uuid in self._service.context.blocked:
+        if uuid in self._context.blocked:
             yield table.BLOCKED, (), 1.0
         if record.ailment is not None:
             yield table.SICK, (record.ailment.kind.value,), 1.0
@@ -115,7 +115,7 @@ class ServiceCollector(Collector):
             yield table.LAST_SCRUB, (), receipt.finished.wall
             if receipt.allocatable_bytes:
                 yield table.COVERAGE, (), receipt.covered_bytes / receipt.allocatable_bytes
-        yield from _health(self._service.context.vitals.get(uuid))
+        yield from _health(self._context.vitals.get(uuid))
 
     def _of_the_boards(self) -> Iterator[Sample]:
         for uuid, reading in sorted(self._readings().items()):

@@ -51,7 +51,7 @@ class ServiceContext:
         """The record of a device; InvalidRequest when no device has this UUID."""
         record = self.ledger.records.get(device)
         if record is None:
-            raise InvalidRequest(f"cannot find device {device}: there is none of that name", Reason.UNKNOWN_DEVICE)
+            raise InvalidRequest(f"cannot find device {device}: no device has this name", Reason.UNKNOWN_DEVICE)
         return record
 
     def policy(self, device: str) -> Policy:
@@ -122,6 +122,6 @@ class ServiceContext:
         record = self.record(device)
         if record.job is None or self.jobs.of(device) is not None:
             return False
-        event = upkeep.interruption(record, "its end could not be recorded", self.now())
+        event = upkeep.interruption(record, "the end of the job could not be recorded", self.now())
         await self.ledger.append(op, (device, event))
         return True

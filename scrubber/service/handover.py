@@ -64,16 +64,16 @@ class Handover:
                     replies = await self._answer_all(devices, decision, budget)
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
-                        await self._start_jobs(replies, op)
+                        await self._start_jobs(replies, op, Deed.HAND_OUT)
                         grants = await self._grant(_handouts(replies), op, announced=announced, kept=fresh)
                         missing = set()
                         return {device: grants.get(device) for device in sorted(devices)}
                     missing = refused
-                    raise_refusals(replies, joined)
-                    running = await self._start_jobs(replies, op)
+                    _raise_refusals(replies, joined, Deed.HAND_OUT)
+                    running = await self._start_jobs(replies, op, Deed.HAND_OUT)
                 joined |= {job.device for job in running}
                 waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
-                await self._wait(running, waiting, budget, owner_budget)
+                await self._wait(running, waiting, budget, owner_budget, Deed.HAND_OUT)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
             if not fresh:  # a person's failed request at a shell must not take a GPU from the kubelet
                 context.withhold(missing)
@@ -94,18 +94,19 @@ class Handover:
                 assigned = owner or await self._assigned_pod(devices, op)
                 if starting_pod not in (None, assigned):
                     raise NotReady(
-                        Reason.OWNER_UNKNOWN, "cannot start: the devices were given to another pod meanwhile"
+                        Reason.OWNER_UNKNOWN,
+                        "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
                 replies = await self._answer_all(devices, partial(self._start_answer, op, starting_pod), budget)
-                raise_refusals(replies, joined)
+                _raise_refusals(replies, joined, Deed.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
                     return
                 await self._grant(_handouts(replies), op, announced=True)
-                running = await self._start_jobs(replies, op)
+                running = await self._start_jobs(replies, op, Deed.START_ON)
             joined |= {job.device for job in running}
-            await self._wait(running, [], budget, budget)
+            await self._wait(running, [], budget, budget, Deed.START_ON)
 
     async def release(self, devices: Sequence[str], *, op: str = "") -> None:
         """Take devices back when the observation finds nobody on them; raise otherwise."""
@@ -114,7 +115,7 @@ class Handover:
         budget = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)
         async with context.locked(devices, budget):
             replies = await self._answer_all(devices, self._release_answer, budget)
-            raise_refusals(replies, set())
+            _raise_refusals(replies, set(), Deed.TAKE_BACK)
             notes = [(device, answer.event) for device, answer in replies.items() if isinstance(answer, answers.Note)]
             if notes:
                 await context.ledger.append(op, *notes)
@@ -185,15 +186,15 @@ class Handover:
         try:
             owners = await self._context.observer.owners(devices)
         except (CheckpointError, DeviceError) as error:
-            logger.error("cannot tell who is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
-            why = "cannot start: the kubelet's checkpoint cannot be read, so nobody knows whose the devices are"
+            logger.error("cannot find the pod that is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
+            why = "cannot start: the kubelet's checkpoint, which names the owner of the devices, cannot be read"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
         starting_pod = start.starting_pod(owners)
         if isinstance(starting_pod, str):
             return starting_pod
         if starting_pod.reason is Reason.OWNER_AMBIGUOUS:
             pods_by_device = {device: sorted(pods) for device, pods in owners.items()}
-            logger.error("the kubelet gave a device away twice", op=op, owners=pods_by_device)
+            logger.error("the kubelet's checkpoint names two pods for one device", op=op, owners=pods_by_device)
         raise NotReady(starting_pod.reason, starting_pod.message)
 
     async def _record_starts(self, replies: Mapping[str, answers.StartAnswer], op: str) -> None:
@@ -220,25 +221,31 @@ class Handover:
             await context.ledger.append(op, *events)
         return {device: event.grant for device, event in events}
 
-    async def _start_jobs(self, replies: Mapping[str, Answer], op: str) -> list[ScrubJob]:
+    async def _start_jobs(self, replies: Mapping[str, Answer], op: str, deed: Deed) -> list[ScrubJob]:
         """The jobs that the answers ask for: started now, or already under way."""
         context = self._context
         running = []
         for device, reply in replies.items():
             answer = reply.scrub if isinstance(reply, answers.Defer) else reply
             if isinstance(answer, answers.Scrub):
-                context.require_clearable(device, "hand out")
+                context.require_clearable(device, deed.value)
                 device_policy = context.active_policy.device_policy(context.record(device).device)
                 running.append(await context.jobs.begin(device, answer.path, answer.trigger, device_policy, op))
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)
                 if job is None:  # the job ended while the ledger could not be written; the monitor closes it soon
-                    raise NotReady(Reason.SCRUBBING, f"cannot hand out {device}: its last scrub was cut off; ask again")
+                    why = "its last scrub was interrupted; ask again"
+                    raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {device}: {why}")
                 running.append(job)
         return running
 
     async def _wait(
-        self, running: Sequence[ScrubJob], waiting: Sequence[answers.Wait], budget: float, owner_budget: float
+        self,
+        running: Sequence[ScrubJob],
+        waiting: Sequence[answers.Wait],
+        budget: float,
+        owner_budget: float,
+        deed: Deed,
     ) -> None:
         """Return when the answers may have changed; NotReady when a budget is used up."""
         now = self._context.now().uptime
@@ -246,7 +253,7 @@ class Handover:
             raise NotReady(waiting[0].reason, waiting[0].message)
         if now >= budget:
             names = ", ".join(job.device for job in running)
-            raise NotReady(Reason.SCRUBBING, f"cannot hand out {names} in time: it is being scrubbed; ask again")
+            raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; ask again")
         if waiting or not running:  # without either, an event that was just recorded has changed the answers
             await asyncio.sleep(OBSERVE_EVERY if waiting else 0)
             return
@@ -262,10 +269,10 @@ def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
     return {device: answer for device, answer in replies.items() if isinstance(answer, answers.HandOut)}
 
 
-def raise_refusals(replies: Mapping[str, Answer], joined: set[str]) -> None:
+def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], deed: Deed) -> None:
     """Refuse all devices when one is refused, or is still dirty after the job in ``joined`` that scrubbed it."""
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):
             raise Refused(answer.reason, answer.message)
         if isinstance(answer, answers.Scrub) and device in joined:
-            raise NotReady(Reason.SCRUB_FAILED, f"cannot hand out {device}: it could not be scrubbed")
+            raise NotReady(Reason.SCRUB_FAILED, f"cannot {deed.value} {device}: its scrub failed")

@@ -124,7 +124,7 @@ class Operations:
         stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
         if stuck:
             names = ownership.holder_names(tuple(stuck))
-            raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end that first")
+            raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
 
     async def _note_earlier_errors(self, device: str, op: str) -> None:
         """Record the errors that the device reported before the person's word, so that they do not count against it."""

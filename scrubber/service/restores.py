@@ -41,12 +41,12 @@ class PendingRestores:
         try:
             result = await self._context.jobs.restore(device)
             if result is not None and result.outcome is not Outcome.PASSED:
-                logger.warning("cannot bring back what a reset has taken", device=device, error=result.detail)
+                logger.warning("pending restore failed", device=device, error=result.detail)
                 return
             del self._retry_at[device]
             if result is not None:
-                logger.info("brought back what a reset that was cut off had taken", device=device)
+                logger.info("pending restore complete", device=device)
         except Exception:  # no worker could be started, or a fault of ours: log it and try again
-            logger.exception("cannot bring back what a reset has taken", device=device)
+            logger.exception("pending restore failed", device=device)
         finally:
             del self._tasks[device]

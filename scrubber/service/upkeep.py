@@ -34,7 +34,7 @@ class Upkeep:
         """Close every job that was open when the last service ended: it proved nothing."""
         context = self._context
         op = context.operation()
-        why = "the service was stopped or killed while it ran"
+        why = "the service was stopped or killed during the job"
         events = [
             (device, upkeep.interruption(record, why, context.now()))
             for device, record in context.ledger.records.items()
@@ -42,7 +42,7 @@ class Upkeep:
         ]
         if events:
             await context.ledger.append(op, *events)
-            logger.warning("jobs were cut off by the last stop", op=op, devices=[device for device, _ in events])
+            logger.warning("jobs were interrupted by the last stop", op=op, devices=[device for device, _ in events])
 
     async def register(self, device: DeviceInfo, incarnation: Incarnation) -> None:
         """Record a device of the inventory that is new or has changed."""
@@ -62,7 +62,7 @@ class Upkeep:
             events: list[tuple[str, ev.Event]] = [(device.uuid, ev.Described(device))]
             if _proven_properties(device, record) != _proven_properties(record.device, record):
                 await context.jobs.cancel(device.uuid)  # the job works on the old memory or layout
-                events.append((device.uuid, ev.Distrusted("its memory or its layout is another", incarnation)))
+                events.append((device.uuid, ev.Distrusted("its memory size, model or layout has changed", incarnation)))
             await context.ledger.append(context.operation(), *events)
 
     async def try_ledger(self) -> None:
@@ -129,7 +129,8 @@ class Upkeep:
                         return None
                     case answers.Proceed():
                         return None if await self._burn_in(record, device_policy, op) else record
-            logger.error("cannot settle a device", op=op, device=device, state=context.record(device).state.value)
+            state = context.record(device).state.value
+            logger.error("internal error: no decision", op=op, device=device, state=state, rounds=MAX_ROUNDS)
             return None
 
     def _report(self, device: str, vitals: Vitals) -> None:
@@ -141,9 +142,9 @@ class Upkeep:
         old, new = ({sign.kind for sign in each.signs} for each in (before, vitals))
         for sign in vitals.signs:
             if sign.kind not in old:
-                logger.warning("something is wrong", device=device, sign=sign.kind.value, detail=sign.detail)
+                logger.warning("the device reports a fault", device=device, sign=sign.kind.value, detail=sign.detail)
         for kind in old - new:
-            logger.info("it is not told any more", device=device, sign=kind.value)
+            logger.info("the device no longer reports the fault", device=device, sign=kind.value)
 
     def _hanging_since(self, device: str, facts: Facts) -> float | None:
         """The uptime since which all holders hang in the kernel at every observation; None when one does not."""

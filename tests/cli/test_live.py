@@ -242,7 +242,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        (["status", "99"], "cannot find device 99: there is none of that name; `autoclave status` lists the GPUs"),
+        (["status", "99"], "cannot find device 99: no device has this name; `autoclave status` lists the GPUs"),
         (["scrub", "GPU-nope"], "cannot find device GPU-nope"),
         (["explain", "G"], "cannot find device G: it could be any of 0 (GPU-"),
         (["simulate", "lost", "99"], "cannot find device 99"),
@@ -360,7 +360,7 @@ def test_without_hardware_it_is_said_what_is_missing_and_nothing_is_simulated_un
     assert run.exit_code == 2
     told = f"cannot find the NVIDIA driver: {short_tmp}/no/proc/driver/nvidia/version: no such file or directory"
     assert told in run.stderr
-    assert ("for simulated GPUs say --backend simulated" in run.stderr) is (backend == "auto")
+    assert ("for simulated GPUs use --backend simulated" in run.stderr) is (backend == "auto")
 
 
 def test_a_second_service_in_the_same_place_is_wrong_usage(service):

@@ -238,7 +238,7 @@ def test_slices_that_a_killed_service_left_away_are_brought_back_by_the_next_one
         service.kill()
     tool.unlink()
     service.start()
-    service.hear("brought back what a reset that was cut off had taken")
+    service.hear("pending restore complete")
     assert slices(service) == before
     assert not list((service.root / "state/settings").glob("*resetting*"))
 
@@ -254,7 +254,7 @@ def test_a_tool_that_outlives_the_worker_is_waited_for_and_its_work_is_finished(
         assert len(service.stage.machine.calls()) == calls
         assert slices(service) == set()
         tool.unlink()
-    service.hear("brought back what a reset that was cut off had taken")
+    service.hear("pending restore complete")
     assert slices(service) == before
 
 

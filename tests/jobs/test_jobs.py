@@ -174,7 +174,7 @@ async def test_a_job_that_loses_its_ledger_proves_nothing_and_is_closed_by_the_n
         await world.acquire("pod", device)
     world.life.disk.full = False
     await world.clean(device)
-    assert rows(world, ev.ScrubInterrupted, device)[-1].why == "its end could not be recorded"
+    assert rows(world, ev.ScrubInterrupted, device)[-1].why == "the end of the job could not be recorded"
 
 
 async def test_of_two_devices_none_is_granted_when_one_is_refused(world):

@@ -34,7 +34,7 @@ class Node:
         self.counters = counters = ServiceCounters(self.registry)
         backend = app.build_backend(config)
         self.built = app.build(config, backend, ActivePolicy("default"), app.open_ledger(config, counters), counters)
-        self.registry.register(self.built.figures)
+        self.registry.register(self.built.collector)
         self.devices = [
             replace(DEVICE, uuid=f"MIG-{gpu}-{part}", index=gpu, slice=part, parent=f"GPU-{gpu}", mig=True)
             for gpu in range(GPUS)

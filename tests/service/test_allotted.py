@@ -23,7 +23,7 @@ async def never_comes(world, device):
     assert not world.record(device).owner.seen
 
 
-async def test_a_pod_that_never_came_and_has_lost_the_device_by_the_checkpoint_is_waited_for_no_more(world):
+async def test_a_pod_without_the_device_in_the_checkpoint_is_released(world):
     device = world.uuids[0]
     await never_comes(world, device)
     written_down(world, other=[world.uuids[1]])
@@ -35,7 +35,7 @@ async def test_a_pod_that_never_came_and_has_lost_the_device_by_the_checkpoint_i
 
 
 @pytest.mark.parametrize("lost", [True, False], ids=["the checkpoint cannot be read", "it is written down for it"])
-async def test_a_pod_that_has_not_come_yet_keeps_the_device_unless_the_checkpoint_says_otherwise(world, lost):
+async def test_a_starting_pod_keeps_its_device_by_the_checkpoint(world, lost):
     device = world.uuids[0]
     await never_comes(world, device)
     if lost:

@@ -122,7 +122,7 @@ def thinned(request) -> Callable[[int], int]:
     return lambda step: 1 if request.config.getoption("--night") else step
 
 
-def test_the_story_has_everything_in_it():
+def test_the_story_contains_every_kind_of_event():
     wanted = {"Escalated", "Quarantined", "ProbationStarted", "ScrubPassed", "Granted", "PutInUse", "Released"}
     assert wanted <= kinds(reference())
     assert reference().truth.violations == []
@@ -130,7 +130,7 @@ def test_the_story_has_everything_in_it():
     assert any(result.findings.terminated for result in results)
 
 
-def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken(thinned):
+def test_a_kill_after_any_row_breaks_no_promise(thinned):
     rows = len(reference().truth.entries)
     assert rows > 80
     for row in range(1, rows + 1, thinned(3)):
@@ -142,7 +142,7 @@ def test_killed_after_any_row_it_comes_back_and_no_promise_is_broken(thinned):
 
 
 @pytest.mark.parametrize("lingering", [False, True], ids=["", "a worker lingers"])
-def test_killed_within_any_step_it_comes_back_and_no_promise_is_broken(lingering, thinned):
+def test_a_kill_within_any_step_breaks_no_promise(lingering, thinned):
     rows = reference().truth.entries
     steps = [(row.at, row.event.step) for row in rows if isinstance(row.event, ev.StepStarted)]
     assert len(steps) > 30
@@ -153,7 +153,7 @@ def test_killed_within_any_step_it_comes_back_and_no_promise_is_broken(lingering
         close(world)
 
 
-def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken(thinned):
+def test_any_failed_write_breaks_no_promise(thinned):
     for write in range(1, len(reference().truth.entries) + 1, thinned(4)):
         world = World(VirtualLoop(), interval=INTERVAL, arm=partial(arm, fails_at=write))
         play(world)
@@ -162,7 +162,7 @@ def test_whichever_write_fails_the_story_goes_on_and_no_promise_is_broken(thinne
         close(world)
 
 
-def test_killed_over_a_ledger_on_disk_it_comes_back_and_no_promise_is_broken(tmp_path):
+def test_a_kill_over_a_ledger_on_disk_breaks_no_promise(tmp_path):
     for row in range(3, len(reference().truth.entries), 12):
         world = World(
             VirtualLoop(),

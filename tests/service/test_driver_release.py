@@ -20,7 +20,7 @@ from tests.service.hand import Hand
 from tests.service.node import Node
 
 
-async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world):
+async def test_a_driver_that_cannot_be_released_is_not_the_devices_fault(world):
     device = world.uuids[0]
 
     def stuck() -> None:
@@ -37,7 +37,7 @@ async def test_a_driver_that_we_cannot_let_go_of_is_no_fault_of_the_device(world
     assert world.state(device) is not State.QUARANTINED
 
 
-async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
+async def test_during_a_reset_other_devices_are_granted(world):
     first, second = world.uuids
     async with world.life.observer.driver_released():
         await asyncio.sleep(30)
@@ -46,7 +46,7 @@ async def test_meanwhile_the_others_go_out_and_nobody_is_called_sick(world):
     assert world.state(second) is State.GRANTED
 
 
-async def test_meanwhile_a_device_that_reports_an_error_goes_out_to_nobody(world):
+async def test_during_a_reset_a_device_with_an_error_is_refused(world):
     first, second = world.uuids
     async with world.life.observer.driver_released(first):
         world.node.report(second, (79,))
@@ -59,7 +59,7 @@ async def test_meanwhile_a_device_that_reports_an_error_goes_out_to_nobody(world
         assert world.state(first) is State.CLEAN
 
 
-async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(world):
+async def test_a_driver_that_stays_closed_counts_as_unresponsive(world):
     """Nothing is heard of any device any more: none of them may be called well."""
     device = world.uuids[0]
     world.node.reacquire_driver = lambda: None
@@ -70,7 +70,7 @@ async def test_a_driver_that_stays_closed_after_that_is_no_driver_that_answers(w
         await world.acquire("pod", device)
 
 
-async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
+async def test_a_device_under_reset_by_a_tool_is_not_free(world):
     """Its worker was killed, its tool was not: whatever is begun now would be hit by the end of that reset."""
     device = world.uuids[0]
     world.node.at_it.add(device)
@@ -84,7 +84,7 @@ async def test_a_device_that_a_tool_still_resets_is_free_for_nobody(world):
     await world.clean(device)
 
 
-async def test_our_own_reset_is_no_such_thing(world):
+async def test_our_own_reset_is_not_a_foreign_one(world):
     device = world.uuids[0]
     async with world.life.observer.driver_released(device):
         world.node.at_it.add(device)
@@ -93,7 +93,7 @@ async def test_our_own_reset_is_no_such_thing(world):
     world.node.at_it.clear()
 
 
-async def test_where_a_reset_bears_no_worker_on_the_driver_nothing_of_ours_is_on_it_meanwhile(world, monkeypatch):
+async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
     """Neither a step of another device that asks for settings or health, nor a worker that has memory in hand."""
     monkeypatch.setattr(Node, "one_driver", True)
     on_driver: list[Step] = []
@@ -119,7 +119,7 @@ async def test_where_a_reset_bears_no_worker_on_the_driver_nothing_of_ours_is_on
     )
 
 
-async def test_a_reset_waits_until_a_worker_that_has_had_memory_in_hand_is_gone(world, monkeypatch):
+async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
     """It keeps its device open between two steps."""
     monkeypatch.setattr(Node, "one_driver", True)
     monkeypatch.setitem(hand.TAKES, Step.VERIFY, 5.0)
@@ -162,7 +162,7 @@ def blinding(monkeypatch):
 
 
 @pytest.mark.usefixtures("blinding")
-async def test_a_reset_that_takes_the_files_away_by_which_users_are_seen_is_carried_through(build):
+async def test_a_reset_that_removes_device_files_completes(build):
     """Slices come back only at its end: cut off there, all of them would be lost."""
     world = build(gpus=3)
     await world.start()
@@ -172,7 +172,7 @@ async def test_a_reset_that_takes_the_files_away_by_which_users_are_seen_is_carr
     assert running.receipt is not None
 
 
-async def test_but_whoever_is_seen_on_the_device_meanwhile_ends_it(world, blinding):
+async def test_a_holder_found_during_a_reset_aborts_it(world, blinding):
     device = world.uuids[0]
     running = await world.operations.scrub(device, Path.SLOW)
     await blinding.wait()
@@ -183,7 +183,7 @@ async def test_but_whoever_is_seen_on_the_device_meanwhile_ends_it(world, blindi
     assert (results[-1].step, results[-1].outcome, results[-1].blame) == (Step.RESET, Outcome.ABORTED, Blame.TENANT)
 
 
-async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_left_behind(world, monkeypatch):
+async def test_no_step_uses_the_driver_beside_a_running_reset_tool(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     begun: list[Step] = []
     perform = Hand.perform
@@ -204,21 +204,21 @@ async def test_nothing_of_ours_uses_the_driver_beside_a_tool_that_its_worker_lef
     assert running.receipt is not None
 
 
-async def test_what_is_owed_again_after_a_success_is_brought_back_at_once(world):
+async def test_a_new_pending_restore_after_a_success_starts_at_once(world):
     for _ in range(2):
         world.node.owes = {"GPU-not-offered"}
         await asyncio.sleep(RETRY_AFTER / 4)
         assert world.node.owes == set()
 
 
-async def test_what_a_reset_owes_is_brought_back_by_a_worker_without_a_job(world):
+async def test_a_pending_restore_runs_without_a_job(world):
     world.node.owes = {"GPU-not-offered"}
     await asyncio.sleep(10)
     assert world.node.owes == set()
     assert world.node.menders == ["GPU-not-offered"]
 
 
-async def test_not_while_a_tool_is_at_it_or_a_reset_of_another_device(world, monkeypatch):
+async def test_a_pending_restore_waits_for_other_resets(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = "GPU-not-offered"
     world.node.at_it.add(device)
@@ -233,16 +233,16 @@ async def test_not_while_a_tool_is_at_it_or_a_reset_of_another_device(world, mon
     assert world.node.menders == [device]
 
 
-async def test_what_cannot_be_brought_back_is_told_and_tried_again_now_and_then(world):
+async def test_a_failed_restore_is_logged_and_retried(world):
     world.node.owes_for_ever = True
     world.node.owes = {"GPU-not-offered"}
     with capture_logs() as logs:
         await asyncio.sleep(150)
     assert len(world.node.menders) == 3
-    assert [entry["error"] for entry in logs if "cannot bring back" in entry["event"]] == ["it is refused"] * 3
+    assert [entry["error"] for entry in logs if entry["event"] == "pending restore failed"] == ["it is refused"] * 3
 
 
-async def test_a_service_that_stops_brings_nothing_back(world):
+async def test_a_stopping_service_starts_no_restore(world):
     world.node.owes = {"GPU-not-offered"}
     await world.service.restores.start()
     await asyncio.sleep(0.1)
@@ -253,7 +253,7 @@ async def test_a_service_that_stops_brings_nothing_back(world):
     assert len(world.node.menders) == 1
 
 
-async def test_who_came_while_a_reset_waited_for_the_driver_is_seen_before_it_begins(world, monkeypatch):
+async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
     async with world.context.jobs.slots.driver.with_others():
@@ -268,7 +268,7 @@ async def test_who_came_while_a_reset_waited_for_the_driver_is_seen_before_it_be
     assert results[-1].seconds == 0
 
 
-async def test_what_cannot_be_cleared_is_refused_and_nothing_is_begun(world, monkeypatch):
+async def test_an_unclearable_device_is_refused_before_any_job(world, monkeypatch):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     monkeypatch.setattr(Node, "lacks", lambda *_: "CuPy is not installed")
@@ -286,7 +286,7 @@ async def test_what_cannot_be_cleared_is_refused_and_nothing_is_begun(world, mon
     assert not rows(world, ev.ProbationStarted, device)
 
 
-async def test_what_one_device_lacks_keeps_no_other_from_being_scrubbed(world, monkeypatch):
+async def test_an_unclearable_device_does_not_stop_scrubs_of_others(world, monkeypatch):
     first, second = world.uuids
     monkeypatch.setattr(Node, "lacks", lambda _node, device: "too old" if device.uuid == first else None)
     with pytest.raises(NotReady, match="cannot clear its memory: too old"):

@@ -57,7 +57,7 @@ class HangsInTheEnd(Hand):
         return report
 
 
-async def test_a_driver_that_hangs_in_the_end_has_proven_nothing(build):
+async def test_a_driver_that_hangs_at_the_end_proves_nothing(build):
     world, device = await left_alone(build, HangsInTheEnd)
     running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
@@ -65,7 +65,7 @@ async def test_a_driver_that_hangs_in_the_end_has_proven_nothing(build):
     world.node.heal()
 
 
-async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(build):
+async def test_one_late_last_answer_makes_no_device_sick(build):
     late = 0
 
     class OneLateAnswer(Hand):
@@ -87,7 +87,7 @@ async def test_the_last_answer_may_be_late_once_and_no_device_falls_sick_for_it(
     assert running.receipt is not None
 
 
-async def test_what_was_proven_bad_is_not_forgotten_because_no_worker_is_to_be_had(world, monkeypatch):
+async def test_a_proven_fault_outlives_a_missing_worker(world, monkeypatch):
     device = world.uuids[0]
     spawn = world.context.jobs._context.spawn
 
@@ -117,7 +117,7 @@ class FailsAndReports(Hand):
         return await super().perform(step, order, progress)
 
 
-async def test_what_was_reported_of_a_device_whose_scrub_failed_for_something_else_is_not_forgotten(build):
+async def test_an_error_during_a_failed_scrub_is_kept(build):
     world, device = await left_alone(build, FailsAndReports)
     running = await world.operations.scrub(device, Path.SLOW)
     await running.finished.wait()
@@ -125,7 +125,7 @@ async def test_what_was_reported_of_a_device_whose_scrub_failed_for_something_el
     assert (quarantine.ailment.xid, quarantine.next_probe, quarantine.errors) == (SUPPORT, None, ((SUPPORT, 1),))
 
 
-async def test_what_was_reported_before_a_device_was_lost_decides_with_it(world):
+async def test_errors_before_a_loss_count_as_well(world):
     device = world.uuids[0]
     world.node.report(device, (13, 13, SUPPORT))
     world.node.gpus[device].lost = True
@@ -138,7 +138,7 @@ async def test_what_was_reported_before_a_device_was_lost_decides_with_it(world)
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_a_device_that_is_lost_while_it_is_out_keeps_no_neighbour_from_its_reset(build):
+async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(build):
     world = build(gpus=3)
     await world.start()
     await world.clean()
@@ -168,7 +168,7 @@ async def at(world, device, step):
         await world.life.ledger.moved(world.life.ledger.seq, 60.0)
 
 
-async def test_a_reset_that_waits_for_a_self_test_keeps_no_tenant_waiting(build):
+async def test_a_reset_waiting_for_a_self_test_delays_no_pod(build):
     world = build(gpus=4, hand=AMinuteOfTests, policy="fast")
     await world.start()
     await world.clean()
@@ -198,7 +198,7 @@ async def burning(world, step):
         await world.life.ledger.moved(world.life.ledger.seq, 60.0)
 
 
-async def test_a_test_that_waits_for_its_reset_gives_way(node):
+async def test_a_burn_in_waiting_for_its_reset_gives_way(node):
     world = await node(TESTED)
     async with world.context.jobs.slots.driver.with_others():
         device = await burning(world, Step.EVICT)
@@ -209,7 +209,7 @@ async def test_a_test_that_waits_for_its_reset_gives_way(node):
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start"])
-async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, monkeypatch, ask):
+async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(node, monkeypatch, ask):
     world = await node(TESTED)
     device = await burning(world, Step.EVICT)
     eye = "quick" if ask == "acquire" else "full"
@@ -233,14 +233,14 @@ async def test_a_reset_that_begins_while_somebody_looks_is_not_called_off(node, 
     assert (len(resets), {it.outcome for it in resets}) == (len(begun), {Outcome.PASSED})
 
 
-async def test_a_container_that_is_about_to_start_gets_the_device_from_its_test(node):
+async def test_a_starting_container_gets_a_device_from_its_burn_in(node):
     world = await node(TESTED)
     device = await burning(world, Step.CLEAR)
     await world.handover.start([device], "pod")
     assert world.state(device) is State.IN_USE
 
 
-async def test_a_persons_word_calls_off_no_reset(world):
+async def test_an_operator_cannot_cancel_a_reset(world):
     device = world.uuids[0]
     await world.operations.quarantine(device, "suspect", "ops")
     running = await world.operations.reinstate(device, "", "ops")
@@ -251,7 +251,7 @@ async def test_a_persons_word_calls_off_no_reset(world):
     assert running.receipt is not None
 
 
-async def test_a_reinstatement_is_no_trial_that_was_under_way(node):
+async def test_a_reinstatement_replaces_a_running_probation(node):
     world = await node(HOT, hand=AMinuteOfTests)
     device = world.uuids[0]
     gpu = world.node.gpus[device]
@@ -267,7 +267,7 @@ async def test_a_reinstatement_is_no_trial_that_was_under_way(node):
     assert world.record(device).returns == ()
 
 
-async def test_a_persons_word_about_a_device_in_use_hides_nothing_that_needs_a_person(world):
+async def test_a_manual_quarantine_hides_no_graver_ailment(world):
     device = world.uuids[0]
     container = await world.tenancy(device)
     world.node.report(device, (SUPPORT,))
@@ -280,7 +280,7 @@ async def test_a_persons_word_about_a_device_in_use_hides_nothing_that_needs_a_p
     assert ailment.detail.endswith("suspect (asked by ops)")
 
 
-async def test_who_cannot_be_cleared_is_not_brought_back_by_a_word(world, monkeypatch):
+async def test_an_unclearable_device_cannot_be_reinstated_without_proof(world, monkeypatch):
     device = world.uuids[0]
     await world.operations.quarantine(device, "suspect", "ops")
     monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
@@ -289,7 +289,7 @@ async def test_who_cannot_be_cleared_is_not_brought_back_by_a_word(world, monkey
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_who_cannot_be_cleared_is_not_tested(node, monkeypatch):
+async def test_an_unclearable_device_gets_no_burn_in(node, monkeypatch):
     world = await node(TESTED)
     monkeypatch.setattr(type(world.node), "lacks", lambda *_: "CuPy is not installed")
     before = [len(rows(world, ev.ScrubStarted, device)) for device in world.uuids]
@@ -297,7 +297,7 @@ async def test_who_cannot_be_cleared_is_not_tested(node, monkeypatch):
     assert [len(rows(world, ev.ScrubStarted, device)) for device in world.uuids] == before
 
 
-async def test_a_sign_stays_told_over_one_answer_that_is_late(world):
+async def test_a_sign_lasts_over_one_late_answer(world):
     device = world.uuids[0]
     world.node.gpus[device].signs = (Sign(AilmentKind.HEAT, "hot"),)
     await asyncio.sleep(5)

@@ -97,7 +97,7 @@ async def scrubbed(world, path):
     return running
 
 
-async def test_each_step_that_changes_something_has_one_look_of_its_own_before_it_and_a_reset_two(seen):
+async def test_each_changing_step_follows_an_observation_of_its_own(seen):
     await scrubbed(seen, Path.SLOW)
     look = ["looks", "has looked"]
     for step in set(Step) - set(READS):
@@ -107,7 +107,7 @@ async def test_each_step_that_changes_something_has_one_look_of_its_own_before_i
 
 
 @pytest.mark.parametrize("step", READS)
-async def test_a_step_that_only_reads_is_begun_while_its_look_is_taken_and_counts_after_it(seen, monkeypatch, step):
+async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, step):
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
     await scrubbed(seen, Path.FAST)
     begun = Eyes.heard.index(f"step-started {step.value}") + 1
@@ -115,7 +115,7 @@ async def test_a_step_that_only_reads_is_begun_while_its_look_is_taken_and_count
     assert heard == [f"does {step.value}", f"did {step.value}", "has looked"]
 
 
-async def test_what_a_step_has_read_is_nothing_when_its_look_shows_somebody(seen, monkeypatch):
+async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
     """Also when it has long been done, and whoever was there has gone again."""
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
     world, device = seen, seen.uuids[0]
@@ -134,7 +134,7 @@ async def test_what_a_step_has_read_is_nothing_when_its_look_shows_somebody(seen
 
 
 @pytest.mark.parametrize(("blinded", "outcome"), [(1, Outcome.DIED), (2, Outcome.ABORTED)])
-async def test_a_worker_that_dies_under_a_look_is_looked_past_once(seen, monkeypatch, blinded, outcome):
+async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monkeypatch, blinded, outcome):
     """The driver lists it and it is gone: who has the device cannot be told in that moment."""
 
     async def die(self, step, path, *rest) -> StepResult:
@@ -149,7 +149,7 @@ async def test_a_worker_that_dies_under_a_look_is_looked_past_once(seen, monkeyp
     assert (last.step, last.outcome, running.receipt) == (Step.VERIFY, outcome, None)
 
 
-async def test_a_worker_is_made_while_its_first_step_is_looked_at(seen, monkeypatch):
+async def test_a_worker_starts_beside_the_first_observation(seen, monkeypatch):
     hire = seen.life.jobs._context.spawn
 
     async def slowly(*who) -> Hand:
@@ -168,7 +168,7 @@ async def test_a_worker_is_made_while_its_first_step_is_looked_at(seen, monkeypa
 
 
 @pytest.mark.parametrize("made", ["in time", "never", "too late"])
-async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(seen, monkeypatch, made):
+async def test_a_worker_that_is_not_needed_is_ended(seen, monkeypatch, made):
     """The fence says no while it is being made; whether it is there by then or could not be had is all the same."""
     world, device = seen, seen.uuids[0]
     hire, hands = world.life.jobs._context.spawn, list[Hand]()
@@ -196,7 +196,7 @@ async def test_a_worker_that_is_not_needed_any_more_is_left_behind_by_nobody(see
 
 
 @pytest.mark.parametrize(("step", "nth"), TURNS)
-async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was_cleared(world, monkeypatch, step, nth):
+async def test_a_holder_during_a_wait_voids_the_clear(world, monkeypatch, step, nth):
     slots, waits, go, asked = world.life.jobs.slots, asyncio.Event(), asyncio.Event(), []
     at_driver = slots.at_driver
 
@@ -223,7 +223,7 @@ async def test_who_comes_and_goes_while_a_turn_is_waited_for_has_spoilt_what_was
     await world.clean(device)
 
 
-async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt_it_as_well(world, monkeypatch):
+async def test_a_holder_during_the_last_health_check_voids_the_clear(world, monkeypatch):
     device, observer = world.uuids[0], world.life.observer
     came: list[Process] = []
     ask = observer.vitals
@@ -243,7 +243,7 @@ async def test_who_comes_and_goes_while_the_last_vitals_are_asked_for_has_spoilt
     await world.clean(device)
 
 
-async def test_a_scrub_during_which_nobody_looked_for_long_proves_nothing(world, monkeypatch):
+async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypatch):
     """The disk hangs after the memory was read back, and every round waits for it as well."""
     device, ledger, go = world.uuids[0], world.life.ledger, asyncio.Event()
     append, rounds = ledger.append, world.life.monitor.round

@@ -31,7 +31,7 @@ def policy(build, tmp_path):
 # -- whose devices
 
 
-async def test_a_start_without_an_owner_is_the_pods_that_the_kubelet_has_written_down(world):
+async def test_a_start_without_an_owner_belongs_to_the_checkpoints_pod(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device], other=[world.uuids[1]])
@@ -49,7 +49,7 @@ async def test_a_start_without_an_owner_is_the_pods_that_the_kubelet_has_written
     ],
     ids=["nobody", "one of two is nobody's", "R8: one has two owners", "two pods"],
 )
-async def test_a_start_whose_owner_is_not_exactly_one_pod_is_refused_and_may_be_asked_again(world, pods, reason):
+async def test_a_start_without_exactly_one_owner_is_refused(world, pods, reason):
     await world.acquire("pod", *world.uuids, announced=True)
     written_down(world, **{pod: [world.uuids[at] for at in devices] for pod, devices in pods.items()})
     with pytest.raises(NotReady) as refused:
@@ -67,7 +67,7 @@ async def test_w3_without_a_readable_checkpoint_nothing_starts(world):
     assert world.state(device) is State.GRANTED
 
 
-async def test_x23_who_lost_the_device_while_it_was_made_ready_does_not_start_on_it(policy):
+async def test_x23_a_pod_that_lost_the_device_does_not_start(policy):
     """A start is not cancelled when its pod is deleted; the device may be the next pod's by the time it is clean."""
     world = await policy("{gate: prestart}")
     device = world.uuids[0]
@@ -84,7 +84,7 @@ async def test_x23_who_lost_the_device_while_it_was_made_ready_does_not_start_on
     assert not [it for it in rows(world, ev.PutInUse, device) if it.owner.container == "pod"]
 
 
-async def test_a_start_on_two_devices_exposes_both_or_none(world):
+async def test_a_start_on_two_devices_uses_both_or_none(world):
     await world.acquire("pod", *world.uuids, announced=True)
     written_down(world, pod=world.uuids)
     world.intrude(world.uuids[1], container=True)
@@ -95,7 +95,7 @@ async def test_a_start_on_two_devices_exposes_both_or_none(world):
 
 
 @pytest.mark.parametrize("asks", ["start", "acquire"])
-async def test_w17_a_visitor_on_a_grant_that_leaves_at_once_is_scrubbed_after(world, asks):
+async def test_w17_a_short_unannounced_use_of_a_grant_is_scrubbed(world, asks):
     """Whoever was refused for it asks again; what the visitor left must not be forgotten with its process."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
@@ -110,7 +110,7 @@ async def test_w17_a_visitor_on_a_grant_that_leaves_at_once_is_scrubbed_after(wo
     assert scrubs(world, device) == 2
 
 
-async def test_a_pod_that_is_there_before_its_containers_is_known_to_be_gone_when_it_is(world):
+async def test_a_pod_seen_before_its_containers_is_released_when_gone(world):
     """Its sandbox runs already: nobody need wait for a container that came and went between two looks."""
     first, second = world.uuids
     written_down(world, pod=[first])
@@ -141,7 +141,7 @@ async def test_gate_prestart_answers_at_once_and_the_start_waits(policy):
     assert rows(world, ev.Granted, device)[-1].grant.receipt == rows(world, ev.ScrubPassed, device)[-1].receipt.id
 
 
-async def test_gate_prestart_starts_nothing_beside_a_tenant_that_does_not_leave(policy):
+async def test_gate_prestart_starts_nothing_beside_the_last_owner(policy):
     world = await policy("{gate: prestart}")
     device = world.uuids[0]
     await let_on(world, "pod", device)
@@ -153,7 +153,7 @@ async def test_gate_prestart_starts_nothing_beside_a_tenant_that_does_not_leave(
     assert refused.value.reason is Reason.IN_USE
 
 
-async def test_gate_prestart_does_not_concern_who_will_not_announce_a_start(policy):
+async def test_gate_prestart_does_not_concern_unannounced_grants(policy):
     world = await policy("{gate: prestart}")
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
@@ -189,7 +189,7 @@ async def test_a_restart_costs_a_scrub_under_per_container_only(policy, model, w
 # -- what a review found
 
 
-async def test_nothing_is_scrubbed_between_a_permitted_restart_and_its_first_process(world):
+async def test_no_scrub_starts_between_a_restart_and_its_first_process(world):
     """Not every runtime keeps a process of the pod alive between two containers."""
     device = world.uuids[0]
     await let_on(world, "pod", device)
@@ -203,7 +203,7 @@ async def test_nothing_is_scrubbed_between_a_permitted_restart_and_its_first_pro
 
 
 @pytest.mark.parametrize("model", ["per-pod", "per-container", "per-container-cached"])
-async def test_s10_what_a_strangers_container_left_is_scrubbed_before_the_next_start(policy, model):
+async def test_s10_data_of_a_foreign_container_is_scrubbed_before_a_start(policy, model):
     world = await policy(f"{{model: {model}}}")
     device, other = world.uuids
     await let_on(world, "pod", device)
@@ -220,7 +220,7 @@ async def test_s10_what_a_strangers_container_left_is_scrubbed_before_the_next_s
     assert world.record(device).owner.container == "pod"
 
 
-async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world):
+async def test_rule_1_no_observation_is_recorded_after_its_answer(world):
     """Two devices are asked for and one cannot be recorded: the look at the other must end with the question."""
     first, second = world.uuids
     world.node.end_container(await world.tenancy(first, second))
@@ -245,7 +245,7 @@ async def test_rule_1_no_look_is_recorded_after_its_question_was_answered(world)
     assert world.state(second) is State.IN_USE
 
 
-async def test_a_stop_is_no_failure_of_the_device_that_a_pod_waits_for(world):
+async def test_a_stop_is_not_a_failure_of_a_requested_device(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     waiting = world.spawn(world.acquire("next", device, announced=True))

@@ -50,14 +50,14 @@ def series(world) -> set[str]:
     """What is shown, without values."""
     registry = CollectorRegistry()
     figures = ServiceCollector(
-        world.service, world.life.reporter, ServiceCounters(CollectorRegistry()), lambda: None, dict, 0.0
+        world.context, world.life.reporter, ServiceCounters(CollectorRegistry()), lambda: None, dict, 0.0
     )
     registry.register(figures)
     lines = generate_latest(registry).decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
-async def test_what_an_operator_lays_out_anew_is_never_called_lost_and_never_offered(world):
+async def test_slices_removed_by_a_new_layout_are_not_lost(world):
     await laid_out(world, "MIG-a", "MIG-b")
     assert reasons(world) == {GPU: AilmentKind.RELAID}
     await laid_out(world, "MIG-b", "MIG-c")
@@ -72,7 +72,7 @@ async def test_what_an_operator_lays_out_anew_is_never_called_lost_and_never_off
     assert {it.quarantine.ailment.kind for it in events} == {AilmentKind.RELAID}
 
 
-async def test_a_service_that_was_away_meanwhile_calls_it_the_same(world):
+async def test_a_new_layout_during_a_restart_is_recognised(world):
     await laid_out(world, "MIG-a", "MIG-b")
     await world.die()
     world.node.lay_out(GPU, "MIG-c")
@@ -81,7 +81,7 @@ async def test_a_service_that_was_away_meanwhile_calls_it_the_same(world):
     assert reasons(world) == dict.fromkeys((GPU, "MIG-a", "MIG-b"), AilmentKind.RELAID)
 
 
-async def test_the_same_slice_and_the_whole_gpu_are_proven_anew_when_they_are_back(world):
+async def test_a_returned_slice_or_gpu_is_proven_again(world):
     await laid_out(world, "MIG-a")
     world.run("pod", "MIG-a")  # what it writes lies there still
     world.node.end_container("pod")
@@ -95,7 +95,7 @@ async def test_the_same_slice_and_the_whole_gpu_are_proven_anew_when_they_are_ba
     assert len(told(world, ev.ScrubPassed, "MIG-a")) == before["MIG-a"] + 1
 
 
-async def test_a_slice_whose_gpu_fell_off_is_lost_and_one_in_use_is_sick_of_it(world):
+async def test_a_slice_of_a_lost_gpu_is_lost(world):
     await laid_out(world, "MIG-a", "MIG-b", "MIG-c")
     await world.tenancy("MIG-c")
     await world.reach("MIG-c", State.IN_USE)
@@ -111,7 +111,7 @@ async def test_a_slice_whose_gpu_fell_off_is_lost_and_one_in_use_is_sick_of_it(w
     assert reasons(world)["MIG-a"] is AilmentKind.RELAID, "its GPU is back, without it"
 
 
-async def test_after_fifty_layouts_as_much_is_shown_as_after_two(world):
+async def test_old_layouts_leave_nothing_in_status_and_metrics(world):
     await laid_out(world, "MIG-0-a", "MIG-0-b")
     await laid_out(world, "MIG-1-a", "MIG-1-b")
     await asyncio.sleep(device_status.SHOWN)

@@ -265,7 +265,7 @@ async def live_through(build, seed: int, slots: int) -> Play:
     return play
 
 
-async def test_a_day_of_noise_ends_as_was_foretold(build):
+async def test_a_day_of_noise_ends_as_predicted(build):
     play = await live_through(build, 1, DAY)
     assert sum(play.passed.values()) > 10_000
     assert play.silenced > 50
@@ -273,5 +273,5 @@ async def test_a_day_of_noise_ends_as_was_foretold(build):
 
 @pytest.mark.night
 @pytest.mark.parametrize("seed", range(2, 22))
-async def test_so_do_other_days(build, seed):
+async def test_other_days_of_noise_end_as_predicted(build, seed):
     await live_through(build, seed, DAY)

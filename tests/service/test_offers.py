@@ -15,7 +15,7 @@ from scrubber.service.context import WITHHOLD_SECONDS
 from tests.service.asking import healthy, let_on, written_down
 
 
-async def test_r4_what_was_asked_for_while_in_use_is_not_offered_until_its_tenant_is_gone(world):
+async def test_r4_a_refused_device_in_use_is_withheld_until_release(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -31,7 +31,7 @@ async def test_r4_what_was_asked_for_while_in_use_is_not_offered_until_its_tenan
     assert healthy(world, device)
 
 
-async def test_whoever_watches_hears_of_it_before_the_refusal(world):
+async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -44,7 +44,7 @@ async def test_whoever_watches_hears_of_it_before_the_refusal(world):
         await refusal
 
 
-async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(world):
+async def test_a_withheld_and_deserted_device_is_released(world):
     """Nobody would ask again for what is not offered, and so show that the last tenant is gone."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
@@ -59,7 +59,7 @@ async def test_what_was_asked_for_in_vain_and_deserted_comes_back_by_itself(worl
     assert healthy(world, device)
 
 
-async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
+async def test_a_hanging_driver_withholds_a_device_for_a_time_only(world):
     device = world.uuids[0]
     world.context.withhold([device])
     assert not healthy(world, device)
@@ -67,7 +67,7 @@ async def test_a_hung_driver_does_not_withhold_a_device_for_ever(world):
     assert healthy(world, device)
 
 
-async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_again(world):
+async def test_x31_an_abandoned_withheld_grant_is_offered_again(world):
     """One look that saw nothing must not take a device out until the next restart of the service."""
     device, observer = world.uuids[0], world.life.observer
     await world.acquire("gone", device, announced=True)
@@ -86,7 +86,7 @@ async def test_x31_an_abandoned_grant_that_was_asked_for_in_vain_is_offered_agai
     assert world.state(device) is State.CLEAN
 
 
-async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
+async def test_a_failing_ledger_offers_no_refused_device(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     await asyncio.sleep(2)
@@ -101,7 +101,7 @@ async def test_while_the_ledger_fails_what_was_asked_for_is_not_offered(world):
     assert healthy(world, device)
 
 
-async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world):
+async def test_a_request_behind_a_hanging_observation_is_answered_in_time(world):
     device, observer = world.uuids[0], world.life.observer
     quick = observer.quick
 
@@ -122,7 +122,7 @@ async def test_whoever_asks_while_a_look_holds_the_device_is_told_in_time(world)
     await tending
 
 
-async def test_a_caller_that_runs_out_of_time_leaves_the_device_withheld(world):
+async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
     device = world.uuids[0]
     world.node.end_container(await world.tenancy(device))
     with pytest.raises(TimeoutError):
@@ -158,14 +158,14 @@ async def hand_over(world, device, before, after):
     return listening.heard
 
 
-async def test_a_hand_over_that_is_quick_enough_is_no_news(world):
+async def test_a_fast_handover_changes_no_advert(world):
     device = world.uuids[0]
     await let_on(world, "pod", device)
     assert await hand_over(world, device, "pod", "next") == [True]
     assert await hand_over(world, device, "next", "last") == [True]
 
 
-async def test_a_hand_over_that_is_known_to_take_longer_is_told_once_and_once_that_it_is_over(build, tmp_path):
+async def test_a_slow_handover_is_advertised_once_at_each_end(build, tmp_path):
     file = tmp_path / "policy.yaml"
     file.write_text("name: hasty\ndefaults: {budgets: {allocate: 1s, owner_wait: 1s}}\n")
     world = build(policy=str(file))

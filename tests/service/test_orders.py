@@ -10,7 +10,7 @@ from tests.service.hand import Hand
 
 
 @pytest.mark.parametrize("policy", ["default", "fast"])
-async def test_each_step_of_the_slow_path_has_its_deadline_and_the_self_test_its_time(build, policy):
+async def test_each_slow_step_gets_its_deadline_from_the_policy(build, policy):
     seen = {}
 
     class Noting(Hand):

@@ -48,7 +48,7 @@ async def out(world, device):
     await world.reach(device, State.QUARANTINED)
 
 
-async def test_a_persons_word_ends_a_quarantine_and_the_memory_is_proven_like_after_a_tenant(world):
+async def test_reinstate_without_proof_still_scrubs_the_device(world):
     device = world.uuids[0]
     await out(world, device)
     running = await world.operations.reinstate_without_proof(device, "it was the cable", "ann")
@@ -58,7 +58,7 @@ async def test_a_persons_word_ends_a_quarantine_and_the_memory_is_proven_like_af
     assert world.record(device).receipt.path is Path.FAST
 
 
-async def test_a_persons_word_proves_nothing(world):
+async def test_reinstate_without_proof_proves_nothing(world):
     device = world.uuids[0]
     await out(world, device)
     world.intrude(device)
@@ -67,7 +67,7 @@ async def test_a_persons_word_proves_nothing(world):
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
+async def test_reinstate_without_proof_cancels_a_probation(world):
     device = world.uuids[0]
     await out(world, device)
     trial = await world.operations.reinstate(device, "", "ops")
@@ -80,12 +80,12 @@ async def test_a_trial_under_way_is_cut_off_by_a_persons_word(world):
     assert "it was cancelled" in world.story(device)
 
 
-async def test_who_is_not_out_cannot_be_brought_back(world):
+async def test_only_a_quarantined_device_can_be_reinstated(world):
     with pytest.raises(Refused, match="it is not quarantined"):
         await world.operations.reinstate_without_proof(world.uuids[0], "", "ann")
 
 
-async def test_whoever_is_still_sick_goes_out_again(world):
+async def test_a_reinstated_device_that_is_sick_is_quarantined_again(world):
     device = world.uuids[0]
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
@@ -104,7 +104,7 @@ class Deaf(Hand):
         return replace(report, findings=replace(report.findings, vitals=heard))
 
 
-async def test_an_error_that_is_reported_during_a_job_is_judged_at_its_end_and_is_no_news_later(build):
+async def test_an_error_during_a_job_is_judged_once_at_its_end(build):
     world = build(gpus=1, hand=Deaf, policy="fast")
     await world.start()
     await world.clean()
@@ -118,7 +118,7 @@ async def test_an_error_that_is_reported_during_a_job_is_judged_at_its_end_and_i
     await world.reach(device, State.CLEAN)
 
 
-async def test_idle_devices_are_tested_in_turn_and_some_are_left_alone(tested):
+async def test_burn_ins_run_in_turn_and_keep_devices_free(tested):
     world = await tested(gpus=2)
     most = 0
     for _ in range(5400):
@@ -131,19 +131,19 @@ async def test_idle_devices_are_tested_in_turn_and_some_are_left_alone(tested):
         assert all(job.path is Path.SLOW for job in burn_ins(world, device))
 
 
-async def test_the_last_free_devices_are_not_tested(tested):
+async def test_the_last_free_devices_get_no_burn_in(tested):
     world = await tested(gpus=2, keep=2)
     await asyncio.sleep(3 * 3600.0)
     assert burn_ins(world) == []
 
 
-async def test_who_has_a_test_behind_him_is_not_tested_at_once(tested):
+async def test_a_burn_in_is_not_repeated_at_once(tested):
     world = await tested(gpus=2)
     await asyncio.sleep(3500.0)
     assert burn_ins(world) == []
 
 
-async def test_whoever_asks_for_a_device_that_is_tested_gets_it(tested):
+async def test_an_acquire_gets_a_device_from_its_burn_in(tested):
     world = await tested(gpus=2)
     while not burn_ins(world):
         await world.life.ledger.moved(world.life.ledger.seq, 60.0)
@@ -158,7 +158,7 @@ async def test_whoever_asks_for_a_device_that_is_tested_gets_it(tested):
     assert rows(world, ev.ScrubPassed, device)[-1].receipt.path is Path.FAST
 
 
-async def test_no_device_is_tested_whose_reset_would_disturb_another(tested):
+async def test_a_burn_in_disturbs_no_sibling(tested):
     world = await tested(gpus=3)
     _alone, one, other = world.uuids
     await world.tenancy(one)
@@ -166,7 +166,7 @@ async def test_no_device_is_tested_whose_reset_would_disturb_another(tested):
     assert burn_ins(world, other) == []
 
 
-async def test_a_test_that_fails_takes_the_device_out(tested):
+async def test_a_failed_burn_in_quarantines_the_device(tested):
     world = await tested(gpus=2)
     while not burn_ins(world):
         await world.life.ledger.moved(world.life.ledger.seq, 60.0)
@@ -177,7 +177,7 @@ async def test_a_test_that_fails_takes_the_device_out(tested):
 
 
 @pytest.mark.parametrize("codes", [(), (95,), (63, 154)])
-async def test_a_burst_of_errors_costs_one_trial(build, codes):
+async def test_a_burst_of_errors_costs_one_probation(build, codes):
     world = build(gpus=1, hand=Deaf)
     await world.start()
     await world.clean()
@@ -191,7 +191,7 @@ async def test_a_burst_of_errors_costs_one_trial(build, codes):
     assert len(rows(world, ev.ProbationStarted, device)) == 1
 
 
-async def test_what_was_reported_while_a_person_had_it_out_is_no_answer_to_the_reinstatement(build):
+async def test_errors_before_a_reinstatement_do_not_count_against_it(build):
     world = build(gpus=1, hand=Deaf)
     await world.start()
     await world.clean()
@@ -232,7 +232,7 @@ def offered(world, device):
     return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
 
 
-async def test_a_device_that_falls_sick_while_it_is_tested_is_not_offered_a_second_later(tested):
+async def test_a_device_sick_during_burn_in_is_not_offered(tested):
     world = await tested(hand=LongTest, interval=1.0)
     device = await begun(world)
     await asyncio.sleep(5)
@@ -243,7 +243,7 @@ async def test_a_device_that_falls_sick_while_it_is_tested_is_not_offered_a_seco
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_a_test_that_cannot_be_done_is_tried_again_when_the_next_is_due_and_no_sooner(tested):
+async def test_a_failed_attempt_at_burn_in_waits_for_the_next(tested):
     world = await tested(hand=NoReset)
     device = await begun(world)
     await asyncio.sleep(3000)
@@ -251,7 +251,7 @@ async def test_a_test_that_cannot_be_done_is_tried_again_when_the_next_is_due_an
     assert world.state(device) is State.CLEAN
 
 
-async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tested):
+async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
     """Between the end of its last step and its verdict there is a moment: whoever asks then is refused."""
     world = await tested()
     device = await begun(world)
@@ -272,7 +272,7 @@ async def test_what_a_test_has_proven_bad_outlives_the_allocate_that_cuts_it(tes
     assert world.record(device).quarantine.ailment.kind is AilmentKind.COMPUTE_FAULT
 
 
-async def test_a_device_that_nobody_could_look_at_in_the_end_is_not_called_clean(world):
+async def test_a_device_not_observed_at_the_end_is_not_clean(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, Path.FAST)
     look = world.life.observer.vitals
@@ -287,7 +287,7 @@ async def test_a_device_that_nobody_could_look_at_in_the_end_is_not_called_clean
     await world.reach(device, State.CLEAN)
 
 
-async def test_errors_of_before_the_first_look_owe_the_slow_path_and_take_nobody_out(build):
+async def test_errors_before_discovery_need_the_slow_path_only(build):
     world = build(gpus=1, policy="fast")
     [device] = world.uuids
     world.node.report(device, (79, 61))

@@ -37,13 +37,13 @@ async def test_a_device_is_found_by_index_uuid_and_prefix(reporter, name):
         ("²", Reason.UNKNOWN_DEVICE),
     ],
 )
-async def test_a_name_that_means_no_device_or_several_is_refused(reporter, name, reason):
+async def test_an_unknown_or_ambiguous_name_is_refused(reporter, name, reason):
     with pytest.raises(InvalidRequest) as refused:
         reporter.find(name)
     assert refused.value.reason is reason
 
 
-async def test_a_slice_is_found_by_its_gpu_and_its_number_and_by_its_gpu_when_it_is_alone_there(world, reporter):
+async def test_a_slice_has_the_name_of_its_gpu_and_number(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
     await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
@@ -56,14 +56,14 @@ async def test_a_slice_is_found_by_its_gpu_and_its_number_and_by_its_gpu_when_it
     assert reporter.find("3") == world.uuids[1]
 
 
-async def test_a_uuid_wins_over_a_longer_uuid_that_begins_like_it(world, reporter):
+async def test_a_full_uuid_wins_over_a_prefix(world, reporter):
     gpu = world.node.gpus[world.uuids[0]]
     world.node.gpus["GPU-00001"] = replace(gpu, info=replace(gpu.info, uuid="GPU-00001", index=2))
     await world.life.monitor.round()
     assert reporter.find("GPU-0000") == "GPU-0000"
 
 
-async def test_status_is_ordered_by_index_and_tells_the_ledger(world, reporter):
+async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
     status = await reporter.status(["1", "0"])
     assert [device.index for device in status.devices] == [0, 1]
     assert [device.state for device in status.devices] == ["clean", "clean"]
@@ -71,7 +71,7 @@ async def test_status_is_ordered_by_index_and_tells_the_ledger(world, reporter):
     assert status.service.ledger_head == world.life.ledger.head.hash
 
 
-async def test_status_shows_a_job_its_progress_and_where_it_will_end(world, reporter):
+async def test_status_shows_the_progress_of_a_job(world, reporter):
     running = await world.operations.scrub("GPU-0000", Path.SLOW)
     while running.total == 0:
         await anext(running.updates())
@@ -82,7 +82,7 @@ async def test_status_shows_a_job_its_progress_and_where_it_will_end(world, repo
     assert reporter.device("GPU-0000").receipt.path == "slow"
 
 
-async def test_a_ledger_that_cannot_be_written_is_told_until_it_can(world, reporter):
+async def test_status_shows_a_ledger_fault_until_it_ends(world, reporter):
     world.life.disk.full = True
     world.intrude("GPU-0000")
     await world.life.monitor.round()
@@ -92,7 +92,7 @@ async def test_a_ledger_that_cannot_be_written_is_told_until_it_can(world, repor
     assert (await reporter.status([])).service.ledger_fault == ""
 
 
-async def test_history_is_bounded_newest_last_and_of_one_device_or_all(reporter):
+async def test_history_is_bounded_and_ends_with_the_newest_row(reporter):
     everything = await reporter.history("", 0.0, 0)
     assert [entry.seq for entry in everything] == sorted(entry.seq for entry in everything)
     assert {entry.device for entry in everything} == {"GPU-0000", "GPU-0001"}
@@ -102,7 +102,7 @@ async def test_history_is_bounded_newest_last_and_of_one_device_or_all(reporter)
     assert newest[-1].text
 
 
-async def test_an_explanation_ends_where_the_device_is(world, reporter):
+async def test_an_explanation_ends_with_the_current_state(world, reporter):
     await world.operations.quarantine("GPU-0000", "it smells of smoke", "ann")
     told = await reporter.explain("GPU-0000")
     assert told.device.state == State.QUARANTINED.value
@@ -143,7 +143,7 @@ async def register(world):
 @pytest.fixture
 async def naming(world, reporter, register):
     """A reporter that is told the names of pods."""
-    return StatusReporter(world.service, reporter._identity, tenants=register)
+    return StatusReporter(world.context, reporter._identity, tenants=register)
 
 
 async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, naming):
@@ -154,18 +154,18 @@ async def test_status_and_explanation_name_the_pod_beside_the_owners_uid(world, 
     assert (told.owner, told.pod) == ("pod", "ns/train/main")
 
 
-async def test_a_granted_device_names_whom_the_kubelet_has_written_down_and_has_no_owner(world, naming):
+async def test_a_granted_device_shows_the_pod_of_the_checkpoint(world, naming):
     await world.acquire("pod", world.uuids[1], announced=True)
     device = (await naming.status(["1"])).devices[0]
     assert (device.state, device.owner, device.pod) == ("granted", "", "other, ns/train/side")
 
 
-async def test_devices_keep_their_order_and_only_those_of_somebody_are_named(world, naming):
+async def test_only_devices_with_an_owner_show_a_pod(world, naming):
     await let_on(world, "pod", world.uuids[0])
     assert [(it.index, it.pod) for it in (await naming.status(["1", "0"])).devices] == [(0, "ns/train/main"), (1, "")]
 
 
-async def test_names_that_come_late_keep_no_status_waiting_and_the_owner_is_told(world, naming, register):
+async def test_late_pod_names_delay_no_status(world, naming, register):
     await let_on(world, "pod", world.uuids[0])
     register.late = True
     device = (await naming.status(["0"])).devices[0]
@@ -173,9 +173,7 @@ async def test_names_that_come_late_keep_no_status_waiting_and_the_owner_is_told
     assert (await naming.explain("0")).device.pod == ""
 
 
-async def test_nobody_is_asked_for_names_while_every_device_is_nobodys_nor_by_what_the_hooks_need(
-    world, naming, register
-):
+async def test_pod_names_are_read_only_for_devices_with_an_owner(world, naming, register):
     await naming.status([])
     await naming.explain("0")
     assert register.asked == 0
@@ -187,7 +185,7 @@ async def test_nobody_is_asked_for_names_while_every_device_is_nobodys_nor_by_wh
     assert register.asked == 1
 
 
-async def test_a_status_is_of_one_moment_whatever_happens_while_names_are_looked_up(world, reporter, register):
+async def test_a_status_shows_one_moment(world, reporter, register):
     async def meanwhile() -> Tenants:
         await world.operations.quarantine(world.uuids[1], "it smells of smoke", "ann")
         tenants: Tenants = register.tenants
@@ -195,7 +193,7 @@ async def test_a_status_is_of_one_moment_whatever_happens_while_names_are_looked
 
     await let_on(world, "pod", world.uuids[0])
     before = world.life.ledger.seq
-    status = await StatusReporter(world.service, reporter._identity, tenants=meanwhile).status([])
+    status = await StatusReporter(world.context, reporter._identity, tenants=meanwhile).status([])
     assert world.life.ledger.seq > before
     assert (status.service.ledger_rows, status.devices[1].state) == (before, "clean")
     assert status.devices[0].pod == "ns/train/main"

@@ -189,7 +189,7 @@ async def squatter(world):
     await asyncio.sleep(10)
 
 
-async def test_a_skipped_clear_is_caught_by_the_verify_and_the_device_is_never_handed_out(build):
+async def test_verify_finds_a_skipped_clear(build):
     world = build(hand=Lazy)
     with pytest.raises(AutoclaveError):
         await hand_over(world)
@@ -204,7 +204,7 @@ async def test_a_skipped_clear_is_caught_by_the_verify_and_the_device_is_never_h
         (Shrugger, "compute-fault", "selftest passed"),
     ],
 )
-async def test_a_slow_path_that_passes_itself_and_shows_too_little_ends_in_quarantine(build, hand, reason, why):
+async def test_a_slow_path_with_too_little_evidence_ends_in_quarantine(build, hand, reason, why):
     world = build(hand=hand)
     await world.start()
     record = await world.reach(world.uuids[0], State.QUARANTINED)
@@ -220,9 +220,7 @@ async def test_a_slow_path_that_passes_itself_and_shows_too_little_ends_in_quara
         (Halfhearted, "selftest ran address, but not arithmetic: selftest.time in the policy may be too short"),
     ],
 )
-async def test_a_worker_that_does_less_than_the_policy_orders_leaves_a_dirty_device_that_is_tried_again(
-    build, hand, why
-):
+async def test_a_worker_that_does_too_little_leaves_a_dirty_device(build, hand, why):
     world = build(hand=hand)
     await world.start()
     record = await world.reach(world.uuids[0], State.DIRTY)
@@ -233,7 +231,7 @@ async def test_a_worker_that_does_less_than_the_policy_orders_leaves_a_dirty_dev
     assert world.truth.violations == []
 
 
-async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(build):
+async def test_an_idle_verify_does_no_harm_after_a_real_clear(build):
     world = build(hand=Blind)
     await hand_over(world)
     assert world.truth.violations == []
@@ -256,7 +254,7 @@ async def test_a_verify_that_does_not_look_does_no_harm_after_an_honest_clear(bu
         ({"hand": Butcher, "job": Fenceless}, squatter, r"pod-x of a live container was killed"),
     ],
 )
-async def test_a_broken_promise_is_told(build, kinds, scene, charge):
+async def test_the_truth_reports_each_broken_promise(build, kinds, scene, charge):
     world = build(guilty=True, **kinds)
     await scene(world)
     assert [text for text in world.truth.violations if re.search(charge, text)], world.truth.violations
@@ -265,7 +263,7 @@ async def test_a_broken_promise_is_told(build, kinds, scene, charge):
 
 
 @pytest.mark.parametrize("scene", [hand_over, intrusion, ailment, squatter])
-async def test_the_same_scenes_are_blameless_with_the_real_service(build, scene):
+async def test_the_real_service_breaks_no_promise_in_these_scenes(build, scene):
     world = build()
     await scene(world)
     assert world.truth.violations == []

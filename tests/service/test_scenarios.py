@@ -35,7 +35,7 @@ async def exposed(world, device):
 # -- memory in use
 
 
-async def test_w1_a_device_that_is_given_away_twice_is_refused_to_the_second(world):
+async def test_w1_a_device_in_use_is_refused_to_a_second_pod(world):
     device = world.uuids[0]
     tenant, before, began = await exposed(world, device), len(jobs(world, device)), world.loop.time()
     with pytest.raises(NotReady) as refused:
@@ -46,7 +46,7 @@ async def test_w1_a_device_that_is_given_away_twice_is_refused_to_the_second(wor
     assert world.node.gpus[device].users()[0].name == tenant
 
 
-async def test_w2_a_pod_deleted_by_force_keeps_its_device_until_its_last_process_has_ended(world):
+async def test_w2_a_force_deleted_pod_keeps_its_device_until_its_end(world):
     device = world.uuids[0]
     tenant = await exposed(world, device)
     with pytest.raises(NotReady):
@@ -57,7 +57,7 @@ async def test_w2_a_pod_deleted_by_force_keeps_its_device_until_its_last_process
     assert len(await asking) == 1
 
 
-async def test_w2_processes_that_outlive_their_container_are_ended_before_the_next_tenant(world):
+async def test_w2_leftovers_are_ended_before_the_next_owner(world):
     device = world.uuids[0]
     tenant = await exposed(world, device)
     world.node.end_container(tenant, leaving=True)
@@ -66,7 +66,7 @@ async def test_w2_processes_that_outlive_their_container_are_ended_before_the_ne
     assert world.record(device).receipt.processes_terminated == 1
 
 
-async def test_w11_a_job_that_outlived_its_caller_is_joined_by_the_retry_and_no_second_one_writes(world):
+async def test_w11_a_retry_joins_the_running_job(world):
     device = world.uuids[0]
     world.node.end_container(await exposed(world, device))
     first = world.spawn(world.begin("pod", device))
@@ -81,7 +81,7 @@ async def test_w11_a_job_that_outlived_its_caller_is_joined_by_the_retry_and_no_
     assert jobs(world, device)[-1].id == job.id
 
 
-async def test_w14_after_a_lost_ledger_devices_in_use_are_left_alone_and_the_others_are_scrubbed(world):
+async def test_w14_a_lost_ledger_leaves_devices_in_use_alone(world):
     used, idle = world.uuids
     tenant = await exposed(world, used)
     await world.die()
@@ -93,7 +93,7 @@ async def test_w14_after_a_lost_ledger_devices_in_use_are_left_alone_and_the_oth
     assert jobs(world, used) == []
 
 
-async def test_w15_a_device_used_by_what_no_kubelet_started_is_never_wiped(world):
+async def test_w15_a_foreign_container_is_never_scrubbed_away(world):
     device = world.uuids[0]
     shell = world.intrude(device)
     await world.reach(device, State.DIRTY)
@@ -102,11 +102,11 @@ async def test_w15_a_device_used_by_what_no_kubelet_started_is_never_wiped(world
     assert jobs(world, device)[-1].trigger is Trigger.FIRST_LOOK
     with pytest.raises(AutoclaveError):
         await world.acquire("pod", device)
-    with pytest.raises(Refused, match="end that first"):
+    with pytest.raises(Refused, match="end these processes first"):
         await world.operations.scrub(device, Path.SLOW)
 
 
-async def test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing_is_wiped(build):
+async def test_w16_without_all_processes_visible_nothing_happens(build):
     world = build()
     for gpu in world.node.gpus.values():
         gpu.blind = True
@@ -119,7 +119,7 @@ async def test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing
     assert rows(world, ev.StepStarted) == []
 
 
-async def test_w17_a_release_that_a_live_tenant_knows_nothing_of_is_refused(world):
+async def test_w17_a_release_of_a_device_in_use_is_refused(world):
     device = world.uuids[0]
     await exposed(world, device)
     with pytest.raises(Refused) as refused:
@@ -128,7 +128,7 @@ async def test_w17_a_release_that_a_live_tenant_knows_nothing_of_is_refused(worl
     assert world.state(device) is State.IN_USE
 
 
-async def test_w18_a_container_that_starts_again_is_let_in_without_a_wipe_under_its_sibling(world):
+async def test_w18_a_container_restart_scrubs_nothing_under_its_sibling(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     await world.begin("pod", device)
@@ -138,7 +138,7 @@ async def test_w18_a_container_that_starts_again_is_let_in_without_a_wipe_under_
     assert len(jobs(world, device)) == before
 
 
-async def test_w21_a_container_that_starts_in_the_middle_of_a_wipe_ends_the_wipe(world):
+async def test_w21_a_container_that_starts_during_a_scrub_aborts_it(world):
     device = world.uuids[0]
     world.node.end_container(await exposed(world, device))
     await world.reach(device, State.SCRUBBING)
@@ -154,7 +154,7 @@ async def test_w21_a_container_that_starts_in_the_middle_of_a_wipe_ends_the_wipe
 
 
 @pytest.mark.parametrize("pause", [0.0, 300.0])
-async def test_s1_s2_s5_the_same_name_and_the_same_devices_again_are_a_new_tenant_however_soon(world, pause):
+async def test_s1_s2_s5_a_pod_with_the_same_name_is_a_new_owner(world, pause):
     for _ in range(2):
         await world.acquire("pod", *world.uuids)
         for device in world.uuids:
@@ -166,13 +166,13 @@ async def test_s1_s2_s5_the_same_name_and_the_same_devices_again_are_a_new_tenan
     assert all(len(jobs(world, device)) >= 3 for device in world.uuids)
 
 
-async def test_s3_one_device_of_two_is_scrubbed_for_the_next_tenant_of_one(world):
+async def test_s3_one_device_of_two_is_scrubbed_for_its_next_owner(world):
     world.node.end_container(await world.tenancy(*world.uuids))
     await world.acquire("second", world.uuids[1])
     assert len(jobs(world, world.uuids[1])) == 2
 
 
-async def test_s4_init_and_app_container_share_one_proof_and_the_next_pod_gets_its_own(world):
+async def test_s4_containers_of_one_pod_share_one_proof(world):
     device = world.uuids[0]
     init = await world.acquire("pod", device, announced=True)
     app = await world.acquire("pod", device, announced=True)
@@ -185,7 +185,7 @@ async def test_s4_init_and_app_container_share_one_proof_and_the_next_pod_gets_i
     assert after[0].receipt != app[0].receipt
 
 
-async def test_s6_a_start_after_a_reboot_passes_the_first_gate_first(world):
+async def test_s6_a_start_after_a_reboot_needs_a_new_grant(world):
     device = world.uuids[0]
     await exposed(world, device)
     await world.die()
@@ -196,14 +196,14 @@ async def test_s6_a_start_after_a_reboot_passes_the_first_gate_first(world):
     assert rows(world, ev.ScrubPassed, device)[-1].receipt.incarnation.boot_id == "boot-2"
 
 
-async def test_s6_a_start_on_a_clean_device_that_nobody_asked_for_is_a_grant_of_its_own(world):
+async def test_s6_a_start_without_an_acquire_makes_a_grant(world):
     device = world.uuids[0]
     await world.begin("pod", device)
     assert len(rows(world, ev.Granted, device)) == 1
     assert world.record(device).owner.container == "pod"
 
 
-async def test_s7_a_container_that_started_without_a_word_while_the_kubelet_restarted_is_scrubbed_after(world):
+async def test_s7_an_unannounced_container_is_scrubbed_after(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     world.restart_kubelet()
@@ -229,7 +229,7 @@ async def test_s8_killed_around_a_start_the_device_counts_as_used(world, started
     assert len(jobs(world, device)) == 2
 
 
-async def test_s10_a_clean_device_that_is_used_without_asking_is_clean_no_more(world):
+async def test_s10_foreign_use_ends_a_proof(world):
     device = world.uuids[0]
     intruder = world.intrude(device, container=True)
     await world.reach(device, State.DIRTY)
@@ -238,7 +238,7 @@ async def test_s10_a_clean_device_that_is_used_without_asking_is_clean_no_more(w
     await world.reach(device, State.CLEAN)
 
 
-async def test_s10_who_was_seen_while_the_disk_was_full_is_not_forgotten_when_it_has_room_again(world):
+async def test_s10_a_holder_seen_during_a_full_disk_is_recorded_later(world):
     device = world.uuids[0]
     world.life.disk.full = True
     intruder = world.intrude(device)
@@ -252,7 +252,7 @@ async def test_s10_who_was_seen_while_the_disk_was_full_is_not_forgotten_when_it
     assert len(jobs(world, device)) == 2
 
 
-async def test_s11_memory_that_is_held_by_nobody_is_not_clean(world):
+async def test_s11_a_device_with_leaked_memory_is_not_clean(world):
     device = world.uuids[0]
     world.node.gpus[device].leaked = 4096
     await asyncio.sleep(2)
@@ -272,7 +272,7 @@ async def test_s14_a_scrub_that_failed_never_ends_clean(world):
     assert world.record(device).quarantine.ailment.kind.value == "memory-fault"
 
 
-async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_is_right_by_chance(world):
+async def test_s14_a_wrong_computation_quarantines_the_device(world):
     device = world.uuids[0]
     world.node.gpus[device].errs = True
     running = await world.operations.scrub(device, Path.SLOW)
@@ -283,7 +283,7 @@ async def test_s14_a_unit_that_computes_wrongly_is_sick_and_not_tried_until_it_i
     assert rows(world, ev.StepFinished, device)[-1].result.step is Step.SELFTEST
 
 
-async def test_s15_a_unit_that_a_slow_path_did_not_reach_is_no_proof(world):
+async def test_s15_a_slow_path_must_reach_every_unit(world):
     device = world.uuids[0]
     world.node.gpus[device].dark = True
     running = await world.operations.scrub(device, Path.SLOW)
@@ -292,7 +292,7 @@ async def test_s15_a_unit_that_a_slow_path_did_not_reach_is_no_proof(world):
     assert "scratch failed: not everywhere" in running.why
 
 
-async def test_s14_the_receipt_of_a_slow_path_names_units_and_tests_and_that_of_a_fast_one_does_not(world):
+async def test_s14_only_a_slow_receipt_names_units_and_tests(world):
     device = world.uuids[0]
     slow = await world.operations.scrub(device, Path.SLOW)
     await slow.finished.wait()
@@ -302,7 +302,7 @@ async def test_s14_the_receipt_of_a_slow_path_names_units_and_tests_and_that_of_
     assert (fast.receipt.units, fast.receipt.units_reached, fast.receipt.tests) == (None, None, ())
 
 
-async def test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof(world):
+async def test_s15_a_scrub_must_reach_all_of_the_memory(world):
     device = world.uuids[0]
     world.node.gpus[device].skimpy = True
     running = await world.operations.scrub(device, None)
@@ -311,7 +311,7 @@ async def test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof(world):
     assert "50.00%" in running.why
 
 
-async def test_s16_a_device_keeps_its_history_under_another_index_and_another_device_has_none(world):
+async def test_s16_the_history_follows_the_uuid(world):
     one, two = (world.node.gpus[device] for device in world.uuids)
     world.node.end_container(await exposed(world, one.info.uuid))
     one.info, two.info = replace(one.info, index=1), replace(two.info, index=0)
@@ -330,7 +330,7 @@ async def test_s16_a_device_keeps_its_history_under_another_index_and_another_de
 
 
 @pytest.mark.parametrize("jump", [-86400.0 * 400, 86400.0 * 400])
-async def test_s17_a_jump_of_the_wall_clock_ages_no_proof_and_no_quarantine(world, jump):
+async def test_s17_a_wall_clock_jump_ages_nothing(world, jump):
     one, two = world.uuids
     world.node.gpus[two].lost = True
     await world.reach(two, State.QUARANTINED)
@@ -347,7 +347,7 @@ async def test_s17_a_jump_of_the_wall_clock_ages_no_proof_and_no_quarantine(worl
 # -- how long a proof stands
 
 
-async def test_a_proof_does_not_survive_a_restart_of_the_service_unless_the_policy_says_so(build):
+async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(build):
     for policy, path in (("default", 2), ("fast", 1)):
         world = build(policy=policy)
         await world.start()
@@ -359,7 +359,7 @@ async def test_a_proof_does_not_survive_a_restart_of_the_service_unless_the_poli
         assert len(jobs(world, world.uuids[0])) == path
 
 
-async def test_a_proof_grows_old_and_is_made_anew_before_anybody_asks(build):
+async def test_an_old_proof_is_renewed_before_the_next_request(build):
     world = build(interval=600.0)
     await world.start()
     device = world.uuids[0]
@@ -368,7 +368,7 @@ async def test_a_proof_grows_old_and_is_made_anew_before_anybody_asks(build):
     assert world.state(device) is State.CLEAN
 
 
-async def test_a_policy_that_wants_more_makes_older_proofs_worthless(build):
+async def test_a_stricter_policy_ends_older_proofs(build):
     world = build(policy="fast")
     await world.start()
     await world.clean()
@@ -377,7 +377,7 @@ async def test_a_policy_that_wants_more_makes_older_proofs_worthless(build):
     assert receipt != rows(world, ev.ScrubPassed, world.uuids[0])[0].receipt.id
 
 
-async def test_under_observe_nothing_is_refused_but_the_quarantined_and_every_grant_is_marked(build):
+async def test_observe_refuses_only_quarantined_devices(build):
     world = build(policy="observe")
     await world.start()
     device = world.uuids[0]
@@ -390,7 +390,7 @@ async def test_under_observe_nothing_is_refused_but_the_quarantined_and_every_gr
         await world.acquire("pod", world.uuids[1])
 
 
-async def test_a_driver_that_was_loaded_anew_makes_every_proof_worthless(world):
+async def test_a_driver_reload_ends_every_proof(world):
     world.node.drivers += 1
     await asyncio.sleep(1)
     await world.clean()

@@ -23,7 +23,7 @@ def advert(world, device):
     return next(it for it in world.life.reporter.adverts().devices if it.device == device)
 
 
-async def test_a_clean_device_is_handed_out_with_one_durable_row_and_without_waiting(world):
+async def test_a_clean_device_is_granted_at_once_in_one_row(world):
     device, before, began = world.uuids[0], len(world.truth.entries), world.loop.time()
     grant = (await world.acquire("pod", device))[0]
     assert world.loop.time() == began
@@ -32,7 +32,7 @@ async def test_a_clean_device_is_handed_out_with_one_durable_row_and_without_wai
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start", "release", "scrub", "quarantine", "reinstate", "reconcile"])
-async def test_a_device_that_is_not_there_is_told_so(world, ask):
+async def test_an_unknown_device_is_refused_by_name(world, ask):
     handover, operations = world.handover, world.operations
     work = {
         "acquire": lambda: handover.acquire([world.uuids[0], "GPU-no"], announced=False),
@@ -49,7 +49,7 @@ async def test_a_device_that_is_not_there_is_told_so(world, ask):
     assert world.state(world.uuids[0]) is State.CLEAN
 
 
-async def test_of_two_who_want_it_for_themselves_one_gets_it_and_nothing_is_taken_from_him(world):
+async def test_of_two_fresh_acquires_one_gets_and_keeps_the_device(world):
     """The second was let go on after the first one's scrub, and would have given back what was granted a moment ago."""
     device = world.uuids[0]
     for _ in range(50):
@@ -63,7 +63,7 @@ async def test_of_two_who_want_it_for_themselves_one_gets_it_and_nothing_is_take
         await world.handover.release([device])  # and the next two find it dirty
 
 
-async def test_of_several_all_or_none_are_free_and_the_rest_is_offered_as_before(world):
+async def test_fresh_acquire_grants_all_or_none_and_withholds_nothing(world):
     free, taken = world.uuids
     await world.acquire("job", taken)
     before = len(world.truth.entries)
@@ -74,7 +74,7 @@ async def test_of_several_all_or_none_are_free_and_the_rest_is_offered_as_before
     assert [advert(world, device).healthy for device in world.uuids] == [True, True]
 
 
-async def test_after_a_stop_nothing_is_granted_and_nothing_is_tended(world):
+async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
     before = len(world.truth.entries)
     await world.service.stop()
     with pytest.raises(NotReady) as refused:
@@ -85,7 +85,7 @@ async def test_after_a_stop_nothing_is_granted_and_nothing_is_tended(world):
     assert len(world.truth.entries) == before
 
 
-async def test_a_device_in_use_is_scrubbed_on_nobodys_word(world):
+async def test_no_request_scrubs_a_device_in_use(world):
     device = world.uuids[0]
     await world.tenancy(device)
     with pytest.raises(Refused, match="release it first") as refused:
@@ -93,14 +93,14 @@ async def test_a_device_in_use_is_scrubbed_on_nobodys_word(world):
     assert refused.value.reason is Reason.IN_USE
 
 
-async def test_an_operator_is_told_who_is_in_the_way(world):
+async def test_an_operator_learns_which_holder_prevents_a_scrub(world):
     device = world.uuids[0]
     intruder = world.intrude(device)
     with pytest.raises(Refused, match=f"pid {intruder.pid}"):
         await world.operations.scrub(device, None)
 
 
-async def test_a_tenant_is_told_nothing_of_anybody_else(world):
+async def test_a_refusal_names_no_process_or_pod(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     pid = world.node.gpus[device].users()[0].pid
@@ -115,7 +115,7 @@ async def test_a_tenant_is_told_nothing_of_anybody_else(world):
             assert secret not in refused.value.message.replace(device, "")
 
 
-async def test_a_quarantined_device_is_scrubbed_by_reinstate_only(world):
+async def test_only_reinstate_scrubs_a_quarantined_device(world):
     device = world.uuids[0]
     await world.operations.quarantine(device, "smells", "ops")
     with pytest.raises(Refused, match="use reinstate"):
@@ -134,7 +134,7 @@ async def test_a_device_that_is_not_quarantined_cannot_be_reinstated(world):
     assert refused.value.reason is Reason.NOT_QUARANTINED
 
 
-async def test_a_device_in_use_is_marked_by_an_operator_and_taken_out_when_it_is_released(world):
+async def test_a_manual_quarantine_of_a_device_in_use_waits_for_release(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -147,7 +147,7 @@ async def test_a_device_in_use_is_marked_by_an_operator_and_taken_out_when_it_is
     assert record.quarantine.next_probe is None
 
 
-async def test_a_device_that_falls_sick_in_use_is_left_to_its_tenant_and_given_to_nobody_else(world):
+async def test_a_sick_device_in_use_stays_with_its_owner_only(world):
     device = world.uuids[0]
     await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -163,7 +163,7 @@ async def test_a_device_that_falls_sick_in_use_is_left_to_its_tenant_and_given_t
     assert refused.value.reason is Reason.SICK
 
 
-async def test_a_released_device_is_scrubbed_before_anybody_asks(world):
+async def test_a_released_device_is_scrubbed_before_the_next_request(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     world.node.end_container(tenant)
@@ -173,7 +173,7 @@ async def test_a_released_device_is_scrubbed_before_anybody_asks(world):
     await world.clean(device)
 
 
-async def test_while_the_disk_is_full_nothing_is_granted_and_it_is_said_why(world):
+async def test_a_full_disk_refuses_grants_with_a_reason(world):
     device = world.uuids[0]
     world.life.disk.full = True
     with pytest.raises(LedgerUnavailable, match="the disk is full"):
@@ -184,7 +184,7 @@ async def test_while_the_disk_is_full_nothing_is_granted_and_it_is_said_why(worl
     await world.acquire("pod", device)
 
 
-async def test_probation_is_tried_again_with_growing_pauses_and_flapping_ends_it(world):
+async def test_a_flapping_device_waits_for_an_operator(world):
     device = world.uuids[0]
     for _ in range(3):
         world.node.gpus[device].lost = True
@@ -200,7 +200,7 @@ async def test_probation_is_tried_again_with_growing_pauses_and_flapping_ends_it
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_a_probation_that_fails_waits_longer_each_time(world):
+async def test_failed_probations_wait_longer_each_time(world):
     device = world.uuids[0]
     world.node.gpus[device].reset_fails = True
     world.node.gpus[device].lost = True
@@ -214,7 +214,7 @@ async def test_a_probation_that_fails_waits_longer_each_time(world):
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_an_announced_grant_is_kept_for_its_admission_and_an_unannounced_one_is_not(world):
+async def test_an_announced_grant_is_reused_and_an_unannounced_one_is_not(world):
     one, two = world.uuids
     await world.acquire("pod", one, announced=True)
     await world.acquire("pod", two, announced=False)
@@ -224,7 +224,7 @@ async def test_an_announced_grant_is_kept_for_its_admission_and_an_unannounced_o
     assert len(rows(world, ev.ScrubStarted, two)) == made_anew
 
 
-async def test_a_device_that_is_not_what_it_was_is_proven_anew(world):
+async def test_a_changed_device_is_proven_again(world):
     """A proof is about so many bytes in such a layout; another index is no other device."""
     device = world.uuids[0]
     record = world.context.ledger.records[device]
@@ -235,7 +235,7 @@ async def test_a_device_that_is_not_what_it_was_is_proven_anew(world):
     assert world.context.ledger.records[device].receipt is None
 
 
-async def test_with_whom_a_device_is_reset_may_change_while_somebody_has_it(world):
+async def test_a_new_reset_domain_keeps_the_owner_of_a_device(world):
     """Others of its board were laid out anew: it stays his, also while nobody is on it."""
     used, free = world.uuids
     tenant = await world.tenancy(used)
@@ -251,7 +251,7 @@ async def test_with_whom_a_device_is_reset_may_change_while_somebody_has_it(worl
     assert (scrubs(world, used), world.state(free) is State.CLEAN) == (proven, False)
 
 
-async def test_nobody_is_asked_for_less_than_is_due(build):
+async def test_a_request_gets_no_lesser_path_than_is_due(build):
     world = build(policy="strict")
     device = world.uuids[0]
     before_us = world.node.enter(device, Kind.INTRUDER, "tenant-before-us")
@@ -263,7 +263,7 @@ async def test_nobody_is_asked_for_less_than_is_due(build):
     assert (running.receipt.path, world.node.gpus[device].chip) == (Path.SLOW, None)
 
 
-async def test_names_that_no_device_has_leave_nothing_behind(world):
+async def test_unknown_names_leave_no_locks_behind(world):
     for number in range(10):
         with pytest.raises(InvalidRequest):
             await world.handover.release([f"GPU-made-up-{number}"])

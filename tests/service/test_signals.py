@@ -131,7 +131,7 @@ async def look(signal) -> None:
 
 
 @each(SIGNALS)
-async def test_an_idle_device_is_out_after_the_next_look_with_its_reason_and_what_to_do(world, signal):
+async def test_a_signal_quarantines_an_idle_device_with_advice(world, signal):
     device, other = world.uuids
     signal.befall(world, device)
     await look(signal)
@@ -145,7 +145,7 @@ async def test_an_idle_device_is_out_after_the_next_look_with_its_reason_and_wha
 
 
 @each(SIGNALS)
-async def test_one_in_use_is_reported_and_left_alone_until_it_is_free(world, signal):
+async def test_a_signal_on_a_device_in_use_waits_for_release(world, signal):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -165,7 +165,7 @@ async def test_one_in_use_is_reported_and_left_alone_until_it_is_free(world, sig
 
 
 @each(SIGNALS)
-async def test_what_is_over_comes_back_by_what_the_reason_asks_for_or_by_a_person(world, signal):
+async def test_a_signal_that_ends_allows_the_return(world, signal):
     device = world.uuids[0]
     signal.befall(world, device)
     await world.reach(device, State.QUARANTINED)
@@ -182,7 +182,7 @@ async def test_what_is_over_comes_back_by_what_the_reason_asks_for_or_by_a_perso
 
 
 @each(SIGNALS)
-async def test_what_lasts_is_not_tried_or_tried_in_vain_or_mended_by_a_reset(world, signal):
+async def test_a_lasting_signal_prevents_the_return(world, signal):
     device = world.uuids[0]
     signal.befall(world, device)
     await world.reach(device, State.QUARANTINED)
@@ -197,7 +197,7 @@ async def test_what_lasts_is_not_tried_or_tried_in_vain_or_mended_by_a_reset(wor
 
 
 @each(FOUND)
-async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world, signal):
+async def test_a_scrub_finds_hidden_faults_before_the_next_owner(world, signal):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -219,7 +219,7 @@ async def test_what_only_a_scrub_can_find_is_found_before_the_next_tenant(world,
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_leaked_memory_ends_a_proof_and_is_given_back_by_a_reset(world):
+async def test_leaked_memory_ends_a_proof_and_a_reset_frees_it(world):
     device = world.uuids[0]
     leak(world, device)
     await asyncio.sleep(A_ROUND)
@@ -230,7 +230,7 @@ async def test_leaked_memory_ends_a_proof_and_is_given_back_by_a_reset(world):
 
 @pytest.mark.parametrize("codes", list(COUNTED.values()), ids=list(COUNTED))
 @pytest.mark.parametrize("used", [False, True])
-async def test_what_makes_nobody_sick_is_counted_and_takes_nothing_out(world, codes, used):
+async def test_harmless_errors_are_noted_and_quarantine_nothing(world, codes, used):
     device = world.uuids[0]
     if used:
         await world.tenancy(device)
@@ -244,7 +244,7 @@ async def test_what_makes_nobody_sick_is_counted_and_takes_nothing_out(world, co
     assert device_status.advice(world.record(device)) == ()
 
 
-async def test_one_answer_that_is_late_is_no_illness(world):
+async def test_one_late_answer_is_not_an_ailment(world):
     device = world.uuids[0]
     flag("hangs")(world, device)
     await asyncio.sleep(3.5)  # longer than one look waits, and shorter than two
@@ -255,7 +255,7 @@ async def test_one_answer_that_is_late_is_no_illness(world):
 
 
 @pytest.mark.parametrize("signal", [SIGNALS["lost"], SIGNALS["unresponsive"]], ids=["lost", "unresponsive"])
-async def test_a_device_that_was_silent_comes_back_with_no_new_errors_but_those_it_had(world, signal):
+async def test_a_silent_device_returns_with_its_old_errors(world, signal):
     device = world.uuids[0]
     ecc(world, device)
     await world.reach(device, State.QUARANTINED)
@@ -277,7 +277,7 @@ WORSE_LATER = {
 
 
 @pytest.mark.parametrize(("first", "then", "kind", "tried"), list(WORSE_LATER.values()), ids=list(WORSE_LATER))
-async def test_what_befalls_a_sick_device_in_use_is_not_forgotten_at_its_release(world, first, then, kind, tried):
+async def test_a_second_fault_in_use_is_kept_until_release(world, first, then, kind, tried):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -293,7 +293,7 @@ async def test_what_befalls_a_sick_device_in_use_is_not_forgotten_at_its_release
     assert trials(world, device) == ([tried] if tried else [])
 
 
-async def test_of_what_is_told_at_once_what_needs_a_person_is_the_reason(world):
+async def test_of_several_signs_the_gravest_is_the_reason(world):
     device = world.uuids[0]
     ecc(world, device)
     reports(125)(world, device)
@@ -301,7 +301,7 @@ async def test_of_what_is_told_at_once_what_needs_a_person_is_the_reason(world):
 
 
 @pytest.mark.parametrize("silent", ["lost", "hangs"])
-async def test_who_is_out_is_not_tried_while_it_is_silent_whatever_it_is_out_for(world, silent):
+async def test_a_silent_quarantined_device_gets_no_probation(world, silent):
     device = world.uuids[0]
     reports(48)(world, device)
     await world.reach(device, State.QUARANTINED)
@@ -312,7 +312,7 @@ async def test_who_is_out_is_not_tried_while_it_is_silent_whatever_it_is_out_for
     await world.clean(device)
 
 
-async def test_while_another_device_is_reset_nobody_takes_a_lost_one_for_found(world):
+async def test_a_siblings_reset_does_not_make_a_lost_device_present(world):
     device, other = world.uuids
     flag("lost")(world, device)
     await world.reach(device, State.QUARANTINED)
@@ -323,7 +323,7 @@ async def test_while_another_device_is_reset_nobody_takes_a_lost_one_for_found(w
     assert trials(world, device) == []
 
 
-async def test_a_flapping_device_that_is_lost_as_well_is_told_once_and_waits_for_a_person(world):
+async def test_a_flapping_lost_device_is_recorded_once(world):
     device = world.uuids[0]
     for returns in range(4):
         reports(48)(world, device)
@@ -338,7 +338,7 @@ async def test_a_flapping_device_that_is_lost_as_well_is_told_once_and_waits_for
 
 
 @pytest.mark.parametrize("kind", [AilmentKind.FABRIC, AilmentKind.HEAT])
-async def test_what_wants_a_reset_while_a_device_is_out_for_less_gets_one(world, kind):
+async def test_a_graver_fault_in_quarantine_gets_its_reset(world, kind):
     device = world.uuids[0]
     sign(kind)(world, device)
     await world.reach(device, State.QUARANTINED)

@@ -38,7 +38,7 @@ async def shown(world, device):
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-async def test_by_default_it_is_shown_and_takes_nothing_out(world, kind):
+async def test_by_default_a_sign_is_shown_and_quarantines_nothing(world, kind):
     device = world.uuids[0]
     tell(world, device, kind)
     seen = await shown(world, device)
@@ -49,8 +49,8 @@ async def test_by_default_it_is_shown_and_takes_nothing_out(world, kind):
     assert rows(world, ev.AilmentFound, device) == rows(world, ev.Quarantined, device) == []
 
 
-@pytest.mark.parametrize("symptom", DeviceSign)
-async def test_where_the_policy_says_so_it_takes_that_device_out(strict, sign):
+@pytest.mark.parametrize("sign", DeviceSign)
+async def test_a_strict_policy_quarantines_for_a_sign(strict, sign):
     device, other = strict.uuids
     tell(strict, device, AilmentKind(sign.value))
     record = await strict.reach(device, State.QUARANTINED)
@@ -59,7 +59,7 @@ async def test_where_the_policy_says_so_it_takes_that_device_out(strict, sign):
     assert (await shown(strict, device)).why == f"quarantined: {MEANT}"
 
 
-async def test_in_use_it_is_told_and_left_until_it_is_free(world):
+async def test_a_sign_on_a_device_in_use_waits_for_release(world):
     device = world.uuids[0]
     tenant = await world.tenancy(device)
     await world.reach(device, State.IN_USE)
@@ -71,7 +71,7 @@ async def test_in_use_it_is_told_and_left_until_it_is_free(world):
 
 
 @pytest.mark.parametrize("kind", WAITED_FOR)
-async def test_what_is_told_still_is_not_tried_and_what_is_over_comes_back_by_evidence(strict, kind):
+async def test_probation_waits_until_the_sign_ends(strict, kind):
     device = strict.uuids[0]
     tell(strict, device, kind)
     await strict.reach(device, State.QUARANTINED)
@@ -82,7 +82,7 @@ async def test_what_is_told_still_is_not_tried_and_what_is_over_comes_back_by_ev
     assert strict.record(device).receipt.path is Path.FAST
 
 
-async def test_links_may_be_mended_by_a_reset_and_do_not_come_back_unmended(world):
+async def test_broken_links_return_only_after_a_successful_reset(world):
     device = world.uuids[0]
     tell(world, device, AilmentKind.LINKS)
     await world.reach(device, State.QUARANTINED)
@@ -95,13 +95,13 @@ async def test_links_may_be_mended_by_a_reset_and_do_not_come_back_unmended(worl
     await world.clean(device)
 
 
-async def test_the_memory_on_a_chip_that_is_worn_out_waits_for_a_person(world):
+async def test_worn_out_on_chip_memory_waits_for_an_operator(world):
     device = world.uuids[0]
     tell(world, device, AilmentKind.SRAM)
     assert (await world.reach(device, State.QUARANTINED)).quarantine.next_probe is None
 
 
-async def test_the_worst_of_several_is_the_reason(strict):
+async def test_the_worst_of_several_signs_is_the_reason(strict):
     device = strict.uuids[0]
     tell(strict, device, AilmentKind.HEAT, AilmentKind.FABRIC, AilmentKind.SRAM, AilmentKind.LINKS)
     record = await strict.reach(device, State.QUARANTINED)

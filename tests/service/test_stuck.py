@@ -26,7 +26,7 @@ async def left_behind(world, *, stuck):
     return device, process
 
 
-async def test_a_leftover_that_cannot_be_ended_is_waited_for_and_then_the_reason_of_a_quarantine(world):
+async def test_an_unkillable_leftover_quarantines_the_device_in_the_end(world):
     device, process = await left_behind(world, stuck=True)
     await asyncio.sleep(GIVE_UP - 5)
     assert world.state(device) is not State.QUARANTINED
@@ -44,7 +44,7 @@ async def test_a_leftover_that_cannot_be_ended_is_waited_for_and_then_the_reason
     await world.tenancy(device)
 
 
-async def test_a_reboot_brings_it_back(world):
+async def test_a_reboot_ends_a_quarantine_for_a_stuck_process(world):
     device, _ = await left_behind(world, stuck=True)
     await asyncio.sleep(GIVE_UP + LAST_TRY)
     assert world.state(device) is State.QUARANTINED
@@ -56,7 +56,7 @@ async def test_a_reboot_brings_it_back(world):
 
 
 @pytest.mark.parametrize("container", [True, False], ids=["another pod's", "the host's"])
-async def test_whoever_is_waited_for_is_never_given_up(world, container):
+async def test_a_holder_that_may_stay_never_quarantines_the_device(world, container):
     device = world.uuids[0]
     process = world.intrude(device, container=container)
     process.stuck = True
@@ -65,7 +65,7 @@ async def test_whoever_is_waited_for_is_never_given_up(world, container):
     assert world.record(device).setback is None
 
 
-async def test_a_leftover_under_a_policy_that_waits_is_never_given_up(build):
+async def test_a_policy_that_waits_never_gives_up_on_a_leftover(build):
     world = build(policy="observe")
     await world.start()
     device, process = await left_behind(world, stuck=True)
@@ -73,7 +73,7 @@ async def test_a_leftover_under_a_policy_that_waits_is_never_given_up(build):
     assert (world.record(device).quarantine, process.alive) == (None, True)
 
 
-async def test_the_time_goes_on_over_a_restart_of_the_service(world):
+async def test_the_time_of_a_stuck_process_survives_a_restart(world):
     device, _ = await left_behind(world, stuck=True)
     await asyncio.sleep(GIVE_UP / 2)
     await world.die()
@@ -94,9 +94,7 @@ async def killed_and_hanging(world):
 
 
 @pytest.mark.parametrize("asked_for", [True, False], ids=["asked for in vain", "taken by the checkpoint"])
-async def test_a_pod_that_was_killed_and_hangs_on_its_device_is_named_at_once_and_makes_it_sick_in_the_end(
-    world, asked_for
-):
+async def test_a_killed_pod_that_hangs_makes_its_device_sick(world, asked_for):
     device, process = await killed_and_hanging(world)
     if asked_for:
         with pytest.raises(NotReady):
@@ -122,7 +120,7 @@ async def test_a_pod_that_was_killed_and_hangs_on_its_device_is_named_at_once_an
     await world.clean(device)
 
 
-async def test_whoever_hangs_now_and_then_is_not_stuck(world):
+async def test_a_holder_that_hangs_now_and_then_is_not_stuck(world):
     device, process = await killed_and_hanging(world)
     written_down(world)
     for _ in range(3):
@@ -133,14 +131,14 @@ async def test_whoever_hangs_now_and_then_is_not_stuck(world):
     assert world.record(device).ailment is None
 
 
-async def test_whoever_hangs_on_what_is_his_is_left_in_peace(world):
+async def test_an_owner_that_hangs_keeps_its_device(world):
     device, _ = await killed_and_hanging(world)
     await asyncio.sleep(LONG)
     assert (world.record(device).ailment, world.context.blocked.get(device)) == (None, None)
     assert healthy(world, device)
 
 
-async def test_a_shell_on_a_device_that_could_not_be_scrubbed_yet_is_waited_for(world):
+async def test_a_shell_on_an_unscrubbed_device_is_waited_for(world):
     """It came hours after the tenant had left, and is none of his."""
     device, process = await left_behind(world, stuck=True)
     await asyncio.sleep(100)

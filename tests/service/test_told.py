@@ -64,7 +64,7 @@ async def no_room(world: World, _running: ScrubJob) -> None:
         (Broken, nothing, "fault", "error", {"exc_info", "seconds"}),
     ],
 )
-async def test_every_end_of_a_job_is_one_line(
+async def test_each_job_logs_one_line_at_its_end(
     build: Callable[..., World], hand: type[Hand], befalls: Befalls, outcome: str, level: str, more: set[str]
 ) -> None:
     world = build(hand=hand, gpus=1)
@@ -85,7 +85,7 @@ async def test_every_end_of_a_job_is_one_line(
     world.life.disk.full = False
 
 
-async def test_a_job_that_is_cut_before_its_first_turn_is_told_of_as_well(world: World) -> None:
+async def test_a_job_cancelled_before_its_start_logs_its_end(world: World) -> None:
     device = world.uuids[0]
     device_policy = world.context.active_policy.device_policy(world.record(device).device)
     with capture_logs() as lines:

@@ -22,7 +22,7 @@ async def glance(world, device):
     return unannounced.container
 
 
-async def test_a_monitor_that_glances_at_a_grant_that_is_nobodys_any_more_costs_a_scrub_and_no_more(world):
+async def test_a_monitor_on_an_abandoned_grant_costs_one_scrub_only(world):
     """Who comes to an announced grant without a word is not who it was granted to, in the kubelet's same life."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
@@ -32,7 +32,7 @@ async def test_a_monitor_that_glances_at_a_grant_that_is_nobodys_any_more_costs_
     assert (scrubs(world, device), unannounced in world.node.alive) == (2, True)
 
 
-async def test_a_monitor_that_glances_at_a_grant_to_a_pod_that_is_to_come_leaves_it_to_that_pod(world):
+async def test_a_monitor_on_a_grant_does_not_take_it(world):
     """Its container may be about to come, after a restart of the kubelet without a word."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
@@ -49,7 +49,7 @@ async def test_a_monitor_that_glances_at_a_grant_to_a_pod_that_is_to_come_leaves
     assert (world.record(device).owner.container, scrubs(world, device)) == ("pod", 1)
 
 
-async def test_who_is_about_to_start_waits_for_a_monitor_to_let_go_and_not_for_its_end(world):
+async def test_a_start_waits_until_a_monitor_closes_the_device(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
@@ -63,7 +63,7 @@ async def test_who_is_about_to_start_waits_for_a_monitor_to_let_go_and_not_for_i
 
 
 @pytest.mark.parametrize("given", [["pod"], []], ids=["given to another pod", "given to nobody"])
-async def test_r11_whoever_was_met_in_another_life_of_the_kubelet_keeps_the_device_while_he_lives(world, given):
+async def test_r11_an_unannounced_pod_keeps_the_device_over_a_kubelet_restart(world, given):
     """He may have been started without a word; and the checkpoint may have been lost and begun anew."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
@@ -78,7 +78,7 @@ async def test_r11_whoever_was_met_in_another_life_of_the_kubelet_keeps_the_devi
     await world.clean(device)
 
 
-async def test_r11_a_pod_that_is_off_its_gpu_keeps_it_when_a_monitor_that_was_met_on_it_ends(world):
+async def test_r11_an_idle_owner_keeps_its_gpu_when_a_monitor_ends(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])
@@ -95,7 +95,7 @@ async def test_r11_a_pod_that_is_off_its_gpu_keeps_it_when_a_monitor_that_was_me
     )  # fmt: skip
 
 
-async def test_a_job_keeps_what_it_acquired_until_it_gives_it_back_whatever_container_comes_and_goes(world):
+async def test_a_fresh_grant_lasts_until_its_release(world):
     device = world.uuids[0]
     await world.handover.acquire([device], announced=False, fresh=True)
     job = world.node.enter(device, Kind.TENANT, "job")
@@ -111,7 +111,7 @@ async def test_a_job_keeps_what_it_acquired_until_it_gives_it_back_whatever_cont
     await world.clean(device)
 
 
-async def test_w3_without_a_checkpoint_whoever_was_met_keeps_the_device_while_he_lives(world):
+async def test_w3_without_a_checkpoint_an_unannounced_pod_keeps_the_device(world):
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     pod = await glance(world, device)
@@ -124,7 +124,7 @@ async def test_w3_without_a_checkpoint_whoever_was_met_keeps_the_device_while_he
     await world.clean(device)
 
 
-async def test_w14_whoever_is_met_on_what_the_kubelet_gave_him_is_its_owner_also_off_it_and_by_force_deleted(world):
+async def test_w14_a_pod_in_the_checkpoint_owns_the_device(world):
     """The ledger was lost. The kubelet forgets a pod that was deleted by force, and its container runs on."""
     device = world.uuids[0]
     [before] = [world.run(await world.tenancy(device), device)]

@@ -33,7 +33,7 @@ class UnsteadyWithMemory(Recorded):
         return replace(result, outcome=Outcome.DIED) if (self.pid, Step.VERIFY) in self.heard else result
 
 
-async def test_memory_is_worked_on_by_a_worker_that_does_nothing_else_and_has_ended_before_anything_else_is_done(build):
+async def test_memory_steps_have_a_worker_of_their_own(build):
     Recorded.heard = []
     world = build(gpus=1, hand=Recorded)
     await world.start()
@@ -46,7 +46,7 @@ async def test_memory_is_worked_on_by_a_worker_that_does_nothing_else_and_has_en
     ]
 
 
-async def test_what_a_worker_reported_of_memory_is_believed_only_when_it_ends_well(build):
+async def test_memory_results_count_only_when_the_worker_ends_well(build):
     Recorded.heard = []
     world = build(gpus=1, hand=UnsteadyWithMemory)
     await world.start()

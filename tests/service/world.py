@@ -299,7 +299,7 @@ class World:
     def change_policy(self, policy: str) -> None:
         """What ``ActivePolicy.reload`` does once it has read the file."""
         self.active_policy.source = policy
-        self.active_policy._book = _active_policy(policy)._book
+        self.active_policy._loaded = _active_policy(policy)._loaded
 
     def restart_kubelet(self) -> None:
         """Another life of the kubelet: its socket is another file."""
@@ -367,7 +367,7 @@ class World:
         )
         service = Service.build(context)
         monitor = Monitor(service, observer, self._interval)
-        reporter = StatusReporter(service, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
+        reporter = StatusReporter(context, ServiceIdentity("test", "pretend", "", "", self.node.now().wall))
         return Life(self._lives, disk, ledger, observer, jobs, service, monitor, reporter)
 
     async def _mend(self, address: Address) -> Mender:

@@ -47,8 +47,8 @@ EVENTS = (
 # What the service and the plugin may call an error while everything around them is killed, and why.
 EXPECTED = {
     "every device is unhealthy: the scrub service does not answer": "it was killed",
-    "the kubelet gave a device away twice": "it lost its checkpoint, or forgot an Allocate (R8)",
-    "cannot tell who is about to start": "the checkpoint was damaged",
+    "the kubelet's checkpoint names two pods for one device": "it lost its checkpoint, or forgot an Allocate (R8)",
+    "cannot find the pod that is about to start": "the checkpoint was damaged",
 }
 
 
