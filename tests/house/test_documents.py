@@ -27,3 +27,15 @@ def test_every_state_and_every_event_has_its_sentence():
     assert list(rows("States")) == [state.value for state in State]
     assert list(rows("Events")) == [event.__name__ for event in typing.get_args(events.Event)]
     assert all(sentence.endswith(".") for sentence in (*rows("States").values(), *rows("Events").values()))
+
+
+def test_the_architecture_page_names_only_modules_that_exist():
+    root = Path(__file__).parents[2]
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", (root / "docs" / "architecture.md").read_text()))
+    places = [root, root / "scrubber", root / "plugin"]
+    assert named
+    assert [
+        it
+        for it in sorted(named)
+        if not any((place / it).with_suffix(s).exists() for place in places for s in ("", ".py"))
+    ] == []

@@ -1,0 +1,74 @@
+"""One word for each thing: words that were replaced appear in no name of the product.
+
+``docs/glossary.md`` explains the words that are used instead.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("scrubber", "plugin", "policies", "dashboards")
+REPLACED = {
+    "claimant": "the starting pod",
+    "comeback": "pending restore",
+    "exposed": "in use",
+    "eyes": "observer",
+    "figures": "metrics",
+    "glance": "quick observation",
+    "grounds": "ownership, proof, pauses, siblings",
+    "heard": "reported",
+    "illness": "ailment",
+    "intruder": "holder, foreign process",
+    "mend": "restore, repair",
+    "owed": "pending restore, due",
+    "rightful": "owner",
+    "sickness": "ailment",
+    "sight": "observer",
+    "stranger": "foreign process",
+    "symptom": "sign",
+    "tally": "counters",
+    "told": "reported, sent",
+    "visit": "observation",
+    "visitor": "unannounced pod",
+    "whoever": "the actor's name",
+    "zombie": "leftover",
+}
+CONTRACTS = {
+    "scrubber/cli/verbs/simulate.py": {"zombie"},  # the drill that the command line calls so
+    "scrubber/config.py": {"sight", "SightMode"},  # the flag --sight
+}
+
+
+def names(tree: ast.AST):
+    """Every name that a module defines, imports under another name, or assigns to."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.alias(asname=str(name)):
+                yield name
+            case _:
+                pass
+
+
+def words(name: str) -> set[str]:
+    return {word.lower().removesuffix("s") for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def test_a_replaced_word_is_in_no_name_of_the_product():
+    replaced = {word.removesuffix("s") for word in REPLACED}
+    found = []
+    for file in sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py") if "_pb2" not in file.name):
+        place = str(file.relative_to(ROOT))
+        defined = {*names(ast.parse(file.read_text())), *Path(place).with_suffix("").parts}
+        found += [
+            f"{place}: {name}" for name in sorted(defined - CONTRACTS.get(place, set())) if words(name) & replaced
+        ]
+    assert found == []
+
+
+def test_words_of_a_name_are_found_in_any_spelling():
+    assert words("_newestVisitors_TOLD") == {"newest", "visitor", "told"}
