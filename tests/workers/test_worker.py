@@ -323,13 +323,15 @@ async def test_a_worker_has_nothing_but_pipes_open_after_a_step(spawn: Spawn) ->
 
 
 @pytest.mark.parametrize("program", ["__main__", "zygote"])
-def test_the_child_loads_nothing_that_is_slow_or_big(program: str) -> None:
-    code = f"import sys, scrubber.workers.{program}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+def test_a_worker_loads_no_heavy_library(program: str) -> None:
+    code = f"import sys, scrubber.workers.{program}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert "scrubber" in done.stdout.split()
-    heavy = {"pydantic", "grpc", "asyncio", "rich", "structlog", "click", "ruamel", "google", "sqlite3", "policies"}
-    assert heavy.isdisjoint(done.stdout.split())
-    assert {"cupy", "numpy"}.isdisjoint(done.stdout.split())
+    loaded = done.stdout.split()
+    assert f"scrubber.workers.{program}" in loaded
+    heavy = {"pydantic", "grpc", "asyncio", "rich", "structlog", "click", "ruamel", "google", "sqlite3"}
+    assert heavy.isdisjoint(loaded)
+    assert {name for name in loaded if name.startswith("policies")} <= {"policies", "policies.path"}
+    assert {"cupy", "numpy"}.isdisjoint(loaded)
 
 
 SERVICE = """
