@@ -96,7 +96,7 @@ async def test_a_caller_that_gives_up_leaves_the_job_running(world):
     assert world.state(device) is State.CLEAN
 
 
-async def test_a_caller_over_its_budget_is_refused_and_the_job_goes_on(build):
+async def test_a_job_outlives_a_caller_over_its_budget(build):
     world = await slow(build)
     device = world.uuids[0]
     await soiled(world, device)
@@ -162,7 +162,7 @@ async def test_a_stop_during_probation_leaves_the_device_in_quarantine(world):
     await world.reach(device, State.CLEAN)
 
 
-async def test_a_job_that_loses_its_ledger_is_closed_by_the_next_round(world):
+async def test_the_next_round_closes_a_job_without_a_ledger(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
@@ -322,7 +322,7 @@ async def test_devices_of_one_reset_domain_are_reset_one_by_one(build):
     assert len(resets) == 4
 
 
-async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
+async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     world = build(gpus=3)
     await world.start()
     await world.clean()
@@ -335,7 +335,7 @@ async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
 
 
 @pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
-async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(build, monkeypatch, room):
+async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     """Its worker would be taken for a user, and the reset cut off in the middle."""
     monkeypatch.setitem(hand.TAKES, Step.RESET, 3.0)
     world = build(gpus=3)
@@ -373,7 +373,7 @@ async def cut_in_the_middle(world, work):
         await asking
 
 
-async def test_a_scrub_whose_caller_left_is_joined_by_the_next_one(world):
+async def test_a_scrub_without_its_caller_is_joined_by_the_next(world):
     device = world.uuids[0]
     await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
     running = await world.operations.scrub(device, Path.FAST)
