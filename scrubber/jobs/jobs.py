@@ -57,7 +57,7 @@ class Jobs:
         """The job that runs on a device."""
         return self._running.get(device)
 
-    async def begin(
+    async def start(
         self,
         device: str,
         path: Path,
@@ -67,9 +67,9 @@ class Jobs:
         by: str = "autoclave",
     ) -> ScrubJob:
         """Record a job, then start it. The caller holds the lock of the device and has decided."""
-        return await aio.through(self._begin(device, path, trigger, device_policy, op, by))
+        return await aio.through(self._start(device, path, trigger, device_policy, op, by))
 
-    async def _begin(
+    async def _start(
         self, device: str, path: Path, trigger: Trigger, device_policy: DevicePolicy, op: str, by: str
     ) -> ScrubJob:  # fmt: skip
         context = self._context

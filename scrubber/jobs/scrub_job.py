@@ -14,7 +14,7 @@ anything else on the device is observed or changed, and the workers before it ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -258,7 +258,9 @@ class ScrubJob:
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
             return await self._watched(worker, step, order)
         try:
-            async with self._observer.driver_released(self.device, *(it.device.uuid for it in self._siblings())):
+            async with self._observer.driver_released(
+                self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
+            ):
                 fenced = self._fence(step, await self._observe())  # again: the release may have taken its time
                 if fenced is not None:
                     return self._aborted(step, fenced)
@@ -330,13 +332,13 @@ class ScrubJob:
         return fence.check(self._ledger.records[self.device], self.id, step, facts)
 
     async def _observe(self) -> Facts:
-        record = self._ledger.records[self.device]
-        facts = await self._observer.full(record, self._siblings())
+        records = self._ledger.records
+        record = records[self.device]
+        facts = await self._observer.full(record, self._siblings(records))
         return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
 
-    def _siblings(self) -> list[Record]:
+    def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
         """The siblings in the reset domain, as they are now. A queued job has not touched its device yet."""
-        records = self._ledger.records
         record = records[self.device]
         if record.device.parent is not None and self._policy.reset.slices is Slices.RECREATE:
             return []  # the slice is made anew, alone
@@ -354,7 +356,7 @@ class ScrubJob:
             await self._append_step(step, event)
             return
         # Under the locks of the siblings: a grant of a sibling is recorded before the reset, or sees the reset.
-        async with self._context.locks.of(it.device.uuid for it in self._siblings()):
+        async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
             await self._append_step(step, event)
 
     async def _append_step(self, step: Step | None, event: ev.StepStarted | ev.StepFinished) -> None:
@@ -410,7 +412,7 @@ class ScrubJob:
             return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
         if self._cleared is not None and facts.observed_since > self._cleared:
             return verdict.failed(
-                Step.HEALTH, Blame.SERVICE, "nobody could look at it for a while after it was cleared"
+                Step.HEALTH, Blame.SERVICE, "the device was not observed for a while after it was cleared"
             )
         return judged
 

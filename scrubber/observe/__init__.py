@@ -1,1 +1,1 @@
-"""What can be seen of a device: the observer, the cache of its observations, and how it lets go of a driver."""
+"""Observes devices: the observer, the cache of its observations, and the release of the driver during a reset."""

@@ -230,7 +230,7 @@ class Handover:
             if isinstance(answer, answers.Scrub):
                 context.require_clearable(device, deed.value)
                 device_policy = context.active_policy.device_policy(context.record(device).device)
-                running.append(await context.jobs.begin(device, answer.path, answer.trigger, device_policy, op))
+                running.append(await context.jobs.start(device, answer.path, answer.trigger, device_policy, op))
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)
                 if job is None:  # the job ended while the ledger could not be written; the monitor closes it soon

@@ -42,7 +42,7 @@ class Operations:
                 raise Refused(Reason.SICK, f"cannot scrub {device}: it is sick and about to be quarantined")
             due = proof.next_path(record, device_policy.policy)
             taken = due if path is None or due is Path.SLOW else path  # a person cannot ask for less than is due
-            return await context.jobs.begin(device, taken, Trigger.REQUEST, device_policy, context.operation(op))
+            return await context.jobs.start(device, taken, Trigger.REQUEST, device_policy, context.operation(op))
 
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
         """Quarantine a device. A device in use is reported sick now and quarantined when it is released."""
@@ -77,7 +77,7 @@ class Operations:
             await self._note_earlier_errors(device, op)
             device_policy = context.active_policy.device_policy(record.device)
             op = context.operation(op)
-            return await context.jobs.begin(
+            return await context.jobs.start(
                 device, Path.SLOW, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
             )
 
@@ -97,7 +97,7 @@ class Operations:
             await self._note_earlier_errors(device, op)
             await context.ledger.append(context.operation(op), (device, ev.Reinstated(_by_and_reason(by, reason))))
             path = proof.next_path(context.record(device), device_policy.policy)
-            return await context.jobs.begin(device, path, Trigger.REINSTATE, device_policy, op)
+            return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
 
     async def _cancel_probation(self, device: str) -> Record:
         """The record after the probation was cancelled: the person's word replaces it."""

@@ -122,10 +122,10 @@ class Upkeep:
                         context.blocked[device] = f"cannot clear its memory: {obstacle}"
                         return None
                     case answers.Scrub(path, trigger):
-                        await context.jobs.begin(device, path, trigger, device_policy, op)
+                        await context.jobs.start(device, path, trigger, device_policy, op)
                         return None
                     case answers.Probe(path):
-                        await context.jobs.begin(device, path, Trigger.PROBATION, device_policy, op)
+                        await context.jobs.start(device, path, Trigger.PROBATION, device_policy, op)
                         return None
                     case answers.Proceed():
                         return None if await self._burn_in(record, device_policy, op) else record
@@ -173,7 +173,7 @@ class Upkeep:
             due = self._burn_in_due(record, device_policy)
             if due:
                 device = record.device.uuid
-                await self._context.jobs.begin(device, Path.SLOW, Trigger.BURN_IN, device_policy, op)
+                await self._context.jobs.start(device, Path.SLOW, Trigger.BURN_IN, device_policy, op)
             return due
 
     def _burn_in_due(self, record: Record, device_policy: DevicePolicy) -> bool:

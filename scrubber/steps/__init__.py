@@ -1,5 +1,4 @@
-"""Deeds on a free device. A step changes the device, is safe to run twice, reports, never decides, knows no other step.
+"""The steps of a scrub. A step changes a free device, is safe to run twice, reports, and decides nothing.
 
-Steps run in a child process that the engine can kill, forked from the ``zygote``; ``worker`` is its hand on that
-child.
+No step knows another step. Steps run in a worker process that the service can kill.
 """

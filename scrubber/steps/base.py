@@ -14,19 +14,19 @@ from scrubber.devices.base import Gpu, Progress
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What one step is to do, as plain values: steps know no policy."""
+    """What one step is to do, as plain values: steps do not know policies."""
 
-    patterns: tuple[str, ...] = ("zero",)  # clear: what is written, in order
-    key: str = ""  # clear, scratch and selftest: hex, fresh for every job
-    terminate_leftovers: bool = False  # evict: processes of the last tenancy may be ended
-    terminate_foreign: bool = False  # evict: processes of no tenancy may be ended
-    tenancy: Span | None = None  # evict: uptime; who started in between is a leftover
+    patterns: tuple[str, ...] = ("zero",)  # clear: the patterns to write, in order
+    key: str = ""  # clear, scratch and selftest: hex, new for every job
+    terminate_leftovers: bool = False  # evict: leftovers may be ended
+    terminate_foreign: bool = False  # evict: foreign processes may be ended
+    tenancy: Span | None = None  # evict: a process that started in this span of uptime is a leftover
     grace: float = 2.0  # evict: seconds between TERM and KILL
     patience: float = 0.0  # evict: seconds to wait for processes that may not be ended
     seconds: float = 60.0  # selftest: how long it may test
 
     def key_for(self, purpose: str) -> bytes:
-        """A key of the job for one purpose: what another step left behind is never what this one expects."""
+        """The key of the job for one purpose, so that no step accepts what another step wrote."""
         if not self.key:
             raise ValueError(f"cannot make a key for {purpose}: the order has none")
         return hashlib.blake2b(purpose.encode(), key=bytes.fromhex(self.key), digest_size=16).digest()
@@ -34,7 +34,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a step ended. Whatever is not PASSED is a no."""
+    """How a step ended. Every outcome but PASSED is a failure."""
 
     outcome: Outcome
     detail: str = ""
@@ -44,17 +44,17 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The device under the step's hands."""
+    """What a step works with."""
 
     gpu: Gpu
-    holders: Callable[[], tuple[Holder, ...] | None]  # None: it cannot be proven who uses the device
+    holders: Callable[[], tuple[Holder, ...] | None]  # None: the holders are unknown
     progress: Progress
-    ours: Callable[[int], bool] = lambda _pid: False  # whether our own service has started a process
+    ours: Callable[[int], bool] = lambda _pid: False  # whether the service has started the process
 
 
 class StepModule(Protocol):
     """A step is a module with one function."""
 
     def run(self, order: Order, bench: Bench) -> Report:
-        """Do it."""
+        """Run the step."""
         ...

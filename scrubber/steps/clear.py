@@ -1,4 +1,4 @@
-"""Overwrite all of the memory, and read back every pattern that was written."""
+"""Overwrites all of the memory, and reads back every pattern that was written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(order: Order, bench: Bench) -> Report:
-    """Passes when something was written and everything that was written was read back."""
+    """Passes when bytes were written and all of them were read back."""
     cleared = bench.gpu.clear(bytes.fromhex(order.key), order.patterns, bench.progress)
     findings = Findings(
         covered_bytes=cleared.covered_bytes,
@@ -21,13 +21,13 @@ def run(order: Order, bench: Bench) -> Report:
         uncovered=cleared.uncovered,
     )
     if cleared.mismatch is not None:
-        return Report(Outcome.FAILED, _tell(cleared.mismatch), findings=findings)
+        return Report(Outcome.FAILED, _describe(cleared.mismatch), findings=findings)
     if cleared.covered_bytes == 0:
         return Report(Outcome.FAILED, "nothing was overwritten", findings=findings)
     return Report(Outcome.PASSED, findings=replace(findings, patterns=order.patterns))
 
 
-def _tell(wrong: Mismatch) -> str:
+def _describe(wrong: Mismatch) -> str:
     return (
         f"memory does not hold what is written to it: {wrong.count} bytes differ, the first at offset "
         f"{wrong.offset:#x} (wrote {wrong.expected:#04x}, read {wrong.got:#04x})"

@@ -1,7 +1,7 @@
-"""No process may remain on the device.
+"""Makes sure that no process holds the device.
 
-What belongs to a live container is never touched. What may be ended is ended through pidfds, and only what a second
-look, taken while the pidfd already pins the process, still shows as the same process on the device and in no container.
+A process of a live container is never touched. A process that may be ended is signalled through its pidfd. A second
+observation, taken after the pidfd was opened, must show the same process, still a holder and still in no container.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from scrubber.ground import process_names
 from scrubber.node.proc import DEAD
 from scrubber.steps.base import Bench, Order, Report
 
-_KILLED_WITHIN = 2.0  # what SIGKILL has not ended by then is stuck in the kernel
-_LOOK_AGAIN = 0.2  # a process may also let go of the device without ending
+_KILLED_WITHIN = 2.0  # seconds after SIGKILL; a process that runs longer is stuck in the kernel
+_OBSERVE_EVERY = 0.2  # seconds; a process may also close the device without ending
 
 _Key = tuple[int, float]
 
 
 def run(order: Order, bench: Bench) -> Report:
-    """End what may be ended, wait for the rest, and pass only on a look that shows nobody."""
+    """End the holders that may be ended, and wait for the others. Passes only when no holder is left."""
     patience_ends = time.monotonic() + order.patience
     found: dict[_Key, Holder] = {}
     ended: list[int] = []
     tried: set[_Key] = set()
-    outlived: set[_Key] = set()
-    while (holders := _look(bench)) is not None:
+    survivors: set[_Key] = set()
+    while (holders := _observe(bench)) is not None:
         found |= {_key(holder): holder for holder in holders}
         findings = Findings(holders=tuple(found.values()), terminated=tuple(ended))
         if not holders:
@@ -41,27 +41,27 @@ def run(order: Order, bench: Bench) -> Report:
         tenants = tuple(it for it in holders if it.container is not None and not bench.ours(it.pid))
         if tenants:
             return _refuse(f"a live container is on the device: {_names(tenants)}", findings)
-        # A worker on another device may open all of them for a moment: it is waited for, never ended.
-        condemned = {_key(it) for it in holders if _may_end(it, order) and not bench.ours(it.pid)} - tried
-        if condemned:
-            gone, alive = _terminate(condemned, bench, order.grace)
+        # A worker of another device may open all devices for a moment. This step waits for it, and never ends it.
+        targets = {_key(it) for it in holders if _may_end(it, order) and not bench.ours(it.pid)} - tried
+        if targets:
+            gone, alive = _terminate(targets, bench, order.grace)
             ended += gone
-            outlived |= alive
-            tried |= condemned
+            survivors |= alive
+            tried |= targets
         elif time.monotonic() >= patience_ends:
-            stuck = tuple(it for it in holders if _key(it) in outlived)
+            stuck = tuple(it for it in holders if _key(it) in survivors)
             return _refuse(f"still on the device: {_names(holders)}", replace(findings, stuck=stuck))
         else:
-            _wait(holders, min(_LOOK_AGAIN, patience_ends - time.monotonic()))
+            _wait(holders, min(_OBSERVE_EVERY, patience_ends - time.monotonic()))
     return _refuse(
         "cannot prove who uses the device: run the service in the host pid namespace and as root",
         Findings(holders=tuple(found.values()), terminated=tuple(ended)),
     )
 
 
-def _look(bench: Bench) -> tuple[Holder, ...] | None:
+def _observe(bench: Bench) -> tuple[Holder, ...] | None:
     holders = bench.holders()
-    # What died while it was looked at holds nothing any more.
+    # A process that died meanwhile holds nothing any more.
     return None if holders is None else tuple(holder for holder in holders if holder.state not in DEAD)
 
 
@@ -88,19 +88,19 @@ def _name(holder: Holder) -> str:
     return f"pid {holder.pid} ({process_names.quoted(holder.command)} in {where}, {stuck or f'state {holder.state}'})"
 
 
-def _terminate(condemned: Collection[_Key], bench: Bench, grace: float) -> tuple[list[int], set[_Key]]:
-    """TERM, the grace, KILL: the pids of those that are gone then, and who is still there."""
-    with _pinned(condemned) as pinned:
-        # The pidfd pins whoever has the number now. Only a look taken after that says whether it is the one we mean.
-        again = {_key(holder): holder for holder in _look(bench) or ()}
-        doomed = {
+def _terminate(targets: Collection[_Key], bench: Bench, grace: float) -> tuple[list[int], set[_Key]]:
+    """Send TERM, wait for the grace period, send KILL. Returns the pids that ended, and the processes that did not."""
+    with _pinned(targets) as pinned:
+        # A pidfd refers to the process that has the pid now. Only an observation after that shows which process it is.
+        again = {_key(holder): holder for holder in _observe(bench) or ()}
+        confirmed = {
             handle: key
             for handle, key in pinned.items()
             if (holder := again.get(key)) is not None and holder.container is None
         }
-        alive = _signal(doomed, signal.SIGTERM, grace)
+        alive = _signal(confirmed, signal.SIGTERM, grace)
         alive = _signal(alive, signal.SIGKILL, _KILLED_WITHIN)
-        return [pid for handle, (pid, _) in doomed.items() if handle not in alive], set(alive.values())
+        return [pid for handle, (pid, _) in confirmed.items() if handle not in alive], set(alive.values())
 
 
 @contextmanager
@@ -117,15 +117,15 @@ def _pinned(keys: Collection[_Key]) -> Iterator[dict[int, _Key]]:
         yield handles
 
 
-def _signal(doomed: Mapping[int, _Key], number: signal.Signals, seconds: float) -> dict[int, _Key]:
-    """Send a signal to each, then wait: those that have not ended by the end of it."""
-    for handle in doomed:
+def _signal(processes: Mapping[int, _Key], number: signal.Signals, seconds: float) -> dict[int, _Key]:
+    """Send a signal to each process, then wait. Returns the processes that have not ended within that time."""
+    for handle in processes:
         try:
             signal.pidfd_send_signal(handle, number)
         except (ProcessLookupError, PermissionError):
-            continue  # gone, or not ours to end: the wait below tells which
+            continue  # the process is gone, or may not be signalled: the wait below tells which
     ends = time.monotonic() + seconds
-    alive = dict(doomed)
+    alive = dict(processes)
     while alive and (gone := _ended(alive, ends - time.monotonic())):
         alive = {handle: key for handle, key in alive.items() if handle not in gone}
     return alive

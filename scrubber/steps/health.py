@@ -1,4 +1,4 @@
-"""Ask the device how it is. The answer is judged in ``core``: here it only has to come."""
+"""Reads the vitals of the device. ``core`` judges them; this step only needs an answer."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(_order: Order, bench: Bench) -> Report:
-    """Passes when the device could be asked."""
+    """Passes when the device answered."""
     return Report(Outcome.PASSED, findings=Findings(vitals=bench.gpu.vitals()))

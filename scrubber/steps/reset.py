@@ -1,4 +1,4 @@
-"""Reset the device: what is volatile in it is gone afterwards."""
+"""Resets the device, which drops its volatile state."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(_order: Order, bench: Bench) -> Report:
-    """Passes when the device is back."""
+    """Passes when the device is back after the reset."""
     return Report(Outcome.PASSED, bench.gpu.reset())

@@ -1,4 +1,4 @@
-"""The one list of steps, and the one place where a device's failure becomes a step's."""
+"""The list of steps. Turns an error of the device into a failed step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS: dict[Step, StepModule] = {
 
 
 def perform(step: Step, order: Order, bench: Bench) -> Report:
-    """Run a step. Only the device's own errors are reports; anything else is a bug and ends the child."""
+    """Run a step. Only an error of the device becomes a report; any other error is a bug and ends the worker."""
     try:
         return STEPS[step].run(order, bench)
     except DeviceLostError as error:

@@ -1,4 +1,4 @@
-"""Overwrite the memory on the chip, which no allocation reaches, and read it back."""
+"""Overwrites the on-chip memory, which no allocation reaches, and reads it back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(order: Order, bench: Bench) -> Report:
-    """Passes when every unit was reached, there is one, and each held what was written."""
+    """Passes when there are units, every unit was reached, and each unit held what was written."""
     found = bench.gpu.scratch(order.key_for("scratch"))
     findings = Findings(units=found.units, units_reached=found.reached, units_faulty=found.faulty)
     if found.faulty:

@@ -1,4 +1,4 @@
-"""Test the device: does its memory hold, and do its units compute, what they should? Leaves zeros behind."""
+"""Tests whether the memory holds what is written, and whether the units compute correctly. Leaves zeros."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(order: Order, bench: Bench) -> Report:
-    """Passes when a test came to its end on something, and none found anything wrong."""
+    """Passes when at least one test was completed and no test found a fault."""
     tested = bench.gpu.selftest(order.key_for("selftest"), order.seconds, bench.progress)
     findings = Findings(
         covered_bytes=tested.covered_bytes,
@@ -26,7 +26,7 @@ def run(order: Order, bench: Bench) -> Report:
 
 
 def _wrong(tested: Tested) -> str:
-    # Where and how much, not what: the last thing it reads are zeros, and a byte that is not one may be a tenant's.
+    # Where and how many, not which values: the test reads zeros at its end, and another byte may belong to a tenant.
     if (at := tested.mismatch) is not None:
         return f"memory failed its test: {at.count} bytes, the first at offset {at.offset:#x}"
     if tested.deviating:

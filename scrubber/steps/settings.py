@@ -1,4 +1,4 @@
-"""Bring clocks, limits and modes back to the baseline: what a tenant changed must not meet the next one."""
+"""Restores clocks, limits and modes to the baseline, so that no tenant finds the settings of another tenant."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(_order: Order, bench: Bench) -> Report:
-    """Passes when the baseline is in force, whatever had drifted."""
+    """Passes when the baseline is in force."""
     return Report(Outcome.PASSED, findings=Findings(drift=bench.gpu.restore_settings()))

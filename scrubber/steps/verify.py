@@ -1,4 +1,4 @@
-"""Read all of the memory: nothing but zeros may be left. Does not trust the clear before it."""
+"""Reads all of the memory: every byte must be zero. Does not rely on the clear before it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scrubber.steps.base import Bench, Order, Report
 
 
 def run(_order: Order, bench: Bench) -> Report:
-    """Passes when something was read and all of it was zero."""
+    """Passes when bytes were read and all of them were zero."""
     verified = bench.gpu.verify(bench.progress)
     findings = Findings(
         covered_bytes=verified.covered_bytes,
@@ -16,12 +16,12 @@ def run(_order: Order, bench: Bench) -> Report:
         mismatch=verified.mismatch,
     )
     if verified.mismatch is not None:
-        return Report(Outcome.FAILED, _tell(verified.mismatch), findings=findings)
+        return Report(Outcome.FAILED, _describe(verified.mismatch), findings=findings)
     if verified.covered_bytes == 0:
         return Report(Outcome.FAILED, "nothing was read back", findings=findings)
     return Report(Outcome.PASSED, findings=findings)
 
 
-def _tell(wrong: Mismatch) -> str:
-    # Where and how much, not what: a byte that is left may be a tenant's.
+def _describe(wrong: Mismatch) -> str:
+    # Where and how many, not which values: a byte that is left may belong to a tenant.
     return f"memory is not zero after the clear: {wrong.count} bytes, the first at offset {wrong.offset:#x}"

@@ -1,1 +1,1 @@
-"""The processes that touch a GPU, and the wire between them and the service."""
+"""The processes that touch a GPU, and the messages between them and the service."""

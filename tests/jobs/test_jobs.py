@@ -1,4 +1,4 @@
-"""Jobs and the engine: one job a device, joined by all who ask, owned by none of them, and always with an end."""
+"""Jobs: one job for each device, joined by all callers, owned by none of them, and always with an end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def slow(build):
     return world
 
 
-async def test_twenty_callers_for_a_dirty_device_share_one_job_and_all_are_answered(world):
+async def test_twenty_callers_for_a_dirty_device_share_one_job(world):
     device = world.uuids[0]
     jobs = await soiled(world, device)
     callers = [world.spawn(world.acquire(f"pod-{n}", device, announced=True)) for n in range(20)]
@@ -67,7 +67,7 @@ async def test_twenty_callers_for_a_dirty_device_share_one_job_and_all_are_answe
     assert len(rows(world, ev.ScrubStarted, device)) == jobs
 
 
-async def test_whoever_joins_a_job_sees_its_progress_and_its_end(world):
+async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
     running = await world.operations.scrub(world.uuids[0], Path.SLOW)
     assert await world.operations.scrub(world.uuids[0], Path.FAST) is running
 
@@ -96,7 +96,7 @@ async def test_a_caller_that_gives_up_leaves_the_job_running(world):
     assert world.state(device) is State.CLEAN
 
 
-async def test_a_caller_over_its_budget_is_told_in_time_and_the_job_goes_on(build):
+async def test_a_job_outlives_a_caller_over_its_budget(build):
     world = await slow(build)
     device = world.uuids[0]
     await soiled(world, device)
@@ -110,7 +110,7 @@ async def test_a_caller_over_its_budget_is_told_in_time_and_the_job_goes_on(buil
     assert world.loop.time() - began > 10
 
 
-async def test_a_container_that_starts_again_waits_longer_than_one_that_is_admitted(build):
+async def test_a_start_waits_longer_than_an_acquire(build):
     world = await slow(build)
     device = world.uuids[0]
     await soiled(world, device)
@@ -120,7 +120,7 @@ async def test_a_container_that_starts_again_waits_longer_than_one_that_is_admit
     assert world.record(device).owner.container == "pod"
 
 
-async def test_an_operator_who_quarantines_cuts_the_job_off(world):
+async def test_an_operator_who_quarantines_cancels_the_job(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
@@ -136,7 +136,7 @@ async def test_an_operator_who_quarantines_cuts_the_job_off(world):
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_a_stop_interrupts_a_job_and_blames_nobody(world):
+async def test_a_stop_cancels_a_job_and_blames_no_device(world):
     device = world.uuids[0]
     await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
@@ -147,7 +147,7 @@ async def test_a_stop_interrupts_a_job_and_blames_nobody(world):
     assert workers(world, device) == []
 
 
-async def test_a_stop_during_probation_puts_the_device_back_where_it_was(world):
+async def test_a_stop_during_probation_leaves_the_device_in_quarantine(world):
     device = world.uuids[0]
     world.node.gpus[device].lost = True
     before = (await world.reach(device, State.QUARANTINED)).quarantine
@@ -162,7 +162,7 @@ async def test_a_stop_during_probation_puts_the_device_back_where_it_was(world):
     await world.reach(device, State.CLEAN)
 
 
-async def test_a_job_that_loses_its_ledger_proves_nothing_and_is_closed_by_the_next_round(world):
+async def test_the_next_round_closes_a_job_without_a_ledger(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.3)
@@ -177,7 +177,7 @@ async def test_a_job_that_loses_its_ledger_proves_nothing_and_is_closed_by_the_n
     assert rows(world, ev.ScrubInterrupted, device)[-1].why == "the end of the job could not be recorded"
 
 
-async def test_of_two_devices_none_is_granted_when_one_is_refused(world):
+async def test_no_device_is_granted_when_one_of_two_is_refused(world):
     await world.operations.quarantine(world.uuids[1], "smells", "ops")
     with pytest.raises(Refused) as refused:
         await world.acquire("pod", *world.uuids)
@@ -186,7 +186,7 @@ async def test_of_two_devices_none_is_granted_when_one_is_refused(world):
     assert world.state(world.uuids[0]) is State.CLEAN
 
 
-async def test_of_two_devices_none_is_granted_when_one_cannot_be_cleaned(world):
+async def test_no_device_is_granted_when_one_of_two_stays_dirty(world):
     world.node.gpus[world.uuids[1]].bad_memory = True
     await soiled(world, world.uuids[1])
     granted = len(rows(world, ev.Granted))
@@ -203,7 +203,7 @@ async def test_two_devices_are_granted_in_one_write(world):
     assert len({it.op for it in written}) == 1
 
 
-async def test_an_intruder_in_the_middle_of_a_clear_ends_the_worker_at_once(world):
+async def test_an_intruder_during_a_clear_ends_the_worker_at_once(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.35)
@@ -217,7 +217,7 @@ async def test_an_intruder_in_the_middle_of_a_clear_ends_the_worker_at_once(worl
     assert world.record(device).setback.count == 1
 
 
-async def test_no_step_is_done_while_somebody_is_on_the_device(build):
+async def test_no_step_runs_while_the_device_has_a_holder(build):
     done = []
 
     class Overrun(Hand):
@@ -238,7 +238,7 @@ async def test_no_step_is_done_while_somebody_is_on_the_device(build):
     assert (last.outcome, last.blame) == (Outcome.ABORTED, Blame.TENANT)
 
 
-async def test_a_step_that_is_late_is_ended_at_its_deadline_and_the_device_is_out_after_the_slow_path(world):
+async def test_a_late_step_ends_at_its_deadline_on_both_paths(world):
     device = world.uuids[0]
     world.node.gpus[device].stalls = True
     began = world.loop.time()
@@ -253,7 +253,7 @@ async def test_a_step_that_is_late_is_ended_at_its_deadline_and_the_device_is_ou
     assert workers(world, device) == []
 
 
-async def test_a_worker_that_dies_is_a_failed_step_and_the_path_ends_there(world):
+async def test_a_worker_that_dies_ends_the_path(world):
     device = world.uuids[0]
     world.node.gpus[device].crashes = True
     running = await world.operations.scrub(device, Path.SLOW)
@@ -273,7 +273,7 @@ async def test_a_worker_that_does_not_end_well_proves_nothing(build):
     assert rows(world, ev.ScrubPassed) == []
 
 
-async def test_a_worker_that_cannot_be_started_leaves_no_device_in_scrubbing_for_ever(build):
+async def test_a_worker_that_cannot_be_started_leaves_the_device_dirty(build):
     class NoMore(Hand):
         def __init__(self, *_: object) -> None:
             raise OSError("cannot fork")
@@ -285,7 +285,7 @@ async def test_a_worker_that_cannot_be_started_leaves_no_device_in_scrubbing_for
     assert "cannot fork" in rows(world, ev.ScrubFailed)[-1].why
 
 
-async def test_whoever_waits_for_a_job_without_a_worker_is_told_why_as_the_ledger_is(build):
+async def test_a_job_without_a_worker_says_why(build):
     class NoMore(Hand):
         def __init__(self, *_: object) -> None:
             raise BrokenError("cannot start a worker: its zygote does not start: No such file")
@@ -298,7 +298,7 @@ async def test_whoever_waits_for_a_job_without_a_worker_is_told_why_as_the_ledge
     assert rows(world, ev.ScrubFailed)[-1].why == running.why
 
 
-async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(world):
+async def test_a_hung_device_delays_no_other_device(world):
     hung, well = world.uuids
     await world.acquire("pod-a", well)
     pod = world.run("pod-a", well)
@@ -313,7 +313,7 @@ async def test_a_hung_device_keeps_no_other_device_and_no_other_caller_waiting(w
     assert world.record(hung).quarantine.ailment.kind.value == "unresponsive"
 
 
-async def test_two_devices_that_would_be_reset_together_come_to_their_reset_one_after_the_other(build):
+async def test_devices_of_one_reset_domain_are_reset_one_by_one(build):
     world = build(gpus=4)
     await world.start()
     await world.clean()
@@ -322,7 +322,7 @@ async def test_two_devices_that_would_be_reset_together_come_to_their_reset_one_
     assert len(resets) == 4
 
 
-async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
+async def test_no_device_is_reset_while_a_sibling_is_in_use(build):
     world = build(gpus=3)
     await world.start()
     await world.clean()
@@ -335,7 +335,7 @@ async def test_a_device_is_not_reset_while_its_sibling_is_in_use(build):
 
 
 @pytest.mark.parametrize("room", [16, 2], ids=["asked for by hand", "after it waited for a worker"])
-async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(build, monkeypatch, room):
+async def test_no_step_runs_while_a_sibling_is_reset(build, monkeypatch, room):
     """Its worker would be taken for a user, and the reset cut off in the middle."""
     monkeypatch.setitem(hand.TAKES, Step.RESET, 3.0)
     world = build(gpus=3)
@@ -353,7 +353,7 @@ async def test_nothing_is_done_to_a_device_while_its_sibling_is_being_reset(buil
     assert [it.device for it in rows(world, ev.ScrubFailed)] == []
 
 
-async def test_a_job_that_is_cut_before_its_first_turn_leaves_nothing_behind(world):
+async def test_a_job_cancelled_before_it_runs_leaves_nothing_behind(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await world.context.jobs.cancel(device)
@@ -373,7 +373,7 @@ async def cut_in_the_middle(world, work):
         await asking
 
 
-async def test_a_scrub_whose_caller_left_is_joined_by_the_next_one(world):
+async def test_a_scrub_without_its_caller_is_joined_by_the_next(world):
     device = world.uuids[0]
     await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
     running = await world.operations.scrub(device, Path.FAST)
@@ -381,14 +381,14 @@ async def test_a_scrub_whose_caller_left_is_joined_by_the_next_one(world):
     assert world.state(device) is State.CLEAN
 
 
-async def test_a_scrub_whose_caller_left_has_its_job_as_soon_as_its_row(world):
+async def test_a_job_exists_as_soon_as_its_row(world):
     device = world.uuids[0]
     await cut_in_the_middle(world, world.operations.scrub(device, Path.FAST))
     assert world.state(device) is State.SCRUBBING
     assert world.life.jobs.of(device) is not None
 
 
-async def test_nobody_else_decides_about_a_device_before_what_was_decided_is_recorded(world):
+async def test_no_decision_before_the_last_decision_is_recorded(world):
     """The lock outlives a caller that was cut off, for as long as its row is being written."""
     device = world.uuids[0]
     await cut_in_the_middle(world, world.acquire("pod", device, announced=True))

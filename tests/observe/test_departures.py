@@ -71,14 +71,14 @@ async def place(tmp_path):
 
 
 @pytest.mark.parametrize("container", ["", OTHER], ids=["a process of nobody", "another pod's container"])
-async def test_the_end_of_who_is_on_it_is_told(place, container):
+async def test_the_end_of_a_holder_is_reported(place, container):
     pid = place.occupy(container)
     await place.sight.full(place.record(None))
     place.end(pid)
     assert await place.left() == {place.uuid}
 
 
-async def test_while_its_pod_lives_the_end_of_another_of_its_processes_is_no_departure(place):
+async def test_only_the_followed_process_of_a_pod_is_a_departure(place):
     """As that of a container that crashes: what holds the pod together goes last."""
     record, some = place.record(POD), [place.occupy(POD), place.occupy(POD)]
     assert (await place.sight.full(record)).owner_alive is True
@@ -93,14 +93,14 @@ async def test_while_its_pod_lives_the_end_of_another_of_its_processes_is_no_dep
     assert (await place.sight.full(record)).owner_alive is False
 
 
-async def test_whoever_is_about_to_start_is_followed_from_then_on(place):
+async def test_a_starting_pod_is_followed(place):
     elsewhere = place.sight.backend.inventory()[1].uuid
     place.pids.append(tenants.occupy(place.root, elsewhere, b"", POD))  # of the pod, and not on this GPU
     await place.sight.full(place.record(None), starting_pod=POD)
     assert place.ends._followed[place.uuid][0] == place.pids[0]
 
 
-async def test_nobody_is_followed_where_nobody_is(place):
+async def test_a_free_device_follows_no_process(place):
     await place.sight.full(place.record(None))
     assert place.ends._followed == {}
 
@@ -146,7 +146,7 @@ async def watch():
         task.cancel()
 
 
-async def test_a_device_that_was_left_is_looked_after_and_others_are_not(place, watch):
+async def test_only_the_device_that_was_left_is_reconciled(place, watch):
     notebook = Notebook()
     pid = place.occupy()
     await place.sight.full(place.record(None))
@@ -157,7 +157,7 @@ async def test_a_device_that_was_left_is_looked_after_and_others_are_not(place, 
     assert notebook.tended.empty()
 
 
-async def test_a_look_that_fails_is_not_the_last_one(place, watch):
+async def test_a_failed_observation_is_repeated(place, watch):
     notebook = Notebook(fails=True)
     watch(notebook, place.ends)
     for _ in range(3):
@@ -179,7 +179,7 @@ class Hanging(Notebook):
             await self.may_end.wait()
 
 
-async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(place, watch):
+async def test_a_hanging_observation_delays_no_other_device(place, watch):
     notebook = Hanging()
     watch(notebook, place.ends)
     place.ends._ring("hangs")
@@ -195,7 +195,7 @@ async def test_a_look_that_hangs_or_was_in_vain_keeps_no_other_device_waiting(pl
         assert await notebook.tended.get() == "hangs", "who left it while it was looked after is not forgotten"
 
 
-async def test_who_comes_and_goes_for_no_change_gets_looks_at_a_slower_pace(place, watch, monkeypatch):
+async def test_departures_without_a_change_slow_the_observations(place, watch, monkeypatch):
     pauses: list[float] = []
     sleep = asyncio.sleep
 

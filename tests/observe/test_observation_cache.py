@@ -1,4 +1,4 @@
-"""For how long what the last full look saw may stand for the next one."""
+"""How long the last full observation stands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def seen(record: Record, facts: Facts, took: float = LONG) -> ObservationCache:
 
 
 @pytest.mark.parametrize(("took", "stands"), [(CHEAP, 1.0), (LONG, 100.0)], ids=["a cheap look", "a costly look"])
-def test_a_look_stands_for_as_long_as_it_was_costly(clock, took, stands):
+def test_a_costly_observation_stands_longer(clock, took, stands):
     free, used = seen(lives.CLEAN, NOBODY, took), seen(lives.IN_USE, AT_WORK, took)
     clock.now = stands - 0.01
     assert free.shows_no_holder(lives.CLEAN)
@@ -54,7 +54,7 @@ def test_a_look_stands_for_as_long_as_it_was_costly(clock, took, stands):
     assert used.witnessed(lives.IN_USE) is None
 
 
-def test_a_look_that_could_not_tell_is_none_and_ends_the_one_before(clock):
+def test_an_observation_without_holders_known_replaces_the_last_one(clock):
     assert clock.now == 0.0
     known = seen(lives.IN_USE, AT_WORK)
     known.remember(lives.IN_USE, facts(None, alive=True), frozenset(), (OF_A,), LONG)
@@ -62,7 +62,7 @@ def test_a_look_that_could_not_tell_is_none_and_ends_the_one_before(clock):
     assert not known.shows_no_holder(lives.IN_USE)
 
 
-def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_moment(clock):
+def test_a_foreign_process_is_a_witness_for_a_short_time(clock):
     known = seen(lives.SOILED, facts((FOREIGN,)))
     clock.now = LINGERS
     assert known.witnessed(lives.SOILED) is not None
@@ -80,14 +80,14 @@ def test_where_nobody_was_let_start_a_stranger_who_lives_bears_witness_for_a_mom
         pytest.param(lives.VISITED, facts(alive=True), id="who was merely met had let go"),
     ],
 )
-def test_else_nobody_bears_witness(clock, record, look):
+def test_no_other_process_is_a_witness(clock, record, look):
     assert clock.now == 0.0
     known = ObservationCache()
     known.remember(record, look, frozenset(), look.holders or (OF_B,), LONG)
     assert known.witnessed(record) is None
 
 
-def test_who_is_about_to_start_is_no_part_of_what_was_seen(clock):
+def test_the_starting_pod_is_not_cached(clock):
     assert clock.now == 0.0
     visit, witness = seen(lives.IN_USE, replace(AT_WORK, starting_pod_alive=True)).witnessed(lives.IN_USE) or (
         None,

@@ -1,4 +1,4 @@
-"""A reset needs a driver without users, ours included: the service keeps off it, and always comes back."""
+"""The service releases the driver during a reset, and always reacquires it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.patience import WITHIN
 
 
 class Sticky(Simulated):
-    """Takes as long to let go as somebody likes, and counts how often it is away."""
+    """Releases the driver when the test says so, and counts the releases."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -50,7 +50,7 @@ async def away(observer):
 
 
 @pytest.mark.parametrize("impatience", ["cancelled", "too late"])
-async def test_who_gave_up_before_it_was_let_go_does_not_stay_away(observer, backend, impatience):
+async def test_a_caller_that_gives_up_leaves_no_release_behind(observer, backend, impatience):
     asking = asyncio.create_task(away(observer))
     await asyncio.to_thread(backend.asked.wait, 5)
     if impatience == "cancelled":
@@ -62,7 +62,7 @@ async def test_who_gave_up_before_it_was_let_go_does_not_stay_away(observer, bac
     assert backend.away == 0
 
 
-async def test_it_comes_back_when_a_reset_fails(observer, backend):
+async def test_the_driver_is_reacquired_when_a_reset_fails(observer, backend):
     backend.may.set()
     with pytest.raises(AssertionError):
         await away(observer)

@@ -266,5 +266,5 @@ async def test_a_scrub_with_long_unobserved_time_proves_nothing(world, monkeypat
     await asyncio.sleep(A_WHILE)
     running = await world.operations.scrub(device, Path.FAST)
     await running.finished.wait()
-    assert (running.receipt, "nobody could look" in running.why) == (None, True)
+    assert (running.receipt, "the device was not observed" in running.why) == (None, True)
     await world.clean(device)

@@ -80,7 +80,10 @@ async def settled(build, gpus: int):
 @pytest.mark.parametrize("gpus", [2, MANY])
 async def test_quiet_devices_are_observed_in_turn_and_not_reconciled(build, monkeypatch, gpus):
     world = await settled(build, gpus)
-    reconciled, observed = counting(monkeypatch, world.upkeep, "reconcile"), counting(monkeypatch, world.node, "look")
+    reconciled, observed = (
+        counting(monkeypatch, world.upkeep, "reconcile"),
+        counting(monkeypatch, world.node, "quick_observation"),
+    )
     await asyncio.sleep(10 * QUIET_OBSERVED_WITHIN)
     assert not reconciled
     slots = 10 * QUIET_OBSERVED_WITHIN if gpus <= CONCURRENT else 10 * QUIET_OBSERVED_WITHIN * CONCURRENT / MANY
@@ -128,7 +131,7 @@ async def test_a_device_with_a_new_record_is_reconciled_again(build, monkeypatch
     world = await settled(build, MANY)
     await asyncio.sleep(0.5)
     await world.operations.quarantine(world.uuids[0], "to be looked at", "a person")
-    observed = counting(monkeypatch, world.node, "look")
+    observed = counting(monkeypatch, world.node, "quick_observation")
     await asyncio.sleep(1)
     assert world.uuids[0] in observed
 

@@ -90,7 +90,7 @@ async def test_a_job_cancelled_before_its_start_logs_its_end(world: World) -> No
     device_policy = world.context.active_policy.device_policy(world.record(device).device)
     with capture_logs() as lines:
         # not by ``begin``: it comes back a turn later
-        running = await world.context.jobs._begin(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
+        running = await world.context.jobs._start(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
         await world.context.jobs.cancel(device)
     assert (running.done, running.step) == (0, None)
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]

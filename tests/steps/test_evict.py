@@ -106,7 +106,7 @@ def test_the_process_of_a_live_container_is_never_signalled(floor: Floor) -> Non
     assert lives(leftover)  # the tenant is told first; nothing happens on its device meanwhile
 
 
-def test_a_process_older_than_the_tenancy_is_foreign_and_waited_for(floor: Floor) -> None:
+def test_an_older_process_is_foreign_and_waited_for(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
     report = floor.run(replace(LEFTOVERS, tenancy=(clock.now().uptime, LATER), patience=0.1))
     assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.TENANT)
@@ -114,7 +114,7 @@ def test_a_process_older_than_the_tenancy_is_foreign_and_waited_for(floor: Floor
     assert lives(pid)
 
 
-def test_a_process_younger_than_the_tenancy_is_foreign_and_waited_for(floor: Floor) -> None:
+def test_a_younger_process_is_foreign_and_waited_for(floor: Floor) -> None:
     """Somebody at a shell looks at a device that could not be scrubbed yet."""
     pid = tenants.zombie(floor.root, floor.uuid)
     [holder] = floor.look() or ()
@@ -131,7 +131,7 @@ def test_without_a_tenancy_everyone_is_foreign(floor: Floor) -> None:
 
 
 @pytest.mark.parametrize("container", [None, "pod-a"], ids=["on the host", "in the pod of the service"])
-def test_a_worker_of_our_own_service_is_waited_for_and_never_ended(floor: Floor, container: str | None) -> None:
+def test_a_worker_of_the_service_is_never_ended(floor: Floor, container: str | None) -> None:
     at = (floor.root, floor.uuid)
     pid = tenants.occupy(*at, b"", container) if container else tenants.zombie(*at)
     report = floor.run(replace(LEFTOVERS, patience=0.3, terminate_foreign=True), ours=lambda it: it == pid)
@@ -163,7 +163,7 @@ def test_a_foreign_process_that_ends_in_time_is_enough(floor: Floor) -> None:
     assert [holder.pid for holder in report.findings.holders] == [pid]
 
 
-def test_a_process_that_lets_go_of_the_device_is_not_ended(floor: Floor, bank, launch) -> None:
+def test_a_process_that_closes_the_device_is_not_ended(floor: Floor, bank, launch) -> None:
     code = """
 import os, signal, sys
 memory = os.open(sys.argv[1], os.O_RDWR)
@@ -183,7 +183,7 @@ while True:
     [{"started": 1.0}, {"container": POD}],
     ids=["the number has gone to another process", "it is in a container now"],
 )
-def test_a_process_that_is_not_the_same_at_the_second_look_is_never_signalled(floor: Floor, change) -> None:
+def test_another_process_with_the_same_pid_is_not_signalled(floor: Floor, change) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
     first = floor.look()
     assert first is not None
@@ -193,7 +193,7 @@ def test_a_process_that_is_not_the_same_at_the_second_look_is_never_signalled(fl
     assert lives(pid)
 
 
-def test_a_process_that_cannot_be_seen_at_the_second_look_is_never_signalled(floor: Floor) -> None:
+def test_a_process_that_cannot_be_confirmed_is_not_signalled(floor: Floor) -> None:
     pid = tenants.zombie(floor.root, floor.uuid)
     looks = [floor.look(), None, None]
     assert floor.run(LEFTOVERS, lambda: looks.pop(0)).outcome is Outcome.FAILED
@@ -208,7 +208,7 @@ def test_one_that_cannot_be_killed_is_named_as_stuck(floor: Floor) -> None:
     assert report.findings.terminated == ()
 
 
-def test_a_process_that_no_signal_ends_is_told_to_end_and_is_found_stuck(floor: Floor, bank, tmp_path: Path) -> None:
+def test_a_process_that_survives_all_signals_is_stuck(floor: Floor, bank, tmp_path: Path) -> None:
     with hanging(bank.place(bank.first).memory, tmp_path / "nowhere") as process:
         report = floor.run(LEFTOVERS)
         assert process.state == "D"

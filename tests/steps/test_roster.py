@@ -88,7 +88,7 @@ def perform(step: Step, bank) -> Report:
     return roster.perform(step, ORDER, bench(bank.gpu(bank.first)))
 
 
-def test_there_is_a_module_for_every_step_and_no_two_share_one() -> None:
+def test_every_step_has_a_module_of_its_own() -> None:
     modules = {step: sys.modules[f"scrubber.steps.{step.value}"] for step in Step}
     assert modules == roster.STEPS
 
@@ -107,7 +107,7 @@ def test_no_step_passes_on_a_lost_device(bank, step: Step) -> None:
     assert report.findings.vitals == Vitals(lost=True)
 
 
-def test_a_secret_is_gone_from_the_memory_after_clear_and_verify(bank) -> None:
+def test_clear_and_verify_remove_a_secret(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
     tenants.release(bank.root, bank.first)
     assert tenants.scan(bank.root, bank.first, SECRET) == 3
@@ -120,7 +120,7 @@ def test_a_secret_is_gone_from_the_memory_after_clear_and_verify(bank) -> None:
     assert verified == Report(Outcome.PASSED, findings=Findings(size, size))
 
 
-def test_a_device_that_skips_the_clear_does_not_get_past_verify(bank) -> None:
+def test_verify_fails_on_a_skipped_clear(bank) -> None:
     tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
     tenants.release(bank.root, bank.first)
     lazy = LazyGpu(bank.place(bank.first).directory)
@@ -145,12 +145,12 @@ def test_bad_memory_fails_the_clear_and_says_where(bank) -> None:
     assert report.findings.mismatch == Mismatch(0x1234, 0, 0x80, 1)
 
 
-def test_a_clear_that_found_bad_memory_does_not_say_that_its_patterns_were_read_back(bank) -> None:
+def test_a_clear_of_bad_memory_reports_no_patterns(bank) -> None:
     drills.bad_memory(bank.root, bank.first)
     assert perform(Step.CLEAR, bank).findings.patterns == ()
 
 
-def test_what_a_clear_could_not_reach_is_told_with_its_cause(bank) -> None:
+def test_a_clear_reports_the_cause_of_uncovered_memory(bank) -> None:
     size = bank.place(bank.first).memory.stat().st_size
     os.truncate(bank.place(bank.first).memory, size - 4096)
     assert perform(Step.CLEAR, bank).findings.uncovered == (Uncovered("cut off", 4096),)
@@ -171,7 +171,7 @@ def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:
     assert left_on_the_chip(bank) == 0
 
 
-def test_a_scratch_that_is_skipped_leaves_the_secret_and_says_nothing_so_the_test_above_can_fail(bank) -> None:
+def test_a_skipped_scratch_leaves_the_secret(bank) -> None:
     drills.skip_scratch(bank.root, bank.first)
     assert left_on_the_chip(bank) == 2
 
@@ -192,7 +192,7 @@ def test_a_unit_that_was_not_reached_is_no_pass(bank, said: Scratched) -> None:
     assert (report.findings.units, report.findings.units_reached) == (said.units, said.reached)
 
 
-def test_a_unit_that_does_not_hold_what_is_written_is_no_pass(bank) -> None:
+def test_a_faulty_unit_fails_the_scratch(bank) -> None:
     report = told(Step.SCRATCH, bank, Scratched(8, 8, faulty=2))
     assert (report.outcome, report.findings.units_faulty) == (Outcome.FAILED, 2)
     assert report.detail == "memory on the chip does not hold what is written to it, on 2 unit(s)"
@@ -211,9 +211,7 @@ LIES = [
 
 
 @pytest.mark.parametrize(("said", "words"), LIES)
-def test_a_self_test_that_ran_nothing_or_found_something_is_no_pass(
-    bank, said: measurements.Tested, words: str
-) -> None:
+def test_a_self_test_without_tests_or_with_faults_fails(bank, said: measurements.Tested, words: str) -> None:
     report = told(Step.SELFTEST, bank, said)
     assert (report.outcome, report.blame, report.findings.tests) == (Outcome.FAILED, Blame.DEVICE, ())
     assert words in report.detail
@@ -221,13 +219,13 @@ def test_a_self_test_that_ran_nothing_or_found_something_is_no_pass(
 
 
 @pytest.mark.parametrize("covered", [{"covered_bytes": 4096}, {"units": 8}])
-def test_one_test_on_something_is_a_pass_and_what_was_left_out_is_told(bank, covered) -> None:
+def test_a_self_test_passes_with_one_test_and_names_the_others(bank, covered) -> None:
     report = told(Step.SELFTEST, bank, measurements.Tested(("address",), ("random", "retention"), **covered))
     assert (report.outcome, report.findings.tests) == (Outcome.PASSED, ("address",))
     assert report.detail == "no time was left for random, retention"
 
 
-def test_each_step_gets_the_key_of_the_job_as_a_key_of_its_own_and_the_self_test_its_time(bank) -> None:
+def test_each_step_derives_a_key_of_its_own(bank) -> None:
     gpu = ListeningGpu(bank.place(bank.first).directory)
     gpu.heard = {}
     order = Order(patterns=("zero",), key="00ff" * 8, seconds=7.5)

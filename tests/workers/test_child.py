@@ -56,9 +56,7 @@ async def test_a_child_is_killed_at_once(make: MakeNursery) -> None:
     assert not exists(child.pid)
 
 
-async def test_a_child_is_killed_while_its_zygote_is_stopped_and_nobody_tells_how_it_ended(
-    make: MakeNursery, monkeypatch
-) -> None:
+async def test_a_child_of_a_stopped_zygote_ends_with_unknown_status(make: MakeNursery, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.1)
     nursery = make(ASLEEP)
     zygote = await zygote_of(nursery)
@@ -81,9 +79,7 @@ async def test_a_status_that_nobody_tells_is_no_success(bank, make: MakeNursery,
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_worker_that_is_gone_is_not_taken_for_one_that_does_not_leave(
-    bank, make: MakeNursery, monkeypatch
-) -> None:
+async def test_a_worker_that_is_gone_is_not_called_stuck(bank, make: MakeNursery, monkeypatch) -> None:
     """Its zygote has a time of its own to tell how it ended."""
     monkeypatch.setattr(workers, "_REPORTED_WITHIN", 0.3)
     monkeypatch.setattr(workers, "_LEAVES_WITHIN", 0.0)
@@ -98,9 +94,7 @@ async def test_a_worker_that_is_gone_is_not_taken_for_one_that_does_not_leave(
     os.kill(zygote, signal.SIGCONT)
 
 
-async def test_a_worker_that_the_kernel_has_not_taken_back_yet_is_lost_with_its_zygote_all_the_same(
-    bank, make: MakeNursery, monkeypatch
-) -> None:
+async def test_a_worker_still_in_the_kernel_is_lost_with_its_zygote(bank, make: MakeNursery, monkeypatch) -> None:
     """All GPUs of a node at once may keep the kernel busy for longer than anybody waits."""
 
     async def not_yet(_child: Child, _seconds: float) -> Ending | None:
@@ -117,9 +111,7 @@ async def test_a_worker_that_the_kernel_has_not_taken_back_yet_is_lost_with_its_
     assert f"(pid {worker.pid}) cannot be killed: its zygote was lost, and it is not gone yet" in results[0].detail
 
 
-async def test_the_kernel_has_its_time_to_take_back_the_memory_of_one_that_was_killed(
-    bank, make: MakeNursery, monkeypatch
-) -> None:
+async def test_a_killed_worker_has_time_to_leave_the_kernel(bank, make: MakeNursery, monkeypatch) -> None:
     end = Child.end
 
     async def five_seconds(child: Child, seconds: float) -> Ending | None:
@@ -133,9 +125,7 @@ async def test_the_kernel_has_its_time_to_take_back_the_memory_of_one_that_was_k
     assert "status -9" in result.detail
 
 
-async def test_a_child_whose_zygote_is_lost_while_it_is_connected_is_had_from_the_next(
-    make: MakeNursery, monkeypatch
-) -> None:
+async def test_a_child_orphaned_while_it_connects_is_replaced(make: MakeNursery, monkeypatch) -> None:
     """Whichever of its pipes is listened to by then."""
     connect = Child.connect
     nursery = make(ECHO)

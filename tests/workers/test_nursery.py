@@ -51,7 +51,7 @@ def dead(pid: int) -> bool:
         return True
 
 
-async def test_a_zygote_that_is_killed_takes_the_step_with_it_and_is_replaced(bank, make: MakeNursery) -> None:
+async def test_a_killed_zygote_ends_the_step_and_is_replaced(bank, make: MakeNursery) -> None:
     nursery = make()
     worker, step = await stalled_clear(bank, nursery)
     [zygote] = children()
@@ -67,7 +67,7 @@ async def test_a_zygote_that_is_killed_takes_the_step_with_it_and_is_replaced(ba
     assert await heir.finish(LAST) is LAST
 
 
-async def test_a_child_that_does_not_listen_is_gone_with_its_zygote(make: MakeNursery) -> None:
+async def test_a_deaf_child_ends_with_its_zygote(make: MakeNursery) -> None:
     """Although nobody of ours is left to kill it: the kernel does."""
     nursery = make(f"os.write(1, b'here\\n'); {ASLEEP}")
     zygote = await zygote_of(nursery)
@@ -95,7 +95,7 @@ async def test_a_stopped_zygote_is_replaced_after_its_deadline(bank, make: MakeN
     assert zygote not in children()
 
 
-async def test_callers_of_a_zygote_that_dies_get_children_of_the_next(make: MakeNursery) -> None:
+async def test_callers_of_a_dying_zygote_get_children_of_the_next(make: MakeNursery) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     os.kill(zygote, signal.SIGSTOP)
@@ -108,7 +108,7 @@ async def test_callers_of_a_zygote_that_dies_get_children_of_the_next(make: Make
     assert {child.pid for child in born} == set(children(heir))
 
 
-async def test_a_zygote_that_is_lost_when_it_is_about_to_be_asked_is_not_waited_for(make: MakeNursery) -> None:
+async def test_a_lost_zygote_is_not_waited_for(make: MakeNursery) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     lost = nursery._zygote
@@ -131,7 +131,7 @@ async def test_a_zygote_that_cannot_be_loaded_says_why(make: MakeNursery) -> Non
         await make("pass", prelude="import no_such_module").spawn()
 
 
-async def test_nobody_waits_for_a_zygote_to_get_warm_that_is_not_needed(make: MakeNursery, monkeypatch) -> None:
+async def test_a_start_and_a_stop_wait_for_no_warm_zygote(make: MakeNursery, monkeypatch) -> None:
     """Neither at the start nor at the end."""
     monkeypatch.setattr(nurseries, "_GONE_WITHIN", LONG)
     began = time.monotonic()
@@ -141,7 +141,7 @@ async def test_nobody_waits_for_a_zygote_to_get_warm_that_is_not_needed(make: Ma
     assert time.monotonic() - began < LONG
 
 
-async def test_a_child_that_nobody_waits_for_any_more_is_ended_with_its_pipes(make: MakeNursery, monkeypatch) -> None:
+async def test_a_cancelled_spawn_leaves_no_child_and_no_pipe(make: MakeNursery, monkeypatch) -> None:
     nursery = make(ASLEEP)
     zygote = await zygote_of(nursery)
     before = descriptors()
@@ -254,14 +254,14 @@ asyncio.run(main())
 
 
 @needs_namespace
-def test_the_first_process_of_its_node_collects_what_a_dead_zygote_leaves_to_it() -> None:
+def test_pid_1_reaps_the_children_of_a_dead_zygote() -> None:
     """As in a container whose first process is the service: nobody else would."""
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", FIRST]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=File(__file__).parents[2])
     assert (run.stdout.splitlines()[-1:], run.stderr, run.returncode) == (["1 []"], "", 0)
 
 
-async def test_a_service_with_too_many_open_files_says_so_and_goes_on(make: MakeNursery) -> None:
+async def test_a_service_without_free_descriptors_says_so(make: MakeNursery) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     lowest = os.dup(0)
@@ -271,7 +271,7 @@ async def test_a_service_with_too_many_open_files_says_so_and_goes_on(make: Make
     assert await zygote_of(nursery) == zygote
 
 
-async def test_a_child_that_could_not_be_held_by_us_is_ended_with_its_zygote(make: MakeNursery) -> None:
+async def test_a_child_without_a_pidfd_ends_with_its_zygote(make: MakeNursery) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     handle = os.pidfd_open(zygote)
@@ -285,7 +285,7 @@ async def test_a_child_that_could_not_be_held_by_us_is_ended_with_its_zygote(mak
     (await nursery.spawn()).kill()
 
 
-async def test_a_job_that_gets_no_worker_is_a_setback_and_no_proof(house) -> None:
+async def test_a_job_without_a_worker_is_a_setback(house) -> None:
     uuid = house.uuids[0]
     [zygote] = children()
     nursery = house.built.nursery

@@ -17,7 +17,7 @@ SEIZES = Order(terminate_foreign=True, terminate_leftovers=True, tenancy=(0.0, m
 FIRST_PROCESS = 1  # as in a container of its own, where it inherits every process that has lost its parent
 
 
-async def test_a_worker_ends_no_other_worker_though_their_service_is_the_first_process(bank: Bank) -> None:
+async def test_a_worker_of_pid_1_ends_no_other_worker(bank: Bank) -> None:
     """Nobody can be told by descent from that one."""
     address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
     assignment = Assignment(address, files, full_sight=False, service=FIRST_PROCESS)

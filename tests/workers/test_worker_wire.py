@@ -55,7 +55,7 @@ def test_a_request_is_decoded_as_it_was_encoded(step: Step) -> None:
         Answer(report=Report(Outcome.FAILED, "why", Blame.TENANT, FULL)),
     ],
 )
-def test_an_answer_is_one_line_and_is_heard_as_it_was_said(answer: Answer) -> None:
+def test_an_answer_is_decoded_as_it_was_encoded(answer: Answer) -> None:
     line = worker_wire.encode(answer)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")

@@ -62,7 +62,7 @@ async def test_a_child_has_its_pipes_and_nothing_else_open(make: MakeNursery, tm
     assert all(link.startswith("pipe:") for link in links(elder.pid) | links(child.pid))
 
 
-async def test_a_file_above_the_highest_number_that_may_be_opened_is_closed_as_well(make: MakeNursery) -> None:
+async def test_a_child_closes_files_above_the_limit(make: MakeNursery) -> None:
     """What is open is counted, not what might be: a limit that was lowered leaves files open above it."""
     high = "os.dup2(0, 900, inheritable=True)\nimport resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))"
     child = await make(ECHO, prelude=high).spawn()
@@ -89,7 +89,7 @@ async def test_a_child_does_with_signals_what_a_fresh_python_does(make: MakeNurs
     assert os.getsid(child.pid) == child.pid
 
 
-async def test_ctrl_c_at_the_terminal_of_the_service_does_not_reach_the_zygote(make: MakeNursery) -> None:
+async def test_ctrl_c_does_not_reach_the_zygote(make: MakeNursery) -> None:
     nursery = make(ASLEEP)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs these tests may ignore it
     await nursery.start()
@@ -101,7 +101,7 @@ async def test_ctrl_c_at_the_terminal_of_the_service_does_not_reach_the_zygote(m
 
 
 @pytest.mark.parametrize(("most", "why"), [(5, "its pipes did not come through"), (6, "its process cannot be held")])
-async def test_a_zygote_with_too_many_open_files_says_so_and_goes_on(make: MakeNursery, most: int, why: str) -> None:
+async def test_a_zygote_without_free_descriptors_says_so(make: MakeNursery, most: int, why: str) -> None:
     nursery = make(ECHO)
     zygote = await zygote_of(nursery)
     with files_at_most(zygote, most), pytest.raises(BrokenError, match=f"cannot start a worker: {why}"):
@@ -119,7 +119,7 @@ async def test_a_node_that_makes_no_more_processes_says_so(make: MakeNursery) ->
 
 
 @pytest.mark.parametrize("ends", ["alone", "with it"])
-def test_a_zygote_ends_when_the_service_hangs_up_and_ends_its_children(launch_zygote, ends: str) -> None:
+def test_a_zygote_ends_its_children_when_the_service_ends(launch_zygote, ends: str) -> None:
     """Also one whose end the kernel would not see to."""
     freed = "assert ctypes.CDLL(None).prctl(1, 0) == 0\n" if ends == "alone" else ""
     zygote, line = launch_zygote(f"{freed}os.write(1, b'here')\n{ASLEEP}")
@@ -148,7 +148,7 @@ zygote.end_with_parent = late
 """
 
 
-def test_a_child_whose_zygote_was_gone_before_it_could_ask_to_end_with_it_does_not_live(launch_zygote) -> None:
+def test_a_child_whose_zygote_has_already_ended_does_not_run(launch_zygote) -> None:
     """The kernel would tell it nothing any more, and nobody else knows of it."""
     _, line = launch_zygote("os.write(1, b'here')", LATE)
     said, answer = os.pipe()
@@ -200,7 +200,7 @@ def cupy(tmp_path: File, monkeypatch) -> Callable[[str], File]:
     return install
 
 
-async def test_cupy_is_loaded_once_by_the_zygote_and_by_nobody_else(bank, make: MakeNursery, cupy) -> None:
+async def test_only_the_zygote_loads_cupy_and_only_once(bank, make: MakeNursery, cupy) -> None:
     seen = cupy()
     nursery = make(warm_cuda=True)
     workers = [await nursery.start_worker(on_first(bank)) for _ in range(3)]
@@ -234,7 +234,7 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize("error", ["ValueError('numpy.dtype size changed')", "AttributeError('no such name')"])
-async def test_a_cupy_that_fails_in_any_other_way_is_told_and_its_zygote_lives(make: MakeNursery, cupy, error) -> None:
+async def test_a_cupy_that_fails_is_reported_by_its_zygote(make: MakeNursery, cupy, error) -> None:
     cupy(f"raise {error}")
     nursery = make(ECHO, warm_cuda=True)
     zygote = await zygote_of(nursery)
@@ -243,15 +243,13 @@ async def test_a_cupy_that_fails_in_any_other_way_is_told_and_its_zygote_lives(m
     assert await zygote_of(nursery) == zygote
 
 
-async def test_a_cupy_that_ends_the_process_is_no_zygotes_to_live_with(make: MakeNursery, cupy) -> None:
+async def test_a_cupy_that_exits_ends_its_zygote(make: MakeNursery, cupy) -> None:
     cupy("raise SystemExit('not with this driver')")
     with pytest.raises(BrokenError, match="not with this driver"):
         await make(warm_cuda=True).spawn()
 
 
-async def test_a_cupy_that_cannot_be_loaded_is_told_in_one_line_and_what_needs_none_is_done(
-    bank, make: MakeNursery, cupy
-) -> None:
+async def test_steps_without_cuda_run_without_cupy(bank, make: MakeNursery, cupy) -> None:
     cupy(BROKEN)
     nursery = make(warm_cuda=True)
     worker = await nursery.start_worker(on_first(bank))
@@ -305,7 +303,7 @@ def test_a_zygote_takes_no_other_words() -> None:
     assert (run.returncode, run.stderr) == (1, "usage: python -m scrubber.workers.zygote [--warm cuda]\n")
 
 
-async def test_how_a_child_ends_is_told_although_whoever_started_the_service_ignores_that(make: MakeNursery) -> None:
+async def test_a_child_is_reaped_though_sigchld_was_ignored(make: MakeNursery) -> None:
     """Being ignored outlives an exec, and then nobody is told how a child has ended."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     nursery = make(ECHO)
