@@ -1,4 +1,4 @@
-"""The node around the GPUs: what the service may see and do there, its clock, its disk, and who else hands GPUs out."""
+"""Checks of the node: privileges of the service, clock, disk, and other plugins that hand out GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from scrubber.core.diagnosis import base
 from scrubber.core.diagnosis.base import Capability
 
-YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so a clock that says less was never set
+YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so an earlier clock was never set
 # The ledger's journal grows to 4 MiB before it is written into the ledger, which needs as much again for a moment:
 # with less than 10 MiB the next write may fail. 100 MiB are some hundred thousand events, weeks on a busy node.
 LOW_BYTES, FEW_BYTES = 100 * 2**20, 10 * 2**20
@@ -18,7 +18,7 @@ NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
 
 
 def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The driver leaves out, without a word, the processes of other namespaces: an empty list would prove nothing."""
+    """The driver silently leaves out processes of other PID namespaces: an empty list would prove nothing."""
     if not facts.guards_nvidia:
         return
     name, service, here = "pid-namespace", facts.posture.service, facts.posture.sees_all
@@ -77,7 +77,7 @@ def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The driver tells of errors in two ways; only the kernel's log remembers what was before the service listened."""
+    """The driver reports errors in two ways. Only the kernel's log has those from before the service started."""
     if not facts.guards_nvidia:
         return
     name, fault = "kernel-log", facts.posture.kernel_log
@@ -90,7 +90,7 @@ def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """Only people read the times of the ledger: nothing is decided by this clock. Who sets it is not looked at."""
+    """The clock matters to people who read the ledger; decisions use uptime."""
     remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
     if facts.now < YEAR_2024:
         yield base.warning("clock", "the clock was never set: the times in the ledger mean nothing", remedy)
@@ -125,7 +125,7 @@ def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """A plugin that answers has made its directory already, whatever may be written from where we look."""
+    """A plugin that answers has made its directory, whether or not the doctor may write there."""
     if facts.kubelet_dir.fault is not None:
         return
     path = facts.kubelet_dir.path
@@ -137,7 +137,7 @@ def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The kubelet takes whoever registers last for a resource, and throws the other out without a word."""
+    """The kubelet uses the plugin that registered last for a resource, and silently drops the other."""
     if facts.kubelet_dir.fault is not None:
         return
     sockets = facts.posture.rivals
@@ -162,7 +162,7 @@ OUSTED = (
 
 
 def _twice(facts: base.NodeFacts) -> Iterator[str]:
-    """Devices of ours that the kubelet knows under several names, as a plugin that divides them in time makes."""
+    """Our devices that the kubelet knows under several names: a plugin with time-slicing registers such names."""
     registered = facts.posture.registered
     if isinstance(registered, base.CheckFault):  # ``checkpoint`` says why
         return
