@@ -28,7 +28,7 @@ def _devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
-    gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` tells what happened"
+    gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` says what happened"
     out = device.quarantine
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"

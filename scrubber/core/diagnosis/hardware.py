@@ -51,7 +51,7 @@ def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     found = [*_untold(options), *_switched_off(options), *_too_old(facts)]
     yield from found
     if not found:
-        yield base.ok(name, "the driver was not told to leave freed memory as it is")
+        yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
 
 
 def _untold(options: Mapping[str, str]) -> Iterator[base.Finding]:
@@ -102,7 +102,7 @@ def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
                 "there are no kernels to clear it, so that it is never handed out, "
                 "and its driver zeroes nothing when it is freed"
             )
-            yield base.warning("scrub-on-free", text, "let nobody use it in another way who may not read the last one")
+            yield base.warning("scrub-on-free", text, "do not share this GPU between tenants in another way")
 
 
 _INSTALL = (
@@ -154,8 +154,8 @@ def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if isinstance(found, base.CheckFault):
         yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
     elif found:
-        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that nobody clears"
-        remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and keep whoever started it from doing so"
+        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that no scrub clears"
+        remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and make sure that it is not started again"
         yield base.broken("mps", text, remedy)
     else:
         yield base.ok("mps", "CUDA's multi-process service does not run")
@@ -183,7 +183,7 @@ def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     found = [finding for config in toolkit.configs for finding in _wishes(config)]
     yield from found
     if toolkit.configs and not found:
-        yield base.ok(name, "no container gets a GPU by wishing for it")
+        yield base.ok(name, "no container gets a GPU by naming it")
     elif not toolkit.configs and toolkit.installed:
         text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
         yield base.broken(name, text, _DENY)

@@ -34,14 +34,15 @@ def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     fault = facts.checkpoint.fault
     if fault is None:
-        yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it tells who owns a device")
+        yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it names the pod of each device")
     elif fault.absent:
         text = "there is no checkpoint of the kubelet yet; without it no container starts on a GPU"
         remedy = "start `autoclave plugin`: the kubelet writes it when the first plugin lists its devices"
         yield base.warning("checkpoint", text, remedy)
     else:
         remedy = (
-            "if the kubelet was restarted over it, drain the node: it believes every GPU free; else it writes it anew"
+            "if the kubelet was restarted with it, drain the node: the kubelet believes every GPU free; "
+            "otherwise it writes a new one"
         )
         text = fault.text if fault.denied else f"no container starts on a GPU: {fault.text}"
         yield base.broken("checkpoint", text, base.as_root(fault, remedy))

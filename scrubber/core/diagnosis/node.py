@@ -26,7 +26,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
         if service.sees_all:
             yield base.ok(name, "the scrub service sees every process of this node")
         else:
-            text = "the scrub service runs in a PID namespace of its own: it cannot see who uses a GPU"
+            text = "the scrub service runs in a PID namespace of its own: it cannot see which processes use a GPU"
             yield base.broken(name, text, NODE_NAMESPACE)
     elif facts.status is not None:
         text = "cannot tell whether the scrub service sees every process of this node"
@@ -34,7 +34,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
     elif isinstance(here, base.CheckFault):
         yield base.unseen(name, "cannot tell which PID namespace this is", here, "mount /proc")
     elif not here:
-        text = "this is a PID namespace of its own: who uses a GPU cannot be seen from here"
+        text = "this is a PID namespace of its own: processes that use a GPU cannot be seen from here"
         yield base.broken(name, text, f"if the scrub service runs here, {NODE_NAMESPACE}")
     else:
         yield base.ok(name, "every process of this node can be seen from here")
@@ -57,11 +57,14 @@ def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
 LOSSES = {
     Capability.DAC_READ_SEARCH: (
         base.Level.BROKEN,
-        "it cannot look into processes of other users, who might use a GPU, so nothing is handed out",
+        "it cannot inspect processes of other users, which may use a GPU, so nothing is handed out",
     ),
-    Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that nobody uses a GPU, so nothing is handed out"),
+    Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that no process uses a GPU, so nothing is handed out"),
     Capability.KILL: (base.Level.WARNING, "it cannot end what a tenant left behind"),
-    Capability.SYS_ADMIN: (base.Level.BROKEN, "it cannot see who has a GPU mapped, so nothing is handed out"),
+    Capability.SYS_ADMIN: (
+        base.Level.BROKEN,
+        "it cannot see which processes have a GPU mapped, so nothing is handed out",
+    ),
 }
 
 
@@ -151,7 +154,7 @@ def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     texts = [f"another plugin for GPUs of NVIDIA serves at {it.path}" for it in sockets.found if it.fault is None]
     texts += list(_twice(facts))
     for text in texts:
-        yield base.broken("rival-plugin", f"{text}: what it hands out nobody has proven clean", OUSTED)
+        yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", OUSTED)
     if not texts and not hidden:
         yield base.ok("rival-plugin", "no other plugin for GPUs of NVIDIA was seen")
 

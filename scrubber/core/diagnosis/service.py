@@ -44,8 +44,8 @@ def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     elif not it.ours:
         yield base.broken("run-dir", f"the run directory {it.path} belongs to another user", base.OTHER_USER)
     elif not it.private:
-        text = f"others may enter the run directory {it.path}, and put a socket of theirs in the place of ours"
-        yield base.broken("run-dir", text, f"find out who did; `chmod 0700 {it.path}`")
+        text = f"other users may enter the run directory {it.path}, and put their own socket in the place of ours"
+        yield base.broken("run-dir", text, f"find out what changed its mode; `chmod 0700 {it.path}`")
     else:
         yield base.ok("run-dir", f"the run directory {it.path} is ours alone")
 
