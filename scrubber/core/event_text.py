@@ -27,7 +27,7 @@ def tell(event: ev.Event) -> str:
         case ev.PutInUse(Owner(container=str(container), unannounced=True)):
             return f"in use by {container}, which is unannounced"
         case ev.PutInUse(owner):
-            return f"in use by {owner.container or 'a process of no known container'}"
+            return f"in use by {owner.container or 'a process without a known container'}"
         case ev.Released(why):
             return f"released: {why}"
         case ev.Soiled(why, holders):

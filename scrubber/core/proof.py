@@ -37,7 +37,7 @@ def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:
     if record.incarnation == facts.incarnation or record.state is State.SCRUBBING:
         return None
     rebooted = record.incarnation.boot_id != facts.incarnation.boot_id
-    return ev.Distrusted("the node was rebooted" if rebooted else "the driver was loaded anew", facts.incarnation)
+    return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
 
 
 def next_path(record: Record, policy: Policy) -> Path:

@@ -1,5 +1,7 @@
 """What the kubelet is told of a device."""
 
+from dataclasses import replace
+
 import pytest
 
 from scrubber.core import events as ev
@@ -7,15 +9,15 @@ from scrubber.core import offering
 from scrubber.core.answers import Offer
 from scrubber.core.model import Path
 from tests.core import lives
-from tests.core.lives import ENFORCE, OBSERVE, later, rows
+from tests.core.lives import ENFORCE, NOW, OBSERVE, STRICT, later, rows
 
 AT = later(1)
 ADVERT = rows(
     ("clean", lives.CLEAN, ENFORCE, True, "clean"),
     ("a device in use is never unlisted: granted", lives.GRANTED, ENFORCE, True, "granted"),
-    ("a device in use is never unlisted: exposed", lives.IN_USE, ENFORCE, True, "in_use"),
+    ("a device in use is never unlisted: in use", lives.IN_USE, ENFORCE, True, "in_use"),
     ("just released", lives.DIRTY, ENFORCE, True, "released, about to be scrubbed"),
-    ("cut off right after a release", lives.live(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x")), ENFORCE, True,
+    ("cancelled right after a release", lives.live(lives.SCRUBBING, ev.ScrubInterrupted("job-1", "x")), ENFORCE, True,
      "released, about to be scrubbed"),
     ("on its fast path", lives.SCRUBBING, ENFORCE, True, "being scrubbed, clean within the allocate budget"),
     ("on its slow path", lives.FIRST_LOOK, ENFORCE, False, "scrubbing"),
@@ -36,12 +38,12 @@ ADVERT = rows(
 
 
 @pytest.mark.parametrize(("record", "policy", "healthy", "why"), ADVERT)
-def test_advertise(record, policy, healthy, why):
+def test_offer_of_each_state(record, policy, healthy, why):
     assert offering.offer(record, policy, AT) == Offer(healthy=healthy, why=why)
 
 
-@pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["nobody scrubs it", "its scrub hangs"])
-def test_what_is_not_clean_after_the_allocate_budget_would_only_fail_pods(record):
+@pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["no scrub starts", "its scrub hangs"])
+def test_a_dirty_device_is_offered_for_the_allocate_budget_only(record):
     budget = ENFORCE.budgets.allocate
     assert offering.offer(record, ENFORCE, later(budget)).healthy
     assert not offering.offer(record, ENFORCE, later(budget + 0.001)).healthy
@@ -72,3 +74,14 @@ def test_what_the_service_knows_can_only_take_an_offer_back(record, known, why):
 def test_an_unhealthy_device_keeps_its_own_reason():
     plain = offering.offer(lives.QUARANTINED, ENFORCE, AT)
     assert offering.offer(lives.QUARANTINED, ENFORCE, AT, ledger_fault=True, withheld=True, blocked="x") == plain
+
+
+@pytest.mark.parametrize("record", [lives.DIRTY, lives.SCRUBBING], ids=["released", "being scrubbed"])
+def test_a_device_is_not_offered_when_its_scrubs_exceed_the_allocate_budget(record):
+    budget = ENFORCE.budgets.allocate
+    assert offering.offer(replace(record, fast_seconds=(9 * budget, budget, 0.1)), ENFORCE, NOW).healthy
+    assert not offering.offer(replace(record, fast_seconds=(budget + 1, budget + 1, 0.1)), ENFORCE, NOW).healthy
+
+
+def test_a_device_that_waits_for_the_slow_path_is_not_offered():
+    assert not offering.offer(replace(lives.DIRTY, due_path=Path.SLOW), STRICT, NOW).healthy

@@ -71,7 +71,7 @@ TEND = rows(
     ("S6 a reboot is noted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
      Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("a reload is noted in quarantine, too", lives.QUARANTINED, facts(incarnation=lives.RELOADED), ENFORCE,
-     Note(ev.Distrusted("the driver was loaded anew", lives.RELOADED))),
+     Note(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
     ("a reboot under a job is the fence's business", lives.SCRUBBING, facts(incarnation=lives.REBOOTED), ENFORCE,
      Proceed()),
     # clean

@@ -106,15 +106,18 @@ class Mutant:
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 LEFTOVER = "scrubber/core/leftover.py"
 ACQUIRE = "scrubber/core/acquire.py"
+OFFERING = "scrubber/core/offering.py"
 ROSTER = "tests/steps/test_roster.py"
-IN_STATES, IN_DECIDE, IN_VERDICT = (f"tests/core/test_{it}.py" for it in ("states", "decide", "verdict"))
+IN_STATES, IN_ACQUIRE, IN_OFFERING, IN_VERDICT = (
+    f"tests/core/test_{it}.py" for it in ("states", "acquire", "offering", "verdict")
+)
 CONFIRMED, COVERAGE = "tests/core/test_verdict_confirmed.py", "tests/core/test_verdict_coverage.py"
 PLANTED = [
     Mutant(STATES, "ev.ScrubFailed: State.DIRTY", "ev.ScrubFailed: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.ScrubInterrupted: State.DIRTY", "ev.ScrubInterrupted: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Released: State.DIRTY", "ev.Released: State.CLEAN", tests=IN_STATES),
     Mutant(STATES, "ev.Distrusted: State.UNKNOWN", "ev.Distrusted: State.CLEAN", nth=2, tests=IN_STATES),
-    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests=IN_DECIDE),
+    Mutant(LEFTOVER, "holder.started <= tenancy[1]", "holder.started", tests=IN_ACQUIRE),
     Mutant(VERDICT, "is not Outcome.PASSED", "not in (Outcome.PASSED, Outcome.TIMED_OUT)", tests=IN_VERDICT),
     Mutant(VERDICT, "is not Outcome.PASSED", "is not Outcome.PASSED and step is not Step.VERIFY", tests=IN_VERDICT),
     Mutant(VERDICT, "(Step.EVICT, Step.CLEAR, Step.VERIFY,", "(Step.EVICT, Step.VERIFY,", tests=CONFIRMED),
@@ -131,7 +134,10 @@ PLANTED = [
         tests=IN_VERDICT,
     ),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
-    Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_DECIDE),
+    Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
+    Mutant(OFFERING, "if ledger_fault and", "if False and", tests=IN_OFFERING),
+    Mutant(OFFERING, "if withheld:", "if False:", tests=IN_OFFERING),
+    Mutant(OFFERING, "if blocked and", "if False and", tests=IN_OFFERING),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else wanted", "if wanted else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),

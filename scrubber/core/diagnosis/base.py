@@ -1,4 +1,4 @@
-"""What checks are given and what they say: facts that were gathered before, and findings."""
+"""What checks get and return: facts that the caller gathered, and findings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NVIDIA = "nvidia"  # the backend
 
 
 class Level(Enum):
-    """How bad it is, from nothing to do up to a promise that is not kept or a node that hands out nothing."""
+    """How bad a finding is. BROKEN: a promise is not kept, or no device is handed out."""
 
     OK = "ok"
     WARNING = "warning"
@@ -23,7 +23,7 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; the remedy is empty when there is nothing to do."""
+    """The result of one check. The remedy is empty when there is nothing to do."""
 
     name: str
     level: Level
@@ -33,27 +33,27 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckFault:
-    """Why something could not be used: what to do depends on whether it is there and for us to see."""
+    """Why something could not be used, and whether it is missing or access was denied."""
 
     text: str
     absent: bool = False
     denied: bool = False
-    dead: bool = False  # of a socket: nobody listens there, for certain
+    dead: bool = False  # of a socket: certainly no process listens there
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory; ``private`` and ``ours`` say nothing when there is a fault."""
+    """A directory. ``private`` and ``ours`` have no meaning when there is a fault."""
 
     path: str
     fault: CheckFault | None = None
-    private: bool = False  # nobody but its owner may enter
-    ours: bool = False  # we are its owner
+    private: bool = False  # only its owner may enter
+    ours: bool = False  # the user that runs the doctor is its owner
 
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """A socket, and why nobody takes connections there."""
+    """A socket, and why it takes no connections."""
 
     path: str
     fault: CheckFault | None = None
@@ -70,14 +70,14 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The pods that each device is written down for, or why it cannot be told."""
+    """The pods of each device in the kubelet's checkpoint, or why it cannot be read."""
 
     owners: Mapping[str, frozenset[str]] = field(default_factory=dict)
     fault: CheckFault | None = None
 
 
 class Capability(Enum):
-    """What the service needs of root, by its number in the kernel."""
+    """The privileges that the service needs, by their numbers in the kernel."""
 
     DAC_READ_SEARCH = 2
     KILL = 5
@@ -87,29 +87,29 @@ class Capability(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What a process may do, and whether it sees every process of the node."""
+    """The privileges of a process, and whether it sees every process of the node."""
 
     sees_all: bool
     capabilities: int  # one bit each
 
     def may(self, capability: Capability) -> bool:
-        """Whether it has this one."""
+        """Whether the process has this capability."""
         return bool(self.capabilities >> capability.value & 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolkitConfig:
-    """A configuration of NVIDIA's container toolkit: which wishes of a container without privileges it grants."""
+    """A configuration of NVIDIA's container toolkit: how a container without privileges can get GPUs."""
 
     path: str
     by_environment: bool = True
     by_mounts: bool = False
-    fault: CheckFault | None = None  # then the two above say nothing
+    fault: CheckFault | None = None  # then the two fields above have no meaning
 
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """NVIDIA's container toolkit. One that is installed and has no configuration does as its defaults say."""
+    """NVIDIA's container toolkit. Without a configuration its defaults apply."""
 
     installed: bool
     configs: tuple[ToolkitConfig, ...] = ()
@@ -117,7 +117,7 @@ class Toolkit:
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """A CDI specification: the devices that a container runtime knows by name; of none when there is a fault."""
+    """A CDI specification: the devices that a container runtime knows by name. None of them when there is a fault."""
 
     path: str
     kind: str = ""
@@ -127,7 +127,7 @@ class CdiSpec:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a filesystem has left; no number of files where it does not count them."""
+    """Free space of a filesystem. ``free_files`` is None where the filesystem does not count files."""
 
     free_bytes: int
     free_files: int | None
@@ -135,7 +135,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """A Python, and what is missing there; nothing, if it is empty."""
+    """A Python interpreter, and what it lacks; empty when nothing is missing."""
 
     path: str
     lacks: str = ""
@@ -143,23 +143,23 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Posture:
-    """Everything of the node and the driver that is judged."""
+    """The facts about the node and the driver."""
 
-    driver: str | CheckFault  # the version that is loaded
-    libraries: tuple[str, ...]  # the versions of the driver's library that are installed, as far as they were found
-    options: Mapping[str, str] | CheckFault  # what the driver says it was loaded with
-    shared_with_guests: tuple[str, ...] | CheckFault  # what tells that GPUs are shared with virtual machines
-    cupy: Python  # whether it is installed for whoever looks
+    driver: str | CheckFault  # the loaded version
+    libraries: tuple[str, ...]  # the installed versions of the driver's library, as far as found
+    options: Mapping[str, str] | CheckFault  # the options with which the driver says it was loaded
+    shared_with_guests: tuple[str, ...] | CheckFault  # the signs that virtual machines share GPUs
+    cupy: Python  # whether CuPy is installed for the Python of the doctor
     mps: tuple[str, ...] | CheckFault  # the processes of CUDA's multi-process service
     persistenced: bool | CheckFault
     toolkit: Toolkit
     cdi: tuple[CdiSpec, ...]
-    cgroups: str | CheckFault  # the versions that are in use, in words
-    sees_all: bool | CheckFault  # whether who looks sees every process of the node
+    cgroups: str | CheckFault  # the versions in use, in words
+    sees_all: bool | CheckFault  # whether the doctor sees every process of the node
     service: Process | CheckFault
-    room: Room | CheckFault | None  # where the ledger is; None when nobody says where that is
+    room: Room | CheckFault | None  # at the ledger; None when its place is not known
     kubelet_dir_writable: bool
-    rivals: Sockets  # where other plugins for GPUs of NVIDIA have their sockets
+    rivals: Sockets  # sockets of other plugins for NVIDIA GPUs
     registered: (
         Mapping[str, frozenset[str]] | CheckFault
     )  # the healthy devices of each resource, as the kubelet knows them
@@ -168,7 +168,7 @@ class Posture:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What was seen of a node. ``answer`` is the service's, or why there is none."""
+    """All facts about a node. ``answer``: the status of the service, or why there is none."""
 
     now: float
     answer: views.Status | AutoclaveError
@@ -179,7 +179,7 @@ class NodeFacts:
     checkpoint: Checkpoint
     plugin: Sockets
     posture: Posture
-    cdi_kind: str = ""  # what CDI names of devices will begin with; empty where nobody says that there will be any
+    cdi_kind: str = ""  # prefix of the CDI names of devices; empty when not configured
 
     @property
     def status(self) -> views.Status | None:
@@ -188,32 +188,32 @@ class NodeFacts:
 
     @property
     def guards_nvidia(self) -> bool:
-        """Whether the service works on GPUs of NVIDIA; while it does not say, whether a driver for them is here."""
+        """Whether the service guards NVIDIA GPUs. Without an answer: whether their driver is present."""
         if self.status is not None:
             return self.status.service.backend == NVIDIA
         return isinstance(self.posture.driver, str) or not self.posture.driver.absent
 
 
 def ok(name: str, text: str) -> Finding:
-    """It was looked at and is as it should be."""
+    """A finding without a problem."""
     return Finding(name, Level.OK, text)
 
 
 def warning(name: str, text: str, remedy: str) -> Finding:
-    """A person should know, and the promise is kept."""
+    """A finding that a person should know; the promise is kept."""
     return Finding(name, Level.WARNING, text, remedy)
 
 
 def broken(name: str, text: str, remedy: str) -> Finding:
-    """A promise is not kept, or nothing is handed out."""
+    """A finding that breaks the promise, or stops the node from handing out devices."""
     return Finding(name, Level.BROKEN, text, remedy)
 
 
 def as_root(fault: CheckFault, remedy: str) -> str:
-    """What may not be seen is first of all not broken, but to be looked at by somebody else."""
+    """The remedy, or to become root when access was denied."""
     return OTHER_USER if fault.denied else remedy
 
 
 def unseen(name: str, text: str, fault: CheckFault, remedy: str, level: Level = Level.BROKEN) -> Finding:
-    """What could not be looked at is as bad as it might be."""
+    """A finding about something that could not be read: it counts as the worst that it may be."""
     return Finding(name, level, f"{text}: {fault.text}", as_root(fault, remedy))

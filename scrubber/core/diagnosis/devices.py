@@ -1,4 +1,4 @@
-"""The GPUs, as the scrub service tells them."""
+"""Checks of the GPUs, by the status of the scrub service."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scrubber.core import remedy, views
 from scrubber.core.diagnosis import base
 from scrubber.core.model import State
 
-LONG = 60.0  # seconds that a device may be unknown or dirty: by then its scrub has begun, or something is in its way
-COVERED = Clear().min_coverage  # what a policy asks for that does not say: one that asks for less was written so
+LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
+COVERED = Clear().min_coverage  # the default of a policy; a policy with less was written on purpose
 ADVICE = {kind.value: it.advice for kind, it in remedy.REMEDIES.items()}
 
 
@@ -28,7 +28,7 @@ def _devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
-    gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` tells what happened"
+    gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` says what happened"
     out = device.quarantine
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"

@@ -1,4 +1,4 @@
-"""NVIDIA's driver and what hands its GPUs to containers: where they would undo, or go past, what the service proves."""
+"""Checks of NVIDIA's driver and container tools: they could undo, or bypass, what the service proves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from scrubber.core import views
 from scrubber.core.diagnosis import base
 
 HOST_ROOT = "mount the host's here and name it with --host-root"
-KIND = "nvidia.com/gpu"  # what the plugin names devices by, unless it was told otherwise
-SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes memory that is freed
+KIND = "nvidia.com/gpu"  # the default of the plugin
+SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes freed memory
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
@@ -41,7 +41,7 @@ def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """What the service's own clear cannot reach, the driver zeroes when it is freed; unless it was told not to."""
+    """The driver zeroes freed memory that the service cannot overwrite, unless an option turns that off."""
     name, options = "scrub-on-free", facts.posture.options
     if not _looked_into(facts):
         return
@@ -51,7 +51,7 @@ def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     found = [*_untold(options), *_switched_off(options), *_too_old(facts)]
     yield from found
     if not found:
-        yield base.ok(name, "the driver was not told to leave freed memory as it is")
+        yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
 
 
 def _untold(options: Mapping[str, str]) -> Iterator[base.Finding]:
@@ -79,9 +79,9 @@ def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
 
 
 def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each registry key that is in effect, and for which device, as the driver reads them: spaces and case are nothing.
+    """Each registry key in effect, with its device, read as the driver does: without spaces, in any case.
 
-    A value that does not read as zero is taken for a yes. A key without a value is passed over, as the driver does.
+    A value that is not zero counts as set. The driver ignores a key without a value.
     """
     for option in _OPTIONS:
         place = ""
@@ -102,7 +102,7 @@ def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
                 "there are no kernels to clear it, so that it is never handed out, "
                 "and its driver zeroes nothing when it is freed"
             )
-            yield base.warning("scrub-on-free", text, "let nobody use it in another way who may not read the last one")
+            yield base.warning("scrub-on-free", text, "do not share this GPU between tenants in another way")
 
 
 _INSTALL = (
@@ -127,7 +127,7 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _cupy_here(python: base.Python) -> base.Finding:
-    """While the service does not say, whoever looks can speak for himself only."""
+    """Without an answer of the service, only the Python of the doctor can be checked."""
     doubt = f"for {python.path}, which looks; the scrub service does not say what it runs on"
     if python.lacks:
         return base.broken("cupy", f"CuPy is not installed {doubt}", _INSTALL)
@@ -154,8 +154,8 @@ def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if isinstance(found, base.CheckFault):
         yield base.unseen("mps", "cannot tell whether CUDA's multi-process service runs", found, base.OTHER_USER)
     elif found:
-        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that nobody clears"
-        remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and keep whoever started it from doing so"
+        text = f"CUDA's multi-process service runs ({', '.join(found)}): its clients share memory that no scrub clears"
+        remedy = "end it: `echo quit | nvidia-cuda-mps-control`, and make sure that it is not started again"
         yield base.broken("mps", text, remedy)
     else:
         yield base.ok("mps", "CUDA's multi-process service does not run")
@@ -183,7 +183,7 @@ def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     found = [finding for config in toolkit.configs for finding in _wishes(config)]
     yield from found
     if toolkit.configs and not found:
-        yield base.ok(name, "no container gets a GPU by wishing for it")
+        yield base.ok(name, "no container gets a GPU by naming it")
     elif not toolkit.configs and toolkit.installed:
         text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
         yield base.broken(name, text, _DENY)
@@ -210,7 +210,7 @@ def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
 
 
 def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """A container whose device no specification names does not start; the strategies without CDI need none."""
+    """A container does not start when no specification names its device. Strategies without CDI need none."""
     if not (facts.cdi_kind or facts.guards_nvidia):
         return
     kind, level = facts.cdi_kind or KIND, base.Level.BROKEN if facts.cdi_kind else base.Level.WARNING
@@ -232,7 +232,7 @@ _NAME_GPUS = (
 
 
 def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
-    """What the specifications do not name. While nobody says which devices there are, any UUID will do."""
+    """What the specifications lack. While the devices are not known, one UUID is enough."""
     missing = sorted(_handed_out(facts) - named)
     if not named:
         return "is there, which the strategies cdi-cri and cdi-annotations need"
@@ -242,14 +242,14 @@ def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
 
 
 def _handed_out(facts: base.NodeFacts) -> frozenset[str]:
-    """Devices that a container may be given: a GPU that is cut into slices is not, its slices are."""
+    """The devices that a container may get: slices, and GPUs without slices."""
     devices: tuple[views.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
     cut = {device.index for device in devices if device.mig}
     return frozenset(device.device for device in devices if device.mig or device.index not in cut)
 
 
 def _looked_into(facts: base.NodeFacts) -> bool:
-    """Without a driver, its absence says all that there is to say of it."""
+    """Whether to check the driver further: its absence has a finding of its own."""
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 
 

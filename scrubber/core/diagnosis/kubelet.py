@@ -1,4 +1,4 @@
-"""The kubelet, what it wrote down, and the plugin that it asks."""
+"""Checks of the kubelet, its checkpoint and the plugin."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     fault = facts.checkpoint.fault
     if fault is None:
-        yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it tells who owns a device")
+        yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it names the pod of each device")
     elif fault.absent:
         text = "there is no checkpoint of the kubelet yet; without it no container starts on a GPU"
         remedy = "start `autoclave plugin`: the kubelet writes it when the first plugin lists its devices"
         yield base.warning("checkpoint", text, remedy)
     else:
         remedy = (
-            "if the kubelet was restarted over it, drain the node: it believes every GPU free; else it writes it anew"
+            "if the kubelet was restarted with it, drain the node: the kubelet believes every GPU free; "
+            "otherwise it writes a new one"
         )
         text = fault.text if fault.denied else f"no container starts on a GPU: {fault.text}"
         yield base.broken("checkpoint", text, base.as_root(fault, remedy))
 
 
 def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """Two pods on one device: the kubelet can forget one that it is just handing out (kubernetes/kubernetes#137534)."""
+    """Two pods on one device: the kubelet can forget an allocation in progress (kubernetes/kubernetes#137534)."""
     if facts.kubelet_dir.fault is not None or facts.checkpoint.fault is not None:
         return
     double = [(device, pods) for device, pods in _ours(facts) if len(pods) > 1]
@@ -62,7 +63,7 @@ def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _ours(facts: base.NodeFacts) -> Iterator[tuple[str, frozenset[str]]]:
-    """Entries of our devices; other resources may use one id for several things. Of all, when ours are not known."""
+    """The entries of our devices, or all entries while our devices are not known. Other resources may share an id."""
     known = None if facts.status is None else {it.device for it in facts.status.devices}
     for device, pods in facts.checkpoint.owners.items():
         if known is None or device in known:
@@ -86,8 +87,8 @@ def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield _endpoint(socket, alive)
 
 
-def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001 - reads as its sentence
-    """A plugin that was killed leaves its sockets behind; one of a resource that is no longer offered does no harm."""
+def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001 - one caller
+    """A killed plugin leaves its sockets behind. A socket of a resource that is no longer offered does no harm."""
     if socket.fault is None:
         return base.ok("plugin", f"the device plugin takes connections at {socket.path}")
     text = f"the device plugin takes no connections at {socket.path}: {socket.fault.text}"

@@ -1,4 +1,4 @@
-"""The node around the GPUs: what the service may see and do there, its clock, its disk, and who else hands GPUs out."""
+"""Checks of the node: privileges of the service, clock, disk, and other plugins that hand out GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from scrubber.core.diagnosis import base
 from scrubber.core.diagnosis.base import Capability
 
-YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so a clock that says less was never set
+YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so an earlier clock was never set
 # The ledger's journal grows to 4 MiB before it is written into the ledger, which needs as much again for a moment:
 # with less than 10 MiB the next write may fail. 100 MiB are some hundred thousand events, weeks on a busy node.
 LOW_BYTES, FEW_BYTES = 100 * 2**20, 10 * 2**20
@@ -18,7 +18,7 @@ NODE_NAMESPACE = "run it in the node's PID namespace (in a pod: hostPID: true)"
 
 
 def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The driver leaves out, without a word, the processes of other namespaces: an empty list would prove nothing."""
+    """The driver silently leaves out processes of other PID namespaces: an empty list would prove nothing."""
     if not facts.guards_nvidia:
         return
     name, service, here = "pid-namespace", facts.posture.service, facts.posture.sees_all
@@ -26,7 +26,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
         if service.sees_all:
             yield base.ok(name, "the scrub service sees every process of this node")
         else:
-            text = "the scrub service runs in a PID namespace of its own: it cannot see who uses a GPU"
+            text = "the scrub service runs in a PID namespace of its own: it cannot see which processes use a GPU"
             yield base.broken(name, text, NODE_NAMESPACE)
     elif facts.status is not None:
         text = "cannot tell whether the scrub service sees every process of this node"
@@ -34,7 +34,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
     elif isinstance(here, base.CheckFault):
         yield base.unseen(name, "cannot tell which PID namespace this is", here, "mount /proc")
     elif not here:
-        text = "this is a PID namespace of its own: who uses a GPU cannot be seen from here"
+        text = "this is a PID namespace of its own: processes that use a GPU cannot be seen from here"
         yield base.broken(name, text, f"if the scrub service runs here, {NODE_NAMESPACE}")
     else:
         yield base.ok(name, "every process of this node can be seen from here")
@@ -57,11 +57,14 @@ def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
 LOSSES = {
     Capability.DAC_READ_SEARCH: (
         base.Level.BROKEN,
-        "it cannot look into processes of other users, who might use a GPU, so nothing is handed out",
+        "it cannot inspect processes of other users, which may use a GPU, so nothing is handed out",
     ),
-    Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that nobody uses a GPU, so nothing is handed out"),
+    Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that no process uses a GPU, so nothing is handed out"),
     Capability.KILL: (base.Level.WARNING, "it cannot end what a tenant left behind"),
-    Capability.SYS_ADMIN: (base.Level.BROKEN, "it cannot see who has a GPU mapped, so nothing is handed out"),
+    Capability.SYS_ADMIN: (
+        base.Level.BROKEN,
+        "it cannot see which processes have a GPU mapped, so nothing is handed out",
+    ),
 }
 
 
@@ -77,7 +80,7 @@ def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The driver tells of errors in two ways; only the kernel's log remembers what was before the service listened."""
+    """The driver reports errors in two ways. Only the kernel's log has those from before the service started."""
     if not facts.guards_nvidia:
         return
     name, fault = "kernel-log", facts.posture.kernel_log
@@ -90,7 +93,7 @@ def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """Only people read the times of the ledger: nothing is decided by this clock. Who sets it is not looked at."""
+    """The clock matters to people who read the ledger; decisions use uptime."""
     remedy = "set the clock, and keep it set (chrony, systemd-timesyncd)"
     if facts.now < YEAR_2024:
         yield base.warning("clock", "the clock was never set: the times in the ledger mean nothing", remedy)
@@ -125,7 +128,7 @@ def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """A plugin that answers has made its directory already, whatever may be written from where we look."""
+    """A plugin that answers has made its directory, whether or not the doctor may write there."""
     if facts.kubelet_dir.fault is not None:
         return
     path = facts.kubelet_dir.path
@@ -137,7 +140,7 @@ def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The kubelet takes whoever registers last for a resource, and throws the other out without a word."""
+    """The kubelet uses the plugin that registered last for a resource, and silently drops the other."""
     if facts.kubelet_dir.fault is not None:
         return
     sockets = facts.posture.rivals
@@ -151,7 +154,7 @@ def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     texts = [f"another plugin for GPUs of NVIDIA serves at {it.path}" for it in sockets.found if it.fault is None]
     texts += list(_twice(facts))
     for text in texts:
-        yield base.broken("rival-plugin", f"{text}: what it hands out nobody has proven clean", OUSTED)
+        yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", OUSTED)
     if not texts and not hidden:
         yield base.ok("rival-plugin", "no other plugin for GPUs of NVIDIA was seen")
 
@@ -162,7 +165,7 @@ OUSTED = (
 
 
 def _twice(facts: base.NodeFacts) -> Iterator[str]:
-    """Devices of ours that the kubelet knows under several names, as a plugin that divides them in time makes."""
+    """Our devices that the kubelet knows under several names: a plugin with time-slicing registers such names."""
     registered = facts.posture.registered
     if isinstance(registered, base.CheckFault):  # ``checkpoint`` says why
         return

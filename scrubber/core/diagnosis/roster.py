@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are told, and what they come to."""
+"""All checks, in the order of a report, and the level of the whole report."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NAMES = (
     "privileges", "cgroups", "kernel-log", "clock", "disk", "plugin-dir", "rival-plugin", "kubelet-dir", "kubelet",
     "checkpoint", "double-allocation", "plugin",
 )  # fmt: skip
-"""What findings are called, for whoever wants to hear of some only."""
+"""The names of findings, to select some of them."""
 
 
 def judge(facts: NodeFacts) -> tuple[Finding, ...]:
-    """Everything that there is to say, in the order of ``CHECKS``."""
+    """All findings, in the order of ``CHECKS``."""
     return tuple(finding for check in CHECKS for finding in check(facts))
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """The level of the whole report. A report without a finding has seen nothing, and that is not good."""
+    """The worst level of a report. A report without findings has checked nothing, so it counts as broken."""
     levels = {finding.level for finding in findings}
     return next((level for level in (Level.BROKEN, Level.WARNING, Level.OK) if level in levels), Level.BROKEN)

@@ -1,4 +1,4 @@
-"""The scrub service: does it answer, does it remember, which policy does it follow."""
+"""Checks of the scrub service: whether it answers, its sockets, its ledger and its policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
             yield base.ok("service", "the scrub service answers, and waits for its ledger")
         case Unreachable(message=message):
-            text, _, remedy = message.partition("; ")  # such a message ends with what to do
+            text, _, remedy = message.partition("; ")  # the message ends with its remedy
             yield base.broken("service", text, remedy or "give a shorter --run-dir")
         case AutoclaveError() as error:
             text = f"the scrub service gives no status: {error.message}"
@@ -25,7 +25,7 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _door(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    """The operators' door may be open and that of the plugin not: somebody removed the file of its socket."""
+    """The plugin's socket file may be gone while the operators' socket still answers."""
     if facts.status is None:
         return
     if facts.door.fault is not None:
@@ -44,8 +44,8 @@ def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     elif not it.ours:
         yield base.broken("run-dir", f"the run directory {it.path} belongs to another user", base.OTHER_USER)
     elif not it.private:
-        text = f"others may enter the run directory {it.path}, and put a socket of theirs in the place of ours"
-        yield base.broken("run-dir", text, f"find out who did; `chmod 0700 {it.path}`")
+        text = f"other users may enter the run directory {it.path}, and put their own socket in the place of ours"
+        yield base.broken("run-dir", text, f"find out what changed its mode; `chmod 0700 {it.path}`")
     else:
         yield base.ok("run-dir", f"the run directory {it.path} is ours alone")
 
@@ -79,7 +79,7 @@ def _policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     service = facts.status.service
     if service.policy_fault:
-        # Broken: what is written is not what is done, and the service would not start with it.
+        # Broken: the service would not start with the policy as it is written.
         text = f"the newest policy is not in force, the old one is: {service.policy_fault}"
         remedy = "mend the file until `autoclave policy check FILE` finds nothing: it is loaded by itself"
         yield base.broken("policy", text, remedy)

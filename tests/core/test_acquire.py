@@ -87,7 +87,7 @@ ACQUIRE = rows(
     ("S6 a proof of another boot is distrusted", lives.CLEAN, facts(incarnation=lives.REBOOTED), ENFORCE,
      Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))),
     ("a proof under another driver instance is distrusted", lives.CLEAN, facts(incarnation=lives.RELOADED), ENFORCE,
-     Note(ev.Distrusted("the driver was loaded anew", lives.RELOADED))),
+     Note(ev.Distrusted("the driver was reloaded", lives.RELOADED))),
     ("an init and an app container share a grant in one admission", lives.GRANTED, facts(), ENFORCE, HandOut()),
     ("S7 a grant of another kubelet life counts as dirty", lives.GRANTED, facts(epoch="epoch-2"), ENFORCE, GONE),
     ("S4 a grant whose start is not announced is never shared", lives.UNANNOUNCED, facts(), ENFORCE, GONE),

@@ -1,0 +1,52 @@
+"""Which devices a reset takes down, and which devices were taken away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scrubber.core import presence, siblings
+from scrubber.core.model import Ailment, AilmentKind, Job, Record, Step
+from tests.core import lives
+
+
+def test_siblings_are_the_other_devices_of_a_reset_domain():
+    def device(name: str, domain: str | None, job: Job) -> Record:
+        info = replace(lives.CLEAN.device, uuid=name, reset_domain=domain)
+        return replace(lives.SCRUBBING, device=info, job=job)
+
+    assert lives.SCRUBBING.job is not None
+    resetting = replace(lives.SCRUBBING.job, step=Step.RESET)
+    clearing = replace(lives.SCRUBBING.job, step=Step.CLEAR)
+    one, other = device("GPU-1", "switch", resetting), device("GPU-2", "switch", clearing)
+    elsewhere, alone = device("GPU-3", "board", resetting), device("GPU-4", None, resetting)
+    records = [one, other, elsewhere, alone]
+    assert siblings.siblings(one, records) == [other]
+    assert siblings.siblings(alone, records) == []
+    assert siblings.resetting(other, records)
+    assert not siblings.resetting(one, records)
+    assert not siblings.resetting(alone, records)
+
+
+def test_a_device_that_is_gone_is_no_sibling():
+    """The ledger keeps a slice of an earlier layout. It must not block resets of the slices in its place."""
+    info = replace(lives.DEVICE, reset_domain="GPU-p")
+    gone = replace(lives.QUARANTINED, device=info)
+    assert gone.quarantine is not None
+    assert gone.quarantine.ailment.kind is AilmentKind.LOST
+    sick = replace(gone, quarantine=replace(gone.quarantine, ailment=Ailment(AilmentKind.ECC, "")))
+    here = replace(lives.CLEAN, device=replace(info, uuid="GPU-2"))
+    assert siblings.siblings(here, [gone, here]) == []
+    assert siblings.siblings(here, [sick, here]) == [sick]
+
+
+def test_a_gpu_that_waits_for_a_person_was_not_taken_away():
+    def out(kind: AilmentKind, due: float | None = None, parent: str | None = None) -> Record:
+        info = replace(lives.DEVICE, parent=parent)
+        return replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), due))
+
+    assert presence.taken_away(out(AilmentKind.REPLACED))
+    assert presence.taken_away(out(AilmentKind.RELAID, due=1.0))
+    assert not presence.taken_away(out(AilmentKind.RELAID))
+    assert presence.taken_away(out(AilmentKind.RELAID, parent="GPU-p"))
+    assert not presence.taken_away(out(AilmentKind.LOST, due=1.0))
+    assert not presence.taken_away(lives.CLEAN)
