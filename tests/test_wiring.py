@@ -1,4 +1,4 @@
-"""Parts that work only if the program gives them the right others: the whole service, put together as it always is."""
+"""Promises that hold only if ``app`` connects the parts: the whole service as a process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of one life of the service: shows every durable row to the truth, fails on request, dies with its life."""
+"""The store of one life of the service: shows each durable row to ``Truth``, fails on request, dies with its life."""
 
 from __future__ import annotations
 

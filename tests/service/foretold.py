@@ -1,7 +1,7 @@
-"""How a node must stand after its noise under policy ``default``: written from the documentation, and from that alone.
+"""The predicted state of a node after a day of random events under policy ``default``, written from the documentation.
 
-It knows no rule of the service, and no time but the order of things and the ten minutes in which codes repeat: what is
-to heal by itself within a slot has healed at its end.
+The prediction uses no rule of the service. It knows the order of events and the ten minutes in which error codes
+repeat: a fault that ends by itself within a slot has ended at the end of the slot.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A pretend worker: does the steps on a pretend GPU, takes its time over each block, and can be killed between two.
+"""A simulated worker: does the steps on a simulated GPU, takes time for each block, and can be killed between blocks.
 
-It reports what it really did. Its saboteurs, which report what they did not do, are in ``test_saboteurs``.
+It reports what it really did. ``test_saboteurs`` has workers that report what they did not do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A pretend node: GPUs, the processes on them, the containers they belong to, and every fault we know of.
+"""A simulated node: its GPUs, the processes and containers on them, and every known fault.
 
-It is the truth that the service's beliefs are held against: which bytes lie in a memory, who wrote them, and who was
-there to see. It is a ``devices.base.Backend`` and, through ``holders``, the observer of all processes.
+It holds the truth that the service is compared with: the bytes in each memory, and who wrote and who saw them. It
+implements ``devices.base.Backend`` and, with ``holders``, the search for processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""While a device is reset the service keeps off the driver: nothing else suffers from that."""
+"""During a reset the service releases the driver, and no other device suffers."""
 
 from __future__ import annotations
 

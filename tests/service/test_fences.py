@@ -1,4 +1,4 @@
-"""When a job looks and when its worker begins: what changes anything is begun after the look that allows it."""
+"""A step that changes a device starts after the observation that allows it."""
 
 from __future__ import annotations
 

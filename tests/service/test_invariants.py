@@ -1,6 +1,6 @@
-"""Random histories of a node: whatever happens in whatever order, no promise is broken, and in the end all heals.
+"""Random histories of a node: no order of events breaks a promise, and in the end every device is clean again.
 
-``World.check`` is asked after every step: invariants I1-I6 of the design, no leak, nobody's process killed or wiped.
+``World.check`` runs after every step: invariants I1-I6 of the design, no leak, no wrong kill, no wrong scrub.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the service makes of a kubelet: whose devices these are, who waits, what a start means."""
+"""What the kubelet's checkpoint and restarts mean for a start: the owner, the wait, the new owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A day of noise on a node: in the end, and after each of its slots, every device stands as was foretold."""
+"""A day of random events on a node: after each slot every device is in its predicted state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kubelet may be told is healthy: what was asked for in vain is not offered, and comes back."""
+"""A device whose request failed is not offered, and is offered again when the cause ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How devices come back: by evidence, by a person's word, and what is done to those that nobody needs."""
+"""How devices return: by proof, by an operator, and what burn-in does with idle devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators are told."""
+"""Status, history and explanations for operators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The harness bites: each way to break a promise is either stopped by the service or told by the truth.
+"""Each way to break a promise is either stopped by the service or reported by ``Truth``.
 
-A saboteur that lies in one place is caught by the service itself. One that lies wherever it would be caught must be
-seen by ``Truth``, or every green test of this room would mean nothing.
+The service itself stops a saboteur that lies in one place. ``Truth`` must report one that lies everywhere: otherwise
+no green test here would mean anything.
 """
 
 from __future__ import annotations

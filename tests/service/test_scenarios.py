@@ -1,6 +1,6 @@
-"""The scenarios that wipe memory in use (W) and those that skip a needed scrub (S), by their numbers in the research.
+"""The scenarios that scrub memory in use (W) and those that skip a needed scrub (S), numbered as in the research.
 
-Those without a name here belong elsewhere: MIG, CUDA and the checkpoint to their rooms, pid re-use to ``steps.evict``.
+The others are tested elsewhere: MIG, CUDA and the checkpoint in their rooms, reuse of a pid in ``steps.evict``.
 """
 
 from __future__ import annotations

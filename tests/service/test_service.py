@@ -1,4 +1,4 @@
-"""Use cases: what callers and operators are told, and what stays as it was when the answer is no."""
+"""What callers and operators get, and what does not change after a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that no signal ends takes its device out in the end; whoever may be there never does, however long."""
+"""A process that no signal ends quarantines its device in the end. A process that may stay never does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which steps share a worker, and what becomes of the others when one does not end well."""
+"""Which steps share a worker, and what a bad end of one means for the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An event loop whose time is virtual: it stands still while anything can be done, and jumps when nothing can.
+"""An event loop with virtual time: time stands still while anything can run, and jumps when nothing can.
 
-Whatever would run on a thread runs on the loop, at a later turn: the same calls give the same history every time.
+Work for threads runs on the loop at a later turn: the same calls give the same history every time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The real service on a pretend node: real Service, Jobs, Observer, Ledger and rulebook, on virtual time.
+"""The real service on a simulated node, on virtual time.
 
-``start`` brings the service up over whatever the store holds, ``die`` is SIGKILL: nothing that the dead service would
-still do reaches the store, a device or a caller. ``check`` compares what the service believes with the truth.
+``start`` starts the service over the stored ledger. ``die`` is SIGKILL: nothing that the dead service would still do
+reaches the store, a device or a caller. ``check`` compares the records of the service with the truth.
 """
 
 from __future__ import annotations

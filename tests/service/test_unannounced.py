@@ -1,4 +1,4 @@
-"""Whoever was met on a device has it while he lives, unless it was granted to another; an owner has it also off it."""
+"""An unannounced pod keeps its device while it lives, unless the device was granted to another pod."""
 
 from __future__ import annotations
 
