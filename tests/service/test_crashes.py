@@ -105,7 +105,7 @@ def close(world: World) -> None:
 
 @cache
 def reference() -> World:
-    """The story told to its end, once."""
+    """The story without an interruption, run once."""
     world = World(VirtualLoop(), interval=INTERVAL)
     play(world)
     close(world)

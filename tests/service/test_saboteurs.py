@@ -51,7 +51,7 @@ class Flatterer(Hand):
 
 
 class Butcher(Hand):
-    """Ends whoever is on the device, live containers too."""
+    """Ends every holder, also in live containers."""
 
     async def _evict(self, _order) -> Report:
         for process in list(self.gpu.users()):
@@ -82,7 +82,7 @@ class Untested(Hand):
 
 
 class Hasty(Hand):
-    """Writes zeros alone, whatever it is told to write."""
+    """Writes only zeros, whatever the pattern is."""
 
     async def _clear(self, order, progress) -> Report:
         return await super()._clear(replace(order, patterns=("zero",)), progress)

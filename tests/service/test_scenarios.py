@@ -344,7 +344,7 @@ async def test_s17_a_wall_clock_jump_ages_nothing(world, jump):
     await world.reach(two, State.CLEAN)
 
 
-# -- how long a proof stands
+# -- how long a proof is valid
 
 
 async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(build):

@@ -12,7 +12,7 @@ from tests.service.hand import Hand
 
 
 class Recorded(Hand):
-    """Tells who does what, and when it is gone."""
+    """Records which worker does which step, and when it ends."""
 
     heard: list[tuple[int, Step | str]]
 

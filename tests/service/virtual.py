@@ -91,7 +91,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         def work() -> None:
             try:
                 result = func(*args)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asked, like a thread's
+            except BaseException as error:  # noqa: BLE001 - raised at the caller, like that of a thread
                 if not answer.cancelled():
                     answer.set_exception(error)
             else:
