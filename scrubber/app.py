@@ -181,10 +181,10 @@ def build(
         observer,
         jobs,
         active_policy,
-        clock.now,
-        secrets.token_hex,
-        random.SystemRandom().random,
-        starter.clear_obstacle,
+        now=clock.now,
+        token=secrets.token_hex,
+        chance=random.SystemRandom().random,
+        clear_obstacle=starter.clear_obstacle,
     )
     service = Service.build(context, on_vitals=counters.vitals)
     simulated_dir = "" if full_sight else str(config.simulated_dir)

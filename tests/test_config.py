@@ -1,4 +1,4 @@
-"""The configuration: later places win, every value knows its place, every fault names where to mend it."""
+"""The configuration: a later source overrides an earlier one, and every fault names its origin."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The service as a process: how it starts, stops, is killed, and what it does when its disk or its policy fails."""
+"""The service as a process: start, stop, kill, and faults of its disk and its policy."""
 
 import asyncio
 import os

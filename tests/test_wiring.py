@@ -1,4 +1,4 @@
-"""Parts that work only if the program gives them the right others: the whole service, put together as it always is."""
+"""Promises that hold only if ``app`` connects the parts: the whole service as a process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def policy(root: Path, words: str = "") -> Path:
 
 
 class Roundless(Service):
-    """After its first round the next one does not come while a test lasts."""
+    """A service that does only one round during a test."""
 
     def start(self, until: str = "serving") -> None:
         self.command[1:3] = ["-c", ROUNDLESS]
@@ -43,7 +43,7 @@ class Roundless(Service):
 
 @pytest.fixture
 def roundless(short_tmp: Path) -> Iterator[Service]:
-    """One clean GPU that nobody looks after but because of what happens to it."""
+    """One clean GPU, observed only after an event."""
     it = Roundless(short_tmp, 1, "--policy", policy(short_tmp))
     yield it
     it.stop()
@@ -59,7 +59,7 @@ def test_the_end_of_a_pod_starts_its_scrub_without_a_round(roundless: Service) -
                 await scrubber.start([device], POD)
 
     async def clean(admin: client.AdminClient) -> views.DeviceStatus:
-        """Its status once it is clean again, told row by row: it was exposed when this is asked."""
+        """Its status once it is clean again; it is in use when this is called."""
         status = await admin.status()
         async with asyncio.timeout(WITHIN):
             while status.devices[0].state != "clean":
@@ -88,7 +88,7 @@ def service(short_tmp: Path) -> Iterator[Service]:
 
 
 def scrub(service: Service) -> views.ScrubResult:
-    """A scrub that somebody asks for, as it ends."""
+    """The result of a requested scrub."""
 
     async def ask(admin: client.AdminClient) -> views.ScrubResult:
         results = [update.result async for update in admin.scrub(["0"])]

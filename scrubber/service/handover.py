@@ -56,7 +56,7 @@ class Handover:
         budget = began + min(policy.budgets.allocate for policy in policies)
         owner_budget = began + min(policy.budgets.owner_wait for policy in policies)
         joined: set[str] = set()
-        missing = set(devices)
+        to_withhold = set(devices)
         try:
             while True:
                 async with context.locked(devices, budget):
@@ -66,9 +66,9 @@ class Handover:
                     if not refused:
                         await self._start_jobs(replies, op, Deed.HAND_OUT)
                         grants = await self._grant(_handouts(replies), op, announced=announced, kept=fresh)
-                        missing = set()
+                        to_withhold = set()
                         return {device: grants.get(device) for device in sorted(devices)}
-                    missing = refused
+                    to_withhold = refused
                     _raise_refusals(replies, joined, Deed.HAND_OUT)
                     running = await self._start_jobs(replies, op, Deed.HAND_OUT)
                 joined |= {job.device for job in running}
@@ -76,7 +76,7 @@ class Handover:
                 await self._wait(running, waiting, budget, owner_budget, Deed.HAND_OUT)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
             if not fresh:  # a person's failed request at a shell must not take a GPU from the kubelet
-                context.withhold(missing)
+                context.withhold(to_withhold)
 
     async def start(self, devices: Sequence[str], owner: str | None, *, op: str = "") -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.

@@ -1,4 +1,4 @@
-"""What tests ask a world in a kubelet's place, and what they look for in its ledger."""
+"""Requests and checks that several tests of the service share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the pretend driver on the loop, with the deadlines and the bookkeeping of ``scrubber.devices.calls.Caller``."""
+"""Asks the simulated driver on the event loop, with the deadlines of ``scrubber.devices.calls.Caller``."""
 
 from __future__ import annotations
 

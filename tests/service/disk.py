@@ -1,4 +1,4 @@
-"""The store of one life of the service: shows every durable row to the truth, fails on request, dies with its life."""
+"""The store of one life of the service: shows each durable row to ``Truth``, fails on request, dies with its life."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Disk:
     """A real store behind it outlives it."""
 
     def __init__(self, inner: store.Store, witness: Callable[[LedgerEntry], None], dying: Callable[[], None]) -> None:
-        """``witness`` is told of every row the moment it is durable, ``dying`` of the kill that was asked for."""
+        """``witness`` is called with each durable row, ``dying`` when the requested kill happens."""
         self.inner = inner
         self.dead = False
         self.full = False  # nothing can be written
@@ -37,7 +37,7 @@ class Disk:
         return self.inner.load()
 
     def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
-        """All or none, as long as there is somebody to write."""
+        """Write all rows or none, while this life lasts."""
         self._live()
         self.attempts += 1
         if self.full or self.failures > 0 or self.attempts == self.fails_at:

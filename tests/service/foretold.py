@@ -1,7 +1,7 @@
-"""How a node must stand after its noise under policy ``default``: written from the documentation, and from that alone.
+"""The predicted state of a node after a day of random events under policy ``default``, written from the documentation.
 
-It knows no rule of the service, and no time but the order of things and the ten minutes in which codes repeat: what is
-to heal by itself within a slot has healed at its end.
+The prediction uses no rule of the service. It knows the order of events and the ten minutes in which error codes
+repeat: a fault that ends by itself within a slot has ended at the end of the slot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOLD_FIRST = {"operator", "remap-failed"}  # waits for a person by itself, so th
 
 @dataclass
 class Fate:
-    """One device. ``out`` is the reason; empty where it is not out, ``?`` where several may be told."""
+    """One device. ``out`` is the reason of its quarantine: empty without one, ``?`` where several are possible."""
 
     out: str = ""
     person: bool = False
@@ -45,12 +45,12 @@ class Fate:
 
     @property
     def offered(self) -> bool:
-        """Whether it may be told to be healthy."""
+        """Whether the device may be advertised as healthy."""
         return not self.out and not self.sick
 
 
 class Foretold:
-    """The fates of all devices; each event is told once, in order."""
+    """The predicted states of all devices. Call it with each event once, in order."""
 
     def __init__(self, devices: tuple[str, ...]) -> None:
         """All is well."""
@@ -138,7 +138,7 @@ class Foretold:
         fate.out = "?" if flaps and what == "lost" else fate.out
         fate.sick = ""
 
-    # -- who uses it, and who decides about it
+    # -- owners and operators
 
     def _leaves(self, fate: Fate) -> None:
         if not fate.used:
@@ -212,13 +212,13 @@ class Foretold:
     # -- the node
 
     def _look_over(self) -> None:
-        """After it was away the service scrubs what nobody uses."""
+        """After a restart the service scrubs every free device."""
         for fate in self.fates.values():
             if fate.offered and not fate.used:
                 self._judge(fate)
 
     def _reboot(self) -> None:
-        """Nobody survives it, and no report; who is out stays out."""
+        """A reboot ends all processes and reports. A quarantined device stays in quarantine."""
         for fate in self.fates.values():
             fate.log.clear()
             fate.unjudged.clear()
@@ -228,7 +228,7 @@ class Foretold:
 
 
 def _asks(what: str) -> int:
-    """For how much: of two reasons the one that asks for more stands."""
+    """How much a reason asks for: of two reasons the one that asks for more counts."""
     return 2 if what in OF_NO_TRIAL else 0 if what in UNTIL_OVER else 1
 
 

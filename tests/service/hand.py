@@ -1,6 +1,6 @@
-"""A pretend worker: does the steps on a pretend GPU, takes its time over each block, and can be killed between two.
+"""A simulated worker: does the steps on a simulated GPU, takes time for each block, and can be killed between blocks.
 
-It reports what it really did. Its saboteurs, which report what they did not do, are in ``test_saboteurs``.
+It reports what it really did. ``test_saboteurs`` has workers that report what they did not do.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Hand:
         return last if well else replace(last, outcome=Outcome.DIED)
 
     async def kill(self) -> None:
-        """It is gone. A service that is dead itself kills nobody."""
+        """End the worker. A dead service cannot kill a worker."""
         self._gone.set()
         if self.life == self.node.life:
             self.node.leave(self.process)
@@ -109,7 +109,7 @@ class Hand:
                 return Report(Outcome.PASSED, findings=Findings(vitals=gpu.vitals()))
 
     async def spend(self, seconds: float) -> None:
-        """Let time pass, unless somebody kills the worker or its service meanwhile."""
+        """Let time pass, unless the worker or its service is killed meanwhile."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gone.wait(), seconds)
         if self._gone.is_set() or self.life != self.node.life:

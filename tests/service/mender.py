@@ -1,4 +1,4 @@
-"""A pretend worker that only brings back what a reset owes."""
+"""A simulated worker for a pending restore."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A pretend node: GPUs, the processes on them, the containers they belong to, and every fault we know of.
+"""A simulated node: its GPUs, the processes and containers on them, and every known fault.
 
-It is the truth that the service's beliefs are held against: which bytes lie in a memory, who wrote them, and who was
-there to see. It is a ``devices.base.Backend`` and, through ``holders``, the observer of all processes.
+It holds the truth that the service is compared with: the bytes in each memory, and who wrote and who saw them. It
+implements ``devices.base.Backend`` and, with ``holders``, the search for processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Kind(Enum):
     """Why a process is on a device."""
 
     TENANT = "tenant"  # it was let on
-    INTRUDER = "intruder"  # nobody asked
+    INTRUDER = "intruder"  # uses a device without a request
     WORKER = "worker"  # a scrub of ours
 
 
@@ -56,11 +56,11 @@ class Process:
 
 @dataclass(eq=False)
 class Gpu:
-    """One device: what its memory holds, who is on it, what is wrong with it."""
+    """One device: the content of its memory, its holders and its faults."""
 
     info: DeviceInfo
-    blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # who wrote; None is zero
-    chip: Process | None = None  # who wrote to the memory on the chip; None is zero
+    blocks: list[Process | None] = field(default_factory=lambda: [None] * BLOCKS)  # the last writer; None means zeros
+    chip: Process | None = None  # the last writer of the on-chip memory; None means zeros
     processes: dict[int, Process] = field(default_factory=dict)
     deeds: list[Step] = field(default_factory=list)  # what the workers of the newest path did, really and wholly
     drift: bool = False
@@ -68,7 +68,7 @@ class Gpu:
     cut: bool = False  # there is nothing but slices of it
     away: bool = False  # a slice that is in its GPU's layout no more
     hangs: bool = False
-    blind: bool = False  # nobody can say who uses it
+    blind: bool = False  # its holders cannot be determined
     coy: bool = False  # the driver alone cannot say
     bad_memory: bool = False
     stalls: bool = False
@@ -133,9 +133,9 @@ class Node:
         self.owes_for_ever = False
         self.menders: list[str] = []  # the devices that a worker came to for that
         self.away = 0  # how many resets demand that the service keeps off the driver
-        self.hung_at = float("-inf")  # when somebody last asked a driver that hangs
+        self.hung_at = float("-inf")  # the last call of a hanging driver
         self.life: int | None = None  # the service that is up
-        self.jump = 0.0  # what somebody did to the wall clock
+        self.jump = 0.0  # seconds by which the wall clock was changed
         self._booted = -BOOTING
         self._pids = itertools.count(100)
         for index in range(gpus):
@@ -189,7 +189,7 @@ class Node:
         self.gpus[process.gpu].processes.pop(process.pid, None)
 
     def end_container(self, container: str, *, leaving: bool = False) -> None:
-        """Everything of a container ends, or its processes stay behind as nobody's (``leaving``)."""
+        """End a container; with ``leaving`` its processes stay behind without a container."""
         self.alive.discard(container)
         for process in self.everybody():
             if process.container == container and leaving:
@@ -253,7 +253,7 @@ class Node:
         return None if gpu.coy or gpu.blind or gpu.cut or gpu.away else bool(gpu.processes)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
-        """Nobody who would not be seen anyhow."""
+        """No holder beyond those that the search for processes finds."""
         del uuid
         return frozenset()
 

@@ -171,7 +171,7 @@ class Noise:
     def _condition(self, device: str, at: float, what: str) -> Iterator[Event]:
         yield Event(at, "begins", device, what)
         if what == "lost":
-            yield Event(at, "xids", device, codes=(79,))  # of which nobody hears before it is back
+            yield Event(at, "xids", device, codes=(79,))  # not reported before the service is back
         may_stay = what in MAY_STAY and device not in (*self._pair, *self._staying)
         if may_stay and self._chance.random() < 0.4:
             self._staying[device] = what

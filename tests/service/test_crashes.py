@@ -1,7 +1,7 @@
-"""One long story, and all that can cut it short: a kill after every row, a kill in every step, any write that fails.
+"""One long story and every way to interrupt it: a kill after each row, a kill in each step, a failure of each write.
 
-The story has a tenant that leaves a process behind, a fast path that escalates, memory that is quarantined, tried again
-and brought back by an operator. After each cut the service is started again; the truth is asked all the way.
+In the story a pod leaves a process behind, a fast path escalates, and a device with bad memory is quarantined, fails
+a probation and is reinstated. After each interruption the service starts again, and the truth checks every deed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def close(world: World) -> None:
 
 @cache
 def reference() -> World:
-    """The story told to its end, once."""
+    """The story without an interruption, run once."""
     world = World(VirtualLoop(), interval=INTERVAL)
     play(world)
     close(world)

@@ -1,4 +1,4 @@
-"""While a device is reset the service keeps off the driver: nothing else suffers from that."""
+"""During a reset the service releases the driver, and no other device suffers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_reset_waits_for_the_end_of_memory_workers(world, monkeypatch):
 
 @pytest.fixture
 def blinding(monkeypatch):
-    """Resets during which nobody can tell who is on the device, nor on any other of its domain; each takes seconds."""
+    """Resets of some seconds that hide the holders of all devices in the reset domain."""
     perform = Hand.perform
     begun = asyncio.Event()
 
@@ -258,7 +258,7 @@ async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monk
     device = world.uuids[0]
     async with world.context.jobs.slots.driver.with_others():
         running = await world.operations.scrub(device, Path.SLOW)
-        await asyncio.sleep(3)  # it has nobody to end, and waits
+        await asyncio.sleep(3)  # the reset has no holder to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)
         world.intrude(device, container=True)
         await asyncio.sleep(0.3)

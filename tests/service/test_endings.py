@@ -1,4 +1,4 @@
-"""How jobs end: what was seen, heard and proven until then counts, and a reset that was begun comes to its end."""
+"""How jobs end: what was found until then counts, and a started reset completes."""
 
 from __future__ import annotations
 

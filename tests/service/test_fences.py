@@ -1,4 +1,4 @@
-"""When a job looks and when its worker begins: what changes anything is begun after the look that allows it."""
+"""A step that changes a device starts after the observation that allows it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ A_WHILE = 2.0  # longer than any step takes
 
 
 class Words(list[str]):
-    """What was told so far."""
+    """What was recorded so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ async def test_a_reading_step_runs_beside_its_observation(seen, monkeypatch, ste
 
 
 async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
-    """Also when it has long been done, and whoever was there has gone again."""
+    """Also after the step is done and the holder has left."""
     monkeypatch.setattr(Eyes, "takes", A_WHILE)
     world, device = seen, seen.uuids[0]
     guests = []
@@ -135,7 +135,7 @@ async def test_a_holder_voids_the_result_of_a_reading_step(seen, monkeypatch):
 
 @pytest.mark.parametrize(("blinded", "outcome"), [(1, Outcome.DIED), (2, Outcome.ABORTED)])
 async def test_a_worker_dying_during_an_observation_is_observed_again(seen, monkeypatch, blinded, outcome):
-    """The driver lists it and it is gone: who has the device cannot be told in that moment."""
+    """The driver lists a process that has just ended: for a moment the holders cannot be determined."""
 
     async def die(self, step, path, *rest) -> StepResult:
         if step is Step.VERIFY:

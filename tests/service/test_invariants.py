@@ -1,6 +1,6 @@
-"""Random histories of a node: whatever happens in whatever order, no promise is broken, and in the end all heals.
+"""Random histories of a node: no order of events breaks a promise, and in the end every device is clean again.
 
-``World.check`` is asked after every step: invariants I1-I6 of the design, no leak, nobody's process killed or wiped.
+``World.check`` runs after every step: invariants I1-I6 of the design, no leak, no wrong kill, no wrong scrub.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.loop = VirtualLoop()
         self.open: list[tuple[asyncio.Task[Any], str, tuple[str, ...], bool]] = []  # acquires under way
-        self.let_in: dict[str, tuple[str, bool]] = {}  # device -> who was granted it, and whether it is to say Start
+        self.let_in: dict[str, tuple[str, bool]] = {}  # device -> its pod, and whether the grant was announced
 
     @initialize(seed=st.integers(0, 2**16), policy=st.sampled_from(POLICIES), settled=st.booleans())
     def begin(self, seed, policy, settled):
@@ -268,7 +268,7 @@ class Histories(RuleBasedStateMachine):
                 self.world.node.leave(process)
 
     def _collect(self) -> None:
-        """Grants that have arrived; whoever had one before has lost it."""
+        """Grants that have arrived. Each replaces the earlier grant of its device."""
         for item in list(self.open):
             task, tenant, uuids, announced = item
             if task.done():

@@ -1,4 +1,4 @@
-"""What the service makes of a kubelet: whose devices these are, who waits, what a start means."""
+"""What the kubelet's checkpoint and restarts mean for a start: the owner, the wait, the new owner."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_w17_a_short_unannounced_use_of_a_grant_is_scrubbed(world, asks):
 
 
 async def test_a_pod_seen_before_its_containers_is_released_when_gone(world):
-    """Its sandbox runs already: nobody need wait for a container that came and went between two looks."""
+    """Its sandbox runs already: a container may start and end between two observations."""
     first, second = world.uuids
     written_down(world, pod=[first])
     world.run("pod", second)  # something of the pod runs

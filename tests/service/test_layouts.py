@@ -1,4 +1,4 @@
-"""A GPU is cut into slices, into others and made whole again, as operators do: nothing of it is missed."""
+"""An operator changes the MIG layout of a GPU: removed slices are not missing devices."""
 
 from __future__ import annotations
 

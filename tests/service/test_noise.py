@@ -1,4 +1,4 @@
-"""A day of noise on a node: in the end, and after each of its slots, every device stands as was foretold."""
+"""A day of random events on a node: after each slot every device is in its predicted state."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ class Play:
         await self.world.die()
 
     async def _asked(self, event: Event) -> bool:
-        """Whether somebody got what he asked for."""
+        """Whether a request was granted."""
         operations, device = self.world.operations, event.device
-        while self.world.node.away:  # noqa: ASYNC110 - a pretend reset tells nobody its end; until then all are silent
+        while self.world.node.away:  # noqa: ASYNC110 - the end of a simulated reset has no event; until then no device answers
             await asyncio.sleep(0.1)
         with suppress(AutoclaveError):
             match event.kind:
@@ -146,7 +146,7 @@ class Play:
     # -- what must be
 
     def _remember_to_look(self, device: str, event: Event) -> None:
-        """What is told to be sick may not be offered any more after the next look at it."""
+        """A device that reports a fault may not be offered after its next observation."""
         if not self.world.up or event.kind not in TOLD or event.what in UNSEEN:
             return
         life, told = self.world.life.number, self.world.loop.time()
@@ -175,7 +175,7 @@ class Play:
         heapq.heappush(self._agenda, (when, next(self._numbers), look))
 
     def _still_out(self) -> None:
-        """A kill and a reboot bring nobody back."""
+        """A kill or a reboot ends no quarantine."""
         for device, fate in self.foretold.fates.items():
             if device in self.out and (fate.person or fate.wrong & {"lost", "fabric"}):
                 assert self.world.state(device) is State.QUARANTINED, self._lately(device)

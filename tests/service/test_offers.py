@@ -1,4 +1,4 @@
-"""What the kubelet may be told is healthy: what was asked for in vain is not offered, and comes back."""
+"""A device whose request failed is not offered, and is offered again when the cause ends."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_caller_that_times_out_leaves_the_device_withheld(world):
 
 
 class Listening:
-    """Whoever watches, and every word that he hears of a device."""
+    """A watcher, and every advert of one device that it receives."""
 
     def __init__(self, world, device: str) -> None:
         self.heard = [healthy(world, device)]
@@ -149,7 +149,7 @@ class Listening:
 
 
 async def hand_over(world, device, before, after):
-    """One pod ends, and the next one starts on its device. What whoever watches heard meanwhile."""
+    """One pod ends, and the next one starts on its device; the adverts meanwhile."""
     await asyncio.sleep(2)
     listening = Listening(world, device)
     world.node.end_container(before)

@@ -1,4 +1,4 @@
-"""How devices come back: by evidence, by a person's word, and what is done to those that nobody needs."""
+"""How devices return: by proof, by an operator, and what burn-in does with idle devices."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class LongTest(Hand):
 
 
 class NoReset(Hand):
-    """A bystander keeps the device open, which no reset bears."""
+    """A bystander keeps the device open, so that no reset is possible."""
 
     async def perform(self, step, order, progress):
         if step is Step.RESET and self.node.loop.time() > 1000:
@@ -252,7 +252,7 @@ async def test_a_failed_attempt_at_burn_in_waits_for_the_next(tested):
 
 
 async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
-    """Between the end of its last step and its verdict there is a moment: whoever asks then is refused."""
+    """A request between the last step and its verdict is refused."""
     world = await tested()
     device = await begun(world)
     look = world.life.observer.vitals

@@ -1,4 +1,4 @@
-"""What operators are told."""
+"""Status, history and explanations for operators."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ async def register(world):
 
 @pytest.fixture
 async def naming(world, reporter, register):
-    """A reporter that is told the names of pods."""
+    """A reporter with a register of pod names."""
     return StatusReporter(world.context, reporter._identity, tenants=register)
 
 

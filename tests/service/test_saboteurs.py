@@ -1,7 +1,7 @@
-"""The harness bites: each way to break a promise is either stopped by the service or told by the truth.
+"""Each way to break a promise is either stopped by the service or reported by ``Truth``.
 
-A saboteur that lies in one place is caught by the service itself. One that lies wherever it would be caught must be
-seen by ``Truth``, or every green test of this room would mean nothing.
+The service itself stops a saboteur that lies in one place. ``Truth`` must report one that lies everywhere: otherwise
+no green test here would mean anything.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Flatterer(Hand):
 
 
 class Butcher(Hand):
-    """Ends whoever is on the device, live containers too."""
+    """Ends every holder, also in live containers."""
 
     async def _evict(self, _order) -> Report:
         for process in list(self.gpu.users()):
@@ -82,7 +82,7 @@ class Untested(Hand):
 
 
 class Hasty(Hand):
-    """Writes zeros alone, whatever it is told to write."""
+    """Writes only zeros, whatever the pattern is."""
 
     async def _clear(self, order, progress) -> Report:
         return await super()._clear(replace(order, patterns=("zero",)), progress)

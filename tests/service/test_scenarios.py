@@ -1,6 +1,6 @@
-"""The scenarios that wipe memory in use (W) and those that skip a needed scrub (S), by their numbers in the research.
+"""The scenarios that scrub memory in use (W) and those that skip a needed scrub (S), numbered as in the research.
 
-Those without a name here belong elsewhere: MIG, CUDA and the checkpoint to their rooms, pid re-use to ``steps.evict``.
+The others are tested elsewhere: MIG, CUDA and the checkpoint in their rooms, reuse of a pid in ``steps.evict``.
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ async def test_s17_a_wall_clock_jump_ages_nothing(world, jump):
     await world.reach(two, State.CLEAN)
 
 
-# -- how long a proof stands
+# -- how long a proof is valid
 
 
 async def test_a_restart_ends_a_proof_unless_the_policy_keeps_it(build):

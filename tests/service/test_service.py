@@ -1,4 +1,4 @@
-"""Use cases: what callers and operators are told, and what stays as it was when the answer is no."""
+"""What callers and operators get, and what does not change after a refusal."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ async def test_a_changed_device_is_proven_again(world):
 
 
 async def test_a_new_reset_domain_keeps_the_owner_of_a_device(world):
-    """Others of its board were laid out anew: it stays his, also while nobody is on it."""
+    """Other devices of its board got another layout. The owner keeps the device, also while it is idle."""
     used, free = world.uuids
     tenant = await world.tenancy(used)
     await world.reach(used, State.IN_USE)

@@ -1,6 +1,6 @@
-"""Every signal in its turn, on an idle device and on one in use: verdict, latency, ledger, what is tried, advice.
+"""Every fault that a device can report, on an idle device and on one in use: verdict, ledger, probation, advice.
 
-What signs do while they are told is in ``test_signs``, what a person's word does in ``test_recovery``.
+``test_signs`` is about signs that last, ``test_recovery`` about reinstatement.
 """
 
 from __future__ import annotations

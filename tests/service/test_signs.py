@@ -1,4 +1,4 @@
-"""What is told to be wrong with a device takes it out where the policy says so, and keeps it out while it is told."""
+"""A sign quarantines a device where the policy says so, and keeps it in quarantine while it lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that no signal ends takes its device out in the end; whoever may be there never does, however long."""
+"""A process that no signal ends quarantines its device in the end. A process that may stay never does."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_an_owner_that_hangs_keeps_its_device(world):
 
 
 async def test_a_shell_on_an_unscrubbed_device_is_waited_for(world):
-    """It came hours after the tenant had left, and is none of his."""
+    """The process started hours after the last owner had left, so it is not a leftover."""
     device, process = await left_behind(world, stuck=True)
     await asyncio.sleep(100)
     assert world.state(device) is State.DIRTY

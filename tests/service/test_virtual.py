@@ -1,4 +1,4 @@
-"""The virtual loop keeps its own promises."""
+"""The virtual event loop keeps its own promises."""
 
 from __future__ import annotations
 

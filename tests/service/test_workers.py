@@ -1,4 +1,4 @@
-"""Which steps share a worker, and what becomes of the others when one does not end well."""
+"""Which steps share a worker, and what a bad end of one means for the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.service.hand import Hand
 
 
 class Recorded(Hand):
-    """Tells who does what, and when it is gone."""
+    """Records which worker does which step, and when it ends."""
 
     heard: list[tuple[int, Step | str]]
 

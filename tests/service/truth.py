@@ -1,7 +1,7 @@
-"""What really is, held against what the service does: every deed and every durable row is judged as it happens.
+"""Compares every deed and every durable row of the service with what really happened.
 
-A violation is a promise broken towards a tenant. Two things are excused, because nobody could have known: an intruder
-that came and went between two looks of a service that was up, and one that came less than a look ago.
+A violation is a broken promise towards a pod. Two cases are excused, because the service could not know: a foreign
+process that came and went between two observations, and one that came after the last observation.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An event loop whose time is virtual: it stands still while anything can be done, and jumps when nothing can.
+"""An event loop with virtual time: time stands still while anything can run, and jumps when nothing can.
 
-Whatever would run on a thread runs on the loop, at a later turn: the same calls give the same history every time.
+Work for threads runs on the loop at a later turn: the same calls give the same history every time.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         def work() -> None:
             try:
                 result = func(*args)
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asked, like a thread's
+            except BaseException as error:  # noqa: BLE001 - raised at the caller, like that of a thread
                 if not answer.cancelled():
                     answer.set_exception(error)
             else:

@@ -1,7 +1,7 @@
-"""The real service on a pretend node: real Service, Jobs, Observer, Ledger and rulebook, on virtual time.
+"""The real service on a simulated node, on virtual time.
 
-``start`` brings the service up over whatever the store holds, ``die`` is SIGKILL: nothing that the dead service would
-still do reaches the store, a device or a caller. ``check`` compares what the service believes with the truth.
+``start`` starts the service over the stored ledger. ``die`` is SIGKILL: nothing that the dead service would still do
+reaches the store, a device or a caller. ``check`` compares the records of the service with the truth.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class World:
         self.active_policy = copy.copy(_active_policy(policy))
         self.truth = Truth(self.node, self.active_policy)
         self.uuids = tuple(self.node.gpus)
-        self.tenants: dict[str, str] = {}  # device -> who was let on last
+        self.tenants: dict[str, str] = {}  # device -> the pod that was started on it last
         self._kept = memory_store.MemoryStore()
         self._reopen = reopen or (lambda: self._kept)
         self._arm = arm
@@ -108,7 +108,7 @@ class World:
         self._run_dir = tempfile.TemporaryDirectory(prefix="ac-")
         self._up: Life | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._orphans: dict[str, float] = {}  # jobs that nobody does, and when that was first seen
+        self._orphans: dict[str, float] = {}  # recorded jobs that do not run, and when that was first seen
 
     # -- the service
 
@@ -223,7 +223,7 @@ class World:
             while self.state(device) is not state:
                 await self.life.ledger.moved(self.life.ledger.seq, 1.0)
         for _ in range(3):
-            await asyncio.sleep(0)  # whoever has recorded it goes on first
+            await asyncio.sleep(0)  # the task that recorded it goes on first
         return self.record(device)
 
     async def heal(self) -> None:
@@ -246,7 +246,7 @@ class World:
     async def _ask_back(self) -> None:
         """What a person would do now."""
         with suppress(AutoclaveError):
-            await self.handover.release(self.uuids)  # grants that nobody ever used
+            await self.handover.release(self.uuids)  # grants that were never used
         for device in self.uuids:
             if self.state(device) is State.QUARANTINED:
                 await self.operations.reinstate(device, "healed", "ops")
@@ -277,7 +277,7 @@ class World:
         """A container of this tenant uses the device from now on, and writes its secrets there."""
         self.tenants[device] = tenant
         self.truth.visitors.setdefault(device, set()).add(tenant)
-        # Who took too long after an unannounced grant may have lost it to the next who asked.
+        # A pod that starts late after an unannounced grant may have lost the device to the next request.
         late = self.truth.records[device].state not in (State.GRANTED, State.IN_USE)
         return self.node.enter(device, Kind.INTRUDER if late else Kind.TENANT, tenant, container=tenant)
 
@@ -320,7 +320,7 @@ class World:
             self._check_orphans()
 
     def _check_orphans(self) -> None:
-        """A job that nobody does is closed by the next round that can write; a hung driver may hold that up."""
+        """The next round that can write closes a recorded job that does not run. A hanging driver may delay it."""
         records, jobs, now = self.life.ledger.records, self.life.jobs, self.loop.time()
         orphans = [record.job.id for device, record in records.items() if record.job and not jobs.of(device)]
         self._orphans = {job: self._orphans.get(job, now) for job in orphans}
@@ -382,7 +382,7 @@ class World:
             for task in doomed:
                 task.cancel()
             await asyncio.gather(*doomed, return_exceptions=True)
-        self.node.away = 0  # whoever kept off the driver is gone
+        self.node.away = 0  # the service that had released the driver is gone
 
     def _let_go(self, inner: store.Store) -> None:
         """What the kernel does for a dead process: its files are closed and unlocked, whatever it had in hand."""

@@ -1,4 +1,4 @@
-"""A pod that was let start and never came: the kubelet's checkpoint alone shows that it never will."""
+"""A pod that never started: the kubelet's checkpoint shows that it does not own the device."""
 
 from __future__ import annotations
 

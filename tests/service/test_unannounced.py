@@ -1,4 +1,4 @@
-"""Whoever was met on a device has it while he lives, unless it was granted to another; an owner has it also off it."""
+"""An unannounced pod keeps its device while it lives, unless the device was granted to another pod."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def glance(world, device):
 
 
 async def test_a_monitor_on_an_abandoned_grant_costs_one_scrub_only(world):
-    """Who comes to an announced grant without a word is not who it was granted to, in the kubelet's same life."""
+    """In one life of the kubelet, an unannounced pod is not the owner of an announced grant."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world)

@@ -1,4 +1,4 @@
-"""Each job leaves one line in the log, however it ends; there stands why, and nowhere else above level debug."""
+"""Each job logs one line at its end, with the reason. All other lines of a job are at level debug."""
 
 from __future__ import annotations
 

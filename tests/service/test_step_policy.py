@@ -1,4 +1,4 @@
-"""What the policy gives a step arrives at the worker: its deadline, and what it is to do."""
+"""The policy of a step reaches its worker: the deadline and the instructions."""
 
 from __future__ import annotations
 
