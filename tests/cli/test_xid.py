@@ -229,7 +229,7 @@ def test_a_service_that_is_out_of_order_keeps_nobody_from_looking_up_what_a_code
         told = said(autoclave("xid", 79, "--run-dir", short_tmp))
         service.communicate("")
     assert told["default/defaults"] == "quarantine"
-    why = "nothing is granted: the disk is full"
+    why = "cannot grant anything: the disk is full"
     assert told["policy"] == f"default, the shipped default, as the service in {short_tmp} does not answer: {why}"
 
 

@@ -1,7 +1,8 @@
-"""What every page keeps to: each rule takes a page as it is committed and names the faults that it finds.
+"""The rules for every page: each takes a committed page and returns the faults that it finds.
 
-They are dashboard-linter's, and more. It would have ``job`` and ``instance`` in every query; ``cluster``, ``node`` and
-``gpu`` stand for them here: what people look for is a GPU on a node, and an instance is another one after a restart.
+They include the rules of dashboard-linter. It requires ``job`` and ``instance`` in every query; here ``cluster``,
+``node`` and ``gpu`` take their place, because people look for a GPU on a node and an instance changes with each
+restart.
 """
 
 import re
@@ -29,7 +30,7 @@ COUNTERS = {
 
 
 def asked(page: Page) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every target, with the name of its panel; annotations are asked too."""
+    """Every target with the title of its panel, also of annotations."""
     for panel in shipped.panels(page):
         yield from ((panel["title"], target) for target in panel["targets"])
     for event in page["annotations"]["list"]:
@@ -68,7 +69,7 @@ def says_what_it_is(page: Page) -> list[str]:
 
 
 def shows_in_its_unit(page: Page) -> list[str]:
-    """A unit and the name of what is shown in it say the same; a column of a table has its own."""
+    """A unit agrees with the metric name. A table column has a unit of its own."""
     problems = []
     for panel in shipped.panels(page):
         config = panel["fieldConfig"]
@@ -107,7 +108,7 @@ def parses(page: Page) -> list[str]:
 
 
 def asks_for_what_there_is(page: Page) -> list[str]:
-    """A figure of the process is joined by instance, which is the same on both only within one process."""
+    """A metric of a process is joined by instance, which both sides share only within one process."""
     return [
         f"{panel} {word}"
         for panel, target in asked(page)
@@ -117,7 +118,7 @@ def asks_for_what_there_is(page: Page) -> list[str]:
 
 
 def looks_back_as_far_as_is_shown(page: Page) -> list[str]:
-    """``$__rate_interval``, or all that is shown: in an instant query. Silence is looked for further back."""
+    """``$__rate_interval``, or the whole time range in an instant query. Silent nodes are looked up further back."""
     problems = []
     for panel, target in asked(page):
         calls = CALL.findall(target["expr"])
@@ -132,9 +133,9 @@ def looks_back_as_far_as_is_shown(page: Page) -> list[str]:
 
 
 def counts_with_counters(page: Page) -> list[str]:
-    """rate() is of counters, and a counter is seen through it: added up as it stands, a restart would show as a fall.
+    """rate() and increase() take counters, and counters appear only inside them: a raw counter falls at a restart.
 
-    The one other form is ``max_over_time(x) unless last_over_time(x offset)``: counters that were not there before.
+    The one other form is ``max_over_time(x) unless last_over_time(x offset)``: counters that did not exist before.
     """
     problems = []
     for panel, target in asked(page):
@@ -174,9 +175,9 @@ def narrows_by_what_is_chosen(page: Page) -> list[str]:
 
 
 def offers_a_choice(page: Page) -> list[str]:
-    """Sorted, described, each narrowed by those before it, all of the same metric.
+    """Variables are sorted, described and narrowed by those before, and all use the same metric.
 
-    One of them, or several and All, which matches a missing label.
+    A variable has one value, or several values and All, which matches a missing label.
     """
     problems: list[str] = []
     before: list[str] = []
@@ -198,7 +199,7 @@ def offers_a_choice(page: Page) -> list[str]:
 
 
 def means_its_colours(page: Page) -> list[str]:
-    """No red that nobody chose (Grafana puts one from 80 on where nothing is said), and only colours of the house."""
+    """No default thresholds of Grafana (red from 80 on), and only colours of ``style``."""
     house = {style.GREEN, style.YELLOW, style.ORANGE, style.VERMILLION, style.SKY, style.BLUE, style.PURPLE, style.GREY}
     problems = []
     for panel in shipped.panels(page):
@@ -216,7 +217,7 @@ def means_its_colours(page: Page) -> list[str]:
 
 
 def shows_an_event_in_one_bar(page: Page) -> list[str]:
-    """Bars stand as far apart as each looks back, but for one scrape: what happened once is not drawn four times."""
+    """Bars are as far apart as each looks back, less one scrape, so that no event is drawn twice."""
     return [
         f"{panel['title']} is drawn each {panel.get('interval')}"
         for panel in shipped.panels(page)
@@ -241,7 +242,7 @@ def stands_as_agreed(page: Page) -> list[str]:
 
 
 def leads_somewhere(page: Page) -> list[str]:
-    """Every link goes to a page of ours, with variables that it has, from fields that are in the row."""
+    """Every link goes to one of our pages, with variables of that page, from fields of the row."""
     pages, problems = shipped.pages(), []
     for panel in shipped.panels(page):
         for url in re.findall(r"'url': '([^']+)'", str(panel["fieldConfig"])):
@@ -285,7 +286,7 @@ RULES: tuple[Callable[[Page], list[str]], ...] = (
 
 
 def _plain(expression: str) -> str:
-    """With windows in it, and the variables of the page as they stand."""
+    """The query with its windows filled in, and the variables of the page as they are."""
     return shipped.filled(expression, {name: it for name, it in shipped.EVERYTHING.items() if name.startswith("__")})
 
 

@@ -1,4 +1,4 @@
-"""The rule files, their unit tests and the runbooks, read; and which labels a query gives and asks for."""
+"""The rule files, their unit tests and the runbooks as data, and the labels that a query returns and uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ FOLDER = ROOT / "dashboards"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 UNIT_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
 
-SCRAPED = frozenset({"cluster", "node", "job"})  # what scraping adds, and a rule may name: pod and instance change
+SCRAPED = frozenset(
+    {"cluster", "node", "job"}
+)  # the labels that scraping adds and a rule may use; pod and instance change
 FOREIGN = {
     "up": frozenset(),
     "DCGM_FI_DEV_GPU_UTIL": frozenset({"UUID"}),
@@ -46,11 +48,11 @@ def given(expr: promql.Expr) -> frozenset[str]:
     """The labels that the series of an expression can have."""
     match expr:
         case promql.AggregateExpr():
-            if expr.modifier is None:  # the largest few keep what they have, a sum has nothing
+            if expr.modifier is None:  # topk keeps the labels, a sum drops them
                 return given(expr.expr) if str(expr.op) in {"topk", "bottomk"} else frozenset()
             return frozenset(expr.modifier.labels)
         case promql.BinaryExpr():
-            left, right = given(expr.lhs), given(expr.rhs)  # a number has none
+            left, right = given(expr.lhs), given(expr.rhs)  # a number has no labels
             return left | right if str(expr.op) == "or" else left or right
         case promql.ParenExpr() | promql.UnaryExpr():
             return given(expr.expr)
@@ -74,7 +76,7 @@ def given(expr: promql.Expr) -> frozenset[str]:
 
 
 def parts(expr: promql.Expr) -> Iterator[promql.Expr]:
-    """All that an expression is made of, itself included."""
+    """All parts of an expression, itself included."""
     found: list[promql.Expr] = []
     promql.walk(expr, pre_visit=_into(found))
     yield from found
@@ -97,12 +99,12 @@ def selectors(expr: promql.Expr) -> Iterator[promql.VectorSelector]:
 
 
 def matchers(expr: promql.Expr) -> list[tuple[str, str, str]]:
-    """Label, operator and value of every condition in it."""
+    """Label, operator and value of every matcher in an expression."""
     return [(it.name, str(it.op), it.value) for one in selectors(expr) for it in one.matchers.matchers]
 
 
 def unknown(expr: promql.Expr) -> list[str]:
-    """What it asks for and nobody gives: names, labels in conditions, in groupings and in joins."""
+    """The metrics and labels in matchers, groupings and joins that do not exist."""
     problems = [str(it.name) for it in selectors(expr) if it.name not in {*SERIES, *RECORDED, *FOREIGN}]
     if problems:
         return problems

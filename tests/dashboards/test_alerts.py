@@ -1,4 +1,4 @@
-"""Each alert says what a person who is woken needs, has its page, and was seen to fire and to keep quiet."""
+"""Each alert has the facts that an operator on call needs, has a runbook, and is shown to fire and to stay quiet."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_an_alert_has_severity_wait_and_links(alert):
 
 @each_alert
 def test_an_alert_about_a_condition_survives_a_restart(alert):
-    """What is counted over a window outlives it anyway, and what scraping itself tells does not depend on us."""
+    """Alerts over a window survive a restart anyway, and metrics of Prometheus itself do not depend on ours."""
     told_by_us = "autoclave_" in alert["expr"]
     counted = re.search(r"increase|rate", alert["expr"]) is not None
     assert alert.get("keep_firing_for") == ("5m" if told_by_us and not counted else None)
@@ -78,7 +78,7 @@ def test_an_alert_names_its_gpu_and_node(alert):
 
 
 def tried(files):
-    """For each alert the sets of labels that it fired with in the unit tests; an empty set is a time of quiet."""
+    """The label sets with which each alert fires in the unit tests; an empty set is a time of quiet."""
     seen: dict[str, list[frozenset[str]]] = {}
     for file in files:
         for test in file["tests"]:

@@ -1,8 +1,8 @@
-"""The pages and the alerts with the real thing: a real Prometheus scrapes a real node through its bad day.
+"""The pages and alerts with a real Prometheus that scrapes a real node through its bad day.
 
-One test, as there is one day: each check gives the faults that it finds. The day is ``dashboards.trial``'s, as in
-``make observe``. What is not as on a node: Prometheus looks twice a second; whatever an alert's condition says must be
-true for half a second (``for``; windows and thresholds stay); a panel's rate looks back four seconds.
+It is one test, because the day is played once; each check returns the faults that it finds. The day is that of ``make
+observe`` (``dashboards.trial``). Unlike on a node, Prometheus scrapes twice a second, the condition of an alert must
+hold for half a second (``for``; windows and thresholds stay), and rates look back four seconds.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ pytestmark = pytest.mark.night
 EVERY = 0.5  # seconds
 RATE = "4s"
 
-# What stays empty although all works, or may; and why. Everything else must hold something at the end of the day.
+# Panels that stay empty although everything works, and why. Every other panel must have data at the end of the day.
 EMPTY = {
     ("autoclave-fleet", "Silent nodes", "A"): "the only node is heard again",
 }
-# Alerts that this day may or may not set off: in a hurry, on a machine that is busy with other things.
+# Alerts that may fire on this day, for example on a busy machine.
 MAYBE = {
     "AutoclaveAbsent": "true until the first scrape",
     "AutoclaveServiceNotReady": "true for moments after a start",
     "AutoclaveGpuNotClean": "true during each scrub",
-    "AutoclaveLedgerSlow": "the disk of this machine",
+    "AutoclaveLedgerSlow": "depends on the disk of this machine",
     "AutoclaveRegistrationsFailing": "the plugin tries often in the first seconds without a kubelet",
-    "AutoclaveMonitorFailing": "each look that a driver call or a full disk holds up counts",
+    "AutoclaveMonitorFailing": "each observation counts that a driver call or a full disk delays",
 }
-# What happened once is told for an hour: also when the service was restarted meanwhile, as it was here.
+# An alert about a single event fires for an hour, also after the restarts of this day.
 TOLD_FOR_AN_HOUR = {
     "AutoclaveGpuFatalXid", "AutoclaveResidueFound", "AutoclaveUnauthorisedUse", "AutoclaveUnprovenGrants",
     "AutoclaveManualReinstate",
@@ -55,7 +55,7 @@ SET_OFF = {alert for acts in (*day.DAY, day.EVENING) for act in acts for alert i
 
 
 class Seen:
-    """What Prometheus has to say at the end of the day."""
+    """The Prometheus at the end of the day."""
 
     def __init__(self, prometheus: Prometheus, node: TrialNode, began: float) -> None:
         self.ask, self.node, self.began, self.now = prometheus.ask, node, began, time.time()
@@ -76,7 +76,7 @@ class Seen:
         return found
 
     def panel(self, page: str, title: str) -> list[list[dict[str, Any]]]:
-        """The answers to its questions, in order."""
+        """The results of the queries of a panel, in order."""
         return [self.answer(it) for it in self.panel_queries if (it.page, it.panel) == (page, title)]
 
     def alerts(self) -> set[str]:
@@ -124,7 +124,9 @@ def every_metric_was_seen(seen: Seen) -> list[str]:
 
 
 def what_is_counted_is_what_happened(seen: Seen) -> list[str]:
-    """Also by a service that has ended since. One pod left its mark three times, two processes came unasked."""
+    """Counts include processes that have ended: one pod left its mark three times, two processes used a GPU without
+    a grant.
+    """
     bytes_found = [float(it["value"][1]) for it in seen.panel("autoclave-security", "GPUs with findings")[1]]
     [[unasked]] = seen.panel("autoclave-security", "Unauthorised use")
     problems = [] if 3 * len(mark(str(uuid.UUID(int=0)))) in bytes_found else [f"residue of {bytes_found} bytes"]
@@ -163,7 +165,7 @@ CHECKS: tuple[Callable[[Seen], list[str]], ...] = (
 
 @asynccontextmanager
 async def a_bad_day() -> AsyncIterator[Seen]:
-    """All of it; at its end three GPUs are still out."""
+    """Play the whole day. At its end three GPUs are in quarantine."""
     port = free_ports()
     heard: list[str] = []
     async with AsyncExitStack() as ends:
@@ -176,7 +178,7 @@ async def a_bad_day() -> AsyncIterator[Seen]:
             async with asyncio.timeout(WITHIN):
                 while missing := missing - await asyncio.to_thread(prometheus.firing):
                     heard[-1:] = [f"{heard[-1].partition('; not told')[0]}; not told: {missing}"]
-                    await asyncio.sleep(EVERY / 5)  # Prometheus has no way to say so
+                    await asyncio.sleep(EVERY / 5)  # Prometheus offers no way to wait for it
 
         try:
             await node.start_node()

@@ -1,4 +1,4 @@
-"""Every page keeps the rules, the committed pages are those of the code, and no figure is forgotten."""
+"""Every page keeps the rules, the committed pages are up to date, and every metric is on a page."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ from tests.dashboards.rulefiles import RECORDED, SERIES, TABLE
 
 PAGES = shipped.pages()
 
-NOT_SHOWN: dict[str, str] = {}  # a metric that is on no page, and why
+NOT_SHOWN: dict[str, str] = {}  # a metric that is on no page, and the reason
 
 
 def first(page, kind="timeseries"):
@@ -42,7 +42,7 @@ def variable(*path, to):
 
 
 def repaint(page):
-    """The state of a GPU in the colour of another one."""
+    """Show a state in the colour of another state."""
     options = first(page, "state-timeline")["fieldConfig"]["defaults"]["mappings"][0]["options"]
     options["3"]["color"] = style.STATES[State.DIRTY]
 
@@ -161,7 +161,7 @@ def test_every_panel_query_is_complete():
     assert len({(it.page, it.panel, it.ref) for it in asked}) == len(asked)
 
 
-# What people see who lack the cones for red or for green (Machado, Oliveira, Fernandes 2009), in linear light.
+# What people with colour blindness see (Machado, Oliveira, Fernandes 2009), in linear light.
 SIGHTS = {
     "all": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     "no red": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -170,7 +170,7 @@ SIGHTS = {
 }
 TO_XYZ = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
 WHITE = (0.9505, 1.0, 1.089)
-TELLABLE = 10  # a difference of 2.3 is just seen, side by side
+TELLABLE = 10  # a difference of 2.3 is just visible, side by side
 
 
 def through(matrix, colour):
@@ -178,7 +178,7 @@ def through(matrix, colour):
 
 
 def seen(colour, sight):
-    """A colour as this eye has it, in CIE Lab: equal distances look equally different."""
+    """A colour as a person with this colour vision sees it, in CIE Lab: equal distances look equally different."""
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     felt = [min(max(part, 0), 1) for part in through(SIGHTS[sight], linear)]

@@ -1,4 +1,4 @@
-"""The preview knows what is on the pages, and asks what they ask. What it draws is looked at; see its README."""
+"""The preview knows all that the pages use, and runs their queries. A person checks the pictures; see its README."""
 
 import json
 import re

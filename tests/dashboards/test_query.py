@@ -1,4 +1,4 @@
-"""What the questions of the pages mean, asked of Prometheus' own engine: promtool, with series that were thought up."""
+"""What the queries of the pages mean: promtool evaluates them with invented series."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ DEAD = {BUILD: "1x10 stale"}
 
 
 def answers(tmp_path, expression, series, expected):
-    """Ask after half an hour, of series with a figure every half minute; all that is shown is 10 minutes."""
+    """Evaluate after half an hour, with a sample every half minute and a time range of 10 minutes."""
     shown = {**shipped.EVERYTHING, "__range": "10m"}
     asked = {
         "expr": shipped.filled(expression, shown),
@@ -227,7 +227,7 @@ SAID = {
 
 
 def one_of_each(values):
-    """A series of every metric of both tables, of one node with one GPU."""
+    """A series of every metric of both tables, for one node with one GPU."""
     made = {}
     for row in (*table.TABLE, *plugin.TABLE):
         for name in row.series:
@@ -239,7 +239,7 @@ def one_of_each(values):
 
 
 def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
-    """It would be green. All that there is was heard until 50 minutes ago; 3 hours are shown."""
+    """A zero would be green. All series ended 50 minutes ago; the time range is 3 hours."""
     asked = shipped.panel_queries({"__range": "3h"})
     kinds = {
         (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)

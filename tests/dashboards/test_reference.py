@@ -1,4 +1,4 @@
-"""The page about metrics says what the tables say."""
+"""The page about metrics agrees with the tables."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rules ask for what there is, and do what they say: held against the metric tables, and run by promtool."""
+"""Rules use existing metrics and labels, and promtool shows that they work."""
 
 import re
 import shutil
@@ -23,7 +23,7 @@ EXPRESSIONS = {**RECORDED, **{rule["alert"]: promql.parse(rule["expr"]) for rule
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 
 AILMENTS = {ailment.value for ailment in AilmentKind}
-WORDS = {  # what a condition may name, by label
+WORDS = {  # the values that a condition may name, by label
     "reason": AILMENTS,
     "sign": AILMENTS,
     "state": {state.value for state in State},
@@ -44,7 +44,7 @@ def run(*args):
 
 
 def test_rules_use_existing_metrics_and_labels():
-    """A counter is joined with its process by instance, which a counter of one process has."""
+    """A counter is joined with its process by instance; only a counter of one process has this label."""
     problems = {name: set(rulefiles.unknown(expr)) - {"on instance"} for name, expr in EXPRESSIONS.items()}
     assert {name: value_words for name, value_words in problems.items() if value_words} == {}
 

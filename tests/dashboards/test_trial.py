@@ -1,4 +1,4 @@
-"""``make observe`` tells where to look, and leaves nothing behind, whoever ends it."""
+"""``make observe`` prints its addresses and cleans up, whoever ends it."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 class Observed:
-    """The command in a process of its own, with a directory of its own for what it makes."""
+    """The command in a process of its own, with a directory for its files."""
 
     def __init__(self, root, port, **environment) -> None:
         self.root = root
@@ -39,14 +39,14 @@ class Observed:
             self.said += line
 
     def end(self, number=signal.SIGTERM):
-        """Its exit status, and what it said to stderr."""
+        """Send a signal, and return the exit status and stderr."""
         self.process.send_signal(number)
         told, problems = self.process.communicate(timeout=WITHIN)
         self.said += told
         return self.process.returncode, problems
 
     def left(self):
-        """What still runs of it, and the files that are still there."""
+        """The processes that still run, and the files that still exist."""
         lines = {path.parent.name: _contents(path) for path in Path("/proc").glob("[0-9]*/cmdline")}
         running = [f"{pid} {line!r}" for pid, line in lines.items() if str(self.root).encode() in line]
         return running + [path.name for path in self.root.iterdir()]

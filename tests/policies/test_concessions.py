@@ -1,4 +1,4 @@
-"""What a policy gives up is said in words, and the shipped default gives up nothing."""
+"""Each promise that a policy gives up has a sentence, and the shipped default gives up none."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Policy files: a policy set, or every fault with its place."""
+"""A policy file gives a policy set, or every fault with its position."""
 
 import copy
 import io
@@ -285,7 +285,7 @@ def test_a_name_that_no_file_can_have_is_one_fault():
 
 
 def test_a_file_that_may_not_be_read_is_one_fault(tmp_path):
-    # A loop of links cannot be opened by anybody, not even by root, whom permissions do not stop.
+    # Nobody can open a loop of links, not even root, for whom permissions do not matter.
     path = tmp_path / "loop.yaml"
     path.symlink_to(path)
     assert unreadable(path).found.startswith("a file that cannot be read (Too many levels")
@@ -319,7 +319,7 @@ JUNK = st.sampled_from(
 
 
 def outcome(text):
-    """The faults of a text, none when it loads; a refusal without a fault is an error of its own."""
+    """The faults of a text; none if it loads. A PolicyError without a fault fails the test."""
     try:
         read(text)
     except load.PolicyError as error:
@@ -328,7 +328,7 @@ def outcome(text):
 
 
 def places(value, way=()):
-    """Every place inside a document."""
+    """Every location in a document."""
     yield way
     entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in entries:
@@ -336,7 +336,7 @@ def places(value, way=()):
 
 
 def mutated(document, place, junk, rename):
-    """The document with junk at a place, or with the key there misspelt."""
+    """The document with junk at a location, or with a misspelt key there."""
     document = copy.deepcopy(document)
     if not place:
         return junk

@@ -1,4 +1,4 @@
-"""The schema that editors read and the page that people read say what the model says."""
+"""The schema for editors and the page for people agree with the model."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The shipped files: complete, commented, and different only where they say so."""
+"""The shipped files are complete, commented, and different only where they say so."""
 
 import re
 

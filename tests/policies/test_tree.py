@@ -1,4 +1,4 @@
-"""YAML text: plain data comes through with its places, the rest is refused where it stands."""
+"""Plain YAML is parsed with positions; everything else is refused with its position."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Units: what is written is what is meant, and what is shown can be written again."""
+"""Units: parsed values can be printed and parsed again."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from policies import base, units
 
 
 class Sized(BaseModel):
-    """A model of a file that asks for a size."""
+    """A model with a size."""
 
     memory: base.Size
     pause: base.Duration

@@ -1,4 +1,4 @@
-"""The judge: nothing wrong stays untold, nothing right is accused, whatever the model."""
+"""Validation reports every problem of the data and nothing else, for any model."""
 
 from typing import Annotated, Self
 
@@ -12,7 +12,7 @@ from policies.model import Policy
 
 
 class Span(Model):
-    """Two rules between values, on one floor."""
+    """A model with two rules between its values."""
 
     low: int = 1
     high: int = 2
@@ -28,14 +28,14 @@ class Span(Model):
 
     @model_validator(mode="after")
     def left_is_left(self) -> Self:
-        """The second, which the library does not reach while the first is broken."""
+        """The second rule, which pydantic does not check while the first is broken."""
         if self.left >= self.right:
             raise impossible("left with right", "left to be less", "left", "right")
         return self
 
 
 class Required(Model):
-    """A value that must be there, and one that must be right."""
+    """A required value, and a value with a limit."""
 
     name: str
     size: Annotated[int, Field(gt=0)] = 1

@@ -1,4 +1,4 @@
-"""What a driver error code does to a device: by preset, by exception, by repeats, and when nobody knows it."""
+"""What a driver error code does to a device: by preset, exception and repeats, and for unknown codes."""
 
 import hashlib
 from collections import Counter
@@ -28,7 +28,7 @@ def rules(**said):
 
 
 def verdict(log, new=None, **said):
-    """Everything in the log is new unless something else is said."""
+    """The finding for a log. By default all its events are new."""
     return xids.worst_finding(rules(**said), log, log if new is None else new)
 
 
@@ -36,7 +36,7 @@ def verdict(log, new=None, **said):
 
 
 def test_the_table_is_the_catalogue():
-    """Code, name, action and scope of each of its 172 rows, as they were read from it."""
+    """Code, name, action and scope of the 172 rows of the catalogue."""
     text = "\n".join(f"{row.code} {row.mnemonic} {row.action.value} {row.scope.value}" for row in ROWS.values())
     digest = hashlib.sha256(text.encode()).hexdigest()
     assert digest == "a05eb46b2c93f1d4299e19846a18a644bd5f28c2ba0482aaaa284af4cf97bdd3"
@@ -85,7 +85,7 @@ PRESETS = [
     (119, QUARANTINE, QUARANTINE, COUNT),
     (123, QUARANTINE, QUARANTINE, COUNT),  # contact_support
     (154, QUARANTINE, QUARANTINE, COUNT),
-    (171, QUARANTINE, QUARANTINE, COUNT),  # none, so as unknown
+    (171, QUARANTINE, QUARANTINE, COUNT),  # none, so the field unknown decides
     (999, QUARANTINE, QUARANTINE, QUARANTINE),
 ]
 
