@@ -46,7 +46,7 @@ async def test_xid_13_is_counted_and_no_more(build):
     uuid, spare = node.stage.uuids
     drills.xid(node.stage.simulated, uuid, 13, count=3)
     await node.a_round(spare)
-    assert [entry.text for entry in await node.history(uuid, "heard")] == ["the driver reported xid 13 3 times"]
+    assert [entry.text for entry in await node.history(uuid, "errors-noted")] == ["the driver reported xid 13 3 times"]
     assert (await node.status(uuid)).state == "clean"
     assert await node.history(uuid, "quarantined") == []
     assert node.kubelet.devices("nvidia.com/gpu")[uuid] == "Healthy"

@@ -46,7 +46,7 @@ async def test_a_file_that_does_not_answer_costs_the_name_and_neither_the_status
     try:
         assert (await node.status(uuid)).owner == pod.uid
         assert (await node.status(uuid)).pod == ""
-        assert await node.history(uuid, "in_use")
+        assert await node.history(uuid, "in-use")
     finally:
         with suppress(OSError):
             os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))  # whoever waits reads that there is nothing
