@@ -67,7 +67,7 @@ def test_gate_prestart_leaves_the_wait_to_the_start(record, seen, answer):
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), DEFER)
-def test_gate_prestart_defers_nothing_for_who_does_not_announce_a_start(record, seen, answer):
+def test_gate_prestart_defers_only_announced_requests(record, seen, answer):
     unannounced = acquire.decide(record, seen, PRESTART, later(1))
     assert unannounced == acquire.decide(record, seen, ENFORCE, later(1), announced=True)
     assert not isinstance(unannounced, Defer)
@@ -174,7 +174,7 @@ FRESH = {  # by state, with whoever might be on it
 
 
 @pytest.mark.parametrize("state", State)
-def test_who_wants_what_nobody_has_is_refused_what_somebody_was_granted(state):
+def test_a_fresh_request_is_refused_a_granted_device(state):
     record, answer = FRESH[state]
     assert record.state is state
     assert acquire.decide(record, facts(alive=False), ENFORCE, later(1), fresh=True) == answer
@@ -183,26 +183,26 @@ def test_who_wants_what_nobody_has_is_refused_what_somebody_was_granted(state):
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
-def test_no_policy_and_nothing_that_is_seen_makes_a_yes_of_that(policy, record, seen):
+def test_no_policy_and_no_fact_changes_that_refusal(policy, record, seen):
     answer = acquire.decide(record, seen, policy, later(1), announced=True, fresh=True)
     assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
 
 
-def test_a_grant_of_another_boot_is_nobody_s():
+def test_a_grant_of_another_boot_does_not_count():
     answer = acquire.decide(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), fresh=True)
     assert answer == Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
-def test_a_tenant_without_a_grant_is_somebody_too():
+def test_a_tenant_without_a_grant_counts():
     assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), fresh=True) == IN_USE
 
 
 @pytest.mark.parametrize(("seconds", "stands"), [(0, True), (DAY - 1, True), (DAY, True), (DAY + 0.001, False)])
-def test_a_proof_stands_until_it_is_too_old(seconds, stands):
+def test_a_proof_is_valid_until_it_is_too_old(seconds, stands):
     assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, later(seconds)) is stands
 
 
-def test_s17_the_age_of_a_proof_is_not_told_by_the_wall_clock():
+def test_s17_the_age_of_a_proof_does_not_use_the_wall_clock():
     jumped = replace(later(1), wall=NOW.wall + 10 * DAY)
     assert proof.is_valid(lives.CLEAN.receipt, facts(), ENFORCE, jumped)
 
@@ -212,7 +212,7 @@ def test_no_receipt_is_no_proof():
 
 
 @pytest.mark.parametrize("said", [(), ("zero",), ("random",)])
-def test_a_receipt_that_does_not_say_what_the_policy_orders_is_no_proof(said):
+def test_a_receipt_with_other_patterns_is_no_proof(said):
     """It may have been written by a version that did not tell: whatever else the receipt says, it is proven again."""
     receipt = lives.proof(lives.CLEAN)
     assert proof.is_valid(receipt, facts(), ENFORCE, NOW)
@@ -220,7 +220,7 @@ def test_a_receipt_that_does_not_say_what_the_policy_orders_is_no_proof(said):
 
 
 @pytest.mark.parametrize(("since", "stands"), [(NOW.uptime - 1, True), (NOW.uptime, True), (NOW.uptime + 0.001, False)])
-def test_a_proof_stands_when_it_was_made_under_watch(since, stands):
+def test_a_proof_is_valid_only_while_the_service_observes(since, stands):
     assert proof.is_valid(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
 
 
@@ -271,7 +271,7 @@ def test_fence(step, seen, why):
     assert fenced is None if why is None else fenced is not None and why in fenced.why
 
 
-def test_a_fence_before_a_record_that_is_not_being_scrubbed_is_shut():
+def test_no_step_runs_on_a_device_that_is_not_being_scrubbed():
     assert fence.check(lives.CLEAN, "job-1", Step.CLEAR, facts()) == Fenced(
         Blame.SERVICE, "the device does not belong to this job any more"
     )
@@ -288,7 +288,7 @@ def test_a_fence_before_a_record_that_is_not_being_scrubbed_is_shut():
         (replace(facts(), domain_resetting=True), Blame.SERVICE),
     ],
 )
-def test_a_device_is_never_to_blame_for_a_fence(seen, blame):
+def test_a_fence_never_blames_the_device(seen, blame):
     fenced = fence.check(lives.SCRUBBING, "job-1", Step.RESET, seen)
     assert fenced is not None
     assert fenced.blame is blame
@@ -326,7 +326,7 @@ def test_terminable(holder, record, policy, may):
     assert eviction.terminable(holder, record, policy) is may
 
 
-def test_the_sentence_for_b_names_nobody_else():
+def test_a_refusal_names_no_other_tenant():
     """B asks for a device that A holds: the answer must not say who A is."""
     answer = acquire.decide(lives.IN_USE, facts((OF_A,), alive=True), ENFORCE, NOW)
     assert isinstance(answer, Wait)
@@ -337,7 +337,7 @@ def test_the_sentence_for_b_names_nobody_else():
 UNSEEN_A = replace(lives.IN_USE, owner=Owner("pod-a", NOW, seen=False))
 
 
-def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
+def test_r8_a_device_whose_owner_is_about_to_start_is_refused_to_others():
     """The kubelet can give a device away between a permitted start and its first process."""
     gone = facts(alive=False)
     soon = later(ownership.STARTS_WITHIN - 0.1)
@@ -351,14 +351,14 @@ def test_r8_a_device_whose_owner_is_about_to_come_goes_to_nobody_else():
     assert release.decide(UNSEEN_A, gone, late) == Note(ev.Released("it was given back"))
 
 
-def test_a_clean_device_that_gave_no_answer_just_now_is_not_handed_out():
+def test_a_clean_device_that_does_not_answer_is_not_handed_out():
     for vitals in (Vitals(unresponsive=True), Vitals(lost=True)):
         answer = acquire.decide(lives.CLEAN, facts(vitals=vitals), ENFORCE, NOW)
         assert isinstance(answer, Refuse)
         assert answer.reason is Reason.SICK
 
 
-def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
+def test_a_refused_request_records_that_the_owner_was_seen():
     """So that the next one need not wait for a container that has come and gone."""
     seen = Note(ev.PutInUse(Owner("pod-a", NOW, seen=True)))
     assert acquire.decide(UNSEEN_A, facts((OF_A,), alive=True), ENFORCE, NOW) == seen
@@ -366,7 +366,7 @@ def test_whoever_asks_in_vain_leaves_word_that_the_owner_was_seen():
 
 @pytest.mark.parametrize("policy", [ENFORCE, OBSERVE], ids=["enforce", "observe"])
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
-def test_w8_a_device_whose_sibling_is_being_reset_goes_to_nobody(record, policy):
+def test_w8_a_device_whose_sibling_is_being_reset_is_not_handed_out(record, policy):
     seen = replace(facts(), domain_resetting=True)
     refusal = start.decide(record, seen, policy, A, NOW)
     assert isinstance(acquire.decide(record, seen, policy, NOW), Wait)

@@ -36,7 +36,7 @@ SPARE = rows(
 
 
 @pytest.mark.parametrize(("others", "spare"), SPARE)
-def test_who_is_left_alone_while_it_is_tested(others: list[Record], spare: int) -> None:
+def test_spare_devices_are_the_others_that_stay_clean(others: list[Record], spare: int) -> None:
     assert burn_in.spare_devices(ONE, [ONE, *others]) == spare
 
 
@@ -48,7 +48,7 @@ NEAR = rows(
 
 
 @pytest.mark.parametrize(("others", "spare"), NEAR)
-def test_who_goes_down_with_it_is_no_spare_and_must_be_disturbed_by_nobody(others: list[Record], spare: int) -> None:
+def test_a_sibling_is_no_spare_and_must_be_idle(others: list[Record], spare: int) -> None:
     one = named("GPU-1", domain="switch")
     assert burn_in.spare_devices(one, [one, *others]) == spare
 
@@ -64,7 +64,7 @@ def test_only_a_clean_device_is_tested(record: Record) -> None:
     assert not burn_in.is_due(record, [record], policy(), OVERDUE)
 
 
-def test_a_clean_device_is_tested_where_policy_says_so_and_enough_are_left():
+def test_a_clean_device_is_tested_by_policy_while_enough_are_free():
     assert burn_in.is_due(ONE, [ONE], policy(), OVERDUE)
     assert not burn_in.is_due(ONE, [ONE], ENFORCE, OVERDUE)
     assert not burn_in.is_due(ONE, [ONE], policy(mode=Mode.OBSERVE), OVERDUE)
@@ -72,7 +72,7 @@ def test_a_clean_device_is_tested_where_policy_says_so_and_enough_are_left():
     assert burn_in.is_due(ONE, [ONE, named("GPU-2")], policy(keep_free=1), OVERDUE)
 
 
-def test_a_test_that_nobody_needs_is_never_owed_and_any_other_job_is_no_test():
+def test_a_burn_in_makes_no_path_due():
     assert (TESTED.due_path, TESTED.burn_in_begun) == (None, lives.NOW.wall)
     assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (Path.FAST, None)
 

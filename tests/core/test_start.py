@@ -151,7 +151,7 @@ MODELS = rows(
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
-def test_a_restart_on_a_sick_device_is_refused_where_its_results_are_in_doubt_unless_policy_allows_it(kind):
+def test_a_restart_on_a_doubtful_device_is_refused_unless_policy_allows_it(kind):
     record = live(lives.IN_USE, ev.AilmentFound(Ailment(kind, "so it is")))
     allowing = CACHED.model_copy(update={"restart_on_sick": OnSick.ALLOW})
     answered = [start.decide(record, HERE, policy, A, later(1)) for policy in (CACHED, allowing)]
@@ -159,12 +159,12 @@ def test_a_restart_on_a_sick_device_is_refused_where_its_results_are_in_doubt_un
 
 
 @pytest.mark.parametrize(("record", "seen", "wanted"), MODELS)
-def test_the_three_models_differ_where_the_proposal_says_and_nowhere_else(record, seen, wanted):
+def test_the_three_models_of_starts(record, seen, wanted):
     found = tuple(start.decide(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
     assert found == wanted
 
 
-def test_processes_that_policy_does_not_let_us_end_hold_up_a_restart():
+def test_processes_that_policy_protects_block_a_restart():
     policy = CACHED.model_copy(update={"evict": Evict(leftovers=Eviction.WAIT)})
     assert start.decide(lives.IN_USE, facts((LEFTOVER,)), policy, A, later(1)) == BUSY
 
@@ -179,6 +179,6 @@ CLAIMS = rows(
 
 
 @pytest.mark.parametrize(("owners", "wanted"), CLAIMS)
-def test_whose_devices_these_are(owners, wanted):
+def test_the_starting_pod(owners, wanted):
     found = start.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
     assert (found.reason if isinstance(found, Refuse) else found) == wanted

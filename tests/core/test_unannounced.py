@@ -96,7 +96,7 @@ IN_USE = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "reason"), IN_USE)
-def test_whoever_asks_for_it_waits_for_the_visitors_end(record: Record, seen: Facts, reason: Reason) -> None:
+def test_a_request_waits_for_the_end_of_the_unannounced_pod(record: Record, seen: Facts, reason: Reason) -> None:
     asked, given_back = acquire.decide(record, seen, ENFORCE, LATE), release.decide(record, seen, LATE)
     begun = start.decide(record, seen, ENFORCE, A, LATE)
     assert isinstance(asked, Wait)
@@ -107,7 +107,7 @@ def test_whoever_asks_for_it_waits_for_the_visitors_end(record: Record, seen: Fa
 
 @pytest.mark.parametrize("alive", [True, False, None])
 @pytest.mark.parametrize("given", [(), (A,)], ids=["given to nobody", "given to who asks"])
-def test_whoever_asks_does_not_wait_for_one_who_let_go_of_what_was_granted_to_somebody_else(given, alive):
+def test_a_request_ignores_an_unannounced_pod_that_has_left(given, alive):
     seen = facts(alive=alive, assigned_pods=given)
     again = "it was asked for again, and its last owner is gone"
     another = "another owner is about to start, and its last owner is gone"
@@ -124,5 +124,5 @@ START = rows(
 
 
 @pytest.mark.parametrize(("seen", "owner"), START)
-def test_a_visitor_that_is_let_start_is_none_any_more(seen: Facts, owner: Owner) -> None:
+def test_an_unannounced_pod_whose_start_is_admitted_becomes_the_owner(seen: Facts, owner: Owner) -> None:
     assert start.decide(lives.VISITED, seen, ENFORCE, B, LATE) == Admit(ev.PutInUse(owner))

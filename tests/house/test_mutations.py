@@ -32,7 +32,7 @@ from scrubber.ground import errors
 ROOT = Path(__file__).parents[2]
 MUTATED = (
     "states", "acquire", "start", "release", "fence", "ownership", "proof", "pauses", "siblings", "presence", "burn_in",
-    "leftover", "upkeep", "offering", "verdict",
+    "leftover", "eviction", "upkeep", "offering", "verdict",
 )  # fmt: skip
 GENERATED_FROM = tuple(f"scrubber/core/{it}.py" for it in MUTATED)
 LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the machine
