@@ -176,23 +176,25 @@ class _Zygote:
             self._discard(f"it cannot be heard: {error.strerror}")
             return
         if not packet:
-            self._discard("it hung up")
+            self._discard("it closed its socket")
             return
-        match zygote_wire.decode(packet), files:
-            case zygote_wire.Ready() as ready, ():
-                self._note_ready(ready)
-            case zygote_wire.Forked(pid), (handle,):
+        message = zygote_wire.decode(packet)
+        if len(files) != isinstance(message, zygote_wire.Forked):
+            self._discard("a child's pidfd did not come through: too many files are open")
+            return
+        match message:
+            case zygote_wire.Ready():
+                self._note_ready(message)
+            case zygote_wire.Forked(pid):
                 asked, pipes = self._asked.popleft()
-                self._children[pid] = Child(pid, handle, pipes)
+                self._children[pid] = Child(pid, files[0], pipes)
                 asked.set_result(self._children[pid])
-            case zygote_wire.ForkFailed(why), ():
+            case zygote_wire.ForkFailed(why):
                 asked, pipes = self._asked.popleft()
                 pipes.close()
                 asked.set_exception(BrokenError(f"cannot start a worker: {why}"))
-            case zygote_wire.Ended(pid, status), ():
+            case zygote_wire.Ended(pid, status):
                 self._children.pop(pid).reaped(status)
-            case _:
-                self._discard("a child's pidfd did not come through: too many files are open")
 
     def _note_ready(self, ready: zygote_wire.Ready) -> None:
         seconds = round(asyncio.get_running_loop().time() - self._began, 3)

@@ -290,13 +290,13 @@ class Worker:
     async def _converse(self, request: worker_wire.StepRequest, on_progress: Progress) -> Report:
         self._child.send(worker_wire.encode(request))
         while True:
-            match _answer(await self._child.receive()):
-                case worker_wire.Answer(progress=(done, total), report=None):
-                    on_progress(done, total)
-                case worker_wire.Answer(progress=None, report=Report() as report):
-                    return report
-                case _:
-                    raise BrokenError("the worker sent neither progress nor a report")
+            answer = _answer(await self._child.receive())
+            if (answer.progress is None) == (answer.report is None):
+                raise BrokenError("the worker sent neither progress nor a report")
+            if answer.report is not None:
+                return answer.report
+            if answer.progress is not None:
+                on_progress(*answer.progress)
 
     async def _kill_and_wait(self) -> Ending | None:
         self._child.kill()
