@@ -23,7 +23,7 @@ async def measure(*, quick: bool) -> list[Figure]:
         shown = await asyncio.to_thread(_fetch, url)
         took = []
         for _ in range(scrapes):
-            await asyncio.sleep(http_server.FRESH)
+            await asyncio.sleep(http_server.CACHE_SECONDS)
             took.append(await asyncio.to_thread(_timed, url))
     series = sum(not line.startswith("#") for line in shown.splitlines())
     name = f"a scrape of the service, {DEVICES} devices"

@@ -55,7 +55,7 @@ class Config:
     @property
     def scrubber_socket(self) -> Path:
         """The socket of the scrub service."""
-        return paths.socket(self.run_dir)
+        return paths.scrubber_socket(self.run_dir)
 
     @property
     def cluster(self) -> credentials.ReportChoice:
@@ -141,8 +141,8 @@ def _check_directory(path: Path, what: str, flag: str) -> None:
 
 def _check_length(path: Path, flag: str) -> None:
     length = len(os.fsencode(path))
-    if length > unix_sockets.LONGEST:
+    if length > unix_sockets.MAX_PATH_BYTES:
         raise FatalError(
-            f"cannot use socket path {path}: it is {length} bytes long and the kernel takes {unix_sockets.LONGEST}; "
-            f"give a shorter {flag}"
+            f"cannot use socket path {path}: it is {length} bytes long and the kernel takes "
+            f"{unix_sockets.MAX_PATH_BYTES}; give a shorter {flag}"
         )

@@ -132,7 +132,7 @@ class ScrubberConfig(Model):
     @property
     def socket(self) -> Path:
         """The socket for the program that hands devices out."""
-        return paths.socket(self.run_dir)
+        return paths.scrubber_socket(self.run_dir)
 
     @property
     def admin_socket(self) -> Path:
@@ -153,9 +153,11 @@ class ScrubberConfig(Model):
     def sockets_fit(self) -> Self:
         """Refuse a run directory whose socket path is too long for the kernel."""
         length = len(os.fsencode(self.socket))
-        if length > unix_sockets.LONGEST:
-            expected = f"one that leaves room for scrubber.sock in the {unix_sockets.LONGEST} bytes of a socket's path"
-            raise impossible(f"a path too long by {length - unix_sockets.LONGEST} bytes", expected, "run_dir")
+        if length > unix_sockets.MAX_PATH_BYTES:
+            expected = (
+                f"one that leaves room for scrubber.sock in the {unix_sockets.MAX_PATH_BYTES} bytes of a socket's path"
+            )
+            raise impossible(f"a path too long by {length - unix_sockets.MAX_PATH_BYTES} bytes", expected, "run_dir")
         return self
 
     @model_validator(mode="after")

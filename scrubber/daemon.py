@@ -38,7 +38,7 @@ def run(config: ScrubberConfig) -> int:
         active_policy = ActivePolicy(config.policy)
     except PolicyError as error:
         raise FatalError(str(error)) from error
-    lock = unix_sockets.prepare(config.run_dir)
+    lock = unix_sockets.lock_run_dir(config.run_dir)
     try:
         return asyncio.run(_serve(config, app.build_backend(config), active_policy))
     finally:

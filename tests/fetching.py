@@ -29,7 +29,7 @@ _shown: dict[str, float] = {}  # when each address last showed its figures
 def figures(address: str) -> str:
     """All figures in OpenMetrics, as they are now: those that were shown here are shown again for a moment."""
     time.sleep(
-        max(0.0, _shown.get(address, 0.0) + http_server.FRESH - time.monotonic())
+        max(0.0, _shown.get(address, 0.0) + http_server.CACHE_SECONDS - time.monotonic())
     )  # nothing else tells that it is over
     status, text = fetch(address, "/metrics", OPENMETRICS)
     _shown[address] = time.monotonic()

@@ -12,7 +12,7 @@ from scrubber.config import BackendChoice, LogFormat, LogLevel, ScrubberConfig, 
 from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 
-RUN_DIR_LIMIT = unix_sockets.LONGEST - len("/scrubber.sock")
+RUN_DIR_LIMIT = unix_sockets.MAX_PATH_BYTES - len("/scrubber.sock")
 
 
 @pytest.fixture

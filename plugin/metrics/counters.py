@@ -49,7 +49,7 @@ class PluginCounters:
         self._obstacles: dict[str, str] = {}
         for hook in GATES:
             for reason in Reason:
-                self._instruments.known(table.HOOK_REFUSALS, hook.value, reason.value)
+                self._instruments.export_zero(table.HOOK_REFUSALS, hook.value, reason.value)
 
     def obstacle(self, resource: str) -> str:
         """Why a resource is not registered; empty if it is."""
@@ -60,7 +60,7 @@ class PluginCounters:
     ) -> None:
         """A call of the kubelet was answered or cancelled."""
         shown = receipt if len(receipt) <= LONGEST_RECEIPT else ""
-        self._instruments.time(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
+        self._instruments.observe(table.HOOK_TIME, hook.value, outcome.value, value=seconds, receipt=shown)
         if outcome in _NO and hook in GATES:
             self._instruments.count(table.HOOK_REFUSALS, hook.value, (reason or Reason.INTERNAL).value)
 
@@ -70,9 +70,9 @@ class PluginCounters:
 
     def expect(self, resource: str) -> None:
         """The plugin is about to register this resource."""
-        self._instruments.known(table.LISTS, resource)
+        self._instruments.export_zero(table.LISTS, resource)
         for outcome in (REGISTERED, *(cause.value for cause in Cause)):
-            self._instruments.known(table.REGISTRATIONS, resource, outcome)
+            self._instruments.export_zero(table.REGISTRATIONS, resource, outcome)
 
     def record(self, event: Event) -> None:
         """Count the event of a registration."""

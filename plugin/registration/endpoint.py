@@ -91,7 +91,7 @@ async def _send(
     """Send the lists of the servicer, each as a whole: a stream that is cancelled in a message cannot end cleanly."""
     async with aclosing(listen()) as lists:
         async for message in lists:
-            await aio.through(context.write(message))
+            await aio.finish(context.write(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ async def serve(path: Path, add: Add) -> AsyncIterator[PluginServer]:
     add(server)
     try:
         _bind(server, sockets.hidden(path))
-        await aio.through(server.start())  # gRPC cannot stop a server whose start was cancelled
+        await aio.finish(server.start())  # gRPC cannot stop a server whose start was cancelled
         endpoint = PluginServer(path, sockets.publish(path), streams)
         try:
             yield endpoint
@@ -136,7 +136,7 @@ async def serve(path: Path, add: Add) -> AsyncIterator[PluginServer]:
             sockets.withdraw(path, endpoint.identity)
     finally:
         streams.close()
-        await aio.through(server.stop(GRACE))
+        await aio.finish(server.stop(GRACE))
 
 
 def _bind(server: grpc.aio.Server, path: Path) -> None:

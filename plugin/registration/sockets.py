@@ -71,7 +71,7 @@ def claim(path: Path) -> None:
 def publish(path: Path) -> Identity:
     """Rename a serving socket from its hidden path to its final path, over a stale socket; returns its identity."""
     try:
-        hidden(path).chmod(unix_sockets.OWNER_ONLY)
+        hidden(path).chmod(unix_sockets.PRIVATE_FILE)
         hidden(path).replace(path)
     except OSError as error:
         raise FatalError(

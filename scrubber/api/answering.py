@@ -53,7 +53,7 @@ async def answered(
     context: Context, request: str, count: Count | None = None, *, quiet: bool = False
 ) -> AsyncIterator[Request]:
     """Handle a request: translate errors, write the log line, count the request."""
-    asked = Request(request, operation_id.of(context.invocation_metadata()), quiet=quiet)
+    asked = Request(request, operation_id.from_metadata(context.invocation_metadata()), quiet=quiet)
     async with translated(context), logged(asked, count):
         yield asked
 

@@ -39,10 +39,9 @@ class _Client:
 
     def __init__(self, socket: Path) -> None:
         """The first call connects."""
-        if len(os.fsencode(socket)) > unix_sockets.LONGEST:
-            raise Unreachable(
-                f"cannot reach the scrub service at {socket}: a socket path has at most {unix_sockets.LONGEST} bytes"
-            )
+        limit = unix_sockets.MAX_PATH_BYTES
+        if len(os.fsencode(socket)) > limit:
+            raise Unreachable(f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes")
         self.socket = socket
         self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
 
@@ -84,18 +83,18 @@ class ScrubberClient(_Client):
         ``fresh`` refuses a device that is granted or in use. Without it, the request says that the last owner has left.
         """
         request = scrub_pb2.AcquireRequest(devices=devices, announced=announced, fresh=fresh)
-        answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.carried(op)))
+        answer = await self._ask(self._stub.Acquire(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
         return tuple(convert.from_message(views.GrantedDevice, grant) for grant in answer.grants)
 
     async def start(self, devices: Sequence[str], owner: str = "", *, op: str = "", timeout: float = 30.0) -> None:
         """A container of ``owner`` may start, or an error. Without ``owner``, the kubelet's checkpoint names it."""
         request = scrub_pb2.StartRequest(devices=devices, owner=owner)
-        await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.carried(op)))
+        await self._ask(self._stub.Start(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
     async def release(self, devices: Sequence[str], *, op: str = "", timeout: float = SHORT) -> None:
         """Say that the last owner has left."""
         request = scrub_pb2.ReleaseRequest(devices=devices)
-        await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.carried(op)))
+        await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
     async def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """The full list at once and after every change."""

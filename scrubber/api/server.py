@@ -130,8 +130,8 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "quarantine") as asked:
             uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
             asked.devices = [uuid]
-            reason = request_limits.words(request.reason, "the reason", needed=True)
-            by = request_limits.words(request.by, "the name of the caller")
+            reason = request_limits.one_line(request.reason, "the reason", needed=True)
+            by = request_limits.one_line(request.by, "the name of the caller")
             await self._service.operations.quarantine(uuid, reason, by, op=asked.op)
             device = self._reporter.device(uuid)
             return scrub_pb2.QuarantineResponse(device=convert.to_message(device, scrub_pb2.DeviceStatus()))
@@ -142,8 +142,8 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "reinstate") as asked:
             uuid = self._reporter.find(request_limits.devices([request.gpu])[0])
-            reason = request_limits.words(request.reason, "the reason")
-            by = request_limits.words(request.by, "the name of the caller") or "an operator"
+            reason = request_limits.one_line(request.reason, "the reason")
+            by = request_limits.one_line(request.by, "the name of the caller") or "an operator"
             asked.quiet = True  # the device has its own line
         operations = self._service.operations
         use_case = operations.reinstate_without_proof if request.without_evidence else operations.reinstate
@@ -315,7 +315,7 @@ class _Refusing(grpc.GenericRpcHandler):
 
 async def _bind(server: grpc.aio.Server, path: Path) -> None:
     server.add_insecure_port(unix_sockets.claim(path))
-    os.chmod(path, unix_sockets.OWNER_ONLY)  # noqa: PTH101 - before start, so that nobody else ever connects
+    os.chmod(path, unix_sockets.PRIVATE_FILE)  # noqa: PTH101 - before start, so that nobody else ever connects
     await server.start()
 
 

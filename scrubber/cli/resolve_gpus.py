@@ -25,7 +25,7 @@ def call_with_uuids(
 ) -> tuple[Devices, T]:
     """Run ``call`` on the GPUs with these names. Returns the GPUs and the result."""
     devices = job_progress.named(service_call.ask(run_dir, lambda admin: admin.status(names)).devices)
-    return devices, asyncio.run(_call(paths.socket(run_dir), devices, call))
+    return devices, asyncio.run(_call(paths.scrubber_socket(run_dir), devices, call))
 
 
 async def _call(socket: Path, devices: Devices, call: Callable[[client.ScrubberClient, Devices], Awaitable[T]]) -> T:

@@ -92,4 +92,4 @@ def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
 
 def holder_names(holders: tuple[Holder, ...]) -> str:
     """The holders as operators read them."""
-    return ", ".join(process_names.process(it.command, it.pid, it.container or "no container") for it in holders)
+    return ", ".join(process_names.describe(it.command, it.pid, it.container or "no container") for it in holders)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 
 
-async def through(step: Coroutine[Any, Any, R]) -> R:
+async def finish(step: Coroutine[Any, Any, R]) -> R:
     """Return the result of the step. A cancelled caller waits for the end of the step first."""
     task = asyncio.create_task(step)
     try:
@@ -27,7 +27,7 @@ async def through(step: Coroutine[Any, Any, R]) -> R:
         raise
 
 
-async def together(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+async def gather(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
     """Return the results of all steps. After an error or a cancellation, cancel the other steps and wait for them."""
     tasks = [asyncio.create_task(step) for step in steps]
     try:
@@ -35,7 +35,7 @@ async def together(steps: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
     finally:
         for task in tasks:
             task.cancel()
-        await through(_ended(tasks))
+        await finish(_ended(tasks))
 
 
 async def _ended(tasks: list[asyncio.Task[R]]) -> None:

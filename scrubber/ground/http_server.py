@@ -29,10 +29,10 @@ from scrubber.ground.errors import FatalError
 
 logger = log.get("metrics")
 
-PATIENCE = 5.0  # seconds for a request and its answer: a Prometheus scrape times out after ten
-MOST = 64  # connections at a time
-FRESH = 0.5  # seconds for which metrics are cached: the event loop is blocked while they are made
-LONGEST = 8192  # bytes of a request
+EXCHANGE_WITHIN = 5.0  # seconds for a request and its answer: a Prometheus scrape times out after ten
+MAX_CONNECTIONS = 64  # connections at a time
+CACHE_SECONDS = 0.5  # seconds for which metrics are cached: the event loop is blocked while they are made
+MAX_REQUEST_BYTES = 8192  # bytes of a request
 HIGHEST_PORT = 65535
 TEXT = "text/plain; charset=utf-8"
 
@@ -111,7 +111,7 @@ class HttpServer:
         """Serve on this address within the context; yields the bound address. FatalError if it cannot be bound."""
         host, port = parse(address)
         try:
-            server = await asyncio.start_server(self._accept, host, port, limit=LONGEST)
+            server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
             why = (os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)).lower()
             raise FatalError(
@@ -128,7 +128,7 @@ class HttpServer:
                 await self._close_all()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._exchanges) >= MOST:
+        if len(self._exchanges) >= MAX_CONNECTIONS:
             self._abort_oldest()
         exchange = asyncio.create_task(self._serve_client(reader, writer))
         self._exchanges[exchange] = writer
@@ -143,7 +143,7 @@ class HttpServer:
 
     async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(EXCHANGE_WITHIN):
                 await self._answer_request(reader, writer)
         except (
             TimeoutError,
@@ -196,8 +196,8 @@ class HttpServer:
 
     def _metrics(self, accept: str) -> _Reply:
         asked, now = form(accept), self._clock()
-        made, reply = self._made.get(asked, (now - FRESH, None))
-        if reply is None or now - made >= FRESH:
+        made, reply = self._made.get(asked, (now - CACHE_SECONDS, None))
+        if reply is None or now - made >= CACHE_SECONDS:
             reply = self._make(asked)
             self._made[asked] = now, reply
         return reply

@@ -20,7 +20,7 @@ from structlog.typing import EventDict
 
 from scrubber.ground import process_names
 
-MOST = 5  # times that the same line is written ...
+MAX_REPEATS = 5  # times that the same line is written ...
 WINDOW = 10.0  # ... within this many seconds
 REMEMBERED = 512  # distinct lines whose repeats are counted
 OF_THE_MOMENT = frozenset({"op", "seconds", "timestamp", "job", "receipt", "row", "exc_info"})  # not compared
@@ -39,7 +39,7 @@ def configure(level: str = "info", *, json: bool | None = None) -> None:
             RepeatFilter(),
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            nameless,
+            hide_process_names,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -69,18 +69,18 @@ def get(room: str) -> structlog.typing.FilteringBoundLogger:
     return logger
 
 
-def nameless(_logger: object, method: str, line: EventDict) -> EventDict:
+def hide_process_names(_logger: object, method: str, line: EventDict) -> EventDict:
     """Remove the names of processes from every line above level debug."""
     if method == "debug":
         return line
-    return {key: process_names.unnamed(value) if isinstance(value, str) else value for key, value in line.items()}
+    return {key: process_names.without_names(value) if isinstance(value, str) else value for key, value in line.items()}
 
 
 @dataclass(slots=True)
 class _Written:
     """The last times a line was written, and how often it was left out since."""
 
-    at: deque[float] = field(default_factory=lambda: deque(maxlen=MOST))
+    at: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_REPEATS))
     left_out: int = 0
 
 
@@ -108,7 +108,7 @@ class RepeatFilter:
         self._lines.move_to_end(same)
         if len(self._lines) > self._remembered:
             self._lines.popitem(last=False)
-        if len(written.at) == MOST and now - written.at[0] < WINDOW:
+        if len(written.at) == MAX_REPEATS and now - written.at[0] < WINDOW:
             written.left_out += 1
             raise structlog.DropEvent
         written.at.append(now)

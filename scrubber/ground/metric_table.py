@@ -71,7 +71,7 @@ class Instruments:
     """The counters and histograms of one table. Gauges come from collectors instead."""
 
     def __init__(self, table: Iterable[Row], registry: CollectorRegistry) -> None:
-        """Register the table. A metric without labels starts at 0; with labels, at its first use or at ``known``."""
+        """Register the table. A metric without labels starts at 0, others at their first use."""
         self._rows = tuple(table)
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
@@ -83,7 +83,7 @@ class Instruments:
                     row.name, row.help, row.labels, registry=registry, unit=row.unit, buckets=row.buckets
                 )
 
-    def known(self, row: Row, *labels: str) -> None:
+    def export_zero(self, row: Row, *labels: str) -> None:
         """Export the series as 0 before its first event, so that Prometheus sees the first increase."""
         self._counters[row.name].labels(*labels)
 
@@ -98,7 +98,7 @@ class Instruments:
             if "uuid" in row.labels and row.kind is Kind.COUNTER:
                 self._counters[row.name].remove_by_labels({"uuid": uuid})
 
-    def time(self, row: Row, *labels: str, value: float, receipt: str = "") -> None:
+    def observe(self, row: Row, *labels: str, value: float, receipt: str = "") -> None:
         """Add a value to a histogram; ``receipt`` is the exemplar that leads to the proof."""
         histogram = self._histograms[row.name]
         exemplar = {"receipt": receipt} if receipt else None

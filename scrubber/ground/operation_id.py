@@ -15,12 +15,12 @@ def new() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def carried(op: str) -> tuple[tuple[str, str], ...]:
+def to_metadata(op: str) -> tuple[tuple[str, str], ...]:
     """The gRPC metadata for an operation; empty for an empty id."""
     return ((KEY, op),) if op else ()
 
 
-def of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+def from_metadata(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     """The caller's id, or a fresh one if the caller sent none or one that does not fit into a log."""
     given = next((value for key, value in metadata or () if key == KEY), "")
     return given if isinstance(given, str) and _ID.fullmatch(given) else new()

@@ -10,7 +10,7 @@ KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 POD_LOGS_DIR = "/var/log/pods"
 
 
-def socket(run_dir: Path) -> Path:
+def scrubber_socket(run_dir: Path) -> Path:
     """The socket for the plugin and for others that hand out devices."""
     return run_dir / "scrubber.sock"
 

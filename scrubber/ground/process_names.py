@@ -12,7 +12,7 @@ NAMELESS = "a process"
 _NAMES = re.compile(r'"[^"]*"(?= \(pid \d| in no container| in container )')
 
 
-def process(command: str, pid: int, where: str = "") -> str:
+def describe(command: str, pid: int, where: str = "") -> str:
     """A process for operators, as in ``"python" (pid 12, no container)``."""
     return f"{quoted(command)} (pid {pid}{where and f', {where}'})"
 
@@ -23,6 +23,6 @@ def quoted(command: str) -> str:
     return '"' + shown.replace('"', "'") + '"'
 
 
-def unnamed(sentence: str) -> str:
+def without_names(sentence: str) -> str:
     """The same sentence with "a process" in place of each name. The pid stays, so that operators find the process."""
     return _NAMES.sub(NAMELESS, sentence)

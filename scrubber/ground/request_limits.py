@@ -40,7 +40,7 @@ def owner(name: str) -> str:
     return name
 
 
-def words(text: str, what: str, *, needed: bool = False) -> str:
+def one_line(text: str, what: str, *, needed: bool = False) -> str:
     """The text of a person, stripped, or InvalidRequest: one line without control characters."""
     if needed and not text.strip():
         raise InvalidRequest(f"{what} is missing: the ledger records it")

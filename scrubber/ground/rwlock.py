@@ -21,11 +21,11 @@ class RWLock:
         self._patience = patience
         self._users = 0
         self._waiting: list[float] = []  # since when each exclusive use waits or lasts
-        self._alone = False
+        self._exclusive = False
         self._changed = Changed()
 
     @asynccontextmanager
-    async def with_others(self, *, brief: bool = False) -> AsyncIterator[None]:
+    async def shared(self, *, brief: bool = False) -> AsyncIterator[None]:
         """Shared use, as soon as no task has or waits for exclusive use."""
         await self._changed.until(lambda: self._open(brief=brief))
         self._users += 1
@@ -36,22 +36,22 @@ class RWLock:
             self._changed.notify()
 
     @asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
+    async def exclusive(self) -> AsyncIterator[None]:
         """Exclusive use, as soon as the last other use has ended."""
         since = asyncio.get_running_loop().time()
         self._waiting.append(since)
         mine = False
         try:
-            await self._changed.until(lambda: not self._alone and self._users == 0)
-            self._alone = mine = True
+            await self._changed.until(lambda: not self._exclusive and self._users == 0)
+            self._exclusive = mine = True
             yield
         finally:
             self._waiting.remove(since)
             if mine:
-                self._alone = False
+                self._exclusive = False
             self._changed.notify()
 
     def _open(self, *, brief: bool) -> bool:
-        if self._alone:
+        if self._exclusive:
             return False
         return not self._waiting or (brief and asyncio.get_running_loop().time() - self._waiting[0] < self._patience)

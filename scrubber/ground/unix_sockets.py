@@ -14,15 +14,15 @@ from pathlib import Path
 
 from scrubber.ground.errors import FatalError
 
-LONGEST = 107  # bytes of a socket path, by the kernel's sockaddr_un
-OURS_ONLY = 0o700
-OWNER_ONLY = 0o600
+MAX_PATH_BYTES = 107  # bytes of a socket path, by the kernel's sockaddr_un
+PRIVATE_DIRECTORY = 0o700
+PRIVATE_FILE = 0o600
 
 
-def prepare(directory: Path) -> int:
+def lock_run_dir(directory: Path) -> int:
     """Make the run directory and lock it; close the returned descriptor to release the lock."""
     try:
-        directory.mkdir(mode=OURS_ONLY, parents=True, exist_ok=True)
+        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         if not is_private(directory, 0o077):
             remedy = "make it a directory of this user with mode 0700, or give another with --run-dir"
             raise FatalError(f"cannot use run directory {directory}: other users may enter it; {remedy}")
@@ -47,7 +47,7 @@ def is_private(directory: Path, forbidden: int) -> bool:
 
 def try_lock(directory: Path) -> int | None:
     """The descriptor that holds the directory's lock until it is closed; None if another process holds the lock."""
-    lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_ONLY)
+    lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -65,8 +65,8 @@ def claim(path: Path) -> str:
 
 def demand_free(path: Path, if_too_long: str) -> None:
     """Raise a FatalError unless the path fits the kernel's limit and is absent or a socket without a server."""
-    if len(os.fsencode(path)) > LONGEST:
-        raise FatalError(f"cannot use socket path {path}: longer than {LONGEST} bytes; {if_too_long}")
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise FatalError(f"cannot use socket path {path}: longer than {MAX_PATH_BYTES} bytes; {if_too_long}")
     try:
         mode = path.lstat().st_mode
     except OSError:  # absent, or in a directory that this user may not enter: then gRPC fails to bind

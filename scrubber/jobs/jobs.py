@@ -67,7 +67,7 @@ class Jobs:
         by: str = "autoclave",
     ) -> ScrubJob:
         """Record a job, then start it. The caller holds the lock of the device and has decided."""
-        return await aio.through(self._start(device, path, trigger, device_policy, op, by))
+        return await aio.finish(self._start(device, path, trigger, device_policy, op, by))
 
     async def _start(
         self, device: str, path: Path, trigger: Trigger, device_policy: DevicePolicy, op: str, by: str

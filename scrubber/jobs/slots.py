@@ -57,14 +57,14 @@ class Slots:
         if not self._observer.backend.one_driver:
             return nullcontext()
         if step is Step.RESET:
-            return self._when_reacquired(self.driver.alone())
-        return self._when_reacquired(self.driver.with_others(brief=True)) if step in USES_DRIVER else nullcontext()
+            return self._when_reacquired(self.driver.exclusive())
+        return self._when_reacquired(self.driver.shared(brief=True)) if step in USES_DRIVER else nullcontext()
 
     def at_memory(self, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker that runs these steps on the memory, until the worker has ended."""
         if not (self._observer.backend.one_driver and ON_MEMORY.issuperset(steps)):
             return nullcontext()
-        return self._when_reacquired(self.driver.with_others(brief=Step.SELFTEST not in steps))
+        return self._when_reacquired(self.driver.shared(brief=Step.SELFTEST not in steps))
 
     @asynccontextmanager
     async def _when_reacquired(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:

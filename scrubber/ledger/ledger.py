@@ -114,7 +114,7 @@ class Ledger:
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
         """Record the events of one operation, all or none. Whoever is cancelled meanwhile leaves when it is done."""
-        await aio.through(self._append(op, events))
+        await aio.finish(self._append(op, events))
 
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         async with self._lock:

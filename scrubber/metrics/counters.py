@@ -35,17 +35,17 @@ class ServiceCounters:
         self._newest_xid: dict[str, int] = {}  # number of the newest counted XID of each device
         self.proven: dict[str, Receipt] = {}  # the last receipt of each device since the start
         for word in (RECEIPT, NONE):
-            self._instruments.known(table.GRANTS, word)
+            self._instruments.export_zero(table.GRANTS, word)
         for word in (EVIDENCE, PERSON):
-            self._instruments.known(table.RETURNS, word)
+            self._instruments.export_zero(table.RETURNS, word)
         for word in KINDS:
-            self._instruments.known(table.PROCESSES, word)
+            self._instruments.export_zero(table.PROCESSES, word)
 
     def watch(self, devices: Iterable[DeviceInfo]) -> None:
         """Start the findings of these devices at zero, so that an alert sees the first one as an increase."""
         for device in devices:
             for row in FINDINGS:
-                self._instruments.known(row, device.name, device.uuid)
+                self._instruments.export_zero(row, device.name, device.uuid)
 
     # -- the ledger
 
@@ -105,16 +105,16 @@ class ServiceCounters:
         self.proven[entry.device] = receipt
         if before.job is not None:
             took = entry.at.uptime - before.job.started.uptime
-            self._instruments.time(table.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)
+            self._instruments.observe(table.SCRUB_TIME, receipt.path.value, value=took, receipt=receipt.id)
         if before.quarantine is not None:
             self._instruments.count(table.RETURNS, EVIDENCE)
         since = self._dirty_since.pop(entry.device, None)
         if since is not None:
-            self._instruments.time(table.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
+            self._instruments.observe(table.TIME_TO_CLEAN, value=entry.at.uptime - since, receipt=receipt.id)
 
     def _step(self, result: StepResult, before: Record) -> None:
         step, found = result.step, result.findings
-        self._instruments.time(table.STEP_TIME, step.value, value=result.seconds)
+        self._instruments.observe(table.STEP_TIME, step.value, value=result.seconds)
         if result.outcome is not Outcome.PASSED:
             self._instruments.count(table.STEP_FAILURES, step.value, result.outcome.value, result.blame.value)
         if step is Step.RESET:
@@ -130,7 +130,7 @@ class ServiceCounters:
 
     def written(self, seconds: float) -> None:
         """Count a ledger write of this duration."""
-        self._instruments.time(table.LEDGER_APPEND, value=seconds)
+        self._instruments.observe(table.LEDGER_APPEND, value=seconds)
 
     # -- what the ledger does not hold, or not at once
 
@@ -147,7 +147,7 @@ class ServiceCounters:
 
     def answered(self, request: str, outcome: str, reason: str, seconds: float) -> None:
         """Count an answered request of the plugin; ``reason`` is empty for a yes."""
-        self._instruments.time(table.REQUESTS, request, outcome, value=seconds)
+        self._instruments.observe(table.REQUESTS, request, outcome, value=seconds)
         if reason:
             self._instruments.count(table.REQUEST_REFUSALS, request, reason)
 

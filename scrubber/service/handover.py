@@ -132,7 +132,7 @@ class Handover:
             async with asyncio.timeout(self._context.time_left(budget)):
                 if len(names) == 1:  # the usual case: needs no task
                     return {names[0]: await answer(names[0])}
-                return dict(zip(names, await aio.together(map(answer, names)), strict=True))
+                return dict(zip(names, await aio.gather(map(answer, names)), strict=True))
         except TimeoutError:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
 

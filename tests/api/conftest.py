@@ -28,7 +28,7 @@ class House:
                 "policy": "fast",
             }
         )
-        unix_sockets.prepare(self.config.run_dir)
+        unix_sockets.lock_run_dir(self.config.run_dir)
         backend = app.build_backend(self.config)
         counters = ServiceCounters(CollectorRegistry())
         self.built = app.build(

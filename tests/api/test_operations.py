@@ -204,13 +204,13 @@ async def test_a_caller_that_leaves_is_told_as_such(house) -> None:
 
 @pytest.mark.parametrize("sent", ["", "abc", "g" * 8, "a" * 33, "abcd\n", "ab cd", b"abcd"])
 def test_what_is_no_id_is_never_taken_for_one(sent: str | bytes) -> None:
-    assert FRESH.fullmatch(operation_id.of(((operation_id.KEY, sent), ("else", "abcd"))))
+    assert FRESH.fullmatch(operation_id.from_metadata(((operation_id.KEY, sent), ("else", "abcd"))))
 
 
 def test_an_id_is_carried_as_it_was_given() -> None:
-    assert [operation_id.of(operation_id.carried(op)) for op in ("abcd", "0" * 32)] == ["abcd", "0" * 32]
-    assert operation_id.carried("") == ()
-    assert operation_id.of(None) != operation_id.of(())
+    assert [operation_id.from_metadata(operation_id.to_metadata(op)) for op in ("abcd", "0" * 32)] == ["abcd", "0" * 32]
+    assert operation_id.to_metadata("") == ()
+    assert operation_id.from_metadata(None) != operation_id.from_metadata(())
 
 
 async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
@@ -235,6 +235,6 @@ async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
     finally:
         structlog.reset_defaults()
     refused = [line for line in written if line["event"] == "no"]
-    assert [line.get("left_out") for line in refused] == [None] * log.MOST + [37]
-    assert len({line["op"] for line in refused}) == log.MOST + 1
+    assert [line.get("left_out") for line in refused] == [None] * log.MAX_REPEATS + [37]
+    assert len({line["op"] for line in refused}) == log.MAX_REPEATS + 1
     assert {json.dumps(line["devices"]) for line in refused} == {json.dumps([uuid])}

@@ -12,7 +12,7 @@ async def test_the_result_is_the_steps():
         await asyncio.sleep(0)
         return 7
 
-    assert await aio.through(step()) == 7
+    assert await aio.finish(step()) == 7
 
 
 async def test_an_error_is_the_steps():
@@ -20,11 +20,11 @@ async def test_an_error_is_the_steps():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await aio.through(step())
+        await aio.finish(step())
 
 
 @pytest.mark.parametrize("failing", [False, True])
-async def test_who_is_cancelled_more_than_once_leaves_when_the_step_is_done(failing):
+async def test_a_caller_cancelled_twice_waits_for_the_step(failing):
     go, done = asyncio.Event(), []
 
     async def step() -> None:
@@ -33,7 +33,7 @@ async def test_who_is_cancelled_more_than_once_leaves_when_the_step_is_done(fail
         if failing:
             raise ValueError("nobody is there to hear it")
 
-    caller = asyncio.create_task(aio.through(step()))
+    caller = asyncio.create_task(aio.finish(step()))
     for _ in range(3):
         await asyncio.sleep(0)
         caller.cancel()
@@ -50,7 +50,7 @@ async def test_a_step_that_is_cancelled_itself_ends_its_caller():
         raise asyncio.CancelledError
 
     with pytest.raises(asyncio.CancelledError):
-        await aio.through(step())
+        await aio.finish(step())
 
 
 async def test_together_gives_all_results_in_order():
@@ -58,7 +58,7 @@ async def test_together_gives_all_results_in_order():
         await asyncio.sleep(0)
         return number
 
-    assert await aio.together(map(step, range(3))) == [0, 1, 2]
+    assert await aio.gather(map(step, range(3))) == [0, 1, 2]
 
 
 async def test_together_nothing_goes_on_after_the_first_error():
@@ -75,5 +75,5 @@ async def test_together_nothing_goes_on_after_the_first_error():
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await aio.together([slow(), wrong()])
+        await aio.gather([slow(), wrong()])
     assert ended == ["slow"]

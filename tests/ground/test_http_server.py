@@ -68,7 +68,7 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
     return bytes(heard)
 
 
-async def test_metrics_are_openmetrics_for_who_asks_for_that_and_text_for_others():
+async def test_metrics_have_the_format_that_accept_asks_for():
     registry = CollectorRegistry()
     Counter("autoclave_things", "Things.", registry=registry).inc(3, {"receipt": "abc"})
     async with opened(registry) as address:
@@ -83,7 +83,7 @@ async def test_metrics_are_openmetrics_for_who_asks_for_that_and_text_for_others
         assert "autoclave_things_total 3.0" in text
 
 
-async def test_who_lives_is_healthy_and_who_is_ready_has_no_obstacles():
+async def test_healthz_is_ok_and_readyz_names_obstacles():
     obstacles = ["the ledger cannot be written", "no device was found"]
     async with opened(obstacles=lambda: obstacles) as address:
         assert (await get(address, "/healthz"))[::2] == (200, "ok\n")
@@ -96,7 +96,7 @@ async def test_who_lives_is_healthy_and_who_is_ready_has_no_obstacles():
         assert (await get(address, "/readyz"))[::2] == (200, "ready\n")
 
 
-async def test_head_has_no_body_and_other_places_and_methods_are_told():
+async def test_head_has_no_body_and_other_requests_are_errors():
     async with opened() as address:
         assert (await get(address, "/healthz", "HEAD"))[::2] == (200, "")
         assert (await get(address, "/else"))[0] == 404
@@ -112,13 +112,13 @@ async def test_head_has_no_body_and_other_places_and_methods_are_told():
         (b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", b"400"),
     ],
 )
-async def test_what_is_no_question_is_told_so(asked, status):
+async def test_an_invalid_request_is_a_400(asked, status):
     async with opened() as address:
         assert (await said(address, asked)).split(b" ")[1] == status
 
 
-async def test_who_says_nothing_keeps_nobody_waiting_and_is_cut_off(monkeypatch):
-    monkeypatch.setattr(http_server, "PATIENCE", 0.3)
+async def test_a_silent_connection_is_closed(monkeypatch):
+    monkeypatch.setattr(http_server, "EXCHANGE_WITHIN", 0.3)
     async with opened() as address:
         silent = [await asyncio.open_connection(*http_server.parse(address)) for _ in range(20)]
         assert (await get(address, "/healthz"))[0] == 200
@@ -127,8 +127,8 @@ async def test_who_says_nothing_keeps_nobody_waiting_and_is_cut_off(monkeypatch)
             writer.close()
 
 
-async def test_who_does_not_read_his_answer_is_cut_off(monkeypatch):
-    monkeypatch.setattr(http_server, "PATIENCE", 0.3)
+async def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
+    monkeypatch.setattr(http_server, "EXCHANGE_WITHIN", 0.3)
 
     class Much(Collector):
         def collect(self) -> Iterator[Metric]:
@@ -151,9 +151,11 @@ async def test_who_does_not_read_his_answer_is_cut_off(monkeypatch):
         writer.close()
 
 
-async def test_who_says_nothing_keeps_nobody_out_the_oldest_is_given_up_for_who_comes():
+async def test_a_new_connection_replaces_the_oldest():
     async with opened() as address:
-        silent = [await asyncio.open_connection(*http_server.parse(address)) for _ in range(http_server.MOST)]
+        silent = [
+            await asyncio.open_connection(*http_server.parse(address)) for _ in range(http_server.MAX_CONNECTIONS)
+        ]
         assert (await get(address, "/healthz"))[::2] == (200, "ok\n")
         assert await all_of(silent[0][0]) == b""
         last_reader, last_writer = silent[-1]
@@ -163,9 +165,9 @@ async def test_who_says_nothing_keeps_nobody_out_the_oldest_is_given_up_for_who_
             each.close()
 
 
-async def test_a_crowd_that_comes_at_once_is_cut_off_to_the_last_and_the_door_stays_open(monkeypatch):
+async def test_many_idle_connections_are_closed_and_the_server_still_answers(monkeypatch):
     """Some are given up before their exchange has begun."""
-    monkeypatch.setattr(http_server, "MOST", 2)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)
     async with opened() as address:
         crowd = await asyncio.gather(*(asyncio.open_connection(*http_server.parse(address)) for _ in range(60)))
         for reader, _ in crowd[:-2]:
@@ -187,17 +189,17 @@ class Counted(Collector):
         yield family
 
 
-async def test_who_asks_without_a_pause_is_shown_the_same_figures_for_half_a_second():
+async def test_metrics_are_cached_for_half_a_second():
     registry, collector, now = CollectorRegistry(), Counted(), [100.0]
     registry.register(collector)
     collector.times = 0
     async with http_server.HttpServer(registry, list, lambda: now[0]).serve("127.0.0.1:0") as address:
         first = [await get(address, "/metrics") for _ in range(20)]
         assert (len(set(first)), collector.times) == (1, 1)
-        now[0] += http_server.FRESH / 2
+        now[0] += http_server.CACHE_SECONDS / 2
         assert "autoclave_times 2.0" in (await get(address, "/metrics", Accept=OPENMETRICS))[2], "each form is made"
         assert await get(address, "/metrics") == first[0]
-        now[0] += http_server.FRESH / 2
+        now[0] += http_server.CACHE_SECONDS / 2
         assert "autoclave_times 3.0" in (await get(address, "/metrics"))[2]
         assert "autoclave_times 2.0" in (await get(address, "/metrics", Accept=OPENMETRICS))[2]
 
@@ -215,7 +217,7 @@ async def test_no_choice_of_words_makes_figures_be_made_again():
     assert collector.times == 2
 
 
-async def test_figures_that_cannot_be_made_are_an_error_and_the_door_stays_open():
+async def test_metrics_that_fail_are_a_500_and_the_server_stays():
     class Broken(Collector):
         broken = False  # it is asked when it is registered, too
 
@@ -232,7 +234,7 @@ async def test_figures_that_cannot_be_made_are_an_error_and_the_door_stays_open(
         assert (await get(address, "/healthz"))[0] == 200
 
 
-async def test_an_address_that_is_taken_is_told_with_the_flag():
+async def test_an_address_in_use_names_the_flag():
     async with opened() as address:
         with pytest.raises(FatalError, match=r"cannot serve metrics at .*: address already in use.*--metrics-address"):
             async with http_server.HttpServer(CollectorRegistry(), list).serve(address):
@@ -257,7 +259,7 @@ TEXT, METRICS = "text/plain; version=0.0.4; charset=utf-8", "application/openmet
         ("", TEXT),
     ],
 )
-async def test_a_version_that_is_none_is_answered_in_text_and_nothing_of_it_comes_back(accept, kind, caplog):
+async def test_an_invalid_version_is_answered_in_text_without_an_echo(accept, kind, caplog):
     async with opened() as address:
         answer = await said(address, f"GET /metrics HTTP/1.1\r\nAccept: {accept}\r\n\r\n".encode())
     head, _, _ = answer.partition(b"\r\n\r\n")

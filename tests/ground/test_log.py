@@ -59,12 +59,12 @@ def read(monkeypatch) -> Iterator[Read]:
     structlog.reset_defaults()
 
 
-def test_a_storm_of_the_same_line_is_written_five_times_and_then_counted() -> None:
+def test_repeated_lines_are_written_five_times_then_counted() -> None:
     pen = Pen()
     for number in range(42):
         pen.clock.now = number / 10
         pen.write(op=f"{number:08x}", seconds=number, device="GPU-1", reason="in-use")
-    assert len(pen.written) == log.MOST == 5
+    assert len(pen.written) == log.MAX_REPEATS == 5
     pen.clock.now = 10.0
     assert pen.write(op="ff", device="GPU-1", reason="in-use")
     assert pen.written[-1]["left_out"] == 37
@@ -74,13 +74,13 @@ def test_a_storm_of_the_same_line_is_written_five_times_and_then_counted() -> No
 
 
 @given(st.lists(st.integers(0, 40), max_size=80))
-def test_no_ten_seconds_hold_the_same_line_more_than_five_times_and_none_goes_uncounted(pauses: list[int]) -> None:
+def test_a_line_is_written_five_times_in_ten_seconds_and_counted(pauses: list[int]) -> None:
     pen, at = Pen(), []
     for pause in pauses:
         pen.clock.now += pause / 8
         if pen.write(device="GPU-1"):
             at.append(pen.clock.now)
-    assert all(later - first >= log.WINDOW for first, later in zip(at, at[log.MOST :], strict=False))
+    assert all(later - first >= log.WINDOW for first, later in zip(at, at[log.MAX_REPEATS :], strict=False))
     pen.clock.now += log.WINDOW
     pen.write(device="GPU-1")
     assert len(pen.written) + sum(line.get("left_out", 0) for line in pen.written) == len(pauses) + 1
@@ -100,30 +100,30 @@ def test_what_says_something_else_is_another_line(other: dict[str, object]) -> N
     assert pen.write(**{"device": "GPU-1", **other})
 
 
-def test_a_fault_again_and_again_is_one_line_whatever_its_traceback_says() -> None:
+def test_a_repeated_fault_is_one_line() -> None:
     pen = Pen()
     for number in range(8):
         try:
             raise ValueError(number)  # noqa: TRY301 - as a fault of ours is
         except ValueError as error:
             pen.write(exc_info=error if number % 2 else True)
-    assert len(pen.written) == log.MOST
+    assert len(pen.written) == log.MAX_REPEATS
 
 
-def test_the_memory_of_repeats_is_bounded_and_a_storm_is_not_forgotten_over_others() -> None:
+def test_the_memory_of_repeats_is_bounded_and_keeps_recent_lines() -> None:
     pen = Pen(remembered=16)
     for number in range(1000):
         pen.clock.now = number / 100
         pen.write(device="GPU-1")
         pen.write(device=f"GPU-{number}", reason="in-use")
     assert len(pen.repeats._lines) == 16
-    assert sum(line["device"] == "GPU-1" and "reason" not in line for line in pen.written) == log.MOST
+    assert sum(line["device"] == "GPU-1" and "reason" not in line for line in pen.written) == log.MAX_REPEATS
 
 
 def test_every_program_limits_repeats(read: Read) -> None:
     for _ in range(50):
         log.get("api").warning("no", device="GPU-1")
-    assert len(read()) == log.MOST
+    assert len(read()) == log.MAX_REPEATS
 
 
 def test_a_line_in_a_pod_is_json_with_room_level_and_utc(read: Read) -> None:
@@ -143,16 +143,16 @@ def test_no_name_that_a_tenant_can_choose_gets_past(command: str, other: str, be
         ownership.holder_names((one, two)),
         f"pid 3 ({process_names.quoted(one.command)} in no container, state S)",
     ):
-        shown = process_names.unnamed(f"{before}{told}{after}")
+        shown = process_names.without_names(f"{before}{told}{after}")
         assert "secret" not in shown
         assert process_names.NAMELESS in shown
 
 
 def test_a_name_writes_nothing_on_a_terminal() -> None:
-    assert process_names.process("a\x1b[2J\nb", 7) == '"a?[2J?b" (pid 7)'
+    assert process_names.describe("a\x1b[2J\nb", 7) == '"a?[2J?b" (pid 7)'
 
 
-def test_names_are_told_at_level_debug_alone(read: Read) -> None:
+def test_process_names_are_logged_only_at_debug(read: Read) -> None:
     said = event_text.tell(ev.Soiled("it was used without a grant", (lives.FOREIGN,)))
     assert lives.FOREIGN.command in said
     log.get("ledger").warning(said, why=said)
@@ -168,7 +168,7 @@ def test_names_are_told_at_level_debug_alone(read: Read) -> None:
     assert f"(pid {lives.FOREIGN.pid}, " in fault["exception"]
 
 
-def test_a_log_that_cannot_be_written_ends_nobody():
+def test_an_unwritable_log_ends_no_program():
     program = "from scrubber.ground import log; log.configure(); log.get('room').error('hear me'); print('I go on')"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, check=False)

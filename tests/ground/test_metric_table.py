@@ -41,7 +41,7 @@ def test_counters_without_labels_begin_at_nothing_and_others_when_they_are_known
     registry = CollectorRegistry()
     instruments = Instruments((COUNTER, PLAIN, GAUGE), registry)
     assert shown(registry) == {"autoclave_times_total": {(): 0.0}}
-    instruments.known(COUNTER, "0")
+    instruments.export_zero(COUNTER, "0")
     instruments.count(COUNTER, "1", by=7)
     instruments.count(PLAIN)
     assert shown(registry) == {
@@ -52,7 +52,7 @@ def test_counters_without_labels_begin_at_nothing_and_others_when_they_are_known
 
 def test_times_fall_into_buckets_and_lead_to_a_receipt():
     registry = CollectorRegistry()
-    Instruments((TIME,), registry).time(TIME, "Allocate", value=0.5, receipt="r1")
+    Instruments((TIME,), registry).observe(TIME, "Allocate", value=0.5, receipt="r1")
     (family,) = text_string_to_metric_families(generate_latest(registry).decode())
     (bucket,) = (it for it in family.samples if it.labels.get("le") == "1.0")
     assert bucket.exemplar is not None
@@ -79,7 +79,7 @@ def test_what_is_looked_up_has_the_names_and_labels_of_its_row():
     }
 
 
-def test_who_counts_what_is_in_no_table_is_told():
+def test_counting_a_row_of_another_table_fails():
     with pytest.raises(KeyError):
         Instruments((COUNTER,), CollectorRegistry()).count(PLAIN)
 

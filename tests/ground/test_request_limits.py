@@ -62,10 +62,10 @@ def test_a_pod_uid_is_an_owner():
 @pytest.mark.parametrize("text", ["two\nlines", "\x1b[2J", "a\u202eb", "nul\x00"])
 def test_words_that_could_fool_a_terminal_are_refused(text):
     with pytest.raises(InvalidRequest, match="control character"):
-        request_limits.words(text, "the reason")
+        request_limits.one_line(text, "the reason")
 
 
 def test_words_are_asked_for_where_they_are_needed():
     with pytest.raises(InvalidRequest, match="the reason is missing"):
-        request_limits.words("   ", "the reason", needed=True)
-    assert request_limits.words("   ", "the reason") == ""
+        request_limits.one_line("   ", "the reason", needed=True)
+    assert request_limits.one_line("   ", "the reason") == ""

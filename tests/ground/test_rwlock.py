@@ -15,7 +15,7 @@ class Stage:
     """Who is in, in the order in which things happened."""
 
     def __init__(self) -> None:
-        self.shared = RWLock(PATIENCE)
+        self.lock = RWLock(PATIENCE)
         self.seen: list[str] = []
         self.leave: dict[str, asyncio.Event] = {}
 
@@ -24,7 +24,7 @@ class Stage:
         return asyncio.create_task(self._stay(name, alone=alone, brief=brief))
 
     async def _stay(self, name: str, *, alone: bool, brief: bool) -> None:
-        async with self.shared.alone() if alone else self.shared.with_others(brief=brief):
+        async with self.lock.exclusive() if alone else self.lock.shared(brief=brief):
             self.seen.append(f"+{name}")
             await self.leave[name].wait()
             self.seen.append(f"-{name}")
@@ -50,7 +50,7 @@ async def test_many_are_in_at_once(stage):
     assert await stage.settle() == ["+a", "+b"]
 
 
-async def test_one_is_alone_when_the_last_of_the_others_has_left(stage):
+async def test_exclusive_use_waits_for_the_last_shared_use(stage):
     stage.enter("a")
     stage.enter("b")
     await stage.settle()
@@ -61,7 +61,7 @@ async def test_one_is_alone_when_the_last_of_the_others_has_left(stage):
     assert (await stage.settle())[-2:] == ["-b", "+one"]
 
 
-async def test_nobody_comes_in_beside_one_who_is_alone_or_before_one_who_waits_to_be(stage):
+async def test_exclusive_use_and_its_waiters_block_shared_use(stage):
     stage.enter("a")
     await stage.settle()
     stage.enter("one", alone=True)
@@ -73,7 +73,7 @@ async def test_nobody_comes_in_beside_one_who_is_alone_or_before_one_who_waits_t
     assert (await stage.settle())[-2:] == ["-one", "+late"]
 
 
-async def test_who_is_brief_passes_one_who_waits_to_be_alone_but_not_for_ever(stage, monkeypatch):
+async def test_brief_uses_pass_a_waiter_only_for_a_while(stage, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: clock[0])
     stage.enter("long")
@@ -92,14 +92,14 @@ async def test_who_is_brief_passes_one_who_waits_to_be_alone_but_not_for_ever(st
     assert (await stage.settle())[-3:] == ["-one", "+late", "+brief too late"]
 
 
-async def test_who_is_brief_does_not_come_in_beside_one_who_is_alone(stage):
+async def test_exclusive_use_blocks_brief_uses(stage):
     stage.enter("one", alone=True)
     await stage.settle()
     stage.enter("brief", brief=True)
     assert await stage.settle() == ["+one"]
 
 
-async def test_of_two_who_want_to_be_alone_neither_is_kept_waiting_by_newcomers(stage):
+async def test_two_exclusive_waiters_come_before_newcomers(stage):
     stage.enter("one", alone=True)
     await stage.settle()
     stage.enter("another", alone=True)
@@ -110,7 +110,7 @@ async def test_of_two_who_want_to_be_alone_neither_is_kept_waiting_by_newcomers(
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_who_gives_up_leaves_no_trace(stage, alone):
+async def test_a_cancelled_waiter_leaves_no_trace(stage, alone):
     stage.enter("one", alone=True)
     await stage.settle()
     impatient = stage.enter("impatient", alone=alone)
@@ -123,7 +123,7 @@ async def test_who_gives_up_leaves_no_trace(stage, alone):
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_who_fails_inside_is_out(stage, alone):
+async def test_an_error_inside_releases_the_lock(stage, alone):
     failing = stage.enter("failing", alone=alone)
     await stage.settle()
     failing.cancel()

@@ -10,21 +10,21 @@ from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 
 
-def test_the_directory_is_made_for_the_owner_alone_and_has_one_tenant(short_tmp):
-    lock = unix_sockets.prepare(short_tmp / "run")
+def test_the_run_directory_is_private_and_locked(short_tmp):
+    lock = unix_sockets.lock_run_dir(short_tmp / "run")
     assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == 0o700
     with pytest.raises(FatalError, match="another autoclave scrubber runs in"):
-        unix_sockets.prepare(short_tmp / "run")
+        unix_sockets.lock_run_dir(short_tmp / "run")
     os.close(lock)
-    os.close(unix_sockets.prepare(short_tmp / "run"))
+    os.close(unix_sockets.lock_run_dir(short_tmp / "run"))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o755, 0o710])
-def test_a_directory_that_others_may_enter_is_refused_and_left_as_it_is(short_tmp, mode):
+def test_a_directory_open_to_others_is_refused_unchanged(short_tmp, mode):
     (short_tmp / "run").mkdir()
     (short_tmp / "run").chmod(mode)
     with pytest.raises(FatalError, match="other users may enter it"):
-        unix_sockets.prepare(short_tmp / "run")
+        unix_sockets.lock_run_dir(short_tmp / "run")
     assert stat.S_IMODE((short_tmp / "run").stat().st_mode) == mode
 
 
@@ -32,13 +32,13 @@ def test_a_link_to_a_directory_is_refused(short_tmp):
     (short_tmp / "real").mkdir(mode=0o700)
     (short_tmp / "run").symlink_to(short_tmp / "real")
     with pytest.raises(FatalError, match="other users may enter it"):
-        unix_sockets.prepare(short_tmp / "run")
+        unix_sockets.lock_run_dir(short_tmp / "run")
 
 
-def test_a_directory_that_cannot_be_used_is_told_with_a_remedy(short_tmp):
+def test_an_unusable_run_directory_names_the_flag(short_tmp):
     (short_tmp / "file").write_text("")
     with pytest.raises(FatalError, match="--run-dir"):
-        unix_sockets.prepare(short_tmp / "file" / "run")
+        unix_sockets.lock_run_dir(short_tmp / "file" / "run")
 
 
 def test_a_stale_socket_is_cleared_away(short_tmp):
@@ -49,7 +49,7 @@ def test_a_stale_socket_is_cleared_away(short_tmp):
     assert not path.exists()
 
 
-def test_a_live_socket_is_left_to_whoever_answers(short_tmp):
+def test_a_live_socket_is_refused(short_tmp):
     path = short_tmp / "s.sock"
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(os.fspath(path))
@@ -67,8 +67,8 @@ def test_what_is_no_socket_is_left_alone(short_tmp):
     assert path.read_text() == "precious"
 
 
-def test_a_path_that_the_kernel_does_not_take_is_refused_at_its_length(short_tmp):
-    room = unix_sockets.LONGEST - len(os.fsencode(short_tmp)) - 1
+def test_a_path_longer_than_107_bytes_is_refused(short_tmp):
+    room = unix_sockets.MAX_PATH_BYTES - len(os.fsencode(short_tmp)) - 1
     assert unix_sockets.claim(short_tmp / ("s" * room)).startswith("unix:")
     with pytest.raises(FatalError, match="longer than 107 bytes"):
         unix_sockets.claim(short_tmp / ("s" * (room + 1)))

@@ -150,7 +150,7 @@ async def test_no_restart_of_anybody_makes_an_unhealthy_device_healthy(service, 
     assert kubelet.devices(GPU)[bad] == "Unhealthy"
 
 
-async def test_without_a_service_nothing_is_registered_and_the_log_says_so_once(kubelet, plugin, short_tmp):
+async def test_without_a_service_no_resource_is_registered(kubelet, plugin, short_tmp):
     it = await plugin()
     await it.hear("waiting for the scrub service")
     await asyncio.sleep(1)
@@ -244,7 +244,7 @@ async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, told):
     assert it.heard == []
 
 
-async def test_a_name_that_is_too_long_for_a_socket_ends_it_with_one_line_and_exit_code_2(door, short_tmp, plugin):
+async def test_a_socket_name_that_is_too_long_exits_2(door, short_tmp, plugin):
     deep = short_tmp / ("d" * (107 - len(f"{short_tmp}//autoclave/nvidia.com_gpu.sock")))
     deep.mkdir()
     door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))

@@ -23,7 +23,7 @@ def good(short_tmp):
     return Config(kubelet_dir=short_tmp, run_dir=short_tmp / "run", registry_dir=short_tmp)
 
 
-def test_what_is_good_passes_even_before_the_service_made_its_directory(good):
+def test_valid_options_pass_without_a_run_directory(good):
     config.check(good)
 
 
@@ -53,7 +53,7 @@ def test_a_domain_may_be_a_prefix(good, prefix):
         ("a" * 245, "longer than 244"),
     ],
 )
-def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
+def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
     with pytest.raises(FatalError, match=why) as told:
         config.check(replace(good, resource_prefix=prefix))
     assert "--resource-prefix" in str(told.value)
@@ -92,7 +92,7 @@ def test_a_prefix_that_the_kubelet_would_refuse_is_told(good, prefix, why):
         ),
     ],
 )
-def test_what_cannot_work_is_one_line_that_says_what_to_mend(good, change, told):
+def test_invalid_options_are_one_line_with_the_remedy(good, change, told):
     with pytest.raises(FatalError, match=told) as error:
         config.check(replace(good, **change))
     assert "\n" not in str(error.value)
@@ -108,7 +108,7 @@ def test_a_socket_path_may_be_as_long_as_the_kernel_takes(good):
         config.check(replace(good, run_dir=Path("/" + "d" * (107 - len("/scrubber.sock")))))
 
 
-def test_a_kubelet_directory_without_room_for_sockets_is_told_before_anything_is_served(good, short_tmp):
+def test_a_kubelet_directory_that_is_too_long_fails_first(good, short_tmp):
     deep = short_tmp / ("d" * 80)
     deep.mkdir()
     with pytest.raises(FatalError, match=r"gpu\.sock: it is .* bytes long and the kernel takes 107.*--kubelet-dir"):
@@ -125,13 +125,13 @@ def test_the_style_is_what_was_asked_for(good):
     )  # fmt: skip
 
 
-def test_the_cluster_is_told_of_nothing_unless_there_are_credentials(good):
+def test_no_reports_without_credentials(good):
     config.check(replace(good, node_name="node-1", service_account=Path("/nonexistent")))
     assert starting.reporter(replace(good, node_name="node-1", service_account=Path("/nonexistent")).cluster) is None
 
 
 @pytest.mark.parametrize("change", [{"cluster_reports": Reports.OFF}, {"node_name": ""}])
-def test_the_cluster_is_told_of_nothing_where_that_is_off_or_the_node_has_no_name(good, short_tmp, monkeypatch, change):
+def test_no_reports_without_a_node_name_or_when_off(good, short_tmp, monkeypatch, change):
     (short_tmp / "token").write_text("secret")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
@@ -140,7 +140,7 @@ def test_the_cluster_is_told_of_nothing_where_that_is_off_or_the_node_has_no_nam
     assert starting.reporter(chosen.cluster) is None
 
 
-def test_credentials_that_cannot_be_used_end_only_who_insists_on_them(good, short_tmp, monkeypatch):
+def test_unusable_credentials_are_fatal_only_with_reports_on(good, short_tmp, monkeypatch):
     (short_tmp / "token").write_text("secret")  # and no certificate
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")

@@ -103,7 +103,7 @@ async def test_both_optional_hooks_are_wanted(kubelet):
     assert options.get_preferred_allocation_available
 
 
-async def test_the_list_names_the_memory_a_device_is_near_to_if_it_is_known(kubelet):
+async def test_the_list_has_the_numa_node_if_known(kubelet):
     message = await kubelet.ListAndWatch(wire.Empty()).read()
     assert {it.ID: [node.ID for node in it.topology.nodes] for it in message.devices} == {A: [0], B: [0], C: []}
     assert [it.HasField("topology") for it in message.devices] == [True, True, False]
@@ -139,7 +139,7 @@ async def test_a_wish_that_cannot_be_met_is_no_error(kubelet, available, size):
     assert await prefer(kubelet, available, size) == [[]]
 
 
-async def test_a_fault_in_the_preference_costs_the_wish_and_not_the_pod(kubelet, figures, monkeypatch):
+async def test_a_fault_in_the_preference_does_not_fail_the_pod(kubelet, figures, monkeypatch):
     monkeypatch.setattr("plugin.preferred.prefer", lambda *_: 1 / 0)
     with capture_logs() as lines:
         assert await prefer(kubelet, [A], 1) == [[]]
@@ -147,7 +147,7 @@ async def test_a_fault_in_the_preference_costs_the_wish_and_not_the_pod(kubelet,
     assert counted(figures) == {("GetPreferredAllocation", "fault"): 1}  # and is no refusal
 
 
-async def test_a_preference_asks_nobody(kubelet, door):
+async def test_a_preference_makes_no_request(kubelet, door):
     await door.close()
     assert await prefer(kubelet, [A, B], 1) == [[B]]
     assert door.asked == []
@@ -169,7 +169,7 @@ async def test_the_drivers_nodes_are_looked_for_each_time(kubelet, shared_nodes)
 
 
 @pytest.mark.parametrize("groups", [[], [[]], [[A], []], [[A, A]], [[A], [A]], [["GPU-0009"]], [["$(reboot)"]]])
-async def test_an_allocation_that_no_kubelet_asks_for_is_an_invalid_argument_and_asks_nobody(kubelet, door, groups):
+async def test_an_invalid_allocate_is_refused_without_a_request(kubelet, door, groups):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await allocate(kubelet, *groups)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -177,7 +177,7 @@ async def test_an_allocation_that_no_kubelet_asks_for_is_an_invalid_argument_and
 
 
 @pytest.mark.parametrize("ids", [[], [A, A], ["GPU-0009"]])
-async def test_a_start_that_no_kubelet_asks_for_is_an_invalid_argument_and_asks_nobody(kubelet, door, ids):
+async def test_an_invalid_start_is_refused_without_a_request(kubelet, door, ids):
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await start(kubelet, *ids)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -192,7 +192,7 @@ async def test_a_start_that_no_kubelet_asks_for_is_an_invalid_argument_and_asks_
         (Refused(Reason.QUARANTINED, "cannot: x"), grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE),
     ],
 )
-async def test_a_no_has_the_code_that_makes_the_kubelet_do_the_right_thing(kubelet, door, error, allocation, starting):
+async def test_a_refusal_has_the_code_that_the_kubelet_needs(kubelet, door, error, allocation, starting):
     door.answer = no(error)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await allocate(kubelet, [A])
@@ -202,7 +202,7 @@ async def test_a_no_has_the_code_that_makes_the_kubelet_do_the_right_thing(kubel
     assert (refused.value.code(), refused.value.details()) == (starting, error.message)
 
 
-async def test_an_absent_service_is_a_no_that_tells_tenants_nothing_of_the_node(kubelet, door, short_tmp):
+async def test_an_absent_service_refuses_without_details_for_tenants(kubelet, door, short_tmp):
     await door.close()
     for asked in (allocate(kubelet, [A]), start(kubelet, A)):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -211,7 +211,7 @@ async def test_an_absent_service_is_a_no_that_tells_tenants_nothing_of_the_node(
         assert str(short_tmp) not in (refused.value.details() or "")
 
 
-async def test_the_kubelet_has_seen_the_unhealthy_device_before_it_hears_the_no(kubelet, door):
+async def test_the_kubelet_sees_the_unhealthy_device_before_the_refusal(kubelet, door):
     stream = kubelet.ListAndWatch(wire.Empty())
     assert (await read(stream))[A] == "Healthy"
     seen: dict[str, float] = {}
@@ -235,7 +235,7 @@ async def test_without_a_deadline_a_start_is_answered_too(kubelet, door):
     assert 28 < door.left[0] < 29.5  # gRPC adds a little
 
 
-async def test_a_start_that_the_kubelet_gave_up_is_given_up_and_told(kubelet, door, figures):
+async def test_a_start_that_the_kubelet_cancels_is_cancelled_and_logged(kubelet, door, figures):
     door.answer = hang
     with capture_logs() as lines:
         asking = asyncio.create_task(start(kubelet, A))
@@ -249,7 +249,7 @@ async def test_a_start_that_the_kubelet_gave_up_is_given_up_and_told(kubelet, do
     assert counted(figures) == {("PreStartContainer", "cancelled"): 1}  # nobody was told no
 
 
-async def test_a_fault_of_ours_is_internal_and_its_traceback_is_in_the_log(kubelet, door, figures, monkeypatch):
+async def test_a_fault_is_internal_with_its_traceback_in_the_log(kubelet, door, figures, monkeypatch):
     monkeypatch.setattr("plugin.response.respond", lambda *_: 1 / 0)
     with capture_logs() as lines, pytest.raises(grpc.aio.AioRpcError) as failed:
         await allocate(kubelet, [A])
@@ -287,9 +287,7 @@ async def test_each_hook_is_one_line_in_the_log_and_one_time(kubelet, door, figu
     }  # fmt: skip
 
 
-async def test_a_receipt_that_no_exemplar_can_hold_costs_the_figure_its_proof_and_the_pod_nothing(
-    kubelet, door, figures
-):
+async def test_a_receipt_too_long_for_an_exemplar_is_left_out(kubelet, door, figures):
     door.receipt = "r" * 200
     await allocate(kubelet, [B])
     assert counted(figures) == {("Allocate", "ok"): 1}

@@ -54,7 +54,7 @@ def gate(listing):
         ([[f"GPU-{it}" for it in range(257)]], "257 devices were named"),
     ],
 )
-def test_a_wrong_question_is_refused_and_nobody_is_asked(gate, door, groups, told):
+def test_an_invalid_request_is_refused_without_a_request(gate, door, groups, told):
     with pytest.raises(InvalidRequest, match=told):
         gate.find(GPU, groups)
     assert door.asked == []
@@ -85,7 +85,7 @@ async def test_a_no_is_passed_on_and_not_asked_again(gate, door, kind):
     assert [what for what, _ in door.asked] == ["acquire", "start"]
 
 
-async def test_the_refused_device_is_shown_as_unhealthy_before_the_refusal_is_told(gate, door, listing, read):
+async def test_the_list_is_unhealthy_before_the_refusal(gate, door, listing, read):
     door.answer = no(IN_USE, lambda: door.say(gpu(0, healthy=False), gpu(1)))
     reader = read(listing)
     await reader.until(all_well)
@@ -94,7 +94,7 @@ async def test_the_refused_device_is_shown_as_unhealthy_before_the_refusal_is_to
     assert reader.lists[-1] == {A: False, B: True}
 
 
-async def test_a_refusal_waits_only_so_long_for_a_list_that_does_not_come(gate, door, listing, read):
+async def test_a_refusal_waits_briefly_for_the_unhealthy_list(gate, door, listing, read):
     door.answer = no(IN_USE)
     reader = read(listing)
     await reader.until(all_well)
@@ -104,7 +104,7 @@ async def test_a_refusal_waits_only_so_long_for_a_list_that_does_not_come(gate, 
     assert module.SHOWN_WITHIN + module.SETTLING <= time.monotonic() - begun + 0.01 < 2
 
 
-async def test_a_refusal_leaves_the_kubelet_a_moment_to_take_the_list_in(gate, door):
+async def test_a_refusal_gives_the_kubelet_time_for_the_list(gate, door):
     door.answer = no(IN_USE)
     begun = time.monotonic()
     with pytest.raises(Refused):
@@ -112,7 +112,7 @@ async def test_a_refusal_leaves_the_kubelet_a_moment_to_take_the_list_in(gate, d
     assert time.monotonic() - begun >= module.SETTLING
 
 
-async def test_a_service_that_is_away_when_a_pod_asks_makes_everything_unhealthy_at_once(gate, door, listing, read):
+async def test_an_unreachable_service_makes_all_unhealthy_at_allocate(gate, door, listing, read):
     door.silence = 60.0
     door.say(*door.devices)
     reader = read(listing)
@@ -124,7 +124,7 @@ async def test_a_service_that_is_away_when_a_pod_asks_makes_everything_unhealthy
     assert reader.lists[-1] == {A: False, B: False}
 
 
-async def test_a_service_that_restarts_while_a_pod_asks_fails_no_pod(gate, door, listing, read):
+async def test_a_restarting_service_fails_no_pod(gate, door, listing, read):
     reader = read(listing)
     await reader.until(all_well)
     wanted = devices(gate, A)
@@ -137,7 +137,7 @@ async def test_a_service_that_restarts_while_a_pod_asks_fails_no_pod(gate, door,
     assert door.asked[-1] == ("acquire", (A,))
 
 
-async def test_a_service_that_is_away_when_a_container_starts_takes_no_device_out(gate, door, listing, read):
+async def test_an_unreachable_service_at_a_start_keeps_devices_healthy(gate, door, listing, read):
     """The kubelet tries the container again by itself; a flap would cost the node its devices for ten seconds."""
     door.silence = 60.0
     reader = read(listing)
@@ -149,7 +149,7 @@ async def test_a_service_that_is_away_when_a_container_starts_takes_no_device_ou
     assert all(map(all_well, reader.lists))
 
 
-async def test_a_service_that_hangs_when_a_pod_asks_is_a_no_in_time(gate, door, listing, read, monkeypatch):
+async def test_a_hanging_service_is_a_refusal_in_time(gate, door, listing, read, monkeypatch):
     monkeypatch.setattr(module, "ACQUIRE_WITHIN", 0.2)
     door.answer, door.mute, door.silence = hang, True, 60.0
     reader = read(listing)
@@ -168,19 +168,19 @@ async def test_a_start_takes_no_longer_than_the_kubelet_waits(gate, door):
     assert time.monotonic() - begun < 2
 
 
-async def test_an_allocation_may_take_6_seconds_and_a_start_29_or_what_the_kubelet_has_left(gate, door):
+async def test_allocate_may_take_6_seconds_and_a_start_29(gate, door):
     await gate.acquire(GPU, devices(gate, A))
     for left in (30.0, 12.0, None):
         await gate.start(devices(gate, A), left)
     assert door.left == [pytest.approx(it, abs=0.9) for it in (6.0, 29.0, 12.0, 29.0)]
 
 
-async def test_the_service_is_told_that_a_start_will_be_asked_for(gate, door):
+async def test_acquire_announces_a_later_start(gate, door):
     await gate.acquire(GPU, devices(gate, A))
     assert door.announced == [True]
 
 
-async def test_a_service_that_shuts_down_is_asked_again_when_it_is_back(gate, door, listing, read):
+async def test_a_service_that_restarts_is_asked_again(gate, door, listing, read):
     """Between its last answers and its end it says no to everybody; a pod must not fail for that."""
     reader = read(listing)
     await reader.until(all_well)
@@ -195,7 +195,7 @@ async def test_a_service_that_shuts_down_is_asked_again_when_it_is_back(gate, do
     assert [what for what, _ in door.asked] == ["acquire"] * 3
 
 
-async def test_an_answer_that_one_device_is_late_says_nothing_of_the_others(gate, door, listing, read):
+async def test_a_late_device_does_not_affect_the_others(gate, door, listing, read):
     reader = read(listing)
     await reader.until(all_well)
     door.answer = no(NotReady(Reason.UNRESPONSIVE, "cannot say in time whether the devices are free; ask again"))

@@ -71,7 +71,7 @@ async def test_a_device_that_was_shown_never_leaves_the_list(door, followed, rea
         await reader.until(everything(True))
 
 
-async def test_who_asks_how_all_devices_stand_is_told_nothing_while_nothing_is_believed(door, followed):
+async def test_there_is_no_current_list_while_none_is_valid(door, followed):
     door.say(gpu(0), gpu(1))
     door.silence = 0.0
     async with followed() as listing, asyncio.timeout(WITHIN):
@@ -88,9 +88,7 @@ async def test_who_asks_how_all_devices_stand_is_told_nothing_while_nothing_is_b
         assert listing.current() is None
 
 
-async def test_what_was_taken_away_is_shown_by_whoever_has_shown_it_before_and_by_nobody_who_comes_later(
-    door, followed, read
-):
+async def test_replaced_devices_stay_listed_only_where_they_were_listed(door, followed, read):
     """Or the kubelet would count the slices of every layout that there ever was."""
     left = gpu(1, reason="relaid", quarantined=True, replaced=True, healthy=False)
     door.say(gpu(0), gpu(1))
@@ -106,7 +104,7 @@ async def test_what_was_taken_away_is_shown_by_whoever_has_shown_it_before_and_b
             await reader.until(exactly(GPU_0000=True, GPU_0001=True))
 
 
-async def test_a_device_that_changes_its_name_stays_unhealthy_under_the_old_one(door, followed, read):
+async def test_a_renamed_device_stays_unhealthy_under_its_old_name(door, followed, read):
     door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
     async with followed(MigStrategy.MIXED) as listing:
         await first(listing)
@@ -134,7 +132,7 @@ async def test_a_second_stream_takes_nothing_from_the_first(door, followed, read
             await reader.until(everything(True))
 
 
-async def test_what_the_kubelet_cannot_see_is_no_reason_for_another_list(door, followed, read):
+async def test_a_change_invisible_to_the_kubelet_sends_no_list(door, followed, read):
     door.say(gpu(0), gpu(1))
     async with followed() as listing:
         await first(listing)
@@ -148,7 +146,7 @@ async def test_what_the_kubelet_cannot_see_is_no_reason_for_another_list(door, f
         assert len(reader.lists) == 2
 
 
-async def test_the_last_list_is_believed_for_as_long_as_the_service_said(door, followed, read, monkeypatch):
+async def test_the_last_list_is_valid_as_long_as_the_service_said(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ANSWERS_WITHIN", 60.0)  # what is asked anew would be found out only then
     door.say(gpu(0), gpu(1))
     door.silence = 0.7
@@ -192,7 +190,7 @@ async def test_without_patience_every_silence_is_shown(door, followed, read):
         await reader.until(everything(False), within=1.5)
 
 
-async def test_a_service_that_hangs_behind_an_open_stream_is_found_out(door, followed, read, monkeypatch):
+async def test_a_hanging_service_with_an_open_stream_is_detected(door, followed, read, monkeypatch):
     monkeypatch.setattr(module, "ASKED_AGAIN_EVERY", 0.1)
     monkeypatch.setattr(module, "ANSWERS_WITHIN", 3.0)
     door.say(gpu(0))
@@ -226,7 +224,7 @@ async def test_asking_anew_is_no_silence(door, followed, read, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["away", "brief", "refusing"])
-async def test_a_service_that_keeps_failing_is_asked_a_few_times_a_second_and_told_of_less(door, followed, read, way):
+async def test_a_failing_service_is_retried_with_pauses_and_logged_once(door, followed, read, way):
     door.say(gpu(0))
     door.silence = 0.0
     async with followed() as listing:
@@ -247,7 +245,7 @@ async def test_a_service_that_keeps_failing_is_asked_a_few_times_a_second_and_to
         assert len(reader.lists) - shown <= 20
 
 
-async def test_what_a_pod_found_unanswered_is_unhealthy_at_once_until_there_is_a_new_answer(door, followed, read):
+async def test_an_unanswered_request_makes_all_unhealthy_until_a_new_answer(door, followed, read):
     door.say(gpu(0), gpu(1))
     door.silence = 60.0
     async with followed() as listing:
@@ -277,7 +275,7 @@ class Scripted:
             yield await stream.get()
 
 
-async def test_what_was_said_before_a_pod_found_no_answer_proves_nothing():
+async def test_a_list_from_before_an_unanswered_request_proves_nothing():
     scrubber = Scripted()
     listing = module.Listing(cast(client.ScrubberClient, scrubber), "nvidia.com", MigStrategy.NONE)
     task = asyncio.create_task(listing.follow())
@@ -299,7 +297,7 @@ async def test_what_was_said_before_a_pod_found_no_answer_proves_nothing():
     await asyncio.wait({task})
 
 
-async def test_an_unhealthy_list_counts_only_when_every_stream_was_handed_it(door, followed, read):
+async def test_an_unhealthy_list_counts_once_every_stream_sent_it(door, followed, read):
     door.say(gpu(0), gpu(1))
     async with followed() as listing:
         await first(listing)
@@ -319,14 +317,14 @@ async def test_an_unhealthy_list_counts_only_when_every_stream_was_handed_it(doo
         await asyncio.wait({later})
 
 
-async def test_with_nobody_to_see_it_there_is_nothing_to_wait_for(door, followed):
+async def test_without_streams_a_refusal_does_not_wait(door, followed):
     door.say(gpu(0))
     async with followed() as listing:
         await first(listing)
         assert await listing.until_unhealthy(GPU, [A], 0.0)
 
 
-async def test_before_the_first_list_nothing_is_known_and_the_log_says_so_once(door, followed):
+async def test_no_device_is_known_before_the_first_list(door, followed):
     await door.close()
     with capture_logs() as lines:
         async with followed() as listing:
@@ -342,7 +340,7 @@ async def test_before_the_first_list_nothing_is_known_and_the_log_says_so_once(d
     assert [line["event"] for line in lines][1:] == ["devices known"]
 
 
-async def test_a_resource_that_appears_later_is_told(door, followed):
+async def test_a_later_resource_is_returned(door, followed):
     door.say()
     async with followed(MigStrategy.MIXED) as listing:
         await first(listing)

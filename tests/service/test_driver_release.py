@@ -225,7 +225,7 @@ async def test_a_pending_restore_waits_for_other_resets(world, monkeypatch):
     world.node.owes = {device}
     await asyncio.sleep(10)
     assert world.node.menders == []
-    async with world.context.jobs.slots.driver.alone():
+    async with world.context.jobs.slots.driver.exclusive():
         world.node.at_it.clear()
         await asyncio.sleep(10)
         assert world.node.menders == []
@@ -256,7 +256,7 @@ async def test_a_stopping_service_starts_no_restore(world):
 async def test_a_holder_that_appears_before_a_waiting_reset_is_found(world, monkeypatch):
     monkeypatch.setattr(Node, "one_driver", True)
     device = world.uuids[0]
-    async with world.context.jobs.slots.driver.with_others():
+    async with world.context.jobs.slots.driver.shared():
         running = await world.operations.scrub(device, Path.SLOW)
         await asyncio.sleep(3)  # the reset has no holder to end, and waits
         assert [(it.step, it.job) for it in rows(world, ev.StepStarted, device)][-1] == (Step.EVICT, running.id)

@@ -200,7 +200,7 @@ async def burning(world, step):
 
 async def test_a_burn_in_waiting_for_its_reset_gives_way(node):
     world = await node(TESTED)
-    async with world.context.jobs.slots.driver.with_others():
+    async with world.context.jobs.slots.driver.shared():
         device = await burning(world, Step.EVICT)
         await asyncio.sleep(3)
         advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)

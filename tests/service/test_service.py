@@ -156,7 +156,7 @@ async def test_a_sick_device_in_use_stays_with_its_owner_only(world):
     assert world.state(device) is State.IN_USE
     assert world.record(device).ailment.kind is AilmentKind.XID
     told = advert(world, device)
-    assert (told.healthy, told.reason, told.quarantined) == (False, "xid", False)
+    assert (told.healthy, told.reason, told.sick, told.quarantined) == (False, "xid", True, False)
     assert advert(world, world.uuids[1]).reason == ""
     with pytest.raises(Refused) as refused:
         await world.acquire("next", device)

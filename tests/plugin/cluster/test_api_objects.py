@@ -22,7 +22,7 @@ def test_an_event_is_no_longer_than_the_api_server_takes():
     assert len(api_objects.repeated(PendingEvent("n", LONG, 0, 0))["message"]) == node_report.LONGEST_MESSAGE
 
 
-def test_an_event_of_a_node_whose_uid_is_not_known_is_found_as_the_kubelet_s_are():
+def test_an_event_without_a_node_uid_uses_the_node_name():
     assert api_objects.event(PendingEvent("n", LONG, 0, 0), "node-1", "")["involvedObject"]["uid"] == "node-1"
 
 
@@ -35,7 +35,7 @@ async def test_the_name_of_an_event_is_one_that_it_may_have(api, node):
     assert dns_names.is_subdomain(letter.name)
 
 
-def test_a_taint_is_removed_only_if_it_is_ours_at_that_place_of_that_node():
+def test_a_taint_is_removed_only_if_it_is_ours():
     assert api_objects.remove_taint("7", 2) == [
         {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
         {"op": "test", "path": "/spec/taints/2/key", "value": api_objects.TAINT},
@@ -78,7 +78,7 @@ def test_our_taint_is_the_one_with_our_key_and_our_effect(taints, place):
         (503, {"Retry-After": "soon"}, FailureKind.AWAY, None, "the API server failed with status 503"),
     ],
 )
-def test_each_answer_that_is_none_is_told_apart(code, headers, kind, retry_after, told):
+def test_each_failed_answer_has_its_kind(code, headers, kind, retry_after, told):
     request = httpx2.Request("PATCH", "http://x")
     error = httpx2.HTTPStatusError("no", request=request, response=httpx2.Response(code, headers=headers))
     failure = apiserver._failure(error, "patch nodes", apiserver._STALE_PATCH)

@@ -34,9 +34,7 @@ def asked(tmp_path):
         (Reports.ON, {}, True, None),
     ],
 )
-def test_the_pod_s_own_account_comes_first_and_a_file_only_where_it_was_asked_for(
-    asked, reports, environment, token, found
-):
+def test_the_service_account_wins_over_a_requested_kubeconfig(asked, reports, environment, token, found):
     if not token:
         (asked.service_account / "token").unlink()
     assert type(credentials.find(replace(asked, reports=reports), environment)) is (found or type(None))
@@ -50,7 +48,7 @@ def test_the_pod_s_own_account_comes_first_and_a_file_only_where_it_was_asked_fo
         ({}, {}, "there are no credentials: mount the token"),
     ],
 )
-def test_what_is_lacking_is_told_with_its_remedy(asked, change, environment, told):
+def test_missing_options_are_named_with_a_remedy(asked, change, environment, told):
     assert re.search(told, credentials.missing(replace(asked, reports=Reports.ON, **change), environment))
 
 

@@ -17,7 +17,7 @@ from tests.plugin.cluster.test_silence import IDLE, Source
 from tests.plugin.scrub_server import gpu
 
 
-async def test_the_end_is_told(api, door, reporting):
+async def test_the_stop_is_reported(api, door, reporting):
     door.say(gpu(0))
     async with reporting():
         await api.until(lambda: api.says("True"))
@@ -25,7 +25,7 @@ async def test_the_end_is_told(api, door, reporting):
 
 
 @pytest.mark.parametrize("way", ["down", "hangs"])
-async def test_the_end_waits_for_nobody_for_long(api, door, reporting, way):
+async def test_the_server_stops_quickly(api, door, reporting, way):
     with capture_logs() as logs:
         async with asyncio.timeout(WITHIN), reporting(pace=replace(QUICK, farewell=0.3), within=3600):
             door.say(gpu(0))
@@ -52,7 +52,7 @@ class Clings(apiserver.ApiServer):
             self.came = self.came or "the end"
 
 
-async def test_a_connection_that_clings_has_no_time_but_what_the_last_words_leave(api, monkeypatch):
+async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypatch):
     """Where these took all of it, there is none."""
     monkeypatch.setattr(apiserver, "ApiServer", Clings)
     server = apiserver.connect(File(api.kubeconfig), NODE, 3600)
@@ -73,7 +73,7 @@ NO_EVENTS = {"hang": silence, "are forbidden": lambda _request: status(403, "For
 
 
 @pytest.mark.parametrize("events", NO_EVENTS)
-async def test_the_end_is_told_also_where_the_last_events_are_not(api, door, reporting, events):
+async def test_the_stop_is_reported_without_the_last_events(api, door, reporting, events):
     api.fault = on(EVENTS, NO_EVENTS[events])
     door.say(out(0), gpu(1))
     with capture_logs() as logs:
@@ -86,7 +86,7 @@ async def test_the_end_is_told_also_where_the_last_events_are_not(api, door, rep
     assert (told["about"], told["events_unsent"]) == ("Events", 2)
 
 
-async def test_the_end_is_told_also_after_a_fault_of_ours(api, door, reporting, monkeypatch):
+async def test_the_stop_is_reported_after_a_fault(api, door, reporting, monkeypatch):
     monkeypatch.setattr(api_objects, "event", None)
     door.say(out(0))
     with capture_logs() as logs:
@@ -96,7 +96,7 @@ async def test_the_end_is_told_also_after_a_fault_of_ours(api, door, reporting, 
     assert lines(logs, "a fault inside the reports to the cluster")
 
 
-async def test_the_last_events_go_out_also_where_the_end_cannot_be_told(api, door, reporting):
+async def test_the_last_events_are_sent_without_the_condition(api, door, reporting):
     api.fault = on(EVENTS, lambda _request: status(500, "InternalError"))
     door.say(out(0))
     with capture_logs() as logs:

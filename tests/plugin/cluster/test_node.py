@@ -28,7 +28,7 @@ async def reporter(api, clock):
     await server.close()
 
 
-async def test_the_time_of_transition_is_when_it_was_seen_not_when_it_could_be_told(api, clock, reporter):
+async def test_the_transition_time_is_that_of_the_observation(api, clock, reporter):
     """Three looks while the API server is away: the second changes the status, the third only the words."""
     sick = replace(IDLE, reason="xid", sick=True)
     for seen in [(IDLE,), (sick,), (sick, replace(sick, uuid="GPU-1", index=1))]:
@@ -40,7 +40,7 @@ async def test_the_time_of_transition_is_when_it_was_seen_not_when_it_could_be_t
     assert api.condition()["lastHeartbeatTime"] == api_objects.time(1_000_300)
 
 
-async def test_a_node_that_was_made_anew_keeps_no_times_of_the_old_one(api, door, reporting):
+async def test_a_new_node_keeps_no_times_of_the_old_one(api, door, reporting):
     long_ago = "2020-01-01T00:00:00Z"
     ours = {"type": api_objects.CONDITION, "status": "False", "reason": "Old", "message": "old"}
     api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})

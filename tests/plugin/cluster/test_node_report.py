@@ -53,7 +53,7 @@ LEFT = device(0, healthy=False, gone=True)
         ([(0, SICK), (1, OUT)], (Why.QUARANTINED, "ecc")),
     ],
 )
-def test_a_device_is_out_by_its_ailment_or_after_a_long_while(looks, report):
+def test_a_device_fails_by_its_ailment_or_after_long_idleness(looks, report):
     assert after(*looks) == report
 
 
@@ -64,14 +64,14 @@ def test_a_device_is_out_by_its_ailment_or_after_a_long_while(looks, report):
         ([GOOD, OUT, IDLE], False), ([GOOD, OUT, GOOD], True), ([IDLE, GOOD, IDLE], True),
     ],
 )  # fmt: skip
-def test_a_device_is_proven_by_having_been_offered_since_it_was_last_out(looks, proven):
+def test_a_device_is_proven_by_health_since_its_last_failure(looks, proven):
     reports: dict[str, DeviceReport] = {}
     for now, seen in enumerate(looks):
         reports = node_report.report(reports, [seen], now)
     assert [report.proven for report in reports.values()] == [proven]
 
 
-def test_a_device_that_changed_its_resource_is_judged_once_by_what_it_is_now():
+def test_a_device_with_a_new_resource_is_reported_once():
     old, new = device(1, healthy=False, gone=True, mig=True), device(1, mig=True, resource="nvidia.com/mig-1g.10gb")
     for order in [(old, new), (new, old)]:
         assert [report.failure for report in node_report.report({}, order, 0).values()] == [None]
@@ -105,7 +105,7 @@ MOVED_UP = replace(OTHER_GPU, index=0)
         ([[LEFT, NEW]], True),  # who came first, nobody knows
     ],
 )
-def test_what_is_not_there_counts_until_another_one_is_in_its_place(looks, counts):
+def test_an_absent_device_counts_until_it_is_replaced(looks, counts):
     reports: dict[str, DeviceReport] = {}
     for now, seen in enumerate(looks):
         reports = node_report.report(reports, seen, now)
@@ -117,7 +117,7 @@ def test_what_is_not_there_counts_until_another_one_is_in_its_place(looks, count
     assert node_report.tainted({GOOD.uuid: old, "GPU-9": report(9)}, present=True) is False
 
 
-def test_what_was_replaced_is_told_by_an_event_and_in_the_message_by_its_uuid():
+def test_a_replaced_device_has_an_event_and_is_named_by_uuid():
     before, now = node_report.report({}, [LOST], 0), node_report.report({}, [SWAPPED, NEW], 1)
     (event,) = node_report.node_events(before, now)
     hint = "; run `autoclave explain GPU-0` on the node for details"
@@ -128,7 +128,7 @@ def test_what_was_replaced_is_told_by_an_event_and_in_the_message_by_its_uuid():
     assert node_report.condition_content(node_report.report({}, [SWAPPED], 1)) == node_report.NONE_OFFERED
 
 
-def test_what_an_operator_laid_out_anew_counts_neither_for_the_condition_nor_for_the_taint():
+def test_devices_of_an_old_mig_layout_do_not_count():
     slices = [replace(SLICE, uuid=f"MIG-{number}") for number in range(2)]
     before = node_report.report({}, slices, 0)
     gone = [replace(it, healthy=False, reason="relaid", quarantined=True, replaced=True) for it in slices]
@@ -138,12 +138,12 @@ def test_what_an_operator_laid_out_anew_counts_neither_for_the_condition_nor_for
     assert {it.reason for it in node_report.node_events(before, now)} == {Why.QUARANTINED}
 
 
-def test_a_device_that_is_gone_is_named_by_its_uuid_and_nobody_is_asked_to_explain_it():
+def test_a_gone_device_is_named_by_uuid_without_a_hint():
     (event,) = node_report.node_events(by_name(report()), by_name(report(code=Why.GONE)))
     assert event.note == "GPU-0 is gone"
 
 
-def test_a_while_in_which_nobody_looked_proves_nothing_and_counts_for_nothing():
+def test_a_time_without_observations_proves_nothing():
     reports = node_report.after_silence(node_report.report({}, [OUT, OTHER_GPU, device(2, healthy=False)], 0))
     assert node_report.next_change(reports, LATER) is None
     reports = node_report.report(reports, [device(index, healthy=False) for index in range(3)], LATER)
@@ -153,7 +153,7 @@ def test_a_while_in_which_nobody_looked_proves_nothing_and_counts_for_nothing():
     assert node_report.next_change(reports, LATER) == LATER
 
 
-def test_the_next_look_is_when_the_first_device_has_been_idle_for_too_long():
+def test_the_next_change_is_when_a_device_is_idle_too_long():
     assert (
         node_report.next_change(node_report.report({}, [GOOD, device(1, healthy=False, reason="xid", sick=True)], 5), 5)
         is None
@@ -263,7 +263,7 @@ def test_the_time_of_transition_is_kept_while_the_status_is_the_same(present, co
         (Condition(SOME, 10, 5), SOME, 9, 0),
     ],
 )  # fmt: skip
-def test_a_condition_is_due_when_it_changed_or_is_old_or_from_the_future(present, content, now, left):
+def test_a_condition_is_due_when_changed_old_or_in_the_future(present, content, now, left):
     assert node_report.due(present, content, now, 300) == left
 
 
@@ -276,6 +276,6 @@ def test_a_condition_is_due_when_it_changed_or_is_old_or_from_the_future(present
         ((report(proven=False), report(1)), False),
     ],
 )  # fmt: skip
-def test_the_taint_needs_all_out_and_stays_as_it_is_until_one_is_found_healthy(present, reports, wanted):
+def test_the_taint_changes_when_all_fail_or_one_is_healthy(present, reports, wanted):
     found = node_report.tainted(None if reports is None else by_name(*reports), present)
     assert found is (present if wanted is None else wanted)

@@ -28,7 +28,7 @@ def test_letters_go_out_in_the_order_in_which_they_happened(outbox):
     assert found == list("abc")
 
 
-def test_the_same_thing_that_waits_is_one_letter_with_the_newest_words(outbox):
+def test_a_repeated_event_waits_once_with_the_newest_note(outbox):
     outbox.put(happening(note="old"), 1)
     outbox.put(happening(note="new"), 2)
     letter = outbox.first()
@@ -44,7 +44,7 @@ def test_another_device_code_or_ailment_is_another_thing(outbox, other):
 
 
 @pytest.mark.parametrize(("later", "counted"), [(0, 2), (WINDOW, 2), (WINDOW + 1, 1), (-1, 1)])
-def test_what_was_told_is_counted_on_within_the_window(outbox, later, counted):
+def test_a_sent_event_is_counted_within_the_window(outbox, later, counted):
     outbox.put(happening(), 0)
     first = outbox.first()
     outbox.sent(first)
@@ -53,7 +53,7 @@ def test_what_was_told_is_counted_on_within_the_window(outbox, later, counted):
     assert (letter.count, letter.name == first.name) == (counted, counted == 2)
 
 
-def test_what_happens_again_while_it_is_being_told_is_still_to_tell(outbox):
+def test_a_repetition_during_a_send_is_still_to_send(outbox):
     outbox.put(happening(), 0)
     letter = outbox.first()
     outbox.put(happening(), 1)
@@ -62,7 +62,7 @@ def test_what_happens_again_while_it_is_being_told_is_still_to_tell(outbox):
     assert (again.name, again.sent, again.count) == (letter.name, 1, 2)
 
 
-def test_what_the_server_forgot_is_told_under_another_name(outbox):
+def test_a_deleted_event_is_sent_under_a_new_name(outbox):
     outbox.put(happening(), 0)
     letter = outbox.first()
     outbox.sent(letter)
@@ -73,7 +73,7 @@ def test_what_the_server_forgot_is_told_under_another_name(outbox):
     assert (again.sent, again.count) == (0, 2)
 
 
-def test_what_was_pushed_out_while_it_was_being_told_is_not_brought_back(outbox):
+def test_an_event_dropped_while_being_sent_stays_dropped(outbox):
     outbox.put(happening("a"), 0)
     letter = outbox.first()
     for device in "bcd":
@@ -83,7 +83,7 @@ def test_what_was_pushed_out_while_it_was_being_told_is_not_brought_back(outbox)
     assert [outbox.first().event.device, outbox.waiting(), outbox.dropped] == ["b", 3, 1]
 
 
-def test_a_full_box_drops_the_oldest_and_counts_what_nobody_heard(outbox):
+def test_a_full_outbox_drops_and_counts_the_oldest(outbox):
     outbox.put(happening("a"), 0)
     outbox.sent(outbox.first())
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_a_full_box_drops_the_oldest_and_counts_what_nobody_heard(outbox):
     assert outbox.waiting() == 3
 
 
-def test_what_is_old_and_told_takes_no_room(outbox):
+def test_old_sent_events_are_forgotten(outbox):
     for number in range(1000):
         outbox.put(happening(str(number)), number * WINDOW * 2)
         outbox.sent(outbox.first())

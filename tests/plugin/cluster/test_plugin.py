@@ -109,7 +109,7 @@ async def test_whatever_the_api_server_does_nothing_changes_on_the_node(api, doo
         assert api.says("Unknown", "PluginStopped")
 
 
-async def test_a_quarantine_by_hand_is_seen_in_the_cluster_and_so_is_the_way_back(api, plugin, node):
+async def test_a_quarantine_and_its_end_are_reported_to_the_cluster(api, plugin, node):
     service = await asyncio.to_thread(Service, node, 2)
     try:
         it = await plugin(*ON, "--taint-when-all-out", run_dir=service.run_dir, quick=True)
@@ -157,14 +157,14 @@ async def test_a_handshake_that_hangs_holds_up_neither_the_kubelet_nor_the_end(d
             await it.clear_away()
 
 
-async def test_credentials_that_cannot_be_used_are_one_line_and_exit_code_2(plugin):
+async def test_unusable_credentials_exit_2_with_one_line(plugin):
     it = await plugin(*ON, KUBECONFIG="/nonexistent")
     assert await it.ended() == 2
     assert it.said.startswith("autoclave: cannot report to the cluster: cannot use the credentials: ")
     assert it.said.count("\n") == 1
 
 
-async def test_a_kubeconfig_in_the_environment_alone_makes_nobody_report(api, door, kubelet, plugin):
+async def test_kubeconfig_alone_starts_no_reports(api, door, kubelet, plugin):
     door.say(gpu(0), gpu(1))
     it = await plugin("--node-name", NODE)
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})

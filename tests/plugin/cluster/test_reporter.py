@@ -40,7 +40,7 @@ async def test_a_healthy_node_says_so_once_and_no_more(api, door, reporting):
     assert [each["type"] for each in api.node["status"]["conditions"]] == ["Ready", "AutoclaveDevicesHealthy"]
 
 
-async def test_a_device_that_goes_out_and_comes_back_is_told_with_reasons(api, door, reporting):
+async def test_a_failure_and_its_recovery_are_events(api, door, reporting):
     door.say(gpu(0), gpu(1))
     async with reporting():
         await api.until(lambda: api.says("True"))
@@ -63,7 +63,7 @@ async def test_a_device_that_goes_out_and_comes_back_is_told_with_reasons(api, d
     assert (event["reportingComponent"], event["metadata"]["namespace"], event["count"]) == ("autoclave", "default", 1)
 
 
-async def test_the_same_thing_again_is_counted_and_not_told_twice(api, door, reporting):
+async def test_a_repeated_event_is_counted_not_created_again(api, door, reporting):
     door.say(gpu(0), gpu(1))
     async with reporting():
         for number in range(1, 4):
@@ -89,7 +89,7 @@ async def test_an_event_that_has_expired_is_made_anew(api, door, reporting):
     assert len({event["metadata"]["name"] for event in api.told(EVENTS)}) == 3
 
 
-async def test_the_time_of_transition_is_that_of_the_last_change_also_over_a_restart(api, door, reporting):
+async def test_the_transition_time_survives_a_restart(api, door, reporting):
     long_ago = "2020-01-01T00:00:00Z"
     ours = {"type": api_objects.CONDITION, "status": "False", "reason": "Old", "message": "old"}
     api.node["status"]["conditions"].append({**ours, "lastTransitionTime": long_ago, "lastHeartbeatTime": long_ago})
@@ -112,7 +112,7 @@ async def test_the_condition_beats_without_a_change(api, door, reporting):
     assert first["lastTransitionTime"] == second["lastTransitionTime"]
 
 
-async def test_a_silent_scrub_service_makes_it_unknown_and_touches_no_taint(api, door, reporting):
+async def test_a_silent_service_makes_the_condition_unknown(api, door, reporting):
     door.say(out(0))
     door.silence = 0.0
     async with reporting(taint=True):
@@ -125,13 +125,13 @@ async def test_a_silent_scrub_service_makes_it_unknown_and_touches_no_taint(api,
         await api.until(lambda: TAINT not in api.taints() and api.says("True"))
 
 
-async def test_a_service_that_never_speaks_is_told_after_a_while(api, door, reporting):
+async def test_a_service_that_never_answers_is_reported(api, door, reporting):
     door.mute = True
     async with reporting(pace=replace(QUICK, patience=0.01)):
         await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
 
 
-async def test_a_taint_from_before_a_restart_stays_until_the_first_device_is_found_healthy(api, door, reporting):
+async def test_an_old_taint_stays_until_a_device_is_healthy(api, door, reporting):
     api.node["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
     waits = [gpu(index, healthy=False, clean=False) for index in range(2)]
     door.say(*waits)
@@ -144,7 +144,7 @@ async def test_a_taint_from_before_a_restart_stays_until_the_first_device_is_fou
         assert api.says("Unknown", "DevicesNotReady")
 
 
-async def test_the_taint_comes_when_all_are_out_and_goes_with_the_first_that_is_back(api, door, reporting):
+async def test_the_taint_is_set_and_removed(api, door, reporting):
     before = list(api.node["spec"]["taints"])
     door.say(gpu(0), out(1))
     async with reporting(taint=True):
@@ -167,7 +167,7 @@ async def test_a_node_without_any_taint_gets_ours_alone(api, door, reporting):
         await api.until(lambda: api.node["spec"].get("taints") == [{"key": TAINT, "effect": "NoSchedule"}])
 
 
-async def test_nobody_asked_for_a_taint(api, door, reporting):
+async def test_without_the_option_no_taint_is_set(api, door, reporting):
     api.node["spec"]["taints"].append({"key": TAINT, "effect": "NoSchedule"})
     door.say(gpu(0))
     with capture_logs() as logs:
@@ -178,7 +178,7 @@ async def test_nobody_asked_for_a_taint(api, door, reporting):
     assert line["remove"] == f"kubectl taint node node-1 {TAINT}-"
 
 
-async def test_a_taint_that_somebody_took_away_is_back_with_the_next_heartbeat(api, door, reporting):
+async def test_a_removed_taint_is_back_with_the_next_heartbeat(api, door, reporting):
     door.say(out(0))
     async with reporting(taint=True, pace=replace(QUICK, heartbeat=0.05)):
         await api.until(lambda: TAINT in api.taints())
@@ -207,7 +207,7 @@ async def test_a_node_that_moved_is_read_afresh(api, door, reporting, way):
     assert api.taints()[-2:] == ["others", TAINT]
 
 
-async def test_a_server_that_is_down_hears_the_last_state_and_every_event_when_it_is_back(api, door, reporting, read):
+async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, reporting, read):
     await api.close()
     with capture_logs() as logs:
         async with reporting() as listing:
@@ -233,7 +233,7 @@ async def test_a_server_that_is_down_hears_the_last_state_and_every_event_when_i
 
 
 @pytest.mark.parametrize("hang", [silence, drip])
-async def test_a_server_that_hangs_holds_nobody_up(api, door, reporting, read, hang):
+async def test_a_hanging_api_server_delays_no_call(api, door, reporting, read, hang):
     api.fault = hang
     async with reporting(within=3600) as listing:  # longer than the test would wait
         door.say(gpu(0), gpu(1))
@@ -255,7 +255,7 @@ async def test_a_call_that_hangs_is_given_up(api, door, reporting, hang):
     assert len(api.told("GET nodes")) == 2
 
 
-async def test_an_answer_that_comes_too_late_makes_no_second_event(api, door, reporting):
+async def test_a_late_answer_makes_no_second_event(api, door, reporting):
     api.after = on(EVENTS, silence, times=1)
     door.say(out(0))
     async with reporting(within=0.2):
@@ -264,7 +264,7 @@ async def test_an_answer_that_comes_too_late_makes_no_second_event(api, door, re
     assert api.counts() == {("DeviceQuarantined", "GPU 0"): 1}
 
 
-async def test_what_is_forbidden_is_one_error_that_names_the_right_and_stops_nothing_else(api, door, reporting):
+async def test_a_missing_right_is_one_error_and_stops_nothing_else(api, door, reporting):
     api.fault = on(EVENTS, lambda _request: status(403, "Forbidden", 'cannot create resource "events"'))
     door.say(out(0))
     with capture_logs() as logs:
@@ -288,7 +288,7 @@ async def test_what_is_forbidden_is_tried_at_a_slow_pace(api, door, reporting):
         assert len(api.told(CONDITION)) == 1
 
 
-async def test_a_node_that_is_not_there_is_told_and_found_when_it_comes(api, door, reporting):
+async def test_a_missing_node_is_logged_and_found_later(api, door, reporting):
     api.fault = on("GET nodes", lambda _request: status(404, "NotFound", 'nodes "node-1" not found'), times=3)
     door.say(gpu(0))
     with capture_logs() as logs:
@@ -299,7 +299,7 @@ async def test_a_node_that_is_not_there_is_told_and_found_when_it_comes(api, doo
     assert told["error"] == 'cannot get nodes, the object does not exist: nodes "node-1" not found'
 
 
-async def test_a_busy_server_is_left_alone_for_as_long_as_it_said(api, door, reporting):
+async def test_a_busy_server_is_retried_after_its_retry_after(api, door, reporting):
     clock = asyncio.get_running_loop().time
     times: list[float] = []
 
@@ -337,7 +337,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("answer", GARBAGE, ids=lambda answer: f"{answer.code} {answer.raw or answer.body}")
-async def test_after_nonsense_all_is_told_all_the_same(api, door, reporting, answer: Answer):
+async def test_an_invalid_answer_is_retried(api, door, reporting, answer: Answer):
     left = dict.fromkeys(["GET nodes", CONDITION, EVENTS, "PATCH nodes"], 2)
 
     def fault(request: Request) -> Answer | None:
@@ -366,7 +366,7 @@ async def test_an_event_that_is_refused_holds_up_no_other(api, door, reporting):
     assert len(lines(logs, "an Event is dropped: the API server refuses it")) == 1
 
 
-async def test_more_events_than_may_wait_push_out_the_oldest_and_are_counted(api, door, reporting):
+async def test_too_many_waiting_events_drop_the_oldest(api, door, reporting):
     many, dropped = MOST_WAITING + 5, "Events were dropped while the API server was away"
     await api.close()
     early: list[object] = []

@@ -36,7 +36,7 @@ async def test_two_words_on_one_strand_are_a_breath_apart():
     await ended(task)
 
 
-async def test_what_came_to_nothing_during_a_pause_is_not_told_after_it():
+async def test_a_change_undone_during_a_pause_is_not_written():
     looked = asyncio.Event()
     tries: list[str] = []
     looks: list[int] = []
@@ -77,7 +77,7 @@ def test_a_pause_fits_the_failure(kind, told, number, least, most):
 
 
 @pytest.mark.parametrize("told", [0.0, 1.0])
-def test_who_always_asks_for_a_moment_is_asked_less_and_less_often(told):
+def test_short_retry_after_values_still_grow_the_pause(told):
     assert max(pauses(FailureKind.BUSY, told, number=50)) > 5.0
 
 

@@ -51,7 +51,7 @@ async def slots(number=50):
         await asyncio.sleep(0)
 
 
-async def test_nobody_looks_again_and_again_while_the_service_is_silent(api, monkeypatch):
+async def test_a_silent_service_causes_no_busy_loop(api, monkeypatch):
     source = Source(IDLE)
     reporter = ClusterReporter(apiserver.connect(File(api.kubeconfig), NODE, 5.0), NODE, taint=False, pace=QUICK)
     task = asyncio.create_task(reporter.run(source))
@@ -64,14 +64,14 @@ async def test_nobody_looks_again_and_again_while_the_service_is_silent(api, mon
     await asyncio.wait({task})
 
 
-async def test_a_device_that_is_idle_for_too_long_is_told_though_nothing_moves(api, door, reporting, monkeypatch):
+async def test_a_device_idle_for_too_long_is_reported(api, door, reporting, monkeypatch):
     monkeypatch.setattr(node_report, "NOT_READY_AFTER", 0.05)
     door.say(gpu(0, healthy=False, clean=False))
     async with reporting():
         await api.until(lambda: api.says("False", "AllDevicesOut") and ("DeviceNotReady", "GPU 0") in api.counts())
 
 
-async def test_what_was_healthy_before_a_silence_is_not_healthy_after_it_until_it_was_found_so(api, door, reporting):
+async def test_a_silence_ends_what_was_proven_healthy(api, door, reporting):
     door.say(gpu(0), gpu(1))
     door.silence = 0.0
     async with reporting():
@@ -86,7 +86,7 @@ async def test_what_was_healthy_before_a_silence_is_not_healthy_after_it_until_i
         await api.until(lambda: api.says("True"))
 
 
-async def test_a_fault_of_the_judge_is_told_and_proves_nothing(api, door, reporting, monkeypatch):
+async def test_a_fault_in_the_report_is_reported_and_proves_nothing(api, door, reporting, monkeypatch):
     door.say(gpu(0), gpu(1))
     with capture_logs() as logs:
         async with reporting():
@@ -101,7 +101,7 @@ async def test_a_fault_of_the_judge_is_told_and_proves_nothing(api, door, report
     assert lines(logs, "a fault inside the reports to the cluster")
 
 
-async def test_what_happened_before_a_fault_is_told_after_it(api, door, reporting, monkeypatch):
+async def test_a_change_before_a_fault_is_reported_after_it(api, door, reporting, monkeypatch):
     door.say(gpu(0))
     async with reporting():
         await api.until(lambda: api.says("True"))
@@ -112,7 +112,7 @@ async def test_what_happened_before_a_fault_is_told_after_it(api, door, reportin
         await api.until(lambda: ("DeviceQuarantined", "GPU 0") in api.counts())
 
 
-async def test_each_silence_of_the_service_is_told_in_the_log(door, followed):
+async def test_each_silence_of_the_service_is_logged(door, followed):
     with capture_logs() as logs:
         async with followed() as listing:
             for number in (1, 2):
@@ -134,7 +134,7 @@ async def test_each_silence_of_the_service_is_told_in_the_log(door, followed):
 
 
 @pytest.mark.parametrize("fault", ["after_silence", "condition_content"])
-async def test_whatever_fails_in_judging_nothing_is_said_of_the_devices(api, door, reporting, monkeypatch, fault):
+async def test_a_fault_in_the_report_makes_the_condition_unknown(api, door, reporting, monkeypatch, fault):
     monkeypatch.setattr(node_report, fault, None)
     door.say(gpu(0))
     async with reporting():

@@ -43,7 +43,7 @@ TAINT = {"taint_when_all_out": True}
         ({"cluster_reports": Reports.OFF, "node_name": "Agent 1"}, []),
     ],
 )
-def test_what_was_asked_for_and_cannot_be_is_one_warning_and_a_plugin_that_runs(chosen, change, told):
+def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, told):
     chosen = replace(chosen, **change)
     with capture_logs() as logs:
         config.check(chosen)
@@ -55,14 +55,14 @@ def test_what_was_asked_for_and_cannot_be_is_one_warning_and_a_plugin_that_runs(
 
 
 @pytest.mark.parametrize("change", [{"node_name": "Agent 1"}, {"node_name": ""}, ALONE])
-def test_who_insists_on_reports_has_them_or_does_not_start(chosen, change):
+def test_reports_on_without_credentials_does_not_start(chosen, change):
     insists = replace(chosen, cluster_reports=Reports.ON, **change)
     for begin in (config.check, lambda it: starting.reporter(it.cluster)):
         with pytest.raises(FatalError, match="cannot report to the cluster: "):
             begin(insists)
 
 
-def test_a_client_that_fails_while_it_is_loaded_ends_only_who_insists(chosen, short_tmp, monkeypatch):
+def test_a_broken_client_library_is_fatal_only_with_reports_on(chosen, short_tmp, monkeypatch):
     (short_tmp / "broken_client.py").write_text("raise ValueError('no such cipher')")
     monkeypatch.syspath_prepend(str(short_tmp))
     monkeypatch.setattr(starting, "_CLIENT", "broken_client")

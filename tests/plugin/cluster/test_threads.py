@@ -30,7 +30,7 @@ print("ended")
 """
 
 
-def test_a_plugin_that_is_told_to_stop_ends_while_a_look_up_hangs(short_tmp):
+def test_a_plugin_stops_while_a_dns_lookup_hangs(short_tmp):
     command = [sys.executable, "-c", HUNG, str(short_tmp)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, check=True)
     assert ended.stdout.endswith("ended\n")

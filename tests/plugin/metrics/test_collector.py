@@ -107,7 +107,7 @@ def listed(figures):
     return tuple(figures.of(table.LISTED, resource=GPU, health=health) for health in ("healthy", "unhealthy"))
 
 
-async def test_a_day_of_a_node_is_told_in_figures_and_each_leads_to_its_proof(service, kubelet, shown, short_tmp):
+async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, short_tmp):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await it.plugin.hear("registered")
@@ -161,7 +161,7 @@ async def test_a_kubelet_that_restarts_is_registered_with_again(door, kubelet, s
     assert await it.ready() == (200, "ready\n")
 
 
-async def test_a_kubelet_that_finds_the_plugin_by_itself_is_counted_too(door, shown, short_tmp):
+async def test_a_registration_through_the_registry_is_counted(door, shown, short_tmp):
     assert door.devices
     (short_tmp / "registry").mkdir()
     kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
@@ -186,7 +186,7 @@ async def test_a_reason_is_one_short_line_whatever_others_say(door, shown, short
     await kubelet.stop()
 
 
-async def test_a_service_that_falls_silent_is_told_until_it_is_heard_again(door, kubelet, shown):
+async def test_a_silent_service_is_reported_until_it_answers(door, kubelet, shown):
     door.silence = 0.2
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
@@ -242,7 +242,7 @@ async def test_an_address_that_is_taken_ends_it_with_one_line(door, short_tmp):
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 
 
-async def test_200_pods_leave_the_same_series_as_a_few_and_all_are_in_the_table(door, kubelet, shown):
+async def test_many_pods_add_no_series(door, kubelet, shown):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
 

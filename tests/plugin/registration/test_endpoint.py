@@ -62,7 +62,7 @@ async def test_what_a_killed_process_left_behind_is_no_obstacle(path):
     assert list(path.parent.iterdir()) == []
 
 
-async def test_a_place_that_cannot_be_written_to_is_said_as_such(path):
+async def test_an_unwritable_directory_is_named(path):
     sockets.hidden(path).mkdir()
     with pytest.raises(FatalError, match="cannot serve on"):
         async with endpoint.serve(path, Plugin().add):
@@ -78,7 +78,7 @@ async def test_anothers_socket_in_our_place_survives_our_end(path):
         assert path.is_socket()
 
 
-async def test_a_socket_is_gone_when_its_file_is_and_not_when_it_is_relabelled(path):
+async def test_a_socket_is_gone_with_its_file_and_not_when_relabelled(path):
     async with endpoint.serve(path, Plugin().add) as served:
         path.chmod(0o660)
         assert not served.gone()
@@ -86,7 +86,7 @@ async def test_a_socket_is_gone_when_its_file_is_and_not_when_it_is_relabelled(p
         assert served.gone()
 
 
-async def test_the_proof_fails_for_a_file_that_is_not_ours_even_if_it_answers(path, short_tmp):
+async def test_another_socket_at_our_path_does_not_prove_serving(path, short_tmp):
     async with endpoint.serve(path, Plugin().add) as served, endpoint.serve(short_tmp / "b.sock", Plugin().add):
         (short_tmp / "b.sock").replace(path)
         with pytest.raises(NotRegistered) as error:
@@ -127,7 +127,7 @@ async def test_a_stream_that_breaks_on_our_side_counts_as_ended(path, caplog):
     assert "broken on purpose" in caplog.text  # grpc tells it
 
 
-async def test_streams_that_wait_for_ever_end_at_once_and_cleanly_with_us(path):
+async def test_open_streams_end_cleanly_with_the_server(path):
     async with endpoint.dial(path) as channel:
         async with endpoint.serve(path, Plugin().add):
             stream = stub(channel).ListAndWatch(pb.Empty())
@@ -138,7 +138,7 @@ async def test_streams_that_wait_for_ever_end_at_once_and_cleanly_with_us(path):
         assert await stream.code() is grpc.StatusCode.OK
 
 
-async def test_a_stream_that_comes_while_we_leave_ends_at_once_and_cleanly_too(path):
+async def test_a_stream_that_opens_during_the_stop_ends_cleanly(path):
     async with endpoint.serve(path, Plugin().add) as served, endpoint.dial(path) as channel:
         served.streams.close()
         call = stub(channel).ListAndWatch(pb.Empty(), timeout=WITHIN)
@@ -150,7 +150,7 @@ def opened(served, count):
     return served.streams.opened == count
 
 
-async def test_a_stream_in_the_middle_of_a_message_ends_cleanly_too(path):
+async def test_a_stream_within_a_message_ends_cleanly(path):
     """Many at once, cut off at every moment: some of them while they send."""
     for delay in range(40):
         async with endpoint.dial(path) as channel:
@@ -176,7 +176,7 @@ async def test_an_answer_in_flight_is_still_given_at_our_end(path):
         assert await call == pb.AllocateResponse()
 
 
-async def test_an_answer_that_never_comes_does_not_hold_up_our_end(path, monkeypatch):
+async def test_a_hanging_call_does_not_delay_the_stop(path, monkeypatch):
     monkeypatch.setattr(endpoint, "GRACE", 0.1)
     plugin = Plugin()
     async with endpoint.dial(path) as channel:

@@ -85,7 +85,7 @@ async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, doo
     assert len(door.registers) == 1
 
 
-async def test_a_plugin_registers_with_a_kubelet_that_comes_later(registration, door):
+async def test_a_plugin_registers_with_a_later_kubelet(registration, door):
     with capture_logs() as logs:
         async with running(registration):
             async with asyncio.timeout(WITHIN):
@@ -121,7 +121,7 @@ async def test_our_socket_survives_the_clean_up_of_a_kubelet_that_starts(registr
         assert (home / ENDPOINT).stat().st_ino == inode
 
 
-async def test_a_kubelet_whose_socket_is_replaced_without_a_word_is_a_new_kubelet(registration, door, home, heard):
+async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, home, heard):
     await door.start()
     async with running(registration):
         await door.knows()
@@ -137,7 +137,7 @@ async def test_a_kubelet_whose_socket_is_replaced_without_a_word_is_a_new_kubele
     assert len(successor.registers) == 1
 
 
-async def test_our_socket_is_made_anew_and_registered_anew_when_somebody_removes_it(registration, door, home, heard):
+async def test_a_removed_socket_is_made_and_registered_again(registration, door, home, heard):
     await door.start()
     async with running(registration):
         for count in range(1, 11):
@@ -151,7 +151,7 @@ async def test_our_socket_is_made_anew_and_registered_anew_when_somebody_removes
         assert own_sockets(home) == [ENDPOINT]
 
 
-async def test_a_dead_socket_put_in_the_place_of_ours_is_replaced(registration, door, home, heard):
+async def test_a_stale_socket_at_our_path_is_replaced(registration, door, home, heard):
     await door.start()
     async with running(registration):
         await door.knows()
@@ -164,7 +164,7 @@ async def test_a_dead_socket_put_in_the_place_of_ours_is_replaced(registration, 
             await door.knows(2)
 
 
-async def test_something_else_put_in_the_place_of_ours_ends_the_program_with_a_clear_line(registration, home):
+async def test_another_file_at_the_socket_path_ends_the_program(registration, home):
     running_ = asyncio.create_task(registration.run())
     async with asyncio.timeout(WITHIN):
         while not (home / ENDPOINT).is_socket():  # noqa: ASYNC110 - a file has no event here
@@ -175,7 +175,7 @@ async def test_something_else_put_in_the_place_of_ours_ends_the_program_with_a_c
             await running_
 
 
-async def test_a_stream_that_the_kubelet_ends_while_we_live_is_a_reason_to_register(registration, door, heard):
+async def test_a_stream_that_the_kubelet_ends_is_registered_again(registration, door, heard):
     await door.start()
     async with running(registration):
         for count in range(1, 4):
@@ -186,7 +186,7 @@ async def test_a_stream_that_the_kubelet_ends_while_we_live_is_a_reason_to_regis
         await door.knows(4)
 
 
-async def test_a_kubelet_that_accepts_and_hangs_up_again_and_again_is_asked_less_and_less(registration, door, heard):
+async def test_a_kubelet_that_ends_each_stream_gets_growing_pauses(registration, door, heard):
     door.drops = True
     await door.start()
     with capture_logs() as logs:
@@ -223,7 +223,7 @@ async def test_a_kubelet_that_accepts_and_never_listens_is_asked_again(registrat
         await door.knows(3)
 
 
-async def test_a_refused_registration_is_tried_again_and_told_once(registration, door, heard):
+async def test_a_refused_registration_is_retried_and_logged_once(registration, door, heard):
     door.refusal = "requested API version is not supported by kubelet. Supported versions are [v1beta1]"
     await door.start()
     with capture_logs() as logs:
@@ -237,7 +237,7 @@ async def test_a_refused_registration_is_tried_again_and_told_once(registration,
     assert heard.kinds(Unregistered)[0].resource == RESOURCE
 
 
-async def test_what_went_wrong_is_told_anew_when_the_kubelet_is_a_new_one(registration, door, heard):
+async def test_a_new_kubelet_logs_each_cause_again(registration, door, heard):
     door.refusal = "not today"
     with capture_logs() as logs:
         async with running(registration):
@@ -270,7 +270,7 @@ async def test_nothing_is_registered_while_our_own_socket_does_not_answer(regist
         await door.knows(1)
 
 
-async def test_a_kubelet_socket_that_nobody_listens_on_is_not_dialled_and_waited_for(registration, home, heard, door):
+async def test_a_kubelet_socket_without_a_server_is_not_dialled(registration, home, heard, door):
     with socket.socket(socket.AF_UNIX) as raw:
         raw.bind(os.fspath(home / "kubelet.sock"))
         async with running(registration):
@@ -283,7 +283,7 @@ async def test_a_kubelet_socket_that_nobody_listens_on_is_not_dialled_and_waited
             await door.knows(1)
 
 
-async def test_a_register_that_hangs_is_cut_short_by_a_new_kubelet(registration, door, home):
+async def test_a_new_kubelet_cancels_a_hanging_register(registration, door, home):
     door.hangs = True
     await door.start()
     async with running(registration):
@@ -387,7 +387,7 @@ async def test_a_kubelet_socket_behind_a_link_is_as_good_as_any(registration, do
         await door.knows()
 
 
-async def test_a_path_too_long_for_the_kernel_is_said_before_anything_is_served(short_tmp):
+async def test_a_path_that_is_too_long_fails_before_serving(short_tmp):
     deep = short_tmp / ("d" * 80)
     deep.mkdir()
     with sockets.sole_instance(deep), pytest.raises(FatalError, match="longer than 107 bytes"):

@@ -83,7 +83,7 @@ async def hears(heard, cause, times=1):
         await heard.until(lambda: heard.causes().count(cause) >= times)
 
 
-async def test_the_kubelet_finds_out_who_we_are_and_where(registration, own, door, heard):
+async def test_the_kubelet_gets_the_resource_and_its_socket(registration, own, door, heard):
     async with running(registration):
         await appears(door)
         async with visit(door) as info:
@@ -104,7 +104,7 @@ async def test_the_second_socket_is_shown_only_once_the_first_one_answers(regist
         await appears(door)
 
 
-async def test_a_refusal_is_told(registration, door, heard):
+async def test_a_refusal_is_logged(registration, door, heard):
     with capture_logs() as logs:
         async with running(registration):
             await appears(door)
@@ -139,9 +139,7 @@ async def test_the_first_socket_is_made_anew_and_shown_anew(registration, own, d
                 pass
 
 
-async def test_what_nobody_listens_to_is_shown_again_and_what_somebody_listens_to_is_not(
-    registration, door, heard, monkeypatch
-):
+async def test_a_socket_without_streams_is_shown_again(registration, door, heard, monkeypatch):
     monkeypatch.setattr(registry, "SHOW_AGAIN_AFTER", 0.05)
     async with running(registration):
         ours = await appears(door)
@@ -160,7 +158,7 @@ async def test_what_nobody_listens_to_is_shown_again_and_what_somebody_listens_t
         assert sockets.same(sockets.identity(door), ours)  # the same socket, not a new one
 
 
-async def test_each_loss_of_the_kubelet_is_told(registration, door, heard):
+async def test_each_loss_of_the_kubelet_is_logged(registration, door, heard):
     with capture_logs() as logs:
         async with running(registration):
             await appears(door)

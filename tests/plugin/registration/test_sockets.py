@@ -32,7 +32,7 @@ def test_a_second_instance_is_refused_until_the_first_is_gone(short_tmp):
         pass
 
 
-def test_an_instance_in_another_process_is_noticed_and_its_death_too(short_tmp):
+def test_a_second_process_is_refused_until_the_first_ends(short_tmp):
     hold = (
         "import pathlib, sys; from plugin.registration import sockets\n"
         "with sockets.sole_instance(pathlib.Path(sys.argv[1])):\n"
@@ -55,7 +55,7 @@ def test_our_directory_is_closed_to_others(short_tmp):
         assert stat.S_IMODE((short_tmp / "autoclave").stat().st_mode) & 0o027 == 0
 
 
-def test_what_goes_wrong_inside_is_not_taken_for_a_second_instance(short_tmp):
+def test_an_error_inside_is_not_a_second_instance(short_tmp):
     with pytest.raises(BlockingIOError), sockets.sole_instance(short_tmp):
         raise BlockingIOError
 
@@ -91,7 +91,7 @@ def test_the_hidden_name_is_ignored_by_the_kubelet_and_no_longer_than_the_real_o
     assert len(os.fspath(sockets.hidden(path))) == len(os.fspath(path))
 
 
-def test_a_path_that_the_kernel_cannot_take_is_said_before_it_fails(short_tmp):
+def test_a_path_longer_than_107_bytes_is_refused(short_tmp):
     longest = short_tmp / ("x" * (107 - len(os.fspath(short_tmp)) - 1))
     sockets.claim(longest)
     with pytest.raises(FatalError, match="longer than 107 bytes"):
@@ -112,14 +112,14 @@ def test_what_is_not_a_socket_is_left_alone(short_tmp, make):
     assert os.path.lexists(path)
 
 
-def test_a_socket_that_answers_is_left_alone_and_a_dead_one_is_no_obstacle(short_tmp):
+def test_a_live_socket_is_refused_and_a_stale_one_is_not(short_tmp):
     path = short_tmp / "x.sock"
     with bound(path, listen=True), pytest.raises(FatalError, match="another server answers on it"):
         sockets.claim(path)
     sockets.claim(path)
 
 
-def test_a_socket_too_busy_to_connect_counts_as_alive_for_a_claim_but_not_as_an_answer(short_tmp):
+def test_a_busy_socket_is_not_claimed_and_does_not_answer(short_tmp):
     path = short_tmp / "x.sock"
     with bound(path, listen=True, backlog=0), socket.socket(socket.AF_UNIX) as waiting:
         waiting.connect(os.fspath(path))
@@ -128,7 +128,7 @@ def test_a_socket_too_busy_to_connect_counts_as_alive_for_a_claim_but_not_as_an_
             sockets.claim(path)
 
 
-def test_a_knock_tells_absent_from_deaf_from_alive(short_tmp):
+def test_connect_error_distinguishes_absent_refusing_and_live(short_tmp):
     path = short_tmp / "x.sock"
     assert isinstance(unix_sockets.connect_error(path), FileNotFoundError)
     raw = bound(path)
@@ -146,7 +146,7 @@ def test_only_a_socket_has_an_identity(short_tmp):
     assert sockets.identity(short_tmp / "file" / "below") is None
 
 
-def test_a_published_socket_is_for_its_owner_alone_and_goes_with_its_withdrawal(short_tmp):
+def test_a_published_socket_is_private_and_withdrawn(short_tmp):
     path = short_tmp / "x.sock"
     with bound(sockets.hidden(path), listen=True):
         ours = sockets.publish(path)

@@ -31,7 +31,7 @@ async def sees(bell, holds):
         await bell.until(holds)
 
 
-async def test_everybody_who_waits_looks_again_at_each_ring():
+async def test_every_waiter_checks_after_each_notification():
     bell = Changed()
     ready: set[int] = set()
     waiting = [asyncio.create_task(bell.until(partial(ready.issuperset, [n]))) for n in range(3)]
@@ -44,7 +44,7 @@ async def test_everybody_who_waits_looks_again_at_each_ring():
 
 
 @pytest.mark.usefixtures("long_waits")
-async def test_a_file_that_comes_goes_or_is_moved_is_seen_at_once(short_tmp):
+async def test_a_new_removed_or_moved_file_is_seen_at_once(short_tmp):
     a, b = short_tmp / "a", short_tmp / "b"
     a.mkdir()
     b.mkdir()
@@ -58,7 +58,7 @@ async def test_a_file_that_comes_goes_or_is_moved_is_seen_at_once(short_tmp):
         await sees(bell, lambda: not (b / "y").exists())
 
 
-async def test_what_the_watch_misses_is_seen_at_the_next_slow_look(short_tmp, monkeypatch):
+async def test_a_missed_event_is_seen_at_the_next_poll(short_tmp, monkeypatch):
     monkeypatch.setattr(watch, "CHANGES", Mask.CLOSE_NOWRITE)  # hears of no file that comes or goes
     monkeypatch.setattr(watch, "POLL_EVERY", 0.2)
     async with watching(short_tmp) as bell:
@@ -68,7 +68,7 @@ async def test_what_the_watch_misses_is_seen_at_the_next_slow_look(short_tmp, mo
         await sees(bell, (short_tmp / "y").exists)
 
 
-async def test_a_node_that_has_no_watches_left_is_looked_at_slowly_and_told_once(short_tmp, monkeypatch):
+async def test_without_watches_files_are_polled_and_logged_once(short_tmp, monkeypatch):
     def none_left() -> None:
         raise OSError(24, "Too many open files")
 

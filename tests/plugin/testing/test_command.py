@@ -64,7 +64,7 @@ async def test_it_tells_registrations_lists_and_calls_and_runs_pods(command, nod
     assert await command.end() == 0
 
 
-async def test_what_cannot_be_done_is_told_and_the_kubelet_lives_on(command):
+async def test_a_failed_command_is_printed_and_the_kubelet_runs_on(command):
     for line, answer in {
         "run p nonsense": "cannot read 'nonsense'",
         "run p what:a/b=1": "cannot do that: cannot read 'what:a/b=1'",

@@ -86,7 +86,7 @@ def in_the_way(holders: tuple[Holder, ...] | None, beside: int | None = None) ->
     """Who must leave first. The persistence daemon may stay at first: it lets go when the mode is switched off."""
     if holders is None:
         return "nobody can tell who has it open: run the service as root and in the node's own pid namespace"
-    names = [process_names.process(user.command, user.pid) for user in holders if user.pid != beside]
+    names = [process_names.describe(user.command, user.pid) for user in holders if user.pid != beside]
     return f"it is open in {', '.join(names)}: stop that first" if names else None
 
 
