@@ -92,7 +92,7 @@ class ClusterReporter:
         try:
             self._reports = node_report.after_silence(self._reports)  # no observation since a fault
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._pace.patience):
+                async with asyncio.timeout(self._pace.first_list_within):
                     await source.until_known()
             await self._watch(source)
         except Exception:  # any fault, raised again: otherwise each heartbeat would repeat the last report
@@ -228,7 +228,7 @@ class ClusterReporter:
 
     async def _report_stop(self) -> None:
         """Write that the plugin has stopped, then send the last Events while there is time."""
-        end = _steady() + self._pace.farewell
+        end = _steady() + self._pace.stop_within
         await self._last_report("the condition", self._write_end, end)  # first: an old condition would stay for ever
         await self._last_report("Events", self._empty_outbox, end)
         try:

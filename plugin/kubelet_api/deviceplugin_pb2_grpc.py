@@ -45,7 +45,7 @@ class RegistrationServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """The kubelet dials the endpoint back and asks for its options before it answers.
+        """The kubelet dials the endpoint and asks for its options before it answers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,7 +13,7 @@ from plugin.cluster.retry_loop import Pace
 from plugin.listing import Listing
 from tests.plugin.cluster.api_server import NODE, ApiServer
 
-QUICK = Pace(heartbeat=3600, spacing=0, first=0.001, longest=0.02, slow=0.05, patience=10, farewell=1)
+QUICK = Pace(heartbeat=3600, spacing=0, first=0.001, longest=0.02, slow=0.05, first_list_within=10, stop_within=1)
 
 
 @pytest.fixture

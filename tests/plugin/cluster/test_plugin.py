@@ -26,7 +26,7 @@ ROOTS = Path(grpc.__file__).parent / "_cython" / "_credentials" / "roots.pem"
 
 def brisk(it, also=""):
     """With shorter pauses: for tests that would wait for them."""
-    pace = "lambda: Pace(spacing=0.01, farewell=0.2)"
+    pace = "lambda: Pace(spacing=0.01, stop_within=0.2)"
     script = (
         "import sys; from plugin.cluster import starting; from plugin.cluster.retry_loop import Pace;"
         f"starting.Pace = {pace}; {also} from scrubber.cli import main; sys.exit(main())"

@@ -127,7 +127,7 @@ async def test_a_silent_service_makes_the_condition_unknown(api, door, reporting
 
 async def test_a_service_that_never_answers_is_reported(api, door, reporting):
     door.mute = True
-    async with reporting(pace=replace(QUICK, patience=0.01)):
+    async with reporting(pace=replace(QUICK, first_list_within=0.01)):
         await api.until(lambda: api.says("Unknown", "ScrubServiceSilent"))
 
 

@@ -1,4 +1,4 @@
-"""The last words of a reporter: that nobody looks any more, and the Events that still wait."""
+"""The end of a reporter: the condition says that the plugin has stopped, and waiting Events are sent."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ async def test_the_stop_is_reported(api, door, reporting):
 @pytest.mark.parametrize("way", ["down", "hangs"])
 async def test_the_server_stops_quickly(api, door, reporting, way):
     with capture_logs() as logs:
-        async with asyncio.timeout(WITHIN), reporting(pace=replace(QUICK, farewell=0.3), within=3600):
+        async with asyncio.timeout(WITHIN), reporting(pace=replace(QUICK, stop_within=0.3), within=3600):
             door.say(gpu(0))
             await api.until(lambda: api.says("True"))
             if way == "down":
@@ -57,7 +57,7 @@ async def test_closing_the_connection_stays_within_the_stop_limit(api, monkeypat
     monkeypatch.setattr(apiserver, "ApiServer", Clings)
     server = apiserver.connect(File(api.kubeconfig), NODE, 3600)
     task = asyncio.create_task(
-        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, farewell=0.3)).run(Source(IDLE))
+        ClusterReporter(server, NODE, taint=False, pace=replace(QUICK, stop_within=0.3)).run(Source(IDLE))
     )
     await api.until(lambda: api.says("Unknown", "DevicesNotReady"))
     api.fault = silence
@@ -77,7 +77,7 @@ async def test_the_stop_is_reported_without_the_last_events(api, door, reporting
     api.fault = on(EVENTS, NO_EVENTS[events])
     door.say(out(0), gpu(1))
     with capture_logs() as logs:
-        async with reporting(pace=replace(QUICK, slow=3600, farewell=0.3)):
+        async with reporting(pace=replace(QUICK, slow=3600, stop_within=0.3)):
             await api.until(lambda: api.says("False") and api.told(EVENTS))
             door.say(gpu(0), gpu(1))
             await api.until(lambda: api.says("True"))
