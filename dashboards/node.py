@@ -165,7 +165,7 @@ def _service() -> Section:
                f"group_left (version, backend) topk by ({', '.join(PLACE)}) (1, "
                f"{largest(SCOPE.of(service.BUILD), *PLACE, 'version', 'backend')}))"),
     )  # fmt: skip
-    told = graph(
+    readings = graph(
         "GPUs reported to the kubelet", "Devices of each resource by the health in the list of the kubelet.",
         units.Short, Query(sum_of(SCOPE.of(plugin.LISTED), "resource", "health"), "{{resource}} {{health}}"),
         colours=HEALTH_COLOURS,
@@ -176,7 +176,7 @@ def _service() -> Section:
         "The number of the newest row. It only grows; a fall means that a ledger was lost or set aside.",
         units.Short, Query(largest(SCOPE.of(service.LEDGER_ROWS), *PLACE), "{{node}}"),
     )  # fmt: skip
-    return Section("Service", 8, ((12, who), (6, told), (6, ledger)))
+    return Section("Service", 8, ((12, who), (6, readings), (6, ledger)))
 
 
 NODE = Page(

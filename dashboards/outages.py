@@ -33,7 +33,7 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
     """Every quarantined device: reason, duration, tests and the next test."""
     because = largest(scope.of(QUARANTINED), *DEVICE_ID, "reason")
 
-    def told(expression: str) -> str:
+    def per_device(expression: str) -> str:
         return scope.or_not_scraped(
             f"({expression}) * on ({', '.join(DEVICE_ID)}) group_right () {because}", "reason", NO_ROW
         )
@@ -47,9 +47,9 @@ def quarantined_gpus(scope: QueryScope) -> grafana.Panel:
         "command that ends the quarantine. `autoclave reinstate GPU` tests the GPU at once. A row 'nothing is "
         "scraped' means that the state of all GPUs is unknown.",
         {**WHERE, "reason": "Reason"},
-        Column("In quarantine for", told(age(since)), units.Seconds, words=MISSING),
-        Column("Tests", told(largest(scope.of(QUARANTINE_PROBES), *DEVICE_ID)), words=MISSING),
-        Column("Next test in", told(f"{soon} or {waits}"), units.Seconds, words=WAITS_FOR_OPERATOR),
+        Column("In quarantine for", per_device(age(since)), units.Seconds, words=MISSING),
+        Column("Tests", per_device(largest(scope.of(QUARANTINE_PROBES), *DEVICE_ID)), words=MISSING),
+        Column("Next test in", per_device(f"{soon} or {waits}"), units.Seconds, words=WAITS_FOR_OPERATOR),
         links={"GPU": TO_GPU},
         empty="No GPU is in quarantine",
         sorted_by="In quarantine for",

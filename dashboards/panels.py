@@ -268,10 +268,10 @@ def _coloured(mode: grafana.FieldColorModeId, colour: str | None = None) -> graf
     return grafana.FieldColor(mode=mode, fixed_color=colour)
 
 
-def _legend(*figures: str, beside: bool = False) -> common.VizLegendOptions:
-    mode = common.LegendDisplayMode.TABLE if figures else common.LegendDisplayMode.LIST
+def _legend(*calcs: str, beside: bool = False) -> common.VizLegendOptions:
+    mode = common.LegendDisplayMode.TABLE if calcs else common.LegendDisplayMode.LIST
     legend = common.VizLegendOptions(
-        display_mode=mode, placement=common.LegendPlacement.BOTTOM, show_legend=bool(figures), calcs=list(figures)
+        display_mode=mode, placement=common.LegendPlacement.BOTTOM, show_legend=bool(calcs), calcs=list(calcs)
     )
     if beside:
         legend.placement, legend.sort_by, legend.sort_desc = common.LegendPlacement.RIGHT, "Max", True

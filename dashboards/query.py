@@ -94,12 +94,12 @@ class QueryScope:
 
         A new counter counts with its maximum, even if its process has ended since.
         """
-        figure = self.of(row, **labels)
+        series = self.of(row, **labels)
         born = (
-            f"max_over_time({figure}[{within}]) unless last_over_time({figure}[{within}] offset {within}) "
+            f"max_over_time({series}[{within}]) unless last_over_time({series}[{within}] offset {within}) "
             f"and on ({', '.join(TARGET)}) {self._watched(row, within)}"
         )
-        return f"round({sum_of(f'({born}) or increase({figure}[{within}])', *by)})"
+        return f"round({sum_of(f'({born}) or increase({series}[{within}])', *by)})"
 
     def _watched(self, row: Row, within: str) -> str:
         """The processes for which a counter that did not exist before is really new.
@@ -108,9 +108,9 @@ class QueryScope:
         counter looks new.
         """
         build, job = (plugin.BUILD, PLUGIN_JOB) if row in plugin.TABLE else (BUILD, SERVICE_JOB)
-        heard = f"last_over_time({self.of(build)}[{within}] offset {within})"
+        before = f"last_over_time({self.of(build)}[{within}] offset {within})"
         began = f"min_over_time({self.of(STARTED, job=job)}[{within}]) > time() - {SECONDS[within]} - {FIRST_SCRAPE}"
-        return largest(f"{heard} or {began}", *TARGET)
+        return largest(f"{before} or {began}", *TARGET)
 
     def quantile(self, part: float, row: Row, *by: str, **labels: str) -> str:
         """A quantile of a histogram. Without samples there is no result instead of NaN."""

@@ -76,7 +76,7 @@ def tell(line: str) -> None:
     sys.stdout.flush()
 
 
-async def _until_told(work: Coroutine[Any, Any, None]) -> None:
+async def _until_interrupted(work: Coroutine[Any, Any, None]) -> None:
     """On a signal, cancel this task only: the tasks that it started are needed for the cleanup."""
     task = asyncio.create_task(work)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--lasts", type=float, default=LASTS, help=f"seconds for each problem (default: {LASTS:g})")
     chosen = parser.parse_args(arguments)
     try:
-        asyncio.run(_until_told(observe(chosen.port, chosen.lasts)))
+        asyncio.run(_until_interrupted(observe(chosen.port, chosen.lasts)))
     except asyncio.CancelledError:
         tell("ended; everything is cleaned up")
     except (AutoclaveError, FatalError, TimeoutError) as error:

@@ -154,18 +154,20 @@ async def _pod_a(play: Play) -> None:
 async def _hand_over(play: Play) -> None:
     play.begin("Pod A's container ends and leaves a process behind; pod B gets GPU 0 next")
     stage, uuid = play.stage, play.stage.uuids[TENANT]
-    zombie = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
-    play.pids.append(zombie)
+    leftover = await _blocking(tenants.zombie, stage.simulated, uuid, b"")
+    play.pids.append(leftover)
     left = tenants.scan(stage.simulated, uuid, play.secret_of("a"))
     await stage.kubelet.end_orphan(play.pods["a"])
-    play.check(_runs(zombie) and left > 0, "a leftover process holds the memory and ignores SIGTERM", f"pid {zombie}")
+    play.check(
+        _runs(leftover) and left > 0, "a leftover process holds the memory and ignores SIGTERM", f"pid {leftover}"
+    )
     began = time.monotonic()
     receipt = (await stage.settled(TENANT, lambda device: device.state == "clean")).receipt
     seconds = time.monotonic() - began
     async with stage.admin() as admin:
         story = [entry.text for entry in await admin.history(uuid)]
-    ended = any(f"ended pid {zombie}" in text for text in story)
-    play.check(ended and not _runs(zombie), "the service finds and ends the leftover process", "TERM, a pause, KILL")
+    ended = any(f"ended pid {leftover}" in text for text in story)
+    play.check(ended and not _runs(leftover), "the service finds and ends the leftover process", "TERM, a pause, KILL")
     ladder = [step.step for step in receipt.steps] if receipt else []
     play.check(
         ladder == ["evict", "clear", "verify", "settings", "health"],

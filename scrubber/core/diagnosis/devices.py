@@ -28,19 +28,19 @@ def _devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _device(device: views.DeviceStatus, now: float) -> Iterator[base.Finding]:
-    gpu, told = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` says what happened"
+    gpu, see = f"GPU {device.name} ({device.device})", f"`autoclave explain {device.name}` says what happened"
     out = device.quarantine
     if out is not None:
         text = f"{gpu} is quarantined: {out.reason}: {out.detail}"
-        yield base.warning("device", text, f"{ADVICE[out.reason]}; {told}" if out.reason in ADVICE else told)
+        yield base.warning("device", text, f"{ADVICE[out.reason]}; {see}" if out.reason in ADVICE else see)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and device.setback:
-        yield base.warning("device", f"{gpu} is {device.state} and not offered: {device.setback}", told)
+        yield base.warning("device", f"{gpu} is {device.state} and not offered: {device.setback}", see)
     elif device.state in {State.UNKNOWN.value, State.DIRTY.value} and now - device.since > LONG:
-        yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", told)
+        yield base.warning("device", f"{gpu} has been {device.state} for more than {LONG:.0f} seconds", see)
     elif not device.healthy and device.state in {State.CLEAN.value, State.GRANTED.value, State.IN_USE.value}:
-        yield base.warning("device", f"{gpu} is {device.state} and not offered to the kubelet: {device.why}", told)
+        yield base.warning("device", f"{gpu} is {device.state} and not offered to the kubelet: {device.why}", see)
     if device.state == State.GRANTED.value and device.receipt is None:
-        yield base.warning("device", f"{gpu} was handed out without a proof", told)
+        yield base.warning("device", f"{gpu} was handed out without a proof", see)
     yield from _coverage(device, gpu)
 
 

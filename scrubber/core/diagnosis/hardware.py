@@ -63,19 +63,19 @@ def _untold(options: Mapping[str, str]) -> Iterator[base.Finding]:
 
 
 def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
-    mend = "take it out of the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
+    remedy = "take it out of the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
     for place, key in _keys(options):
         if key == _NO_SCRUB:
             text = (
                 f"RMDisableScrubOnFree is set{place}: what a tenant frees keeps its bytes where our clear cannot reach"
             )
-            yield base.broken("scrub-on-free", text, mend)
+            yield base.broken("scrub-on-free", text, remedy)
         elif key == _NO_FAST_SCRUB:
             text = f"RMDisableFastScrubber is set{place}: the driver zeroes freed memory the slow way"
-            yield base.warning("scrub-on-free", text, mend)
+            yield base.warning("scrub-on-free", text, remedy)
     if _ZERO.fullmatch(options.get(_HOST_MEMORY, "1")):
         text = f"{_HOST_MEMORY} is off: a tenant may be given host memory with the bytes of another"
-        yield base.broken("scrub-on-free", text, mend)
+        yield base.broken("scrub-on-free", text, remedy)
 
 
 def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -199,7 +199,7 @@ _DENY = f"set {ENVIRONMENT} = false in the toolkit's config.toml, and a strategy
 def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
     name = "container-toolkit"
     if config.fault is not None:
-        yield base.unseen(name, f"cannot tell what {config.path} grants", config.fault, "mend it")
+        yield base.unseen(name, f"cannot tell what {config.path} grants", config.fault, "repair it")
         return
     if config.by_environment:
         yield base.broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
@@ -216,7 +216,7 @@ def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
     kind, level = facts.cdi_kind or KIND, base.Level.BROKEN if facts.cdi_kind else base.Level.WARNING
     faults = [(spec.path, spec.fault) for spec in facts.posture.cdi if spec.fault is not None]
     for path, fault in faults:
-        yield base.unseen("cdi", f"cannot use {path}", fault, f"mend it: {_NAME_GPUS}", base.Level.WARNING)
+        yield base.unseen("cdi", f"cannot use {path}", fault, f"repair it: {_NAME_GPUS}", base.Level.WARNING)
     named = frozenset(name for spec in facts.posture.cdi if spec.kind == kind for name in spec.names)
     lack = _unnamed(facts, named)
     if lack and (facts.cdi_kind or not faults):
