@@ -54,7 +54,7 @@ def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
     match facts.answer:
         case views.Status(service=it) if it.ledger_fault:
             text = f"the ledger cannot be written, so nothing is handed out: {it.ledger_fault}"
-            yield base.broken("ledger", text, f"make room in {it.state_dir}, or mend its disk")
+            yield base.broken("ledger", text, f"make room in {it.state_dir}, or repair its disk")
         case views.Status(service=it):
             yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {it.ledger_rows} rows")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
