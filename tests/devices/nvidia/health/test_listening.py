@@ -118,7 +118,7 @@ def test_what_a_thread_has_heard_before_it_hangs_is_told_and_rings(rig, waiting,
     with stuck(rig):
         monkeypatch.setattr(xid_log, "GRACE", 0.0)
         assert not rings(waiting, 0)
-        assert [xid.code for xid in waiting.heard(rig.gpu(1).uuid).xids] == [79]
+        assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79]
         assert rings(waiting, 0)
 
 
@@ -126,7 +126,7 @@ def test_what_is_believed_after_the_end_is_told_and_rings_no_more(rig, waiting):
     waiting.close()
     place = rig.gpu(1).pci.partition(".")[0]
     waiting._listener._happened(GpuError(place, 48))  # said just before the end, if the threads end in that order
-    assert [xid.code for xid in waiting.heard(rig.gpu(1).uuid).xids] == [79, 48]
+    assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79, 48]
 
 
 def test_what_was_heard_rings_while_waiting_fails(rig, waiting, monkeypatch):
