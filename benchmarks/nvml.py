@@ -52,7 +52,7 @@ def memory(nvml: Session) -> list[dict[str, object]]:
     for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
         gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
         told = nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, gpu, pynvml.nvmlMemory_v2)
-        listed = nvml.told(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu)
+        listed = nvml.ask_optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu)
         row: dict[str, object] = {name: getattr(told, name) for name in ("total", "reserved", "free", "used")}
         found.append({"gpu": index, **row, "listed": None if listed is None else len(listed)})
     return found

@@ -14,7 +14,7 @@ from typing import Any
 import pynvml
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.nvml import AbsentError, ArgumentError, Handle, Session, UntoldError
+from scrubber.devices.nvidia.nvml import ArgumentError, Handle, NotFoundError, NotSupportedError, Session
 
 TIMES = 50  # each question; the median counts
 _MOST_INSTANCES = 16  # more than any GPU can be cut into
@@ -168,11 +168,11 @@ def questions(nvml: Session) -> tuple[Question, ...]:
     """For the first GPU, and the first slice of it where it has any."""
     gpu = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, 0)
     slice_ = None
-    for number in range(nvml.told(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
+    for number in range(nvml.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0):
         try:
-            slice_ = nvml.told(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
+            slice_ = nvml.ask_optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
             break
-        except (AbsentError, ArgumentError):
+        except (NotFoundError, ArgumentError):
             continue
     return of_gpu(nvml, gpu) + (() if slice_ is None else of_slice(nvml, gpu, slice_))
 
@@ -190,9 +190,9 @@ def answered(nvml: Session, question: Question, times: int = TIMES) -> Answer:
 def _once(nvml: Session, question: Question) -> tuple[str, str]:
     try:
         return ("untold", "") if question.ask(nvml) is None else ("told", "")
-    except UntoldError as error:
+    except NotSupportedError as error:
         return "untold", _why(error)
-    except (AbsentError, ArgumentError) as error:
+    except (NotFoundError, ArgumentError) as error:
         return "none", _why(error)
     except DeviceError as error:
         return "error", _why(error)

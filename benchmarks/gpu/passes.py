@@ -87,7 +87,7 @@ def _state(where: Where) -> list[Measured]:
     with reads_only(), library.session() as nvml:
         gpu = nvml.handle(where.uuid)
         found = [
-            one(f"{name}, after the last pass", nvml.told(ask, gpu, *about), unit)
+            one(f"{name}, after the last pass", nvml.ask_optional(ask, gpu, *about), unit)
             for name, ask, about, unit in (
                 ("memory clock", pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_MEM,), "MHz"),
                 ("clock of the multiprocessors", pynvml.nvmlDeviceGetClockInfo, (pynvml.NVML_CLOCK_SM,), "MHz"),

@@ -42,7 +42,7 @@ def machine(library: Library, host: Host, uuid: str) -> dict[str, object]:
             "memory clock at most, MHz": _told(nvml, pynvml.nvmlDeviceGetMaxClockInfo, gpu, pynvml.NVML_CLOCK_MEM),
             "memory bus, bits": _told(nvml, pynvml.nvmlDeviceGetMemoryBusWidth, gpu),
             "CuPy": cupy(),
-            "kernels": _kernels(nvml.told(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)),
+            "kernels": _kernels(nvml.ask_optional(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)),
             "taken": time.strftime("%Y-%m-%d", time.gmtime()),
             "processor": platform.machine(),
         }
@@ -63,7 +63,7 @@ def _kernels(capability: tuple[int, int] | None) -> str:
 
 def _told(nvml: Session, question: Any, *about: object) -> object:  # noqa: ANN401 - a function of pynvml
     try:
-        answer = nvml.told(question, *about)
+        answer = nvml.ask_optional(question, *about)
     except DeviceError as error:
         return f"{NOT_TOLD}: {error}"
     return NOT_TOLD if answer is None else answer

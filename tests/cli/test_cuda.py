@@ -214,7 +214,7 @@ def test_memory_that_nobody_answers_for_is_freed_by_a_reset(service, autoclave):
     done = service.settled(3, "clean", "quarantined")
     texts = service.texts(3)[known:]
     (escalated,) = (text for text in texts if text.startswith("escalated to the slow path"))
-    assert escalated.endswith(f"{300 * 2**20} bytes of its memory are in use by nobody who could be seen")
+    assert escalated.endswith(f"{300 * 2**20} bytes of its memory are in use by no visible process")
     assert [step.step for step in done.receipt.steps] == ["evict", "clear", *SLOW]
     assert service.stage.machine.gpu(3).get("memory.used") == "0"
 

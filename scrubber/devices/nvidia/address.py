@@ -1,4 +1,4 @@
-"""What a worker child is told of the device that it is to handle."""
+"""What the service passes to a worker child about its device."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from scrubber.devices.nvidia.reset import preconditions, reset
 
 MEANS = (reset.TOOL,)
 _LISTS: Mapping[str, tuple[Any, ...]] = {"means": MEANS, "locks": (), "links": ()}
-WAIT, RECREATE = "wait", "recreate"  # what the reset of a slice is: that of its GPU, or the slice made anew
+WAIT, RECREATE = "wait", "recreate"  # how a slice is reset: with its whole GPU, or by creating the slice again
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerTarget:
-    """Where a device is and what is to be done with it there, as ``Address.place`` says it in JSON."""
+    """Where a device is and how to handle it; ``Address.place`` is this in JSON."""
 
     uuid: str
     root: str
     pci_address: str
     minor: int
-    parent: str | None  # of a slice
-    baseline: str | None = None  # the file of the settings that the whole GPU was first seen with
-    means: tuple[str, ...] = MEANS  # of a reset, in order, as policies name them
+    parent: str | None  # the GPU of a slice
+    baseline: str | None = None  # the file with the settings that the whole GPU was first seen with
+    means: tuple[str, ...] = MEANS  # of a reset, in the order of the policy
     slices: str = WAIT
-    idle_bytes: int | None = None  # in use while nobody is on it; None takes what is believed of any GPU
-    wanted: Mapping[str, Any] = field(default_factory=dict)  # settings that a policy names; see ``settings.Settings``
-    resets: str | None = None  # the folder of the locks of resets; without one nothing is reset
-    locks: tuple[str, ...] = ()  # names of those of all that a reset takes down; none: of the GPU alone
-    owed_only: bool = False  # nothing is done to it but to bring back what a reset took that was cut off
-    pid_namespace: int | None = None  # the one that shows every process of the node; None is the machine's first
-    reset_seconds: float = preconditions.SECONDS  # that the step has
-    links: tuple[int, ...] = ()  # NVLinks of the whole GPU that were up since the node was started
+    idle_bytes: int | None = None  # bytes in use without a holder; None: the upper bound
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that the policy names; see ``settings.named``
+    resets: str | None = None  # the folder of reset locks; None: no reset is possible
+    locks: tuple[str, ...] = ()  # of everything that the reset takes down; empty: of the GPU only
+    restore_only: bool = False  # only apply the pending restores
+    pid_namespace: int | None = None  # shows every process of the node; None: the initial namespace
+    reset_seconds: float = preconditions.SECONDS  # the time limit of the step
+    links: tuple[int, ...] = ()  # NVLinks of the whole GPU that were up since the node booted
 
     @property
     def host(self) -> Host:
-        """The node."""
+        """The node of the device."""
         host = Host(Path(self.root))
         return host if self.pid_namespace is None else replace(host, pid_namespace=self.pid_namespace)
 
     @property
     def gpu(self) -> str:
-        """The whole GPU: of a slice, the one that it is a part of."""
+        """The UUID of the whole GPU; for a slice, of its parent."""
         return self.parent or self.uuid
 
 
 def placed(text: str) -> WorkerTarget:
-    """Read strictly."""
+    """The target that the JSON text describes; DeviceError for anything unexpected."""
     try:
-        said = json.loads(text)
-        lists = {name: tuple(said.get(name, usual)) for name, usual in _LISTS.items()}
-        place = WorkerTarget(**said | lists | {"wanted": dict(said.get("wanted", {}))})
+        document = json.loads(text)
+        lists = {name: tuple(document.get(name, default)) for name, default in _LISTS.items()}
+        place = WorkerTarget(**document | lists | {"settings": dict(document.get("settings", {}))})
     except (TypeError, ValueError, AttributeError) as error:
         raise DeviceError(f"cannot open a GPU: its place is not understood: {error}") from error
     if unknown := [name for name in place.means if name not in reset.MEANS]:
         raise DeviceError(f"cannot open {place.uuid}: no means of a reset is called {unknown[0]!r}")
-    if not _lasts(place.reset_seconds):
+    if not _is_duration(place.reset_seconds):
         raise DeviceError(f"cannot open {place.uuid}: a reset cannot take {place.reset_seconds!r} seconds")
     if place.slices not in (WAIT, RECREATE):
         raise DeviceError(f"cannot open {place.uuid}: slices are not reset by {place.slices!r}")
     return place
 
 
-def _lasts(seconds: object) -> bool:
+def _is_duration(seconds: object) -> bool:
     return isinstance(seconds, int | float) and 0 < seconds < math.inf

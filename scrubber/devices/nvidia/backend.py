@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs and MIG slices there are, and how they are."""
+"""The backend that lists NVIDIA GPUs and MIG slices and reads their health."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from scrubber.devices.nvidia.reset import locks, pending_restore
 
 
 class Nvidia:
-    """The backend of GPUs behind NVML."""
+    """The backend of NVIDIA GPUs, which asks NVML."""
 
     name: str = NAME
     lists_holders: bool = True
@@ -47,10 +47,10 @@ class Nvidia:
         kernel: Lines | None = None,
         whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
-        """Ask nothing yet. How containers are told apart is not the driver's to know, nor how the kernel is heard.
+        """Open nothing yet. The caller provides the container lookups and the kernel log.
 
-        ``settings`` is the folder where a worker keeps the settings that each GPU was first seen with; beside it are
-        the locks of resets. ``whole`` says which XIDs concern every slice of a GPU, whichever they name.
+        ``settings`` is the folder where workers store the settings that each GPU was first seen with. The folder of
+        reset locks is next to it. ``whole`` says which XIDs concern every slice of a GPU, even if they name one slice.
         """
         self._missing = warmth.missing()
         self._host = host
@@ -66,7 +66,7 @@ class Nvidia:
 
     @staticmethod
     def quiet(settings: Path, within: float) -> bool:
-        """Wait for the resets that the last service has left behind: their tools bear nobody on the driver."""
+        """Wait for resets that the last service began: their tools need the driver unused. False: timed out."""
         try:
             return locks.wait(_resets(settings), within)
         except DeviceError:
@@ -74,10 +74,10 @@ class Nvidia:
 
     @staticmethod
     def probe(host: Host, library: Library | None = None) -> str | None:
-        """None where there are GPUs to serve; else one sentence that says why not.
+        """None if there are GPUs to serve; otherwise one sentence that says why not.
 
-        A library that is given stays open: without persistence mode the first opening takes seconds a GPU, and whoever
-        goes on to serve need not wait for a second one.
+        A given library stays open: without persistence mode, opening NVML takes seconds for each GPU, and a service
+        should pay that once.
         """
         own = library or Library()
         try:
@@ -91,7 +91,7 @@ class Nvidia:
         return None if count else "the NVIDIA driver is loaded and lists no GPU"
 
     def lacks(self, device: DeviceInfo) -> str | None:
-        """CuPy, as far as can be told without loading it, or kernels. One that does not tell how old it is, may try."""
+        """CuPy, checked without loading it, or kernels for this GPU. A GPU of unknown compute capability may try."""
         if self._missing is not None or device.compute is None:
             return self._missing
         if tuple(map(int, device.compute.split("."))) >= OLDEST:
@@ -99,20 +99,20 @@ class Nvidia:
         return f"compute capability {device.compute} is older than {OLDEST[0]}.{OLDEST[1]}, which the kernels need"
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
-        """Every GPU, or its slices where it is sliced, that is there or was once."""
+        """Every GPU, or the slices of a sliced GPU, that is present or was seen before."""
         return self._inventory.look()
 
     def driver(self) -> str:
-        """Version and instance, from the kernel: answers while NVML is closed."""
+        """Version and instance of the driver, from the kernel. Answers while NVML is closed."""
         return driver.name(self._host)
 
     def has_holders(self, uuid: str) -> bool | None:
-        """By the driver's lists and by the memory in use; never False while one of them cannot be trusted."""
+        """By the driver's process lists and by the memory in use; never False while either is not reliable."""
         with self._library.session() as nvml:
             handle = nvml.handle(uuid)
             if not uuid.startswith(SLICE) and boards.sliced(nvml, handle):
-                return None  # its slices' users are not its own
-            usage = holders.look(nvml, handle, self._host.runs)
+                return None  # NVML lists the holders of slices with the slices only
+            usage = holders.read_usage(nvml, handle, self._host.runs)
         return self._used(usage, self._baselines.learn(uuid, self.driver(), usage))
 
     def _used(self, usage: Usage, idle: int) -> bool | None:
@@ -121,16 +121,16 @@ class Nvidia:
         return holders.in_use(usage, idle)
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
-        """All processes on the lists of NVML."""
+        """All processes that NVML lists for the device."""
         with self._library.session() as nvml:
             return holders.pids(nvml, nvml.handle(uuid))
 
     def vitals(self, uuid: str) -> Vitals:
-        """Health as the driver reports it now, and the logged signs."""
+        """Health as the driver reports it now, with the logged signs."""
         return self.quick_observation(uuid)[0]
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
-        """Asks for the holders once. The holders of a GPU that does not answer, or is sliced, are unknown."""
+        """Vitals and holders from one reading of NVML. Holders of a sliced or silent GPU are unknown."""
         loaded = self.driver()
         in_use: bool | None = None
 
@@ -148,36 +148,36 @@ class Nvidia:
                 leaked,
                 self._signs(uuid),
             )
-        return self._with_heard(uuid, found), in_use
+        return self._with_logged(uuid, found), in_use
 
     def reported(self, uuid: str) -> Vitals:
-        """XIDs, and fatal errors of switches. Answers while NVML is closed, and while it hangs."""
-        return self._with_heard(uuid, Vitals(partial=True))
+        """XIDs and fatal errors of NVSwitches. Answers while NVML is closed, and while NVML hangs."""
+        return self._with_logged(uuid, Vitals(partial=True))
 
     def _signs(self, uuid: str) -> Signs:
         gpu = self._inventory.gpu_of(uuid)
         if gpu is None:
             return vitals.no_signs
-        return lambda nvml, handle: self._watch.look(nvml, gpu, handle, whole=gpu == uuid)
+        return lambda nvml, handle: self._watch.signs(nvml, gpu, handle, whole=gpu == uuid)
 
-    def _with_heard(self, uuid: str, found: Vitals) -> Vitals:
+    def _with_logged(self, uuid: str, found: Vitals) -> Vitals:
         place = self._inventory.place_of(uuid)
         if place is None:
             return found
-        # A slice has no links. GPUs on switches are of one fabric, also one whose links are down by that very error.
+        # A slice has no links. All GPUs of a node share one switch fabric, also a GPU whose links that error took down.
         switches = () if uuid.startswith(SLICE) else self._listener.switches()
         return replace(found, xids=self._listener.xids(*place), signs=(*found.signs, *switches))
 
     def alarm(self) -> int:
-        """Listen to the kernel's log and to NVML's events from now on."""
+        """Start to follow the kernel log and NVML events; return the alarm file."""
         return self._listener.open()
 
     def clear_alarm(self) -> None:
-        """Until the next message."""
+        """Make the alarm file unreadable until the next message."""
         self._listener.clear_alarm()
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop following the kernel log and NVML events."""
         self._listener.close()
 
     def readings(self) -> dict[str, Readings]:
@@ -186,17 +186,17 @@ class Nvidia:
             return board_readings.of_all(nvml, self.in_reset)
 
     def files(self, uuid: str) -> tuple[str, ...]:
-        """Device nodes, and for a slice the driver's files that open it as well. Answers while NVML is closed."""
+        """Device nodes, and for a slice also the driver's access files. Answers while NVML is closed."""
         return self._inventory.seen(uuid).files
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
-        """Nodes of all GPUs that go down with it: whoever uses a slice has its GPU's open as well."""
+        """Device nodes of all GPUs that the reset takes down. A holder of a slice has its GPU's node open as well."""
         if uuid.startswith(SLICE) and care.slices == RECREATE:
             return self.files(uuid)
         return self._inventory.domain_nodes(uuid)
 
     def address(self, uuid: str, care: Care) -> Address:
-        """What a worker child must know to handle it, with the idle baseline, which it has no time to learn."""
+        """The target of a worker child, with the idle baseline, which a worker has no time to learn."""
         info = self._inventory.seen(uuid).info
         gpu = info.parent or uuid
         return self._address(
@@ -207,7 +207,7 @@ class Nvidia:
             parent=info.parent,
             means=care.means,
             slices=care.slices,
-            wanted=dict(care.settings),
+            settings=dict(care.settings),
             reset_seconds=care.reset_seconds,
             locks=sorted(self._inventory.locks(gpu)),
             links=sorted(self._watch.links(gpu)),
@@ -224,9 +224,9 @@ class Nvidia:
         return Address(self.name, json.dumps(place | more))
 
     def in_reset(self, uuid: str) -> bool:
-        """Whether a reset that takes it down is under way, whoever began it. Answers while NVML is closed.
+        """Whether any process runs a reset that takes the device down. Answers while NVML is closed.
 
-        Of a slice that was never seen here, whether any reset is: its GPU may be the one.
+        For a slice that this service never saw: whether any reset is under way, because its GPU is unknown.
         """
         gpu = self._inventory.gpu_of(uuid)
         if gpu is None:
@@ -234,34 +234,34 @@ class Nvidia:
         return any(locks.held(locks.file_of(self._resets, name)) for name in self._inventory.own_locks(gpu))
 
     def pending_restores(self) -> dict[str, Address]:
-        """By the notes on the disk: a GPU whose slices are gone is in no inventory. Answers while NVML is closed."""
+        """From the stored files: no inventory lists a GPU whose slices are gone. Answers while NVML is closed."""
         found = {}
-        for gpu in pending_restore.indebted(self._settings):
+        for gpu in pending_restore.gpus(self._settings):
             board = self._inventory.board(gpu)
             if board is not None and not self.in_reset(gpu):
                 place = {"uuid": gpu, "pci_address": board.pci_address, "minor": board.minor, "parent": None}
-                found[gpu] = self._address(gpu, **place, owed_only=True)
+                found[gpu] = self._address(gpu, **place, restore_only=True)
         return found
 
     def container_of(self, pid: int) -> str | None:
-        """The pod or container that a process belongs to."""
+        """The container that a process belongs to."""
         return self._container_of(pid)
 
     def living(self) -> Mapping[str, int]:
-        """All pods and containers of which any process still runs, each with one of them."""
+        """All containers that still have a process, each with one of its processes."""
         return self._living()
 
     def release_driver(self) -> None:
-        """Close NVML until it is taken up again."""
+        """Close NVML until ``reacquire_driver``."""
         self._library.release_driver()
 
     def reacquire_driver(self) -> None:
-        """Allow NVML again."""
+        """Open NVML again."""
         self._library.reacquire_driver(opened=True)
 
 
 def _steady() -> float:
-    """Stands still while the machine is suspended, and nobody sets it right: as the clock of the kernel's messages."""
+    """A clock that stops during suspend and is never adjusted, like the clock of kernel messages."""
     return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 

@@ -1,4 +1,4 @@
-"""Files that a power loss leaves whole or not at all, and for their owner only."""
+"""Files that a power loss never leaves half written, readable by root only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def beside(path: Path, text: bytes) -> Iterator[Path]:
-    """The text in a file of our own beside ``path``, on the disk; where it goes is for whoever asked. OSError."""
+    """Write the text to a temporary file next to ``path`` and sync it; the caller moves or links it. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     aside.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Touch: what a worker child does to one NVIDIA GPU or one slice of it."""
+"""What a worker child does to one NVIDIA GPU or one MIG slice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scrubber.devices.nvidia.health import vitals
 from scrubber.devices.nvidia.health.signs import quick
 from scrubber.devices.nvidia.holders import Usage
 from scrubber.devices.nvidia.inventory import slices
-from scrubber.devices.nvidia.memory import HeldMemory, OpenCard, in_our_words
+from scrubber.devices.nvidia.memory import HeldMemory, OpenCard, cuda_errors_translated
 from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestores
@@ -42,37 +42,37 @@ def _beyond(idle: int) -> Callable[[Usage], int]:
     return lambda usage: holders.leaked(usage, idle)
 
 
-def nobody_can_tell() -> tuple[Holder, ...] | None:
-    """Who uses a device, while nobody looks: then it is not reset."""
+def holders_unknown() -> tuple[Holder, ...] | None:
+    """The holders are unknown, so the device is not reset."""
     return None
 
 
 class NvidiaGpu:
-    """One device behind NVML, which is closed between any two deeds: an open library has device nodes open."""
+    """One device. NVML is closed after each step, because an open library keeps device nodes open."""
 
     def __init__(
         self,
         place: str,
-        reached: Users = nobody_can_tell,
+        reset_holders: Users = holders_unknown,
         library: Library | None = None,
         daemon_runs: Callable[[str], bool] | None = None,
         open_card: OpenCard = device.opened,
     ) -> None:
-        """Ask nothing yet.
+        """Open nothing yet.
 
-        ``reached`` names whoever has open what a reset takes down: the whole GPU and all that are reset with it; for a
-        slice that is made anew, that slice alone. Bystanders and the service are users as well. ``daemon_runs`` knows
-        whether the node's own root runs a program of that name, in no container of a tenant's; None: nobody can tell.
+        ``reset_holders`` returns the holders of all that the reset takes down: the GPU and its reset domain, or only
+        the slice if the slice is recreated. It includes bystanders and the service. ``daemon_runs`` says whether root
+        runs a program of that name on the node, outside of pods; None if this cannot be found out.
         """
         self._place = placed(place)
-        self._wanted = settings.named(self._place.wanted)
-        self._reached = reached
+        self._policy = settings.named(self._place.settings)
+        self._reset_holders = reset_holders
         self._library = library or Library()
         self._daemon_runs = daemon_runs
         self._holding = HeldMemory(self._place, self._library, open_card)
 
     def reset(self) -> str:
-        """The GPU's reset; or, where the policy says so, the slice is destroyed and made anew."""
+        """Reset the GPU; or, if the policy says so, destroy the slice and create it again."""
         with self._closed_after():
             if self._place.parent is not None and self._place.slices == RECREATE:
                 self._recreate(self._place.parent)
@@ -80,66 +80,66 @@ class NvidiaGpu:
             return f"by {self._reset()}"
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
-        """The census, then each pattern over all of the memory, written and read back."""
+        """Look for residue, then write each pattern over all of the memory and read it back."""
         with self._closed_after():
             memory = self._holding.memory()
-            with in_our_words():
+            with cuda_errors_translated():
                 done = clearing.clear(memory, key, tuple(patterns), progress)
-            # Memory that does not hold what is written is news whatever others did meanwhile.
+            # A mismatch is reported even if another process used memory meanwhile.
             allocatable, uncovered = self._holding.account() if done.mismatch else self._holding.undisturbed()
         return Cleared(done.covered, allocatable, done.residue_bytes, done.mismatch, done.residue_at, uncovered)
 
     def verify(self, progress: Progress) -> Verified:
-        """Read all of the memory, that which was cleared if it was: every byte must be zero."""
+        """Read all of the memory, the cleared memory if this worker cleared it: every byte must be zero."""
         with self._closed_after():
             memory = self._holding.memory()
-            with in_our_words():
+            with cuda_errors_translated():
                 done = clearing.verify(memory, progress)
             allocatable, _ = self._holding.account() if done.mismatch else self._holding.undisturbed()
         return Verified(done.covered, allocatable, done.mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
-        """Shared memory and registers of every multiprocessor."""
+        """Overwrite the shared memory and registers of every multiprocessor."""
         with self._closed_after():
             card = self._holding.memory().card
-            with in_our_words():
+            with cuda_errors_translated():
                 return onchip.scratch(card, key)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
-        """Memory and arithmetic, and the counters of errors before and after."""
+        """Test memory and arithmetic, and compare the error counters before and after."""
         with self._closed_after():
             memory = self._holding.memory()
             before = self._vitals()
             self._library.close()
-            with in_our_words():
+            with cuda_errors_translated():
                 done = selftest.run(memory, key, seconds, progress, CLOCK)
-            if done.mismatch is None and not done.deviating:  # what it has found says more
+            if done.mismatch is None and not done.deviating:  # a mismatch or deviation is the better finding
                 self._demand_sound(memory.card.units, done.units, before)
         return done
 
     def _demand_sound(self, units: int, computed: int, before: Vitals) -> None:
-        """What a self-test does not find by itself."""
+        """Raise DeviceError for faults that the self-test itself does not see."""
         if computed != units:
             raise DeviceError(f"cannot test {self._place.uuid}: {computed} of {units} multiprocessors came to compute")
         if fault := vitals.worsened(before, self._vitals()):
             raise DeviceError(f"cannot trust {self._place.uuid}: {fault} while it was tested")
 
     def restore_settings(self) -> tuple[str, ...]:
-        """Bring them back, and say what had drifted. Those of a slice are its whole GPU's: told and left.
+        """Restore the settings, and return those that had drifted. For a slice, only report them.
 
-        Whoever scrubs one slice must not change what runs on another. They come back when the GPU is reset, which is
-        done with nobody on it.
+        A slice shares the settings with the whole GPU, and other slices may be in use. They are restored when the GPU
+        is reset, because a reset needs a GPU without holders.
         """
         with self._closed_after():
-            self._finish()
-            if self._place.owed_only:
+            self._apply_pending()
+            if self._place.restore_only:
                 return ()
             with self._library.session() as session:
                 restore = restoring.restore if self._place.parent is None else restoring.shared
-                return restore(session, self._place.gpu, self._first(session), self._wanted)
+                return restore(session, self._place.gpu, self._first(session), self._policy)
 
     def vitals(self) -> Vitals:
-        """Health as the driver tells it now."""
+        """Health as the driver reports it now."""
         with self._closed_after():
             return self._vitals()
 
@@ -159,60 +159,60 @@ class NvidiaGpu:
         try:
             yield
         except DeviceError:
-            with suppress(DeviceError):  # the first one tells more
+            with suppress(DeviceError):  # the first error is the better one
                 self._library.close()
             raise
         self._library.close()
 
     def _reset(self) -> str:
         with self._library.session() as session:
-            first = self._first_if_told(session)  # a reset that is cut off leaves behind what it has set
+            first = self._first_if_readable(session)  # before a cancelled reset can change settings
         gpu, of_slice = self._place.gpu, self._place.parent is not None
 
         def after(session: Session) -> None:
-            """Nobody is on any part of it. The settings of a GPU that is whole have a step of their own."""
+            """The GPU has no holder now. A whole GPU has a settings step of its own."""
             if of_slice:
-                restoring.restore(session, gpu, self._first(session), self._wanted)
+                restoring.restore(session, gpu, self._first(session), self._policy)
 
         def before(session: Session) -> None:
-            restoring.before_reset(session, gpu, first, self._wanted)
+            restoring.before_reset(session, gpu, first, self._policy)
 
         means = reset.reset(self._target(), before, after)
         if self._place.parent is not None:
-            self._look_for_the_slice(self._place.parent)
+            self._demand_slice(self._place.parent)
         return means
 
-    def _first_if_told(self, session: Session) -> StoredSettings:
+    def _first_if_readable(self, session: Session) -> StoredSettings:
         try:
             return self._first(session)
-        except ResetRequiredError:  # it says nothing more before its reset
+        except ResetRequiredError:  # the GPU answers nothing before its reset
             return StoredSettings()
 
-    def _finish(self) -> None:
-        """Bring back what a reset that was cut off took away, of the GPU or of any of its slices."""
+    def _apply_pending(self) -> None:
+        """Apply the pending restores of the GPU and of its slices."""
         notes = self._notes()
-        left = notes.left() if notes else {}
-        if notes is None or not left:
+        pending = notes.read() if notes else {}
+        if notes is None or not pending:
             return
         try:
-            with self._no_reset(alone=True):
-                self._bring_back(notes)
+            with self._no_reset(exclusive=True):
+                self._apply_notes(notes)
         except NotNowError:
-            if {notes.file(), notes.file(self._place.uuid)} & left.keys():
+            if {notes.file(), notes.file(self._place.uuid)} & pending.keys():
                 raise
-            # Another slice is being made anew: whoever does that has it in hand.
+            # Another worker recreates another slice, and that worker applies its own pending restore.
 
-    def _bring_back(self, notes: PendingRestores) -> None:
-        left = notes.left()  # now that nobody else is at it
+    def _apply_notes(self, notes: PendingRestores) -> None:
+        pending = notes.read()  # again: only now does this worker hold the lock
         try:
             with self._library.session() as session:
-                pending_restore.finish(session, notes.gpu, left.values())
+                pending_restore.apply_all(session, notes.gpu, pending.values())
         except DeviceLostError:
             raise
         except DeviceError as error:
-            remedy = f"set it right and remove {', '.join(map(str, left))}"
-            raise DeviceError(f"cannot bring back what a reset took from {notes.gpu}: {error}; {remedy}") from error
-        notes.drop(left)
+            remedy = f"repair it and remove {', '.join(map(str, pending))}"
+            raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
+        notes.drop(pending)
 
     def _notes(self) -> PendingRestores | None:
         baseline = self._place.baseline
@@ -225,14 +225,14 @@ class NvidiaGpu:
         return locks.file_of(Path(place.resets), name)
 
     @contextmanager
-    def _no_reset(self, *, alone: bool) -> Iterator[None]:
-        """The GPU stays up, which is no reset in the eyes of others. ``alone``: nobody else makes slices meanwhile."""
+    def _no_reset(self, *, exclusive: bool) -> Iterator[None]:
+        """Keep resets of the GPU away. ``exclusive``: also keep other workers from creating slices."""
         lock = self._lock(self._place.gpu)
-        with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not alone):
+        with locks.claimed(lock, shared=True), locks.claimed(locks.of_slices(lock), shared=not exclusive):
             yield
 
     def _first(self, session: Session) -> StoredSettings:
-        """As the whole GPU was set when it was first seen."""
+        """The settings that the whole GPU was first seen with."""
         path = self._place.baseline
         return StoredSettings() if path is None else settings.baseline(Path(path), session, self._place.gpu)
 
@@ -243,7 +243,7 @@ class NvidiaGpu:
             place.pci_address,
             place.host,
             place.means,
-            self._reached,
+            self._reset_holders,
             self._library,
             tuple(map(self._lock, place.locks or (place.gpu,))),
             self._notes(),
@@ -251,8 +251,8 @@ class NvidiaGpu:
             daemon_runs=self._daemon_runs,
         )
 
-    def _look_for_the_slice(self, parent: str) -> None:
-        """One whose GPU told nothing before its reset is not laid out again by us."""
+    def _demand_slice(self, parent: str) -> None:
+        """DeviceLostError if the slice is gone: a GPU that did not answer before its reset has no known layout."""
         with self._library.session() as session:
             if self._place.uuid in slices.uuids(slices.layout(session, parent)):
                 return
@@ -261,31 +261,31 @@ class NvidiaGpu:
 
     def _recreate(self, parent: str) -> None:
         target = self._target()
-        faults = (preconditions.rights(target), preconditions.in_the_way(self._reached()))
-        if told := [fault for fault in faults if fault is not None]:
-            raise NotNowError(f"cannot reset {self._place.uuid}: {'; '.join(told)}")
-        self._finish()
+        faults = (preconditions.rights(target), preconditions.open_holders(self._reset_holders()))
+        if found := [fault for fault in faults if fault is not None]:
+            raise NotNowError(f"cannot reset {self._place.uuid}: {'; '.join(found)}")
+        self._apply_pending()
         notes = self._notes()
 
-        def written_down(one: slices.Instance) -> None:
+        def note(one: slices.Instance) -> None:
             if notes is not None:
                 notes.write(notes.file(self._place.uuid), PendingRestore(persistence=False, layout=(one,)))
 
-        def nothing_is_owed() -> None:
+        def drop_note() -> None:
             if notes is not None:
                 notes.drop([notes.file(self._place.uuid)])
 
-        with self._no_reset(alone=False), self._library.session() as session:
+        with self._no_reset(exclusive=False), self._library.session() as session:
             try:
-                slices.recreate(session, parent, self._place.uuid, written_down)
+                slices.recreate(session, parent, self._place.uuid, note)
             except DeviceError:
-                if self._is_there(session, parent):  # nothing was taken, or it was given back
-                    nothing_is_owed()
+                if self._slice_exists(session, parent):  # the slice was not destroyed, or was created again
+                    drop_note()
                 raise
-            nothing_is_owed()
+            drop_note()
 
-    def _is_there(self, session: Session, parent: str) -> bool:
-        """Whether the slice is; what cannot be told is no."""
+    def _slice_exists(self, session: Session, parent: str) -> bool:
+        """Whether NVML lists the slice; False if NVML does not answer."""
         with suppress(DeviceError):
             return self._place.uuid in slices.uuids(slices.layout(session, parent))
         return False

@@ -1,13 +1,13 @@
-"""Who uses a GPU, as NVML tells: a quick look that may say no, and memory that nobody answers for.
+"""Holders of a GPU as NVML reports them, and leaked memory.
 
-The lists name processes with a context; the memory in use shows what they do not name. It is held against the idle
-baseline: the least that was ever in use while nobody was listed. What the driver needs for itself is small and told
-apart (it is reserved, not used), so that the baseline is near nothing.
+NVML lists the processes that have a context. Memory in use above the idle baseline shows a holder that no list names.
+The idle baseline is the least memory that was in use while NVML listed no process. NVML counts the memory of the driver
+as reserved, not as used, so the baseline is near zero.
 
-At the first look a leak may already be there, and nothing tells it from the driver's own. So the baseline is believed
-only up to a bound: more than is reported of idle GPUs (none to a few tens of MiB), and less than the smallest thing
-that a tenant can leave behind and that is worth a reset, a bare CUDA context (some 200 MiB and more). A leak below the
-bound that was there before the first look stays unseen; it is no memory that a scrub could reach or a tenant could get.
+A leak may exist before the first reading, and cannot be distinguished from memory of the driver then. So the baseline
+has an upper bound. The bound is above what idle GPUs show (up to a few tens of MiB), and below a bare CUDA context
+(200 MiB or more), the smallest leak that is worth a reset. A smaller leak that existed before the first reading stays
+unseen; neither a scrub nor a pod can reach that memory.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 import pynvml
 
 from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.nvml import CrowdedError, Handle, ResetRequiredError, Session, UntoldError
+from scrubber.devices.nvidia.nvml import BufferTooSmallError, Handle, NotSupportedError, ResetRequiredError, Session
 
-Lives = Callable[[int], bool]  # whether a process of this number is there
+IsRunning = Callable[[int], bool]  # whether a process with this pid runs
 
 IDLE_AT_MOST = 64 * 2**20
-NOISE = 16 * 2**20  # above the baseline, and still nobody's: what the driver takes and gives back as it goes
-TRIES = 3  # of a list that grows faster than it is read
+NOISE = 16 * 2**20  # above the baseline and no leak: the driver allocates and frees this much by itself
+TRIES = 3  # readings of a list that grows while it is read
 
-# Not their unnumbered namesakes, whose errors for an old driver are none of the library's.
+# Not the functions without a version number: for an old driver these raise other errors than NVML does.
 LISTS = (
     pynvml.nvmlDeviceGetComputeRunningProcesses_v3,
     pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3,
@@ -37,61 +37,61 @@ LISTS = (
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was seen. ``listed`` is None when some list could not be told and no other names anybody."""
+    """One reading. ``listed`` is None if a list could not be read and no other list names a process."""
 
-    listed: bool | None  # somebody who lives
-    least: int  # bytes in use before and after the lists were read: who came or went meanwhile is in one of them only
+    listed: bool | None  # whether a list names a process that runs
+    least: int  # bytes in use, the lesser of before and after the lists were read, as processes start and end
     most: int
 
 
-def look(nvml: Session, handle: Handle, lives: Lives) -> Usage:
-    """One look; of a slice by its own handle. Who is listed and has ended answers for nothing any more."""
+def read_usage(nvml: Session, handle: Handle, is_running: IsRunning) -> Usage:
+    """Read the lists and the memory in use; for a slice by its own handle. Ended processes do not count."""
     before = boards.memory(nvml, handle).used
-    listed = _any([_named(nvml, handle, question, lives) for question in LISTS])
+    listed = _any([_lists_process(nvml, handle, question, is_running) for question in LISTS])
     after = boards.memory(nvml, handle).used
     return Usage(listed, min(before, after), max(before, after))
 
 
 def pids(nvml: Session, handle: Handle) -> frozenset[int]:
-    """Everybody whom a list names; a list that this device or driver does not know names nobody.
+    """Every process that a list names; a list that is not supported names none.
 
-    Nor does a device that waits for a reset: who has it open shows under /proc.
+    Nor does a device that needs a reset list any: /proc shows its holders.
     """
     found: set[int] = set()
     try:
         for question in LISTS:
-            found |= {process.pid for process in nvml.told(question, handle) or ()}
+            found |= {process.pid for process in nvml.ask_optional(question, handle) or ()}
     except ResetRequiredError:
         return frozenset()
     return frozenset(found)
 
 
 def in_use(usage: Usage, idle: int) -> bool | None:
-    """Used by somebody who is named, by nobody, or it cannot be told."""
+    """Whether the device has a holder; None if it has memory in use that no listed process explains."""
     if usage.listed is False and usage.most > idle:
-        return None  # somebody who is not named holds memory
+        return None  # an unlisted process holds memory
     return usage.listed
 
 
 def leaked(usage: Usage, idle: int = IDLE_AT_MOST) -> int:
-    """Bytes that nobody answers for."""
+    """Bytes in use that no listed process explains."""
     excess = usage.least - idle
     return excess if usage.listed is not True and excess > NOISE else 0
 
 
 class Baselines:
-    """The idle baseline of each device under one instance of the driver."""
+    """The idle baseline of each device, for one instance of the driver."""
 
     def __init__(self) -> None:
-        """Nothing was seen yet."""
+        """Start without any reading."""
         self._least: dict[tuple[str, str], int] = {}
 
     def of(self, uuid: str, driver: str) -> int:
-        """What is believed to be the driver's own."""
+        """The bytes that count as the driver's own."""
         return self._least.get((uuid, driver), IDLE_AT_MOST)
 
     def learn(self, uuid: str, driver: str, usage: Usage) -> int:
-        """The baseline with this look taken into account."""
+        """Update the baseline with this reading, and return it."""
         if usage.listed is False:
             self._least[uuid, driver] = min(self.of(uuid, driver), usage.least)
         return self.of(uuid, driver)
@@ -103,12 +103,12 @@ def _any(lists: list[bool | None]) -> bool | None:
     return None if None in lists else False
 
 
-def _named(nvml: Session, handle: Handle, question: Callable[..., Any], lives: Lives) -> bool | None:
+def _lists_process(nvml: Session, handle: Handle, question: Callable[..., Any], is_running: IsRunning) -> bool | None:
     for _ in range(TRIES):
         try:
-            return any(lives(process.pid) for process in nvml.ask(question, handle))
-        except UntoldError:
+            return any(is_running(process.pid) for process in nvml.ask(question, handle))
+        except NotSupportedError:
             return None
-        except CrowdedError:
+        except BufferTooSmallError:
             continue
     return None

@@ -1,7 +1,7 @@
-"""All memory of one GPU in a worker's hands: from the first step that works on it until the worker ends.
+"""All memory of one GPU, allocated by a worker from its first step that needs memory until the worker ends.
 
-What a later step reads is the very memory that an earlier one wrote. The driver's books are read before, between and
-afterwards, so that what was not covered has a cause, and nobody else's memory comes or goes unseen.
+So a later step reads the same memory that an earlier step wrote. The driver's memory counts are read before, between
+and after the steps: they explain what was not covered, and show memory that another process takes or frees.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from scrubber.devices.nvidia.address import WorkerTarget
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import Library
 
-OpenCard = Callable[[str, str], Card]  # a UUID, and the PCI address where it must be
+OpenCard = Callable[[str, str], Card]  # from a UUID and the expected PCI address
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What was taken, and the books of that time."""
+    """The allocated memory, and the driver's counts around the allocation."""
 
     memory: GpuMemory
     before: Books
@@ -35,10 +35,10 @@ class _Held:
 
 
 class HeldMemory:
-    """One device; nothing of it is taken before it is asked for."""
+    """The memory of one device, allocated at the first request."""
 
     def __init__(self, place: WorkerTarget, library: Library, open_card: OpenCard = device.opened) -> None:
-        """Take nothing yet."""
+        """Allocate nothing yet."""
         self._uuid = place.uuid
         self._pci_address = place.pci_address
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes
@@ -47,17 +47,17 @@ class HeldMemory:
         self._held: _Held | None = None
 
     def memory(self) -> GpuMemory:
-        """All that can be had, the same at every call."""
+        """All memory that could be allocated, the same at every call."""
         return self._all().memory
 
     def undisturbed(self) -> tuple[int, tuple[Uncovered, ...]]:
-        """The same, refused if others' memory has changed."""
+        """Like ``account``; NotNowError if the memory of another process has changed."""
         if fault := coverage.disturbance(self._books_until_now(), self.memory().size):
             raise NotNowError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
         return self.account()
 
     def account(self) -> tuple[int, tuple[Uncovered, ...]]:
-        """What a process could ever have of it, and what of that we have not."""
+        """The bytes that a process could allocate, and those of them that this worker has not allocated."""
         account = self._books_until_now()
         return account.before.allocatable, coverage.uncovered(account, self.memory().size, self._idle)
 
@@ -69,28 +69,28 @@ class HeldMemory:
         if self._held is None:
             before = self._books()
             if before.used > self._idle + holders.NOISE:
-                # A look has just found nobody, so that nobody will give it back: only a reset does.
-                told = f"{before.used} bytes of its memory are in use by nobody who could be seen"
-                raise DeviceError(f"cannot prove what the memory of {self._uuid} holds: {told}")
-            with in_our_words():
+                # A full observation has just found no holder, so only a reset frees this memory.
+                fault = f"{before.used} bytes of its memory are in use by no visible process"
+                raise DeviceError(f"cannot prove what the memory of {self._uuid} holds: {fault}")
+            with cuda_errors_translated():
                 card = self._open_card(self._uuid, self._pci_address)
             opened = self._books()
-            with in_our_words():
+            with cuda_errors_translated():
                 taken = memory.take(card)
             self._held = _Held(taken, before, opened, self._books())
         return self._held
 
     def _books(self) -> Books:
-        """NVML is closed again at once: while it is open it has all GPUs open, which keeps other jobs from theirs."""
+        """The counts now. Close NVML at once: an open NVML has all GPUs open, which blocks the jobs of the others."""
         with self._library.session() as session:
-            told = boards.memory(session, session.handle(self._uuid))
+            counts = boards.memory(session, session.handle(self._uuid))
         self._library.close()
-        return Books(told.total, told.reserved, told.used)
+        return Books(counts.total, counts.reserved, counts.used)
 
 
 @contextmanager
-def in_our_words() -> Iterator[None]:
-    """CUDA's errors as those of a device."""
+def cuda_errors_translated() -> Iterator[None]:
+    """Raise errors of CUDA as errors of the device."""
     try:
         yield
     except CardBusyError as error:

@@ -1,12 +1,12 @@
-"""The one owner of NVML in this process: everything that is asked of the driver's library is asked here.
+"""The only access to NVML in this process.
 
-Rule 1: whoever asks does so inside a session. NVML is opened for the first one and closed under nobody's feet.
-Rule 2: a reset needs a driver that no process uses, this service included: ``release_driver`` closes NVML, and
+Rule 1: every call happens inside a session. The first session opens NVML, and NVML is never closed during a session.
+Rule 2: a reset needs a driver that no process uses, not even this service: ``release_driver`` closes NVML, and
         ``reacquire_driver`` allows it again.
-Rule 3: an error of the library is one of ours: what a device cannot tell, what is lost, what wants a reset, and what
-        nobody can say. None of them is an answer.
+Rule 3: every NVML error becomes one of the errors below. None of them is an answer, except "not supported" in
+        ``ask_optional``.
 
-A call may hang for ever; whoever asks does so through ``calls.Caller``.
+A call may hang for ever, so the service calls through ``calls.Caller``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pynvml
 
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
 
-LEAVES_WITHIN = 2.0  # seconds that a reset waits for questions that are being answered
+ANSWER_TIMEOUT = 2.0  # seconds that a reset waits for running calls to return
 
-# Not known to this device, this driver, or this version of the library: a newer or older one may tell.
-_UNTOLD = frozenset(
+# Not supported by this device, this driver or this version of the library.
+_NOT_SUPPORTED = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -32,7 +32,7 @@ _UNTOLD = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     }
 )
-_NO_FIELD = _UNTOLD | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # what an older driver says of a field of a newer one
+_NO_FIELD = _NOT_SUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # an older driver's answer for a newer field
 _GONE = frozenset({pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
 
 SLICE = "MIG-"  # how the UUIDs of MIG slices begin
@@ -45,83 +45,83 @@ _NUMBERS = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
 }
 
-Handle = Any  # pynvml's pointer to a device; worth nothing outside its session
+Handle = Any  # pynvml's pointer to a device; valid only in its session
 
 
-class UntoldError(DeviceError):
-    """The device, or its driver, does not know this."""
+class NotSupportedError(DeviceError):
+    """The device or its driver does not support this."""
 
 
-class AbsentError(DeviceLostError):
-    """There is no such device or slice, or there is none any more."""
+class NotFoundError(DeviceLostError):
+    """The device or slice does not exist, or does not exist any more."""
 
 
 class ArgumentError(DeviceError):
-    """The library does not take this argument: past the end of a list, or a handle to what was taken away."""
+    """NVML rejects the argument: an index past the end, or a handle of a destroyed device."""
 
 
-class CrowdedError(DeviceError):
-    """There is more to tell than there was room for: it grew while it was asked for."""
+class BufferTooSmallError(DeviceError):
+    """The list grew while it was read and did not fit into the buffer."""
 
 
-class BusyError(DeviceError):
-    """Somebody uses what was to be changed: nothing was done."""
+class InUseError(DeviceError):
+    """A process uses what was to be changed: NVML changed nothing."""
 
 
-class ForbiddenError(DeviceError):
-    """It is not told to us."""
+class NoPermissionError(DeviceError):
+    """This process may not read or change this."""
 
 
 class ResetRequiredError(DeviceError):
-    """The device answers nothing more before it has been reset."""
+    """The device answers nothing until it is reset."""
 
 
 class DriverGoneError(DeviceError):
-    """The driver is not loaded, or was unloaded under us."""
+    """The driver is not loaded, or was unloaded since NVML was opened."""
 
 
 class VersionSkewError(DeviceError):
-    """The library and the kernel's driver are of two versions: one was replaced while the other ran."""
+    """The library and the kernel driver have different versions: one of them was replaced."""
 
 
 class Library:
-    """NVML, opened when it is needed."""
+    """NVML, opened by the first session."""
 
     def __init__(self) -> None:
         """Open nothing yet."""
-        self._turn = threading.Condition()  # guards the next two; never held while the driver is asked
-        self._inside: list[str] = []  # the threads that ask, by name
-        self._away = 0
-        self._opening = threading.Lock()  # opens and closes, which may hang
+        self._condition = threading.Condition()  # guards the next two; never held during a call to NVML
+        self._active: list[str] = []  # the names of the threads in a session
+        self._released = 0  # calls of release_driver without their reacquire_driver
+        self._opening = threading.Lock()  # held while NVML is opened or closed, which may hang
         self._open = False
-        self._broken = False  # the driver went away under us: to be closed as soon as nobody asks
+        self._broken = False  # the driver was unloaded: close NVML as soon as no session is active
         self._handles: dict[str, Handle] = {}
         self._openings = 0
-        self._sets: list[Handle] = []  # of events, each of which is a user of the driver while it is there
+        self._sets: list[Handle] = []  # event sets, each of which uses the driver while it exists
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Some questions. DriverClosedError while somebody resets a device."""
-        with self._turn:
-            if self._away:
+        """A time to call NVML. DriverClosedError while a device is being reset."""
+        with self._condition:
+            if self._released:
                 raise DriverClosedError("the driver is not asked while a device is being reset")
-            self._inside.append(threading.current_thread().name)
+            self._active.append(threading.current_thread().name)
         try:
             self._make_ready()
             yield Session(self, self._openings)
         finally:
-            with self._turn:
-                self._inside.remove(threading.current_thread().name)
-                self._turn.notify_all()
+            with self._condition:
+                self._active.remove(threading.current_thread().name)
+                self._condition.notify_all()
 
     def release_driver(self) -> None:
-        """Close NVML until ``reacquire_driver``; may be called often. DeviceError when a call does not return."""
-        with self._turn:
-            self._away += 1
-            if not self._turn.wait_for(lambda: not self._inside, LEAVES_WITHIN):
-                self._away -= 1
-                asking = ", ".join(sorted({*self._inside}))
-                raise DeviceError(f"cannot let go of the driver: a question to it has not been answered ({asking})")
+        """Close NVML until ``reacquire_driver``; calls may nest. DeviceError if a running call does not return."""
+        with self._condition:
+            self._released += 1
+            if not self._condition.wait_for(lambda: not self._active, ANSWER_TIMEOUT):
+                self._released -= 1
+                asking = ", ".join(sorted({*self._active}))
+                raise DeviceError(f"cannot release the driver: a call to it has not returned ({asking})")
         try:
             self.close()
         except DeviceError:
@@ -129,39 +129,39 @@ class Library:
             raise
 
     def reacquire_driver(self, *, opened: bool = False) -> None:
-        """Allow NVML again; it is opened by the next question.
+        """Allow NVML again; the next session opens it.
 
-        Or before anybody may ask (``opened``), unless another reset still needs it closed: then whoever asks meanwhile
-        is told that it is closed, and not kept waiting.
+        ``opened``: open NVML here, before a session may begin, unless another reset still needs it closed. Until then
+        sessions fail at once and do not wait for the opening.
         """
         with self._opening:
             try:
-                if opened and self._away == 1:
+                if opened and self._released == 1:
                     self._open_it()
             finally:
-                with self._turn:
-                    self._away -= 1
+                with self._condition:
+                    self._released -= 1
 
     def close(self) -> None:
-        """Until the next question."""
+        """Close NVML until the next session."""
         with self._opening:
             self._close()
 
     def renew(self) -> None:
-        """Open NVML anew as soon as nobody is inside: a device that comes back is not seen by those that are open."""
+        """Open NVML again as soon as no session is active: an open NVML does not see a device that returns."""
         self._broken = True
 
     def _make_ready(self) -> None:
-        """Open; and where the driver went away, anew, as soon as nobody else is inside."""
+        """Open NVML. If the driver was unloaded, close NVML first, unless another session is active."""
         with self._opening:
-            if self._broken and len(self._inside) == 1:  # whoever comes now waits behind us
+            if self._broken and len(self._active) == 1:  # a new session waits for this lock
                 self._close()
             self._open_it()
 
     def _open_it(self) -> None:
         if self._open:
             return
-        _translated("cannot open NVML", pynvml.nvmlInit)
+        _call("cannot open NVML", pynvml.nvmlInit)
         self._open = True
         self._openings += 1
 
@@ -173,16 +173,16 @@ class Library:
         sets, self._sets = self._sets, []
         failures = [*map(_failure, (partial(pynvml.nvmlEventSetFree, each) for each in sets))]
         for error in filter(None, (*failures, _failure(pynvml.nvmlShutdown))):
-            raise _ours(error, "cannot close NVML") from error
+            raise _translate(error, "cannot close NVML") from error
 
-    def ask(self, question: Callable[..., Any], *about: object) -> Any:  # noqa: ANN401 - as many answers as questions
+    def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
         """For sessions."""
         try:
-            return _translated(f"{question.__name__} failed", question, *about)
-        except UntoldError:
+            return _call(f"{function.__name__} failed", function, *arguments)
+        except NotSupportedError:
             raise
         except DeviceError as error:
-            self._handles = {}  # of a device that is gone, or taken away and given back
+            self._handles = {}  # the device may be lost, or destroyed and created again
             self._broken |= isinstance(error, DriverGoneError)
             raise
 
@@ -197,68 +197,68 @@ class Library:
         self.ask(pynvml.nvmlEventSetFree, events)
 
     def handle(self, uuid: str) -> Handle:
-        """For sessions. A slice may be another by now, so that its handle is never kept."""
+        """For sessions. A slice may have been created again, so its handle is never stored."""
         if uuid.startswith(SLICE):
             return self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        handles = self._handles  # another thread's error may put new ones in their place meanwhile
+        handles = self._handles  # an error in another thread may replace the dictionary
         if uuid not in handles:
             handles[uuid] = self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
         return handles[uuid]
 
 
 class Session:
-    """Questions to an open NVML."""
+    """Calls to an open NVML."""
 
     def __init__(self, library: Library, opening: int) -> None:
         """See ``Library.session``."""
         self._library = library
-        self.opening = opening  # another number: what was learnt before may not hold any more
+        self.opening = opening  # a different number: earlier answers may be outdated
 
     def handle(self, uuid: str) -> Handle:
-        """A device or a MIG slice by its UUID."""
+        """The handle of a GPU or MIG slice."""
         return self._library.handle(uuid)
 
-    def ask(self, question: Callable[..., Any], *about: object) -> Any:  # noqa: ANN401 - as many answers as questions
-        """The answer of a pynvml function, or a DeviceError."""
-        return self._library.ask(question, *about)
+    def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
+        """The result of a pynvml function; DeviceError if it fails."""
+        return self._library.ask(function, *arguments)
 
     def events(self) -> Handle:
-        """A new set of events, which holds until it is freed or NVML is closed: then ``opening`` is another number."""
+        """A new event set, valid until it is freed or NVML is closed, which changes ``opening``."""
         return self._library.events()
 
     def free(self, events: Handle) -> None:
-        """Such a set of this opening is not needed any more."""
+        """Free an event set of this opening."""
         self._library.free(events)
 
-    def told(self, question: Callable[..., Any], *about: object) -> Any | None:  # noqa: ANN401 - same
-        """The same, or None where this device or driver does not know such a thing."""
+    def ask_optional(self, function: Callable[..., Any], *arguments: object) -> Any | None:  # noqa: ANN401 - see ``ask``
+        """The result of a pynvml function; None if this device or driver does not support it."""
         try:
-            return self.ask(question, *about)
-        except UntoldError:
+            return self.ask(function, *arguments)
+        except NotSupportedError:
             return None
 
     def field(self, handle: Handle, number: int) -> int | None:
-        """A field value that is a whole number, or None where this device or driver does not know such a field."""
-        values = self.told(pynvml.nvmlDeviceGetFieldValues, handle, [number])
+        """A field value that is an integer; None if this device or driver does not support the field."""
+        values = self.ask_optional(pynvml.nvmlDeviceGetFieldValues, handle, [number])
         if values is None or values[0].nvmlReturn in _NO_FIELD:
             return None
         if values[0].nvmlReturn != pynvml.NVML_SUCCESS:
-            raise _ours(pynvml.NVMLError(values[0].nvmlReturn), f"field {number} failed")
+            raise _translate(pynvml.NVMLError(values[0].nvmlReturn), f"field {number} failed")
         kind = _NUMBERS.get(values[0].valueType)
         if kind is None:
-            raise DeviceError(f"field {number} failed: it is no whole number")
+            raise DeviceError(f"field {number} failed: it is not an integer")
         return int(getattr(values[0].value, kind))
 
 
-def _translated(what: str, question: Callable[..., Any], *about: object) -> Any:  # noqa: ANN401 - see ``ask``
+def _call(what: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - see ``ask``
     try:
-        return question(*about)
+        return function(*arguments)
     except pynvml.NVMLError as error:
-        raise _ours(error, what) from error
+        raise _translate(error, what) from error
 
 
 def _failure(close: Callable[[], object]) -> pynvml.NVMLError | None:
-    """Why it did not close; nothing where there was nothing left to close."""
+    """The error of closing; None if the driver was already closed or unloaded."""
     try:
         close()
     except pynvml.NVMLError as error:
@@ -266,31 +266,31 @@ def _failure(close: Callable[[], object]) -> pynvml.NVMLError | None:
     return None
 
 
-def _ours(error: pynvml.NVMLError, what: str) -> DeviceError:
-    """What an error of the library means to us."""
-    told = f"{what}: {error}"
+def _translate(error: pynvml.NVMLError, what: str) -> DeviceError:
+    """The error of ours for an NVML error."""
+    text = f"{what}: {error}"
     match error.value:
         case pynvml.NVML_ERROR_GPU_IS_LOST | pynvml.NVML_ERROR_GPU_NOT_FOUND:
-            return DeviceLostError(told)
+            return DeviceLostError(text)
         case pynvml.NVML_ERROR_NOT_FOUND:
-            return AbsentError(told)
+            return NotFoundError(text)
         case pynvml.NVML_ERROR_INVALID_ARGUMENT:
-            return ArgumentError(told)
+            return ArgumentError(text)
         case pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-            return CrowdedError(told)
+            return BufferTooSmallError(text)
         case pynvml.NVML_ERROR_IN_USE:
-            return BusyError(told)
+            return InUseError(text)
         case pynvml.NVML_ERROR_NO_PERMISSION:
-            return ForbiddenError(told)
+            return NoPermissionError(text)
         case pynvml.NVML_ERROR_RESET_REQUIRED:
-            return ResetRequiredError(told)
+            return ResetRequiredError(text)
         case pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-            return VersionSkewError(f"{told}; the driver was replaced: reboot the node, or load the new one")
+            return VersionSkewError(f"{text}; the driver was replaced: reboot the node, or load the new one")
         case pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-            return DriverGoneError(f"{told}; libnvidia-ml.so.1 is not installed here")
+            return DriverGoneError(f"{text}; libnvidia-ml.so.1 is not installed here")
         case code if code in _GONE:
-            return DriverGoneError(f"{told}; the driver is not loaded")
-        case code if code in _UNTOLD:
-            return UntoldError(told)
+            return DriverGoneError(f"{text}; the driver is not loaded")
+        case code if code in _NOT_SUPPORTED:
+            return NotSupportedError(text)
         case _:
-            return DeviceError(told)
+            return DeviceError(text)

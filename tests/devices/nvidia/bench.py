@@ -72,7 +72,7 @@ def place(rig, number: int, **more: object) -> str:
         "baseline": None,
         "means": ["nvidia-smi", "function"],
         "slices": "wait",
-        "wanted": {},
+        "settings": {},
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],
     }

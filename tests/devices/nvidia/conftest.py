@@ -96,7 +96,7 @@ def kmsg(rig) -> Iterator[Kmsg]:
 def listen(rig, monkeypatch) -> Iterator[Callable[..., Nvidia]]:
     """A backend that listens, and is known to be in NVML's wait; ended with the test, and no thread left of it."""
     monkeypatch.setattr(nvml_events, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
-    monkeypatch.setattr(listener, "LEAVES_WITHIN", SOON / 1000)
+    monkeypatch.setattr(listener, "JOIN_TIMEOUT", SOON / 1000)
     before = ours()
     made = []
 

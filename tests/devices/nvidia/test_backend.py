@@ -66,7 +66,7 @@ def test_a_worker_is_told_all_that_it_needs(rig) -> None:
         "slices": "wait",
         "pid_namespace": 4026531836,
         "reset_seconds": 60.0,
-        "wanted": {"compute_mode": "default"},
+        "settings": {"compute_mode": "default"},
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],
         "links": [],

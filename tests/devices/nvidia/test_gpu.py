@@ -75,7 +75,7 @@ def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
         "3",
         json.dumps({"uuid": "GPU-1"}),
         json.dumps(whole | {"fan": 3}),
-        json.dumps(whole | {"wanted": 3}),
+        json.dumps(whole | {"settings": 3}),
         json.dumps({**whole, "means": 3}),
     ):
         with pytest.raises(DeviceError, match="cannot open a GPU: its place is not understood"):
@@ -89,8 +89,8 @@ def test_a_place_that_is_not_understood_opens_nothing(rig) -> None:
 def test_what_a_place_need_not_say_is_the_careful_choice(rig) -> None:
     whole = json.loads(place(rig, 0))
     said = placed(json.dumps({key: whole[key] for key in ("uuid", "root", "pci_address", "minor", "parent")}))
-    assert (said.means, said.slices, said.baseline, said.wanted) == (("nvidia-smi",), "wait", None, {})
-    assert (said.resets, said.locks, said.owed_only, said.reset_seconds) == (None, (), False, 60)
+    assert (said.means, said.slices, said.baseline, said.settings) == (("nvidia-smi",), "wait", None, {})
+    assert (said.resets, said.locks, said.restore_only, said.reset_seconds) == (None, (), False, 60)
 
 
 @pytest.mark.usefixtures("root", "gpu")
@@ -102,7 +102,7 @@ def test_without_a_place_for_its_lock_nothing_is_reset(rig) -> None:
 
 @pytest.mark.usefixtures("root", "gpu")
 def test_without_a_look_at_the_processes_nothing_is_reset(rig) -> None:
-    with pytest.raises(DeviceError, match="nobody can tell who has it open"):
+    with pytest.raises(DeviceError, match="its holders are unknown"):
         NvidiaGpu(place(rig, 0), library=rig.library).reset()
     assert by_tool(rig) == []
 
@@ -128,7 +128,7 @@ def test_its_patience_fits_into_the_deadline_of_the_step(monkeypatch, seconds: f
     process: Any = SimpleNamespace(pid=1, stdout=None, communicate=lambda *, timeout: ended.append(timeout))
     monkeypatch.setattr("os.killpg", lambda *_: None)
     patience = preconditions.Patience.within(seconds)
-    smi._put_down(process, patience.tool)
+    smi._kill(process, patience.tool)
     leaving = (len(reset.MEANS) + 1) * patience.leaving
     assert leaving + patience.tool + ended[0] + patience.coming_back < 0.95 * seconds
 
@@ -196,7 +196,7 @@ def test_a_gpu_that_says_nothing_before_its_reset_is_reset_without_a_look_at_its
 def test_with_the_reset_of_a_slices_gpu_the_settings_of_the_gpu_come_back(rig, cut, baseline) -> None:
     gpu = rig.gpu(0)
     gpu.set({"compute_mode": 3, "power.limit": 450000})
-    slice_of(rig, cut[0], baseline=baseline, wanted={"power_limit": 500, "persistence": True}).reset()
+    slice_of(rig, cut[0], baseline=baseline, settings={"power_limit": 500, "persistence": True}).reset()
     assert (gpu["compute_mode"], gpu["power.limit"], gpu["persistence_mode"]) == ("0", "500000", "1")
 
 
@@ -287,7 +287,7 @@ def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
 def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
     with pytest.raises(DeviceError, match=f'cannot reset {cut[0]}: it is open in "train"'):
         slice_of(rig, cut[0], somebody, slices="recreate").reset()
-    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: nobody can tell who has it open"):
+    with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: its holders are unknown"):
         slice_of(rig, cut[0], lambda: None, slices="recreate").reset()
     rig.gpu(0).run(Process(77, gi=1, ci=0))  # seen by the driver alone
     with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: nvmlComputeInstanceDestroy failed"):
@@ -354,6 +354,6 @@ def test_every_setting_that_a_policy_can_name_is_one_of_ours(rig) -> None:
         application_clocks=clocks,
     )
     assert None not in everything.model_dump().values()
-    touch(rig, 1, wanted=everything.model_dump(mode="json")).restore_settings()
+    touch(rig, 1, settings=everything.model_dump(mode="json")).restore_settings()
     assert {word.value for word in Means} == set(reset.MEANS)
     assert {word.value for word in Slices} == {WAIT, RECREATE}

@@ -10,14 +10,14 @@ import pytest
 from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
 from scrubber.devices.nvidia import nvml as library
 from scrubber.devices.nvidia.nvml import (
-    AbsentError,
     ArgumentError,
-    BusyError,
-    CrowdedError,
+    BufferTooSmallError,
     DriverGoneError,
-    ForbiddenError,
+    InUseError,
+    NoPermissionError,
+    NotFoundError,
+    NotSupportedError,
     ResetRequiredError,
-    UntoldError,
     VersionSkewError,
 )
 from tests.fakes.nvml.machine import Slice
@@ -26,19 +26,19 @@ from tests.patience import WITHIN
 KINDS: dict[int, type[DeviceError]] = {
     pynvml.NVML_ERROR_UNINITIALIZED: DriverGoneError,
     pynvml.NVML_ERROR_INVALID_ARGUMENT: ArgumentError,
-    pynvml.NVML_ERROR_NOT_SUPPORTED: UntoldError,
-    pynvml.NVML_ERROR_NOT_FOUND: AbsentError,
-    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: CrowdedError,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: NotSupportedError,
+    pynvml.NVML_ERROR_NOT_FOUND: NotFoundError,
+    pynvml.NVML_ERROR_INSUFFICIENT_SIZE: BufferTooSmallError,
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverGoneError,
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverGoneError,
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: UntoldError,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: NotSupportedError,
     pynvml.NVML_ERROR_GPU_IS_LOST: DeviceLostError,
-    pynvml.NVML_ERROR_NO_PERMISSION: ForbiddenError,
-    pynvml.NVML_ERROR_IN_USE: BusyError,
+    pynvml.NVML_ERROR_NO_PERMISSION: NoPermissionError,
+    pynvml.NVML_ERROR_IN_USE: InUseError,
     pynvml.NVML_ERROR_RESET_REQUIRED: ResetRequiredError,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: VersionSkewError,
-    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: UntoldError,
-    pynvml.NVML_ERROR_DEPRECATED: UntoldError,
+    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: NotSupportedError,
+    pynvml.NVML_ERROR_DEPRECATED: NotSupportedError,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: DeviceLostError,
 }
 CODES = sorted(value for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_"))
@@ -73,11 +73,11 @@ def test_only_what_a_device_does_not_know_is_none(rig) -> None:
         rig.gpu(0).fail("nvmlDeviceGetSerial", code)
         with rig.library.session() as nvml:
             handle = nvml.handle(rig.gpu(0).uuid)
-            if KINDS.get(code) is UntoldError:
-                assert nvml.told(pynvml.nvmlDeviceGetSerial, handle) is None
+            if KINDS.get(code) is NotSupportedError:
+                assert nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle) is None
             else:
                 with pytest.raises(DeviceError):
-                    nvml.told(pynvml.nvmlDeviceGetSerial, handle)
+                    nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle)
 
 
 def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> None:
@@ -92,13 +92,13 @@ def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> 
 
 
 def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
-    monkeypatch.setattr(library, "LEAVES_WITHIN", 0.01)
+    monkeypatch.setattr(library, "ANSWER_TIMEOUT", 0.01)
     with rig.gpu(0).hanging("nvmlDeviceGetName") as file:
         asking = threading.Thread(name="stuck", target=name_of, args=[rig], daemon=True)
         asking.start()
         while "nvmlDeviceGetName" not in [call for _, call, _ in rig.machine.calls()]:
             asking.join(0.001)
-        with pytest.raises(DeviceError, match=r"has not been answered \(stuck\)"):
+        with pytest.raises(DeviceError, match=r"has not returned \(stuck\)"):
             rig.library.release_driver()
         file.unlink()
         asking.join(WITHIN)
@@ -107,13 +107,13 @@ def test_it_is_not_closed_under_a_question(rig, monkeypatch) -> None:
 
 
 def test_an_opening_that_hangs_does_not_hold_whoever_wants_it_closed(rig, monkeypatch) -> None:
-    monkeypatch.setattr(library, "LEAVES_WITHIN", 0.01)
+    monkeypatch.setattr(library, "ANSWER_TIMEOUT", 0.01)
     with rig.machine.hanging("nvmlInitWithFlags") as file:
         asking = threading.Thread(target=name_of, args=[rig], daemon=True)
         asking.start()
         while not rig.machine.calls():
             asking.join(0.001)
-        with pytest.raises(DeviceError, match="has not been answered"):
+        with pytest.raises(DeviceError, match="has not returned"):
             rig.library.release_driver()
         file.unlink()
         asking.join(WITHIN)
@@ -185,7 +185,7 @@ def test_an_error_elsewhere_takes_no_handle_from_under_a_question(rig) -> None:
 
 def test_a_field_that_is_no_whole_number_is_an_error(rig, monkeypatch) -> None:
     monkeypatch.setattr(library, "_NUMBERS", {})
-    with rig.library.session() as nvml, pytest.raises(DeviceError, match="no whole number"):
+    with rig.library.session() as nvml, pytest.raises(DeviceError, match="not an integer"):
         nvml.field(nvml.handle(rig.gpu(0).uuid), pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
 
 

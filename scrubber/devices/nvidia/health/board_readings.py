@@ -1,7 +1,7 @@
-"""What whole GPUs measure of themselves: temperature and power. Nothing is judged by it.
+"""Temperature and power of whole GPUs, for metrics only.
 
-For Ada and later NVIDIA would rather have the fields 193 to 196 read than thresholds. They tell distances from a limit,
-which are no temperatures and are not made into any here: where the threshold itself is not told, none is shown.
+For Ada and later, NVIDIA recommends the fields 193 to 196 instead of thresholds. Those fields are distances from a
+limit, not temperatures. So without a threshold from the driver, no threshold is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MILLI = 1000
 
 
 def of_all(nvml: Session, in_reset: Callable[[str], bool]) -> dict[str, Readings]:
-    """By UUID. One that is ``in_reset`` is not asked; one that cannot be read is left out."""
+    """Readings by UUID. A GPU that is ``in_reset`` is not asked; a GPU that cannot be read is left out."""
     found: dict[str, Readings] = {}
     for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
         with suppress(DeviceError):
@@ -30,8 +30,10 @@ def of_all(nvml: Session, in_reset: Callable[[str], bool]) -> dict[str, Readings
 
 
 def _read(nvml: Session, gpu: Handle, index: int) -> Readings:
-    slowdown = nvml.told(pynvml.nvmlDeviceGetTemperatureThreshold, gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-    milliwatts = nvml.told(pynvml.nvmlDeviceGetPowerUsage, gpu)
+    slowdown = nvml.ask_optional(
+        pynvml.nvmlDeviceGetTemperatureThreshold, gpu, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    )
+    milliwatts = nvml.ask_optional(pynvml.nvmlDeviceGetPowerUsage, gpu)
     return Readings(
         index=index,
         celsius=_celsius(nvml, gpu),
@@ -41,9 +43,9 @@ def _read(nvml: Session, gpu: Handle, index: int) -> Readings:
 
 
 def _celsius(nvml: Session, gpu: Handle) -> int | None:
-    """By the older call where there is no other: NVIDIA will take it away."""
-    for question in (pynvml.nvmlDeviceGetTemperatureV, pynvml.nvmlDeviceGetTemperature):
-        told: int | None = nvml.told(question, gpu, pynvml.NVML_TEMPERATURE_GPU)
-        if told is not None:
-            return told
+    """The temperature, by the older call if the driver has no newer one: NVIDIA will remove the older call."""
+    for function in (pynvml.nvmlDeviceGetTemperatureV, pynvml.nvmlDeviceGetTemperature):
+        celsius: int | None = nvml.ask_optional(function, gpu, pynvml.NVML_TEMPERATURE_GPU)
+        if celsius is not None:
+            return celsius
     return None

@@ -1,14 +1,14 @@
-"""What NVIDIA's driver says in the kernel's log of errors of GPUs (XID) and of NVSwitches (SXid). Text in, values out.
+"""Parses the driver's kernel messages about errors of GPUs (XID) and of NVSwitches (SXid).
 
-The forms, as the open driver prints them (``kernel_rc.c``, and ``SXID`` of its NVSwitch part):
+The formats, as the open driver prints them (``kernel_rc.c``, and ``SXID`` of its NVSwitch part):
 
     NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.
     NVRM: Xid (PCI:0000:3b:00 GPU-I:05 GPU-CI:00): 94, pid=4711, name=python, Contained: ...
     NVRM: Xid (PCI:0000:3b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)
     nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error
 
-A tenant chooses the name of its process. It stands behind the code; so only the beginning of a message says what it is,
-and the end what XID 154 asks for.
+A user chooses the name of a process, which follows the code. So only the beginning of a message decides what it is, and
+only the end says which action XID 154 asks for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LONGEST = 300  # characters of a text that are kept
-ACTION = 154  # the XID whose text says what must be done
+LONGEST = 300  # characters of a message that are stored
+ACTION = 154  # the XID whose text names the recovery action
 
 _PLACE = r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_PLACE}([^)]*)\): (\d{{1,6}})(?:,(.*))?", re.DOTALL)
@@ -27,23 +27,23 @@ _SXID = re.compile(
 )
 _CHANGED = "GPU recovery action changed from"
 _TO = re.compile(r" 0x[0-9a-f]+ \([^()]*\) to 0x([0-9a-f]+) \([^()]*\)\.?\s*")
-# By its number, which is that of NVML's field 230: the words behind it have changed from driver to driver.
+# By number, as in NVML's field 230: the words differ between driver versions.
 _ACTIONS = {0: "none", 1: "reset_gpu", 2: "restart_vm_or_node", 3: "drain_p2p", 4: "reset_gpu", 7: "restart_vm_or_node"}
 
 
 @dataclass(frozen=True, slots=True)
 class GpuError:
-    """An XID, and whose."""
+    """An XID of one GPU."""
 
     place: str  # the PCI address without its function, as in 0000:3b:00
     code: int
-    instance: int | None = None  # the GPU instance, where one is named
-    action: str = ""  # what XID 154 asks for; empty where it says nothing that is known
+    instance: int | None = None  # the GPU instance, if the message names one
+    action: str = ""  # of XID 154; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchError:
-    """An SXid: an error of an NVSwitch, by which GPUs are joined."""
+    """An SXid: an error of an NVSwitch."""
 
     switch: str
     code: int
@@ -52,13 +52,13 @@ class SwitchError:
 
 
 def read(text: str) -> GpuError | SwitchError | None:
-    """The error that a message of the kernel tells of, if it is one of the driver's."""
+    """The error in a kernel message; None if the message is not an error of the driver."""
     if "Xid" not in text:
         return None
     if found := _XID.fullmatch(text):
         instance = _INSTANCE.search(found[4])
         code = int(found[5])
-        action = _asked_for(found[6] or "") if code == ACTION else ""
+        action = _action(found[6] or "") if code == ACTION else ""
         return GpuError(place(*(int(it, 16) for it in found.groups()[:3])), code, instance and int(instance[1]), action)
     if found := _SXID.fullmatch(text):
         detail = f"SXid {int(found[5])}{found[7]}"[:LONGEST]
@@ -67,10 +67,10 @@ def read(text: str) -> GpuError | SwitchError | None:
 
 
 def place(domain: int, bus: int, device: int) -> str:
-    """Where a GPU sits, as the driver writes it in messages: a GPU has one function."""
+    """The PCI address as the driver writes it in messages, without the function."""
     return f"{domain:04x}:{bus:02x}:{device:02x}"
 
 
-def _asked_for(text: str) -> str:
+def _action(text: str) -> str:
     found = _TO.fullmatch(text.rpartition(_CHANGED)[2])
     return _ACTIONS.get(int(found[1], 16), "") if found else ""

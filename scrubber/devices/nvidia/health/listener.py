@@ -1,7 +1,7 @@
-"""Listens to what the driver says unasked, with two threads: to the kernel's log, and to NVML's events.
+"""Receives errors of the driver with two threads: one reads the kernel log, one waits for NVML events.
 
-Both only write down; whoever wants to know asks for what was written, and is woken by a file that becomes readable. A
-thread that is stuck in the driver is left behind, as everywhere; the other one goes on.
+Both threads store what they read, and make the alarm file readable, which wakes the monitor. If one thread is stuck in
+the driver, the other one goes on.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from scrubber.ground import log
 
 logger = log.get("ears")
 
-UNHEARD = "XIDs from before the start of the service, and SXids"
-CAUGHT_UP = 2.0  # seconds for which a start waits until all that the kernel still remembers was read
-AWAY = 0.1  # seconds between two tries while NVML is closed for a reset
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds after an error of NVML: waiting may fail at once, time after time
-LEAVES_WITHIN = 1.0  # seconds that the end waits for each thread
-# An SXid is something that happened, and is told as something that is. Long enough to be seen by whoever looks; what
-# follows from it is remembered elsewhere.
-FATAL_FOR = 600.0
-TURN = 2.0  # seconds after which the thread that reads the log shows that it is there
-SILENT = 30.0  # seconds; to open the driver takes some, one device after the other
+UNSEEN = "XIDs from before the start of the service, and SXids"
+CATCH_UP_SECONDS = 2.0  # that the start waits until the stored messages of the kernel are read
+RELEASED_PAUSE = 0.1  # seconds between two tries while the driver is released
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds after an error of NVML, which may fail at once every time
+JOIN_TIMEOUT = 1.0  # seconds that ``close`` waits for each thread
+# Seconds that an SXid, which is an event, is reported as a sign: long enough for every observation. The core remembers
+# the ailment that follows from it.
+FATAL_SECONDS = 600.0
+POLL_SECONDS = 2.0  # after which the log thread reports that it is alive
+OVERDUE_SECONDS = 30.0  # without a report of a thread; opening the driver takes long on a node with many GPUs
 
 LOG, EVENTS = "kernel-log", "nvml-events"  # the threads
-_MEANS = {LOG: f"not seen: {UNHEARD}", EVENTS: "no device can be reset until it comes back or the service is restarted"}
+_MEANS = {LOG: f"not seen: {UNSEEN}", EVENTS: "no device can be reset until it comes back or the service is restarted"}
 
 
 class Lines(Protocol):
-    """The kernel's log."""
+    """The kernel log."""
 
     def open(self) -> str:
-        """Why it cannot be read; nothing where it can."""
+        """Open the log; returns why it cannot be read, or an empty string."""
         ...
 
     def fileno(self) -> int:
-        """What is readable when there is more."""
+        """The file that is readable when there are new messages."""
         ...
 
     def messages(self) -> Iterable[tuple[int, str]]:
-        """What is new, each with its time in microseconds."""
+        """The new messages, each with its time in microseconds."""
         ...
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the log."""
         ...
 
 
 class Listener:
-    """What was heard of every GPU.
+    """The errors of every GPU.
 
-    ``clock`` is one that stands still while the machine is suspended, as that of the kernel's messages does. The two
-    differ all the same; by how much, each message tells that is heard when it is said.
+    ``clock`` must stop while the machine is suspended, as the clock of kernel messages does. Both clocks still differ;
+    each message that is read when it is logged shows by how much.
     """
 
     def __init__(
@@ -72,64 +72,64 @@ class Listener:
         clock: Callable[[], float],
         whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
-        """Hear nothing yet."""
-        self._happenings = NvmlEvents(library)
+        """Start no thread yet."""
+        self._nvml_events = NvmlEvents(library)
         self._kernel = kernel
         self._clock = clock
-        self._lock = threading.Lock()  # guards the next six, and the bell
+        self._lock = threading.Lock()  # guards the next six, and the alarm
         self._xids = XidLog(whole)
-        self._fatal: tuple[float, SwitchError] | None = None  # the last one, and when it was
-        self._logged = False  # whether the kernel's log is read
-        self._behind = 0.0  # seconds by which the clock of its messages is behind ours
-        self._due: dict[str, float] = {}  # when each thread shows at the latest that it is there
-        self._silent: set[str] = set()  # those that did not
-        self._bell = self._end = -1
+        self._fatal: tuple[float, SwitchError] | None = None  # the last one, and its time
+        self._logged = False  # whether the kernel log is read
+        self._behind = 0.0  # seconds by which the clock of its messages is behind ``clock``
+        self._due: dict[str, float] = {}  # when each thread must report that it is alive
+        self._overdue: set[str] = set()  # threads that did not
+        self._alarm = self._end = -1
         self._threads: tuple[threading.Thread, ...] = ()
 
     def open(self) -> int:
-        """Begin. What the kernel remembers is known when this returns. A file that is readable when there is news."""
-        if self._bell >= 0:
-            return self._bell
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Start both threads, read the stored kernel messages, and return the alarm file."""
+        if self._alarm >= 0:
+            return self._alarm
+        self._alarm = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._end = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        events = _thread(EVENTS, self._hear_events)
+        events = _thread(EVENTS, self._read_events)
         self._threads = (*self._follow(), events)
-        events.start()  # now: what happens from here on is told by both, and before only by the kernel
-        return self._bell
+        events.start()  # from now on both sources report events; earlier ones only the kernel log
+        return self._alarm
 
     def clear_alarm(self) -> None:
-        """The news is known now."""
-        if self._bell >= 0 and _readable(self._bell, 0.0):
-            os.eventfd_read(self._bell)
+        """Make the alarm file unreadable until the next event."""
+        if self._alarm >= 0 and _readable(self._alarm, 0.0):
+            os.eventfd_read(self._alarm)
 
     def close(self) -> None:
-        """Hear nothing more."""
-        if self._bell < 0:
+        """Stop both threads."""
+        if self._alarm < 0:
             return
         os.eventfd_write(self._end, 1)
         for thread in self._threads:
-            thread.join(LEAVES_WITHIN)
+            thread.join(JOIN_TIMEOUT)
         if any(thread.is_alive() for thread in self._threads):
-            logger.warning("a thread is left behind in the driver")
-            return  # with its files, whose numbers must not become those of others
-        with self._lock:  # whoever asks what was heard may ring just now
-            os.close(self._bell)
+            logger.warning("a listener thread does not end: it is stuck in the driver")
+            return  # without closing the files, because the thread still uses their numbers
+        with self._lock:  # another thread may use the alarm file just now
+            os.close(self._alarm)
             os.close(self._end)
-            self._bell = self._end = -1
+            self._alarm = self._end = -1
 
     def xids(self, pci_address: str, instance: int | None) -> tuple[Xid, ...]:
-        """The errors of a GPU or of the slice with that GPU instance; also what a thread heard before it was stuck."""
-        self._miss()
-        self._settle()
+        """The XIDs of a GPU, or of the slice with this GPU instance, also those read before a thread got stuck."""
+        self._check_threads()
+        self._count_waiting()
         with self._lock:
             return self._xids.of(pci_address.rpartition(".")[0], instance)
 
     def switches(self) -> tuple[Sign, ...]:
-        """What is wrong with the switches that join the GPUs of this node."""
+        """The recent fatal errors of the NVSwitches of this node."""
         now = self._clock()
         with self._lock:
             fatal = self._fatal
-        if fatal is None or now - fatal[0] >= FATAL_FOR:
+        if fatal is None or now - fatal[0] >= FATAL_SECONDS:
             return ()
         return (Sign(AilmentKind.SWITCH, f"{fatal[1].switch} of this node: {fatal[1].detail}"),)
 
@@ -138,13 +138,13 @@ class Listener:
             return ()
         why_not = self._kernel.open()
         if why_not:
-            logger.warning("cannot read the kernel's log", error=why_not, unseen=UNHEARD)
+            logger.warning("cannot read the kernel's log", error=why_not, unseen=UNSEEN)
             return ()
         caught_up = threading.Event()
         thread = _thread(LOG, lambda: self._read_log(caught_up))
         self._logged = True
         thread.start()
-        caught_up.wait(CAUGHT_UP)
+        caught_up.wait(CATCH_UP_SECONDS)
         return (thread,)
 
     def _read_log(self, caught_up: threading.Event) -> None:
@@ -153,13 +153,13 @@ class Listener:
         poll.register(self._kernel.fileno(), select.POLLIN)
         poll.register(self._end, select.POLLIN)
         try:
-            while self._end not in dict(poll.poll(0 if not caught_up.is_set() else TURN * 1000)):
-                self._shows()
+            while self._end not in dict(poll.poll(0 if not caught_up.is_set() else POLL_SECONDS * 1000)):
+                self._report_alive()
                 for microseconds, text in self._kernel.messages():
                     self._read(microseconds, text, live=caught_up.is_set())
                 caught_up.set()
         except (OSError, EOFError) as error:
-            logger.warning("cannot read the kernel's log any more", error=str(error), unseen=UNHEARD)
+            logger.warning("cannot read the kernel's log any more", error=str(error), unseen=UNSEEN)
         finally:
             with self._lock:
                 self._logged = False
@@ -172,79 +172,79 @@ class Listener:
         now = self._clock()
         behind = now - microseconds / 1e6
         with self._lock:
-            self._behind = behind if live else min(behind, self._behind)  # none of them is of the future
+            self._behind = behind if live else min(behind, self._behind)  # no message is from the future
             if isinstance(error, GpuError):
-                if self._xids.logged(error, microseconds, now):
-                    self._ring()
+                if self._xids.add_logged(error, microseconds, now):
+                    self._raise_alarm()
             elif error is not None and error.fatal:
                 self._fatal = (microseconds / 1e6 + self._behind, error)
-                self._ring()
+                self._raise_alarm()
 
-    def _hear_events(self) -> None:
-        pause, told = FIRST_PAUSE, set[str]()
+    def _read_events(self) -> None:
+        pause, logged = FIRST_PAUSE, set[str]()
         while not _readable(self._end, 0.0):
-            self._shows()
+            self._report_alive()
             try:
-                happening = self._happenings.next()
+                event = self._nvml_events.next()
             except DriverClosedError:
-                self._rest(AWAY)
+                self._pause(RELEASED_PAUSE)
                 continue
             except DeviceError as error:
-                if str(error) not in told:
-                    logger.warning("cannot hear the driver's events; what the kernel logs is heard", error=str(error))
-                told.add(str(error))
-                self._rest(pause)
+                if str(error) not in logged:
+                    logger.warning("cannot receive the driver's events; the kernel log is still read", error=str(error))
+                logged.add(str(error))
+                self._pause(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             pause = FIRST_PAUSE
-            told.clear()
-            if happening is not None:
-                self._happened(happening.xid)
-            self._settle()
+            logged.clear()
+            if event is not None:
+                self._received(event.xid)
+            self._count_waiting()
         with self._lock:
             self._due.pop(EVENTS, None)
 
-    def _happened(self, xid: GpuError | None) -> None:
+    def _received(self, xid: GpuError | None) -> None:
         now = self._clock()
         with self._lock:
             if xid is None:
-                self._ring()
+                self._raise_alarm()
             else:
-                self._xids.told(xid, int((now - self._behind) * 1e6), now)
+                self._xids.add_reported(xid, int((now - self._behind) * 1e6), now)
 
-    def _rest(self, pause: float) -> None:
-        self._settle()
-        self._shows(pause)
+    def _pause(self, pause: float) -> None:
+        self._count_waiting()
+        self._report_alive(pause)
         _readable(self._end, pause)
 
-    def _settle(self) -> None:
-        """Whoever comes by does so: the thread that heard it may be stuck in the driver by now."""
+    def _count_waiting(self) -> None:
+        """Count waiting NVML events. Every thread does this, because the event thread may be stuck in the driver."""
         with self._lock:
             if self._xids.settle(self._clock(), xid_log.GRACE if self._logged else 0.0):
-                self._ring()
+                self._raise_alarm()
 
-    def _shows(self, pause: float = 0.0) -> None:
-        """This thread is there, and will be after the pause."""
+    def _report_alive(self, pause: float = 0.0) -> None:
+        """Report that this thread is alive, and will be after the pause."""
         with self._lock:
-            self._due[threading.current_thread().name] = self._clock() + pause + SILENT
+            self._due[threading.current_thread().name] = self._clock() + pause + OVERDUE_SECONDS
 
-    def _miss(self) -> None:
-        """Say once of each thread that it does not come back: it cannot say so itself."""
+    def _check_threads(self) -> None:
+        """Log each overdue thread once."""
         now = self._clock()
         with self._lock:
-            missed = {name for name, due in self._due.items() if now > due}
-            news, self._silent = missed - self._silent, missed
-        for name in sorted(news):
-            logger.error("a thread that listens has not come back", thread=name, means=_MEANS[name])
+            overdue = {name for name, due in self._due.items() if now > due}
+            new, self._overdue = overdue - self._overdue, overdue
+        for name in sorted(new):
+            logger.error("a listener thread does not return", thread=name, means=_MEANS[name])
 
-    def _ring(self) -> None:
-        """With the lock: nobody rings by the number of a file that was closed."""
-        if self._bell >= 0:
-            os.eventfd_write(self._bell, 1)
+    def _raise_alarm(self) -> None:
+        """Make the alarm file readable. Call with the lock held, so that the file is still open."""
+        if self._alarm >= 0:
+            os.eventfd_write(self._alarm, 1)
 
 
 def _thread(name: str, work: Callable[[], None]) -> threading.Thread:
-    """A daemon: the interpreter does not wait for it at exit, stuck or not."""
+    """A daemon thread: the interpreter does not wait for it at exit, even if it is stuck."""
     return threading.Thread(name=name, target=work, daemon=True)
 
 

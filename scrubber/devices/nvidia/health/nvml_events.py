@@ -1,7 +1,7 @@
-"""What NVML tells unasked: errors, and that a device wants another recovery than before.
+"""NVML events: XIDs, and changes of the recovery action of a device.
 
-A set of events belongs to one opening of NVML. The library frees it before it closes, so that a reset finds nobody on
-the driver; here a new one is made when NVML is open again.
+An event set belongs to one opening of NVML. ``Library`` frees the set before it closes NVML, so that a reset finds the
+driver unused. This module creates a new set when NVML is open again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import pynvml
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.health import kernel_messages
 from scrubber.devices.nvidia.health.kernel_messages import GpuError
-from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, Library, Session, UntoldError
+from scrubber.devices.nvidia.nvml import DriverGoneError, Handle, Library, NotSupportedError, Session
 from scrubber.ground import log
 
 logger = log.get("events")
 
-WAIT_MS = 250  # a reset waits that long for us at most, and so does the end of the service
-REFUSED_FOR = 60.0  # seconds until a GPU that did not let us listen is asked again
+WAIT_MS = 250  # a reset, and the end of the service, wait up to this long
+REFUSED_FOR = 60.0  # seconds until a GPU that refused its events is asked again
 
 _XID = pynvml.nvmlEventTypeXidCriticalError
-_WANTED = _XID | pynvml.nvmlEventTypeGpuRecoveryAction
+_KINDS = _XID | pynvml.nvmlEventTypeGpuRecoveryAction
 _NO_INSTANCE = 2**32 - 1
 
 
 @dataclass(slots=True)
 class _Listening:
-    """One set, and who is in it: by handles, for a GPU that is lost says nothing more about itself."""
+    """One event set and its GPUs, by handle: a lost GPU does not answer what its address is."""
 
     opening: int
     events: Handle
@@ -41,7 +41,7 @@ class _Listening:
 
 @dataclass(frozen=True, slots=True)
 class NvmlEvent:
-    """Something that NVML told: an XID, or anything else, for which the device is to be looked at."""
+    """An event: an XID, or None for any other event, after which the caller reads the vitals."""
 
     xid: GpuError | None
 
@@ -50,13 +50,13 @@ class NvmlEvents:
     """The events of all GPUs. For one thread."""
 
     def __init__(self, library: Library) -> None:
-        """Listen to nothing yet."""
+        """Create no event set yet."""
         self._library = library
         self._listening: _Listening | None = None
-        self._told: frozenset[str] = frozenset()
+        self._logged_notes: frozenset[str] = frozenset()
 
     def next(self) -> NvmlEvent | None:
-        """What happens within a moment, if anything does; DeviceError when that cannot be told."""
+        """Wait briefly for an event; None without one. DeviceError if NVML cannot report events."""
         with self._library.session() as nvml:
             try:
                 listening = self._begin(nvml)
@@ -69,23 +69,23 @@ class NvmlEvents:
     def _begin(self, nvml: Session) -> _Listening:
         found = self._listening
         if found is not None and found.opening != nvml.opening:
-            self._listening = found = None  # it went when NVML was closed
+            self._listening = found = None  # NVML was closed, which freed the set
         if found is None:
             self._listening = found = _Listening(nvml.opening, nvml.events())
             self._register(nvml, found)
         elif found.refused and time.monotonic() > found.tried + REFUSED_FOR:
             self._register(nvml, found)
         if not found.places:
-            raise UntoldError("no GPU tells of its events")
+            raise NotSupportedError("no GPU reports events")
         return found
 
     def _end(self, nvml: Session) -> None:
-        ended, self._listening = self._listening, None  # whatever comes of it: a new one is made
+        ended, self._listening = self._listening, None  # even if freeing fails: the next call creates a new set
         if ended is not None:
             nvml.free(ended.events)
 
     def _register(self, nvml: Session, listening: _Listening) -> None:
-        """Every GPU that is not in it; one that refuses keeps no other out."""
+        """Add every GPU that is not in the set; a GPU that refuses does not prevent the others."""
         listening.tried = time.monotonic()
         notes = set()
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
@@ -94,27 +94,27 @@ class NvmlEvents:
             except DriverGoneError:
                 raise
             except DeviceError as error:
-                notes.add(f"cannot hear the events of GPU {index}, only what the kernel logs of it: {error}")
+                notes.add(f"cannot receive the events of GPU {index}, only its kernel messages: {error}")
         listening.refused = bool(notes)
-        for note in sorted(notes - self._told):
+        for note in sorted(notes - self._logged_notes):
             logger.warning(note)
-        self._told = self._told | notes if notes else frozenset()
+        self._logged_notes = self._logged_notes | notes if notes else frozenset()
 
     def _add(self, nvml: Session, listening: _Listening, index: int) -> None:
         handle = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
-        if _number(handle) in listening.places:
+        if _pointer(handle) in listening.places:
             return
         place = _place(nvml, handle)
-        kinds = nvml.ask(pynvml.nvmlDeviceGetSupportedEventTypes, handle) & _WANTED
+        kinds = nvml.ask(pynvml.nvmlDeviceGetSupportedEventTypes, handle) & _KINDS
         if not kinds & _XID:
-            raise UntoldError("it tells of no XID")
+            raise NotSupportedError("it reports no XIDs")
         nvml.ask(pynvml.nvmlDeviceRegisterEvents, handle, kinds, listening.events)
-        listening.places[_number(handle)] = place
+        listening.places[_pointer(handle)] = place
 
     def _read(self, nvml: Session, listening: _Listening, data: pynvml.c_nvmlEventData_t) -> NvmlEvent:
         if data.eventType != _XID:
             return NvmlEvent(None)
-        place = listening.places.get(_number(data.device)) or _place(nvml, data.device)
+        place = listening.places.get(_pointer(data.device)) or _place(nvml, data.device)
         instance = None if data.gpuInstanceId == _NO_INSTANCE else data.gpuInstanceId
         return NvmlEvent(GpuError(place, data.eventData, instance))
 
@@ -123,7 +123,7 @@ def _event(events: Handle) -> pynvml.c_nvmlEventData_t | None:
     try:
         return pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
     except pynvml.NVMLError as error:
-        if error.value == pynvml.NVML_ERROR_TIMEOUT:  # nothing happened
+        if error.value == pynvml.NVML_ERROR_TIMEOUT:  # no event
             return None
         raise
 
@@ -133,5 +133,5 @@ def _place(nvml: Session, handle: Handle) -> str:
     return kernel_messages.place(info.domain, info.bus, info.device)
 
 
-def _number(handle: Handle) -> int:
+def _pointer(handle: Handle) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,7 +1,7 @@
 """Health as the driver reports it now.
 
-What a device or its driver does not know at all counts as nothing wrong, and there are few such things: they stand
-here with ``told`` or ``field``. Everything else that is not answered is an error, never health.
+A value that the device or driver does not support counts as healthy. Those are few, read with ``ask_optional`` or
+``field``. Any other missing answer is an error, never health.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pynvml
 from scrubber.core.model import AilmentKind, Sign, Vitals
 from scrubber.devices.base import DeviceLostError
 from scrubber.devices.nvidia import holders
-from scrubber.devices.nvidia.holders import Lives, Usage
+from scrubber.devices.nvidia.holders import IsRunning, Usage
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.nvml import SLICE, Handle, ResetRequiredError, Session
 
@@ -26,18 +26,21 @@ _REBOOT = {
 
 
 def no_signs(_nvml: Session, _gpu: Handle) -> tuple[Sign, ...]:
-    """Nobody looks for any."""
+    """The default: no signs are read."""
     return ()
 
 
 def of(
-    nvml: Session, uuid: str, lives: Lives, leaked: Callable[[Usage], int] = holders.leaked, signs: Signs = no_signs
+    nvml: Session,
+    uuid: str,
+    is_running: IsRunning,
+    leaked: Callable[[Usage], int] = holders.leaked,
+    signs: Signs = no_signs,
 ) -> Vitals:
-    """Health of a GPU or a slice; ``leaked`` says how much of its memory nobody answers for who ``lives``.
+    """Health of a GPU or a slice. ``leaked`` returns the bytes that no running process explains.
 
-    ``signs`` are those of the whole GPU, beside the driver's wish for a reboot.
-    A GPU that has been sliced is lost as a whole, as somebody wanted it: there is nothing to be handed out under its
-    name.
+    ``signs`` reads the signs of the whole GPU, in addition to a reboot that the driver asks for.
+    A GPU that is now sliced is reported as lost and laid out anew: it cannot be offered as a whole any more.
     """
     try:
         handle = nvml.handle(uuid)
@@ -45,14 +48,14 @@ def of(
         if gpu is handle and boards.sliced(nvml, gpu):
             return Vitals(lost=True, relaid=True)
         pending, failed = _remaps(nvml, gpu)
-        wish = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
+        action = nvml.field(gpu, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
         return Vitals(
             ecc_uncorrectable=_uncorrectable(nvml, gpu),
             remap_pending=pending,
             remap_failed=failed,
-            reset_required=wish not in {None, pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *_REBOOT},
-            leaked_bytes=leaked(holders.look(nvml, handle, lives)),
-            signs=(*_reboots(wish), *signs(nvml, gpu)),
+            reset_required=action not in {None, pynvml.NVML_GPU_RECOVERY_ACTION_NONE, *_REBOOT},
+            leaked_bytes=leaked(holders.read_usage(nvml, handle, is_running)),
+            signs=(*_reboots(action), *signs(nvml, gpu)),
         )
     except DeviceLostError:
         return Vitals(lost=True)
@@ -61,7 +64,7 @@ def of(
 
 
 def worsened(before: Vitals, after: Vitals) -> str | None:
-    """What was told meanwhile that had not been told before."""
+    """The fault that ``after`` reports and ``before`` does not; None without one."""
     if after.lost and not before.lost:
         return "it fell off its bus"
     if after.ecc_uncorrectable > before.ecc_uncorrectable:
@@ -69,40 +72,40 @@ def worsened(before: Vitals, after: Vitals) -> str | None:
     if after.remap_failed and not before.remap_failed:
         return "a memory row could not be remapped"
     if after.remap_pending and not before.remap_pending:
-        return "a memory row came to wait for its remapping"
+        return "a memory row now waits for its remapping"
     if after.reset_required and not before.reset_required:
         return "the driver asked for a reset"
-    if _reboot_wanted(after) and not _reboot_wanted(before):
+    if _needs_reboot(after) and not _needs_reboot(before):
         return "the driver asked for a reboot"
     return None
 
 
-def _reboot_wanted(vitals: Vitals) -> bool:
+def _needs_reboot(vitals: Vitals) -> bool:
     return any(sign.kind is AilmentKind.REBOOT_REQUIRED for sign in vitals.signs)
 
 
 def _gpu(nvml: Session, uuid: str, handle: Handle) -> Handle:
-    """Memory errors, repairs and resets are told of the whole GPU only."""
+    """The whole GPU: the driver reports memory errors, repairs and resets of whole GPUs only."""
     if not uuid.startswith(SLICE):
         return handle
     return nvml.ask(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle)
 
 
 def _uncorrectable(nvml: Session, gpu: Handle) -> int:
-    """Since the last reset; a GPU without ECC, or with it switched off, counts none."""
+    """Uncorrectable errors since the last reset; 0 for a GPU without ECC, or with ECC off."""
     kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return nvml.told(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0
+    return nvml.ask_optional(pynvml.nvmlDeviceGetTotalEccErrors, gpu, kind, since) or 0
 
 
 def _remaps(nvml: Session, gpu: Handle) -> tuple[bool, bool]:
-    """Pending and failed. GPUs before Ampere retire pages instead; with MIG on, neither is told."""
-    rows = nvml.told(pynvml.nvmlDeviceGetRemappedRows, gpu)
+    """Remaps pending and failed. GPUs before Ampere retire pages instead; with MIG on, neither is reported."""
+    rows = nvml.ask_optional(pynvml.nvmlDeviceGetRemappedRows, gpu)
     if rows is None:
-        return bool(nvml.told(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu)), False
+        return bool(nvml.ask_optional(pynvml.nvmlDeviceGetRetiredPagesPendingStatus, gpu)), False
     _, _, pending, failed = rows
     return bool(pending), bool(failed)
 
 
-def _reboots(wish: int | None) -> tuple[Sign, ...]:
-    """Any other wish is one for a reset, also one that a reset may not fulfil: it is told again afterwards."""
-    return (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[wish]),) if wish in _REBOOT else ()
+def _reboots(action: int | None) -> tuple[Sign, ...]:
+    """The reboot that the driver asks for, if any. Any other action counts as a request for a reset."""
+    return (Sign(AilmentKind.REBOOT_REQUIRED, _REBOOT[action]),) if action in _REBOOT else ()

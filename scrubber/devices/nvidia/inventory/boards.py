@@ -35,8 +35,8 @@ class Board:
 def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
     """Ask for all of it; whatever a proof or a container needs must be told."""
     place = pci.address(nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle))
-    compute = nvml.told(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    architecture = nvml.told(pynvml.nvmlDeviceGetArchitecture, handle)
+    compute = nvml.ask_optional(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    architecture = nvml.ask_optional(pynvml.nvmlDeviceGetArchitecture, handle)
     return Board(
         uuid=uuid,
         model=nvml.ask(pynvml.nvmlDeviceGetName, handle),
@@ -56,5 +56,5 @@ def memory(nvml: Session, handle: Handle) -> pynvml.c_nvmlMemory_v2_t:
 
 def sliced(nvml: Session, handle: Handle) -> bool:
     """Whether MIG is on, and the GPU is to be had in slices only."""
-    mode = nvml.told(pynvml.nvmlDeviceGetMigMode, handle)
+    mode = nvml.ask_optional(pynvml.nvmlDeviceGetMigMode, handle)
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -26,9 +26,12 @@ def of(nvml: Session, handle: Handle) -> Links:
     peers: set[str] = set()
     switched = False
     for link in _live(nvml, handle):
-        if nvml.told(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+        if (
+            nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+            == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        ):
             switched = True
-        elif (remote := nvml.told(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)) is not None:
+        elif (remote := nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)) is not None:
             peers.add(pci.address(remote))
     return Links(frozenset(peers), switched)
 
@@ -73,7 +76,7 @@ def states(nvml: Session, handle: Handle) -> Iterator[tuple[int, bool]]:
     """Of each link that is told of, whether it is up."""
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            state = nvml.told(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+            state = nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         except ArgumentError:  # past the last link of this GPU
             return
         if state is not None:

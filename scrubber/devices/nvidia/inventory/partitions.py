@@ -17,7 +17,7 @@ import pynvml
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory import boards
-from scrubber.devices.nvidia.nvml import AbsentError, ArgumentError, Handle, Session
+from scrubber.devices.nvidia.nvml import ArgumentError, Handle, NotFoundError, Session
 
 _PROFILE = re.compile(r"MIG ((?:\d+c\.)?\d+g\.\d+gb)((?:[+-][a-z][a-z.]*)*)$")
 _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
@@ -64,7 +64,7 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
         try:
             handle = nvml.ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, number)
             found.append((_place(nvml, handle, number), handle))
-        except (AbsentError, ArgumentError):
+        except (NotFoundError, ArgumentError):
             continue  # no slice has this number
     crowd = Counter(place.gpu_instance for place, _ in found)
     for place, handle in found:
@@ -121,8 +121,8 @@ def _profile(nvml: Session, gpu: Handle, place: Placement, model: str) -> str:
 
 
 def _attributes(nvml: Session, gpu: Handle, place: Placement) -> str:
-    instance = nvml.told(pynvml.nvmlDeviceGetGpuInstanceById, gpu, place.gpu_instance)
-    info = None if instance is None else nvml.told(pynvml.nvmlGpuInstanceGetInfo, instance)
+    instance = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceById, gpu, place.gpu_instance)
+    info = None if instance is None else nvml.ask_optional(pynvml.nvmlGpuInstanceGetInfo, instance)
     if info is None:
         return ""
     names = (name for number, name in _profiles(nvml, gpu) if number == info.profileId)
@@ -134,7 +134,7 @@ def _profiles(nvml: Session, gpu: Handle) -> Iterator[tuple[int, str]]:
     """What the GPU can be cut into: number and name."""
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
-            profile = nvml.told(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number)
+            profile = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number)
         except ArgumentError:
             continue  # this driver knows fewer
         if profile is not None:

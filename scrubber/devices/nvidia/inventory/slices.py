@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pynvml
 
 from scrubber.devices.base import DeviceError, NotNowError
-from scrubber.devices.nvidia.nvml import AbsentError, ArgumentError, BusyError, Handle, ResetRequiredError, Session
+from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, ResetRequiredError, Session
 
 _MOST_INSTANCES = 16  # on one GPU, and more than any has
 
@@ -92,7 +92,7 @@ def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Insta
     first(one)
     try:
         _destroy(session, session.handle(slice_uuid), session.handle(gpu), one)
-    except BusyError as error:
+    except InUseError as error:
         raise NotNowError(f"cannot make {slice_uuid} anew: {error}; end who uses it") from error
     except DeviceError as error:
         raise type(error)(f"cannot make {slice_uuid} anew: {error}") from error
@@ -104,10 +104,10 @@ def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Insta
 
 def _devices(session: Session, device: Handle) -> Iterator[Handle]:
     """The slices of a GPU; numbers are given out with gaps."""
-    for number in range(session.told(pynvml.nvmlDeviceGetMaxMigDeviceCount, device) or 0):
+    for number in range(session.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, device) or 0):
         try:
-            found = session.told(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, number)
-        except (AbsentError, ArgumentError):
+            found = session.ask_optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, number)
+        except (NotFoundError, ArgumentError):
             continue
         if found is None:  # it is not divided at all
             return
@@ -146,7 +146,7 @@ def _destroy(session: Session, slice_: Handle, device: Handle, one: Instance) ->
 def _found(session: Session, device: Handle, one: Instance) -> Handle | None:
     """The instance, where only its parts are missing: whoever made it, or destroyed them, ended in the middle."""
     found, count = (pynvml.c_nvmlGpuInstance_t * _MOST_INSTANCES)(), c_uint(_MOST_INSTANCES)
-    if session.told(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, found, byref(count)) is None:
+    if session.ask_optional(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, found, byref(count)) is None:
         return None
     return next((it for it in found[: count.value] if _start(session, it) == one.start), None)
 

@@ -1,4 +1,4 @@
-"""How one attempt at a reset ended. Only ``Done`` is a yes, and it too is looked at afterwards."""
+"""How one attempt at a reset ended. Only ``Done`` is a success, and the caller checks the GPU even then."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Whoever did it says that it was done."""
+    """The tool or the kernel reports a reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """Nothing was done: the driver knows a client that we do not see, so nobody else may try either."""
+    """Nothing was done: the driver has a client that no observation shows, so no other means may be tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """Nothing was done: this cannot be done to this device, or not from here."""
+    """Nothing was done: this means does not work for this device, or not from this process."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class NoPermission:
-    """Nothing was done: it takes more rights."""
+    """Nothing was done: the service needs more rights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResetFailed:
-    """It was tried; what it did is not known."""
+    """The attempt failed; what it did to the device is not known."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
-    """It was tried and cannot be ended: it is still at it."""
+    """The attempt still runs and cannot be killed."""
 
     why: str
 

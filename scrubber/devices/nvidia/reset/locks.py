@@ -1,12 +1,12 @@
-"""One reset of a GPU at a time, also when the worker that began it is gone.
+"""Locks that allow one reset of a GPU at a time, also after the worker that began the reset has ended.
 
-Every GPU has a file, and whoever resets it holds the locks of all that go down with it: so each is asked by its own
-name, whoever of the others can be seen meanwhile. A lock belongs to the open file: the tool that a worker starts
-inherits it, so that the kernel keeps it for as long as either of them lives, and drops it when both are gone, however
-they ended. The files stay: one that was removed could be locked by two at once.
+Every GPU has a lock file. A worker that resets a GPU holds the locks of all GPUs that the reset takes down, so that
+each GPU can be checked by its own name. A lock belongs to the open file, and the worker's tool inherits that file.
+So the kernel keeps the lock until both have ended, however they end. The files are never removed: two processes could
+lock a removed file and its successor at once.
 
-Who makes slices, of a GPU that stays up, holds that lock shared, which is no reset, and a second one beside it: shared
-whoever makes his own anew, alone whoever brings back what others took.
+A worker that creates slices does not reset the GPU. It holds the GPU's lock shared, and a second lock: shared to
+recreate its own slice, exclusively to apply pending restores of other workers.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from pathlib import Path
 
 from scrubber.devices.base import DeviceError, NotNowError
 
-_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")  # a file's name, and no path
-_OF_SLICES = ".slices"  # instead of .lock, so that nobody takes it for a reset
-_LOOKS_TAKE = 0.25  # seconds; whoever only looks whether a lock is held has it for a moment itself
-_BLINK = 0.01
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")  # a file name, not a path
+_OF_SLICES = ".slices"  # not .lock, because this lock is no reset
+_CHECK_SECONDS = 0.25  # seconds to retry, because a check whether a lock is held takes it for a moment
+_POLL_SECONDS = 0.01
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """The lock of a GPU, or of all that a reset of one takes down where they have a name of their own."""
+    """The lock file of a GPU, or of a reset domain that has a name of its own."""
     plain = name if _PLAIN.fullmatch(name) else sha256(name.encode()).hexdigest()
     return folder / f"{plain}.lock"
 
 
 def of_slices(lock: Path) -> Path:
-    """The second lock, of those who make slices."""
+    """The second lock, for workers that create slices."""
     return lock.with_suffix(_OF_SLICES)
 
 
 @contextmanager
 def claimed(*paths: Path, shared: bool = False) -> Iterator[tuple[int, ...]]:
-    """Hold them, and give the open files, for a child to inherit. NotNowError while another holds one.
+    """Hold the locks; yields the open files, for a child to inherit. NotNowError if another process holds one.
 
-    ``shared`` is for those who keep resets away and not each other.
+    ``shared``: exclude resets, but not other shared holders.
     """
     with ExitStack() as stack:
         yield tuple(stack.enter_context(_claimed(path, shared=shared)) for path in sorted(set(paths)))
@@ -58,18 +58,18 @@ def _claimed(path: Path, *, shared: bool) -> Iterator[int]:
         raise DeviceError(f"cannot lock {path}: {error.strerror}") from error
     try:
         if not _taken(descriptor, path, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            raise NotNowError(f"a reset of it is still under way: somebody holds {path}")
+            raise NotNowError(f"a reset of it is still under way: another process holds {path}")
         yield descriptor
     finally:
-        os.close(descriptor)  # not unlocked: a tool that cannot be ended goes on holding it
+        os.close(descriptor)  # not unlocked: a tool that cannot be killed keeps the lock
 
 
 def held(path: Path) -> bool:
-    """Whether a reset is under way: anybody has it, and not just shared."""
+    """Whether a reset is under way: a process holds the lock exclusively."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return False  # nobody ever reset it
+        return False  # the GPU was never reset
     except OSError as error:
         raise DeviceError(f"cannot tell whether it is being reset: {path}: {error.strerror}") from error
     try:
@@ -79,26 +79,26 @@ def held(path: Path) -> bool:
 
 
 def any_held(folder: Path) -> bool:
-    """Whether a reset of whatever is under way."""
+    """Whether a reset of any GPU is under way."""
     return any(held(path) for path in folder.glob("*.lock"))
 
 
 def wait(folder: Path, within: float) -> bool:
-    """Until no reset of whatever is under way; False when that takes longer."""
+    """Wait until no reset is under way; False after the time limit."""
     until = time.monotonic() + within
     while any_held(folder):
         if time.monotonic() >= until:
             return False
-        time.sleep(_LOOKS_TAKE)
+        time.sleep(_CHECK_SECONDS)
     return True
 
 
 def _taken(descriptor: int, path: Path, how: int) -> bool:
-    until = time.monotonic() + _LOOKS_TAKE
+    until = time.monotonic() + _CHECK_SECONDS
     while not _locked(descriptor, path, how):
         if time.monotonic() >= until:
             return False
-        time.sleep(_BLINK)
+        time.sleep(_POLL_SECONDS)
     return True
 
 

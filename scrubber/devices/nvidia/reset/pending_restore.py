@@ -1,9 +1,9 @@
-"""What a reset takes from a GPU and must give back, kept on disk until it is back.
+"""What a reset removes from a GPU and must restore, stored on disk until it is restored.
 
-Slices and persistence mode do not outlive a reset, and whoever resets a GPU may be killed in the middle. So before its
-first deed it writes down what there is; whoever resets that GPU next, or restores its settings, brings that back first.
-A slice that is made anew has a file of its own. What is not here needs none: the driver itself keeps ECC and MIG mode,
-and all other settings go back to the baseline in any case.
+A reset removes slices and persistence mode, and the worker may be killed before it restores them. So the worker stores
+them before it starts. The next worker that resets this GPU, or restores its settings, applies the pending restore.
+A slice that is being recreated has a file of its own. Nothing else is stored: the driver keeps ECC and MIG mode, and
+all other settings are restored from the baseline.
 """
 
 from __future__ import annotations
@@ -31,59 +31,59 @@ _SUFFIX = "resetting.json"
 
 @dataclass(frozen=True, slots=True)
 class PendingRestore:
-    """What a GPU is to get back."""
+    """What is to be restored on a GPU."""
 
-    persistence: bool  # whether it is to be switched on
+    persistence: bool  # whether to switch it on
     layout: Layout
 
     def __bool__(self) -> bool:
-        """Whether it is anything at all."""
+        """Whether there is anything to restore."""
         return self.persistence or bool(self.layout)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRestores:
-    """The files about one GPU and its slices, in a folder for several."""
+    """The stored pending restores of one GPU and its slices."""
 
     folder: Path
     gpu: str
 
     def file(self, slice_: str | None = None) -> Path:
-        """Of the whole GPU, or of one slice that is made anew."""
+        """The file of the whole GPU, or of one slice that is being recreated."""
         return self.folder / ".".join(filter(None, (self.gpu, slice_, _SUFFIX)))
 
-    def left(self) -> dict[Path, PendingRestore]:
-        """What was begun and is not finished. DeviceError when a file is not what was written."""
+    def read(self) -> dict[Path, PendingRestore]:
+        """All pending restores by file. DeviceError if a file was changed or damaged."""
         found = {}
         for path in sorted(self.folder.glob(f"{self.gpu}.*{_SUFFIX}")):
             try:
                 found[path] = _decoded(path.read_bytes(), self.gpu)
-            except FileNotFoundError:  # finished this moment
+            except FileNotFoundError:  # another worker has just applied it
                 continue
             except (OSError, ValueError, TypeError, KeyError) as error:
-                why = f"{error}; set {self.gpu} right and remove the file"
-                raise DeviceError(f"cannot read what a reset left behind in {path}: {why}") from error
+                why = f"{error}; repair {self.gpu} and remove the file"
+                raise DeviceError(f"cannot read the pending restore in {path}: {why}") from error
         return found
 
-    def write(self, path: Path, owed: PendingRestore) -> None:
-        """Whole or not at all, and on the disk when this returns."""
-        text = json.dumps({"uuid": self.gpu, **asdict(owed)}, indent=2).encode() + b"\n"
+    def write(self, path: Path, pending: PendingRestore) -> None:
+        """Write the file atomically and sync it to disk."""
+        text = json.dumps({"uuid": self.gpu, **asdict(pending)}, indent=2).encode() + b"\n"
         try:
             with durable_files.beside(path, text) as aside:
                 aside.replace(path)
             self._sync()
         except OSError as error:
-            raise DeviceError(f"cannot write down what a reset is to bring back: {error}") from error
+            raise DeviceError(f"cannot store what a reset must restore: {error}") from error
 
     def drop(self, paths: Iterable[Path]) -> None:
-        """It is back."""
+        """Remove the files of completed restores."""
         try:
             for path in paths:
                 path.unlink(missing_ok=True)
             with suppress(FileNotFoundError):
                 self._sync()
         except OSError as error:
-            raise DeviceError(f"cannot remove what a finished reset wrote down: {error}") from error
+            raise DeviceError(f"cannot remove a completed pending restore: {error}") from error
 
     def _sync(self) -> None:
         folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -93,46 +93,46 @@ class PendingRestores:
             os.close(folder)
 
 
-def indebted(folder: Path) -> frozenset[str]:
-    """The GPUs about which there are such files."""
+def gpus(folder: Path) -> frozenset[str]:
+    """The UUIDs of GPUs with a pending restore."""
     return frozenset(path.name.split(".")[0] for path in folder.glob(f"[!.]*.{_SUFFIX}"))
 
 
-def together(owed: Iterable[PendingRestore]) -> PendingRestore:
-    """All of it; of two that cannot be there at once the first one counts."""
-    every = tuple(owed)
+def merged(pending: Iterable[PendingRestore]) -> PendingRestore:
+    """One restore for all. Of two instances that overlap, the first counts."""
+    restores = tuple(pending)
     layout: dict[tuple[int, int], Instance] = {}
-    for one in (one for those in every for one in those.layout):
+    for one in (one for restore in restores for one in restore.layout):
         same = layout.get((one.profile, one.start))
         if same is not None:
             parts = tuple(part for part in one.parts if not _overlaps(part, same.parts))
             layout[one.profile, one.start] = replace(same, parts=same.parts + parts)
         elif not _overlaps(one, layout.values()):
             layout[one.profile, one.start] = one
-    return PendingRestore(any(those.persistence for those in every), tuple(layout.values()))
+    return PendingRestore(any(restore.persistence for restore in restores), tuple(layout.values()))
 
 
 def _overlaps(one: Instance | Part, others: Iterable[Instance | Part]) -> bool:
     return any(one.start < it.start + it.size and it.start < one.start + one.size for it in others)
 
 
-def finish(session: Session, gpu: str, left: Iterable[PendingRestore]) -> None:
-    """Give the GPU what earlier resets left, but for what has no room beside the slices that are there now."""
-    there = PendingRestore(persistence=False, layout=slices.layout(session, gpu))
-    bring_back(session, gpu, together((there, *left)))
+def apply_all(session: Session, gpu: str, earlier: Iterable[PendingRestore]) -> None:
+    """Apply earlier restores, except for slices that overlap slices that exist now."""
+    present = PendingRestore(persistence=False, layout=slices.layout(session, gpu))
+    apply(session, gpu, merged((present, *earlier)))
 
 
-def bring_back(session: Session, gpu: str, owed: PendingRestore) -> None:
-    """Give the GPU what it is owed; what is there already stays as it is."""
-    deeds: list[Callable[[], None]] = []
-    if owed.persistence:
-        deeds.append(partial(persist, session, gpu, pynvml.NVML_FEATURE_ENABLED))
-    if owed.layout:
-        deeds.append(partial(_divide, session, gpu, owed.layout))
+def apply(session: Session, gpu: str, pending: PendingRestore) -> None:
+    """Restore persistence mode and slices; slices that exist already stay."""
+    actions: list[Callable[[], None]] = []
+    if pending.persistence:
+        actions.append(partial(persist, session, gpu, pynvml.NVML_FEATURE_ENABLED))
+    if pending.layout:
+        actions.append(partial(_divide, session, gpu, pending.layout))
     faults = []
-    for deed in deeds:
+    for action in actions:
         try:
-            deed()
+            action()
         except DeviceLostError:
             raise
         except DeviceError as error:
@@ -142,7 +142,7 @@ def bring_back(session: Session, gpu: str, owed: PendingRestore) -> None:
 
 
 def persist(session: Session, gpu: str, mode: int) -> None:
-    """Switch persistence mode, unless it is so already."""
+    """Set persistence mode, unless it is set already."""
     device = session.handle(gpu)
     try:
         if session.ask(pynvml.nvmlDeviceGetPersistenceMode, device) != mode:
@@ -161,22 +161,26 @@ def _divide(session: Session, gpu: str, layout: Layout) -> None:
 
 
 def _decoded(text: bytes, gpu: str) -> PendingRestore:
-    """Read strictly."""
-    said = json.loads(text)
-    if not isinstance(said, dict) or said.keys() != {"uuid", "persistence", "layout"} or said["uuid"] != gpu:
-        raise ValueError("this is not about that device")
-    if said["persistence"] not in (True, False):
-        raise ValueError(f"persistence is {said['persistence']!r}")
-    return PendingRestore(bool(said["persistence"]), tuple(map(_instance, said["layout"])))
+    """The pending restore in a file; raises for anything unexpected."""
+    document = json.loads(text)
+    if (
+        not isinstance(document, dict)
+        or document.keys() != {"uuid", "persistence", "layout"}
+        or document["uuid"] != gpu
+    ):
+        raise ValueError("it is not a pending restore of this device")
+    if document["persistence"] not in (True, False):
+        raise ValueError(f"persistence is {document['persistence']!r}")
+    return PendingRestore(bool(document["persistence"]), tuple(map(_instance, document["layout"])))
 
 
-def _instance(said: Mapping[str, Any]) -> Instance:
-    parts = tuple(Part(str(part["uuid"]), *_numbers(part)) for part in said["parts"])
-    return Instance(*_numbers(said), parts)
+def _instance(document: Mapping[str, Any]) -> Instance:
+    parts = tuple(Part(str(part["uuid"]), *_numbers(part)) for part in document["parts"])
+    return Instance(*_numbers(document), parts)
 
 
-def _numbers(said: Mapping[str, Any]) -> tuple[int, int, int]:
-    values = said["profile"], said["start"], said["size"]
+def _numbers(document: Mapping[str, Any]) -> tuple[int, int, int]:
+    values = document["profile"], document["start"], document["size"]
     if not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
-        raise ValueError(f"{values!r} is no place of a slice")
+        raise ValueError(f"{values!r} is not a position of a slice")
     return values

@@ -1,4 +1,4 @@
-"""What must hold before a reset, because a reset takes everything on a GPU down with it."""
+"""What must be true before a reset, because a reset takes down everything on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scrubber.devices.nvidia.reset import sysfs
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestores
 from scrubber.ground import process_names
 
-SECONDS = 60.0  # for a reset, where nobody says how long its step has
+SECONDS = 60.0  # for a reset without a time limit of its step
 
 _FABRIC_MANAGER = "nv-fabricmanager"
 _NEED_A_FABRIC_MANAGER = (pynvml.NVML_DEVICE_ARCH_AMPERE, pynvml.NVML_DEVICE_ARCH_UNKNOWN, None)
@@ -30,15 +30,15 @@ _PERSISTENCE_SOCKET = "run/nvidia-persistenced/socket"
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long each part of a reset may take, in seconds: shares of what the step has for all of it."""
+    """The time limit of each part of a reset, in seconds: shares of the limit of the step."""
 
-    leaving: float  # until the persistence daemon has let go; before each means, and once more before the kernel's
-    tool: float  # for nvidia-smi; its end, if it must be put down, takes a tenth of it more
+    leaving: float  # for the persistence daemon to close the device; before each means, and again before the kernel's
+    tool: float  # for nvidia-smi; killing it takes up to a tenth more
     coming_back: float
 
     @classmethod
     def within(cls, seconds: float) -> Self:
-        """What is left over is for the questions before and after it."""
+        """Shares of the limit; the rest is for the calls to NVML before and after the reset."""
         return cls(leaving=0.04 * seconds, tool=0.5 * seconds, coming_back=0.25 * seconds)
 
 
@@ -46,9 +46,8 @@ class Patience:
 class ResetTarget:
     """A whole GPU that is to be reset.
 
-    ``holders`` names every process that has open what goes down with it, bystanders and the service included; None when
-    that cannot be proven. ``daemon_runs`` knows whether the node's own root runs a program of that name; None when
-    nobody can tell.
+    ``holders`` returns the holders of all that the reset takes down, bystanders and the service included; None if they
+    are unknown. ``daemon_runs`` says whether root runs a program of that name on the node; None if unknown.
     """
 
     uuid: str
@@ -57,23 +56,23 @@ class ResetTarget:
     means: tuple[str, ...]
     holders: Users
     library: Library
-    locks: tuple[Path, ...]  # its own, and those of all that go down with it
-    notes: PendingRestores | None = None  # where to keep what the reset must bring back
+    locks: tuple[Path, ...]  # of the GPU and of all that the reset takes down
+    notes: PendingRestores | None = None  # where to store the pending restore
     privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
     patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
     daemon_runs: Callable[[str], bool] | None = None
 
     @property
     def function(self) -> Path:
-        """Where the kernel shows it."""
+        """The folder of the GPU in sysfs."""
         return self.host.sys_pci / self.pci_address
 
 
-def unmet(session: Session, target: ResetTarget) -> tuple[str, ...]:
-    """All that stands in the way, each with its remedy."""
+def failed(session: Session, target: ResetTarget) -> tuple[str, ...]:
+    """All preconditions that fail, each with its remedy."""
     found = (
         rights(target),
-        in_the_way(target.holders(), beside=persistence_daemon(target.host)),
+        open_holders(target.holders(), beside=persistence_daemon(target.host)),
         _listed(session, target),
         _fabric(session, target),
         _virtual(session, target),
@@ -82,16 +81,16 @@ def unmet(session: Session, target: ResetTarget) -> tuple[str, ...]:
     return tuple(fault for fault in found if fault is not None)
 
 
-def in_the_way(holders: tuple[Holder, ...] | None, beside: int | None = None) -> str | None:
-    """Who must leave first. The persistence daemon may stay at first: it lets go when the mode is switched off."""
+def open_holders(holders: tuple[Holder, ...] | None, beside: int | None = None) -> str | None:
+    """The holders that prevent a reset, except ``beside``: the persistence daemon closes the device when told to."""
     if holders is None:
-        return "nobody can tell who has it open: run the service as root and in the node's own pid namespace"
-    names = [process_names.describe(user.command, user.pid) for user in holders if user.pid != beside]
+        return "its holders are unknown: run the service as root and in the node's own pid namespace"
+    names = [process_names.describe(holder.command, holder.pid) for holder in holders if holder.pid != beside]
     return f"it is open in {', '.join(names)}: stop that first" if names else None
 
 
 def persistence_daemon(host: Host) -> int | None:
-    """The process that listens at the persistence daemon's socket, as the kernel knows it; None when nobody does."""
+    """The pid of the process that serves the persistence daemon's socket, from the kernel; None if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.settimeout(2.0)
         try:
@@ -100,54 +99,54 @@ def persistence_daemon(host: Host) -> int | None:
             return None
         credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid: int = struct.unpack("3i", credentials)[0]
-    return pid or None  # 0: it is in a pid namespace that we do not see
+    return pid or None  # 0: a process in another pid namespace
 
 
-def answered(session: Session, target: ResetTarget, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - as many as questions
-    """What the device says; None when it does not know, or says nothing more before it has been reset."""
+def ask_before_reset(session: Session, target: ResetTarget, question: Callable[..., Any]) -> Any | None:  # noqa: ANN401 - depends on the function
+    """The answer of the device; None if it is not supported, or if the device answers nothing until its reset."""
     try:
-        return session.told(question, session.handle(target.uuid))
+        return session.ask_optional(question, session.handle(target.uuid))
     except ResetRequiredError:
         return None
 
 
 def rights(target: ResetTarget) -> str | None:
-    """Whoever resets a device must be root."""
+    """A reset needs root."""
     return None if target.privileged else "it takes root: run the service as root"
 
 
 def _listed(session: Session, target: ResetTarget) -> str | None:
-    """Whom the driver names. A device that wants a reset lists nobody: the look at who has it open is the proof."""
+    """Processes that the driver lists. A device that needs a reset lists none; then ``holders`` is the proof."""
     try:
-        lists = [answered(session, target, question) or [] for question in holders.LISTS]
+        lists = [ask_before_reset(session, target, question) or [] for question in holders.LISTS]
     except DeviceLostError:
         raise
     except DeviceError as error:
-        return f"the driver does not say who is on it ({error}): try again"
+        return f"the driver does not list its processes ({error}): try again"
     pids = sorted({process.pid for listed in lists for process in listed})
     return f"the driver lists process {', '.join(map(str, pids))} on it: end it first" if pids else None
 
 
 def _fabric(session: Session, target: ResetTarget) -> str | None:
-    """Ampere alone needs the fabric manager, and its driver does not tell of it: so its process is looked for.
+    """Only Ampere needs the fabric manager. Its driver does not report it, so this looks for the process.
 
-    Anybody can name a program so; that it is the node's own is for ``daemon_runs`` to know.
+    A pod may run a program of that name; ``daemon_runs`` accepts only the node's own.
     """
-    if answered(session, target, pynvml.nvmlDeviceGetArchitecture) not in _NEED_A_FABRIC_MANAGER:
+    if ask_before_reset(session, target, pynvml.nvmlDeviceGetArchitecture) not in _NEED_A_FABRIC_MANAGER:
         return None
     if not target.function.exists():
-        return f"nobody can tell whether NVSwitches join it: show the node's {target.host.sys_pci}"
+        return f"it is unknown whether NVSwitches connect it: mount the node's {target.host.sys_pci}"
     if not sysfs.has_switches(target.host):
         return None
     if target.daemon_runs is None:
-        return "NVSwitches join it and nobody can tell whether the fabric manager runs: reboot the node instead"
+        return "NVSwitches connect it and it is unknown whether the fabric manager runs: reboot the node instead"
     if target.daemon_runs(_FABRIC_MANAGER):
         return None
-    return "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
+    return "NVSwitches connect it and the node's own fabric manager does not run: start nvidia-fabricmanager"
 
 
 def _virtual(session: Session, target: ResetTarget) -> str | None:
-    mode = answered(session, target, pynvml.nvmlDeviceGetVirtualizationMode)
+    mode = ask_before_reset(session, target, pynvml.nvmlDeviceGetVirtualizationMode)
     if mode != pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU:
         return None
     return "it is a vGPU of a virtual machine: only the host can reset it; give it a policy whose paths do not reset"

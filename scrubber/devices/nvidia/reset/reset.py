@@ -1,15 +1,16 @@
-"""The reset of a whole GPU: nobody on it, one means after the other, and a look at what came back.
+"""The reset of a whole GPU without holders: tries each means in turn, then checks the GPU.
 
-Every part is time-boxed (``conditions.Patience``), so that a reset that goes wrong says what went wrong; the step's own
-deadline kills this process anyway, whatever hangs in the driver. Before anything is done persistence mode is switched
-off: a device that the driver keeps ready must not be reset under it, and the daemon has it open. Then NVML is closed
-here, and the processes are looked at once more; the service has closed its own. Persistence mode and slices come back
-with the device; where this process was killed in the middle, whoever touches the GPU next brings them back
-(``unfinished``). The locks are held for all of it, and for as long as the tool runs (``locks``).
+Every part has a time limit (``preconditions.Patience``), so that a failing reset can say what failed. The deadline of
+the step kills this process anyway if a call hangs in the driver.
 
-The next means is tried when the one before was refused or failed, but never when the driver knows of a client that we
-do not see, or when the one before is still at it. The kernel asks nobody who is on the device, the tool does: so the
-kernel is asked only when all that was tried before it is known to have done nothing, and the driver counts no user.
+A reset first switches persistence mode off, because a persistent GPU must not be reset and the daemon has it open. Then
+it closes NVML, and checks the holders once more; the service has closed its own NVML. Afterwards it restores
+persistence mode and slices. If this process is killed before that, the next worker of the GPU restores them
+(``pending_restore``). The locks are held all the time, and for as long as the tool runs (``locks``).
+
+If a means was refused or has failed, the next means is tried, with two exceptions: the driver has a client that no
+observation shows, or the attempt still runs. The tool checks for clients of the device, the kernel does not. So the
+kernel is asked only if all earlier means are known to have done nothing, and the driver counts no user.
 """
 
 from __future__ import annotations
@@ -28,93 +29,93 @@ from scrubber.devices.nvidia.reset.pending_restore import PendingRestore
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 
 TOOL, KERNEL = "nvidia-smi", "function"  # as policies name them
-Held = tuple[int, ...]  # the open files of its locks
+Held = tuple[int, ...]  # the open files of the locks
 MEANS: dict[str, Callable[[ResetTarget, Held], Attempt]] = {
     TOOL: lambda target, held: smi.reset(target.uuid, target.patience.tool, *held),
     KERNEL: lambda target, _held: sysfs.reset(target.function),
 }
-Deed = Callable[[Session], object]
+Action = Callable[[Session], object]
 
-_BLINK = 0.05
-
-
-class _StillAtItError(DeviceError):
-    """A reset that cannot be ended: nobody may ask the driver for this device meanwhile."""
+_POLL_SECONDS = 0.05
 
 
-def _nothing(_session: Session) -> None:
-    """Neither before nor after it."""
+class _ResetStuckError(DeviceError):
+    """A reset that still runs and cannot be killed: NVML must not be called for this device."""
 
 
-def reset(target: ResetTarget, before: Deed = _nothing, after: Deed = _nothing) -> str:
-    """The means that did it, when the same GPU is back, divided as it was, and wants nothing more.
+def _no_action(_session: Session) -> None:
+    """No action before or after the reset."""
 
-    ``before`` is done when nothing stands in the way any more, ``after`` when it is back; nobody is on it either time.
+
+def reset(target: ResetTarget, before: Action = _no_action, after: Action = _no_action) -> str:
+    """Reset the GPU; return the means that worked, once the same GPU is back with the same slices.
+
+    ``before`` runs when all preconditions hold, ``after`` when the GPU is back; the GPU has no holder either time.
     """
     with locks.claimed(*target.locks) as held:
         with target.library.session() as session:
-            if faults := preconditions.unmet(session, target):
+            if faults := preconditions.failed(session, target):
                 raise NotNowError(f"cannot reset: {'; '.join(faults)}")
             joined = after_reset.joined_before_reset(session, target.uuid)
             before(session)
-            mode = preconditions.answered(session, target, pynvml.nvmlDeviceGetPersistenceMode)
-            owed = _written_down(session, target, kept_ready=mode == pynvml.NVML_FEATURE_ENABLED)
+            mode = preconditions.ask_before_reset(session, target, pynvml.nvmlDeviceGetPersistenceMode)
+            pending = _write_pending(session, target, persistence=mode == pynvml.NVML_FEATURE_ENABLED)
         try:
-            means = _take_down(target, held, mode)
+            means = _reset_closed(target, held, mode)
             after_reset.wait(target, joined=joined)
-        except (DeviceLostError, _StillAtItError):
-            raise  # nobody may ask for it just now: what it is owed stays written down
+        except (DeviceLostError, _ResetStuckError):
+            raise  # NVML cannot be asked now: the pending restore stays stored
         except DeviceError as error:
-            _give_back_after(error, target, owed)
+            _restore_after(error, target, pending)
             raise
-        _give_back(target, owed)
+        _restore(target, pending)
         with target.library.session() as session:
             after(session)
         return means
 
 
-def _written_down(session: Session, target: ResetTarget, *, kept_ready: bool) -> PendingRestore:
-    """What it has now, and what an earlier reset still owes it: what is there now may be an operator's later choice."""
-    now = PendingRestore(kept_ready, slices.layout_before_reset(session, target.uuid))
+def _write_pending(session: Session, target: ResetTarget, *, persistence: bool) -> PendingRestore:
+    """Store and return what to restore: the state now, which an operator may have chosen, plus earlier restores."""
+    now = PendingRestore(persistence, slices.layout_before_reset(session, target.uuid))
     if target.notes is None:
         return now
-    owed = pending_restore.together((now, *target.notes.left().values()))
-    if owed:
-        target.notes.write(target.notes.file(), owed)
-    return owed
+    pending = pending_restore.merged((now, *target.notes.read().values()))
+    if pending:
+        target.notes.write(target.notes.file(), pending)
+    return pending
 
 
-def _take_down(target: ResetTarget, held: Held, mode: int | None) -> str:
-    """Persistence off, NVML closed, and the reset."""
+def _reset_closed(target: ResetTarget, held: Held, mode: int | None) -> str:
+    """Switch persistence off, close NVML, and reset."""
     if mode == pynvml.NVML_FEATURE_ENABLED:
         with target.library.session() as session:
             pending_restore.persist(session, target.uuid, pynvml.NVML_FEATURE_DISABLED)
     target.library.release_driver()
     try:
-        return _one_after_the_other(target, held, idle=mode is not None)
+        return _try_means(target, held, idle=mode is not None)
     finally:
         target.library.reacquire_driver()
 
 
-def _one_after_the_other(target: ResetTarget, held: Held, *, idle: bool) -> str:
-    """Each means once, until one says that it is done: that one."""
+def _try_means(target: ResetTarget, held: Held, *, idle: bool) -> str:
+    """Try each means once, in order; return the one that succeeds."""
     refusals: list[str] = []
-    untouched = True  # so far
+    untouched = True  # no attempt may have changed the device
     for name in target.means:
-        if name == KERNEL and (fault := _not_for_the_kernel(target, idle=idle, untouched=untouched)):
+        if name == KERNEL and (fault := _kernel_obstacle(target, idle=idle, untouched=untouched)):
             refusals.append(f"{name}: {fault}")
             continue
-        _nobody_there(target)
+        _demand_no_holders(target)
         attempt = MEANS[name](target, held)
         untouched = untouched and isinstance(attempt, Unsupported)
         match attempt:
             case Done():
                 return name
             case InUse():
-                why = "the driver knows a client that no look at the processes shows: find it, or reboot the node"
+                why = "the driver knows a client that no observation shows: find it, or reboot the node"
                 raise NotNowError(f"cannot reset: {name}: {why}")
             case Stuck(why):
-                raise _StillAtItError(f"cannot reset: {name}: {why}: reboot the node")
+                raise _ResetStuckError(f"cannot reset: {name}: {why}: reboot the node")
             case NoPermission():
                 refusals.append(f"{name}: it takes root and CAP_SYS_ADMIN")
             case Unsupported(why) | ResetFailed(why):
@@ -122,48 +123,48 @@ def _one_after_the_other(target: ResetTarget, held: Held, *, idle: bool) -> str:
     raise DeviceError(f"cannot reset: {'; '.join(refusals)}")
 
 
-def _not_for_the_kernel(target: ResetTarget, *, idle: bool, untouched: bool) -> str | None:
-    """Why the kernel must not be asked, which asks nobody."""
+def _kernel_obstacle(target: ResetTarget, *, idle: bool, untouched: bool) -> str | None:
+    """Why the kernel must not reset the device; the kernel does not check for holders."""
     if not untouched:
-        return "it asks nobody who is on the device, and what was tried before it may have found somebody"
+        return "it does not check for holders, and an earlier means may have found one"
     if not idle:
-        return "nobody can tell whether persistence mode is off"
-    return _stays(lambda: sysfs.clients(target.host.sys_module), target.patience.leaving)
+        return "it is unknown whether persistence mode is off"
+    return _wait_for_none(lambda: sysfs.clients(target.host.sys_module), target.patience.leaving)
 
 
-def _nobody_there(target: ResetTarget) -> None:
-    """Not even the persistence daemon, which needs a moment to leave."""
-    if fault := _stays(lambda: preconditions.in_the_way(target.holders()), target.patience.leaving):
+def _demand_no_holders(target: ResetTarget) -> None:
+    """NotNowError if the GPU has a holder; the persistence daemon gets a moment to close it."""
+    if fault := _wait_for_none(lambda: preconditions.open_holders(target.holders()), target.patience.leaving):
         raise NotNowError(f"cannot reset: {fault}")
 
 
-def _stays(look: Callable[[], str | None], within: float) -> str | None:
-    """What is still in the way after that time."""
+def _wait_for_none(check: Callable[[], str | None], within: float) -> str | None:
+    """Poll until ``check`` finds no fault; the fault after the time limit."""
     until = time.monotonic() + within
-    while (fault := look()) is not None:
+    while (fault := check()) is not None:
         if time.monotonic() >= until:
             break
-        time.sleep(_BLINK)
+        time.sleep(_POLL_SECONDS)
     return fault
 
 
-def _give_back(target: ResetTarget, owed: PendingRestore) -> None:
-    if not owed:
+def _restore(target: ResetTarget, pending: PendingRestore) -> None:
+    if not pending:
         return
     try:
         with target.library.session() as session:
-            pending_restore.bring_back(session, target.uuid, owed)
+            pending_restore.apply(session, target.uuid, pending)
     except DeviceLostError:
         raise
     except DeviceError as error:
         raise DeviceError(f"cannot reset: {error}") from error
     if target.notes is not None:
-        target.notes.drop(target.notes.left())
+        target.notes.drop(target.notes.read())
 
 
-def _give_back_after(error: DeviceError, target: ResetTarget, owed: PendingRestore) -> None:
-    """The same when the reset was refused or has failed: told with it where that fails as well."""
+def _restore_after(error: DeviceError, target: ResetTarget, pending: PendingRestore) -> None:
+    """Restore after a failed reset; if this fails as well, raise both errors."""
     try:
-        _give_back(target, owed)
+        _restore(target, pending)
     except DeviceError as second:
         raise DeviceError(f"{error}; {second}") from error

@@ -1,7 +1,7 @@
-"""``nvidia-smi --gpu-reset``: started, ended with all its children when it is late, and understood.
+"""Runs ``nvidia-smi --gpu-reset``, kills it with all its children when it is late, and interprets its answer.
 
-When the service kills the worker child that started it, it is left to itself, for a reset cannot be called back. It may
-or may not have the device open while it runs: what keeps everybody else away is the lock that it inherits (``locks``).
+If the service kills the worker that started the tool, the tool runs on, because a reset cannot be cancelled. The tool
+may not always have the device open: the lock that it inherits (``locks``) keeps other workers away.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import subprocess
 from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 
 PROGRAM = "nvidia-smi"
-_ENDS_WITHIN = 2.0  # seconds at most; who is killed and has not ended by then is stuck in the driver
-_ENDING = 0.1  # of the time that it had
-_LONGEST = 300  # characters of what it said that are told
+_ENDS_WITHIN = 2.0  # seconds at most; a killed process that lives longer is stuck in the driver
+_ENDING = 0.1  # of the time limit
+_LONGEST = 300  # characters of its output in a message
 _IN_USE = ("in use by", "being used by", "is the primary gpu")
 _UNSUPPORTED = ("not supported", "unsupported")
 _NO_PERMISSION = ("insufficient permission", "does not have permission", "permission denied")
 _STATUS_UNSUPPORTED, _STATUS_NO_PERMISSION = 3, 4
-_STATUSES = {  # the others that it documents
+_STATUSES = {  # the other documented statuses
     2: "a wrong argument",
     6: "no such device",
     8: "power cables that are not attached",
@@ -34,14 +34,14 @@ _STATUSES = {  # the others that it documents
 
 
 def reset(uuid: str, within: float, *held: int) -> Attempt:
-    """Have it reset one device, and it alone. ``held``: open files that it inherits."""
+    """Have the tool reset one device only. ``held``: open files that the tool inherits."""
     try:
         process = subprocess.Popen(
             (PROGRAM, "--gpu-reset", "-i", uuid),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # its children are of its group, so that they end with it
+            start_new_session=True,  # its children join its group and can be killed with it
             env=os.environ | {"LC_ALL": "C"},
             pass_fds=held,
         )
@@ -50,12 +50,12 @@ def reset(uuid: str, within: float, *held: int) -> Attempt:
     try:
         said, _ = process.communicate(timeout=within)
     except subprocess.TimeoutExpired:
-        return _put_down(process, within)
+        return _kill(process, within)
     return understood(process.returncode, said.decode(errors="replace"))
 
 
 def understood(status: int, said: str) -> Attempt:
-    """What its exit status and its words mean. In use is believed whatever the status, done only of both together."""
+    """What exit status and output mean. The output alone can say in use; done needs both."""
     words = said.lower()
     if any(fragment in words for fragment in _IN_USE):
         return InUse()
@@ -70,13 +70,15 @@ def understood(status: int, said: str) -> Attempt:
 
 def _failure(status: int, said: str) -> str:
     meaning = f" ({_STATUSES[status]})" if status in _STATUSES else ""
-    told = "".join(letter if letter.isprintable() else " " for letter in said)
-    return f"{PROGRAM} ended with status {status}{meaning}: {' '.join(told.split())[:_LONGEST] or 'it said nothing'}"
+    printable = "".join(letter if letter.isprintable() else " " for letter in said)
+    return (
+        f"{PROGRAM} ended with status {status}{meaning}: {' '.join(printable.split())[:_LONGEST] or 'it said nothing'}"
+    )
 
 
-def _put_down(process: subprocess.Popen[bytes], within: float) -> Attempt:
-    """End it and whatever it started."""
-    os.killpg(process.pid, signal.SIGKILL)  # not collected yet, so the group is still its own
+def _kill(process: subprocess.Popen[bytes], within: float) -> Attempt:
+    """Kill the tool and all that it started."""
+    os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
     try:
         process.communicate(timeout=min(_ENDS_WITHIN, _ENDING * within))
     except subprocess.TimeoutExpired:

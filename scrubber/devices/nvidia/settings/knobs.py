@@ -1,4 +1,4 @@
-"""The settings of a device, one by one: how each is read, set and told, and whether the driver knows its default."""
+"""Each setting of a device: how to read, write and print it, and whether the driver has a default for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pynvml
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia.nvml import Handle, Session, UntoldError
+from scrubber.devices.nvidia.nvml import Handle, NotSupportedError, Session
 
-Clocks = tuple[int, int]  # of the memory and of the processors, in MHz
+Clocks = tuple[int, int]  # memory and graphics, in MHz
 Value = bool | int | str | Clocks
 
 _COMPUTE_MODES = {
@@ -24,18 +24,18 @@ _COMPUTE_MODES = {
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting. What is read is None where the device does not know it."""
+    """One setting. ``read`` returns None if the device does not support it."""
 
     name: str
     read: Callable[[Session, Handle], Any]
     write: Callable[[Session, Handle, Any], None]
     default: Callable[[Session, Handle], Any]
     word: Callable[[Any], str]
-    in_force: Callable[[Session, Handle], Any] | None = None  # where a change waits for the next reset
+    in_force: Callable[[Session, Handle], Any] | None = None  # for settings that change at the next reset
 
 
 def on_or_off(value: object) -> str:
-    """A switch in words."""
+    """The text for a switch."""
     return "on" if value else "off"
 
 
@@ -45,24 +45,24 @@ def _no_default(_session: Session, _device: Handle) -> None:
 
 def _switch(question: Callable[..., Any]) -> Callable[[Session, Handle], bool | None]:
     def read(session: Session, device: Handle) -> bool | None:
-        state = session.told(question, device)
+        state = session.ask_optional(question, device)
         return None if state is None else state == pynvml.NVML_FEATURE_ENABLED
 
     return read
 
 
-def _set(deed: Callable[..., Any]) -> Callable[[Session, Handle, Any], None]:
+def _set(function: Callable[..., Any]) -> Callable[[Session, Handle, Any], None]:
     def write(session: Session, device: Handle, value: bool | int) -> None:  # noqa: FBT001 - a value, not a flag
-        session.ask(deed, device, int(value))
+        session.ask(function, device, int(value))
 
     return write
 
 
 def _of_pair(question: Callable[..., Any], which: int) -> Callable[[Session, Handle], bool | None]:
-    """Half of an answer that holds the mode in force and the one after the next reset."""
+    """One of a pair: the mode in force, and the mode after the next reset."""
 
     def read(session: Session, device: Handle) -> bool | None:
-        modes = session.told(question, device)
+        modes = session.ask_optional(question, device)
         return None if modes is None else modes[which] == pynvml.NVML_FEATURE_ENABLED
 
     return read
@@ -70,8 +70,8 @@ def _of_pair(question: Callable[..., Any], which: int) -> Callable[[Session, Han
 
 def _clocks(question: Callable[..., Any]) -> Callable[[Session, Handle], Clocks | None]:
     def read(session: Session, device: Handle) -> Clocks | None:
-        memory = session.told(question, device, pynvml.NVML_CLOCK_MEM)
-        graphics = session.told(question, device, pynvml.NVML_CLOCK_GRAPHICS)
+        memory = session.ask_optional(question, device, pynvml.NVML_CLOCK_MEM)
+        graphics = session.ask_optional(question, device, pynvml.NVML_CLOCK_GRAPHICS)
         return None if memory is None or graphics is None else (memory, graphics)
 
     return read
@@ -81,10 +81,10 @@ _read_clocks = _clocks(pynvml.nvmlDeviceGetApplicationsClock)
 
 
 def _set_clocks(session: Session, device: Handle, clocks: Clocks) -> None:
-    """Ask for the default first: setting the same figures by hand would stand in the way of the driver's boost."""
+    """Try the driver's default first: setting the same clocks explicitly would disable its boost."""
     try:
         session.ask(pynvml.nvmlDeviceResetApplicationsClocks, device)
-    except UntoldError:  # then by hand only
+    except NotSupportedError:  # then only explicitly
         session.ask(pynvml.nvmlDeviceSetApplicationsClocks, device, *clocks)
         return
     if _read_clocks(session, device) != clocks:
@@ -92,7 +92,7 @@ def _set_clocks(session: Session, device: Handle, clocks: Clocks) -> None:
 
 
 def _read_compute_mode(session: Session, device: Handle) -> str | None:
-    mode = session.told(pynvml.nvmlDeviceGetComputeMode, device)
+    mode = session.ask_optional(pynvml.nvmlDeviceGetComputeMode, device)
     return None if mode is None else _COMPUTE_MODES.get(mode, f"mode {mode}")
 
 
@@ -104,9 +104,9 @@ def _set_compute_mode(session: Session, device: Handle, word: str) -> None:
 
 
 def unlock_clocks(session: Session, device: Handle) -> tuple[()]:
-    """No locked clocks any more, whether there were any or not; a device without such locks has none to lose."""
-    session.told(pynvml.nvmlDeviceResetGpuLockedClocks, device)
-    session.told(pynvml.nvmlDeviceResetMemoryLockedClocks, device)
+    """Unlock the clocks, locked or not. A device that does not support locks has none."""
+    session.ask_optional(pynvml.nvmlDeviceResetGpuLockedClocks, device)
+    session.ask_optional(pynvml.nvmlDeviceResetMemoryLockedClocks, device)
     return ()
 
 
@@ -118,7 +118,7 @@ MIG = Knob(
     on_or_off,
     _of_pair(pynvml.nvmlDeviceGetMigMode, 0),
 )
-# Persistence first: without it the driver forgets the others when the last one leaves the device.
+# Persistence first: without it the driver loses the other settings when the last process closes the device.
 KNOBS = (
     Knob(
         "persistence",
@@ -151,9 +151,9 @@ KNOBS = (
     ),
     Knob(
         "power_limit",
-        lambda session, device: session.told(pynvml.nvmlDeviceGetPowerManagementLimit, device),
+        lambda session, device: session.ask_optional(pynvml.nvmlDeviceGetPowerManagementLimit, device),
         _set(pynvml.nvmlDeviceSetPowerManagementLimit),
-        lambda session, device: session.told(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, device),
+        lambda session, device: session.ask_optional(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, device),
         lambda milliwatts: f"{milliwatts / 1000:g} W",
     ),
     Knob(

@@ -1,17 +1,16 @@
-"""Bringing a device's settings back: what one tenant changed must not meet the next.
+"""Restores the settings of a device, so that a pod never gets settings that an earlier pod changed.
 
-Where the driver knows a default, that is where a setting goes back to, unless the policy names another value: nobody
-has to trust what a first look found. For persistence, ECC and MIG there is no default, only an operator's choice that
-stands nowhere else: they go back to how the device was first seen. A tenant may have been there before that first look,
-and what it had changed would then be the baseline; so a policy that names a value is believed before any look.
+A setting is restored to the value in the policy; without one, to the driver's default. Persistence, ECC and MIG have no
+default, only a choice of the operator: they are restored to the values that the device was first seen with. A pod may
+have changed those before the first observation, so a policy that names a value always wins.
 
-ECC and a change of MIG mode wait for a reset: they are set right before it, so that it does not bring into force what
-a tenant left; and a device on which another ECC mode is in force than the one that belongs there fails.
+ECC and MIG mode change only at a reset. They are set before the reset, so that it does not put the choice of a pod into
+force. A device fails if another ECC mode is in force than the one that is to be restored.
 
-Locked clocks cannot be read, so that nobody can tell whether they drifted: they are unlocked every time, in silence.
-A MIG mode that is in force is never changed here, and neither is a layout: that makes other devices of a GPU, which is
-for operators. Only a change of mode that still waits for a reset is taken back. All else is told and left.
-What a device does not know, or does not know any more, cannot have drifted.
+Locked clocks cannot be read, so the drift is unknown: they are unlocked every time, without a report. The MIG mode in
+force and the slice layout are never changed here, because that replaces devices, which is for operators. Only a change
+of MIG mode that waits for a reset is reverted. Everything else is reported and left.
+A setting that the device does not support cannot have drifted.
 """
 
 from __future__ import annotations
@@ -29,120 +28,122 @@ from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Knob, on_or_off, 
 from scrubber.devices.nvidia.settings.settings import StoredSettings
 
 
-def before_reset(session: Session, uuid: str, first: StoredSettings, wanted: StoredSettings) -> None:
-    """Set what the reset will bring into force. A device that says nothing more before it was reset is left."""
+def before_reset(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> None:
+    """Set what the reset puts into force. A device that answers nothing until its reset is left."""
     device = session.handle(uuid)
     try:
         for knob in (knob for knob in KNOBS if knob.in_force is not None):
-            now, aim = knob.read(session, device), _aim(session, device, knob, first, wanted)
-            if None not in (now, aim) and now != aim:
-                _turn(session, device, knob, aim)
+            now, value = knob.read(session, device), _target(session, device, knob, first, policy)
+            if None not in (now, value) and now != value:
+                _write(session, device, knob, value)
         in_force, pending = _in_force(MIG, session, device), MIG.read(session, device)
         if in_force is not None and in_force == first.mig != pending:
-            _turn(session, device, MIG, in_force)
+            _write(session, device, MIG, in_force)
     except ResetRequiredError:
         return
 
 
-def restore(session: Session, uuid: str, first: StoredSettings, wanted: StoredSettings) -> tuple[str, ...]:
-    """Set what has drifted, read it again, and say what it was. DeviceError when anything did not take."""
+def restore(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> tuple[str, ...]:
+    """Restore what has drifted, and return the changes. DeviceError if a setting does not take."""
     device = session.handle(uuid)
-    deeds: list[tuple[str, Callable[[], Iterable[str]]]] = [
-        (knob.name, partial(_restored, session, device, knob, first, wanted)) for knob in KNOBS
+    actions: list[tuple[str, Callable[[], Iterable[str]]]] = [
+        (knob.name, partial(_restored, session, device, knob, first, policy)) for knob in KNOBS
     ]
-    deeds.append(("locked clocks", lambda: unlock_clocks(session, device)))
-    deeds.append((MIG.name, partial(_divided, session, uuid, first)))
-    told: list[str] = []
+    actions.append(("locked clocks", lambda: unlock_clocks(session, device)))
+    actions.append((MIG.name, partial(_check_mig, session, uuid, first)))
+    changes: list[str] = []
     faults: list[str] = []
-    for name, deed in deeds:
+    for name, action in actions:
         try:
-            told += deed()
+            changes += action()
         except DeviceLostError:
             raise
         except DeviceError as error:
             faults.append(f"{name}: {_why(error)}")
     if faults:
         raise DeviceError(f"cannot restore settings: {'; '.join(faults)}")
-    return tuple(told)
+    return tuple(changes)
 
 
-def shared(session: Session, uuid: str, first: StoredSettings, wanted: StoredSettings) -> tuple[str, ...]:
-    """What has drifted on a GPU of which only a slice is in hand: told and left, for others are at work on the rest.
+def shared(session: Session, uuid: str, first: StoredSettings, policy: StoredSettings) -> tuple[str, ...]:
+    """The drift of a GPU of which this worker scrubs one slice: reported and left, because other slices may be in use.
 
-    DeviceError where only a reset can set it right.
+    DeviceError if only a reset can restore a setting.
     """
     device = session.handle(uuid)
     try:
         for knob in KNOBS:
-            _must_be_in_force(session, device, knob, _aim(session, device, knob, first, wanted))
+            _must_be_in_force(session, device, knob, _target(session, device, knob, first, policy))
     except DeviceLostError:
         raise
     except DeviceError as error:
         raise DeviceError(f"cannot restore settings: {error}") from error
-    seen = ((knob, knob.read(session, device), _aim(session, device, knob, first, wanted)) for knob in KNOBS)
+    seen = ((knob, knob.read(session, device), _target(session, device, knob, first, policy)) for knob in KNOBS)
     return tuple(
-        f"{knob.name}: {knob.word(now)}, baseline {knob.word(aim)} (left: the whole GPU shares it)"
-        for knob, now, aim in seen
-        if None not in (now, aim) and now != aim
+        f"{knob.name}: {knob.word(now)}, baseline {knob.word(value)} (left: the whole GPU shares it)"
+        for knob, now, value in seen
+        if None not in (now, value) and now != value
     )
 
 
-def _aim(session: Session, device: Handle, knob: Knob, first: StoredSettings, wanted: StoredSettings) -> Any:  # noqa: ANN401 - a knob's
-    """Where it belongs: what the policy names, else the driver's default, else what was seen first."""
-    candidates = (getattr(wanted, knob.name), knob.default(session, device), getattr(first, knob.name))
+def _target(session: Session, device: Handle, knob: Knob, first: StoredSettings, policy: StoredSettings) -> Any:  # noqa: ANN401 - a knob's
+    """The value to restore: of the policy, else the driver's default, else the first seen."""
+    candidates = (getattr(policy, knob.name), knob.default(session, device), getattr(first, knob.name))
     return next((value for value in candidates if value is not None), None)
 
 
 def _restored(
-    session: Session, device: Handle, knob: Knob, first: StoredSettings, wanted: StoredSettings
+    session: Session, device: Handle, knob: Knob, first: StoredSettings, policy: StoredSettings
 ) -> Iterable[str]:
-    aim = _aim(session, device, knob, first, wanted)
+    value = _target(session, device, knob, first, policy)
     now = knob.read(session, device)
-    if now is None and getattr(wanted, knob.name) is not None:
-        raise DeviceError(f"the policy names {knob.word(aim)}, and this device knows no such setting")
-    if now is None or aim is None:
+    if now is None and getattr(policy, knob.name) is not None:
+        raise DeviceError(f"the policy names {knob.word(value)}, and this device does not support it")
+    if now is None or value is None:
         return ()
-    if now != aim:
-        _turn(session, device, knob, aim)
-    _must_be_in_force(session, device, knob, aim)
-    return () if aim == now else (f"{knob.name}: {knob.word(now)} -> {knob.word(aim)}",)
+    if now != value:
+        _write(session, device, knob, value)
+    _must_be_in_force(session, device, knob, value)
+    return () if value == now else (f"{knob.name}: {knob.word(now)} -> {knob.word(value)}",)
 
 
 def _in_force(knob: Knob, session: Session, device: Handle) -> Any | None:  # noqa: ANN401 - a knob's
-    """What counts now, where a change waits for the next reset; None where that cannot be told, or none waits."""
+    """The value in force of a setting that changes at a reset; None for other settings, or if not supported."""
     return None if knob.in_force is None else knob.in_force(session, device)
 
 
-def _must_be_in_force(session: Session, device: Handle, knob: Knob, aim: Any) -> None:  # noqa: ANN401 - same
-    """A device that is only set right for after its next reset is not right."""
+def _must_be_in_force(session: Session, device: Handle, knob: Knob, value: Any) -> None:  # noqa: ANN401 - same
+    """DeviceError if the value in force is wrong: only a reset puts the pending value into force."""
     now = _in_force(knob, session, device)
-    if None in (now, aim) or now == aim:
+    if None in (now, value) or now == value:
         return
-    raise DeviceError(f"{knob.name} is {knob.word(now)} in force and belongs {knob.word(aim)}: only a reset changes it")
+    raise DeviceError(
+        f"{knob.name} is {knob.word(now)} in force and must be {knob.word(value)}: only a reset changes it"
+    )
 
 
-def _turn(session: Session, device: Handle, knob: Knob, aim: Any) -> None:  # noqa: ANN401 - same
-    knob.write(session, device, aim)
+def _write(session: Session, device: Handle, knob: Knob, value: Any) -> None:  # noqa: ANN401 - same
+    knob.write(session, device, value)
     after = knob.read(session, device)
-    if after != aim:
+    if after != value:
         reads = "cannot be read any more" if after is None else f"reads {knob.word(after)}"
-        raise DeviceError(f"it was set to {knob.word(aim)} and {reads}")
+        raise DeviceError(f"it was set to {knob.word(value)} and {reads}")
 
 
-def _divided(session: Session, uuid: str, first: StoredSettings) -> Iterable[str]:
-    """Whether the GPU is still divided as it was."""
+def _check_mig(session: Session, uuid: str, first: StoredSettings) -> Iterable[str]:
+    """Compare MIG mode and layout with the first seen ones; reports the difference."""
     device = session.handle(uuid)
     in_force = _in_force(MIG, session, device)
     if None in (in_force, first.mig):
         return ()
     if in_force != first.mig:
         return (f"{MIG.name}: {on_or_off(in_force)}, first seen {on_or_off(first.mig)} (left: operators divide GPUs)",)
-    told = tuple(_restored(session, device, MIG, first, StoredSettings()))
+    changes = tuple(_restored(session, device, MIG, first, StoredSettings()))
     layout = slices.words(slices.layout(session, uuid))
     if first.layout in (None, layout):
-        return told
+        return changes
     old, new = (", ".join(names) or "none" for names in (first.layout, layout))
-    return (*told, f"slices: {new}, first seen {old} (left: operators divide GPUs)")
+    return (*changes, f"slices: {new}, first seen {old} (left: operators divide GPUs)")
 
 
 def _why(error: DeviceError) -> str:

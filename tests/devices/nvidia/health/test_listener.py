@@ -135,7 +135,7 @@ def test_a_log_that_ends_is_said_and_nvml_is_heard_at_once(rig, kmsg, listen, mo
 
 
 def test_a_log_that_has_ended_already_delays_no_start(rig, kmsg, listen, monkeypatch):
-    monkeypatch.setattr(listener, "CAUGHT_UP", 60.0)
+    monkeypatch.setattr(listener, "CATCH_UP_SECONDS", 60.0)
 
     class Ended(KernelLog):
         def messages(self) -> Iterator[tuple[int, str]]:

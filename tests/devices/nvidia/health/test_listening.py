@@ -21,7 +21,7 @@ from tests.devices.nvidia.health.hearing import XID, await_more, codes, rings, s
 
 
 def test_a_wait_that_hangs_keeps_neither_the_kernels_log_nor_the_end_waiting(rig, kmsg, listen, monkeypatch):
-    monkeypatch.setattr(listener, "LEAVES_WITHIN", 0.05)
+    monkeypatch.setattr(listener, "JOIN_TIMEOUT", 0.05)
     backend = listen()
     with stuck(rig) as file:
         kmsg.xid(rig.gpu(1).pci, 79)
@@ -29,18 +29,18 @@ def test_a_wait_that_hangs_keeps_neither_the_kernels_log_nor_the_end_waiting(rig
         left = thread("nvml-events")
         with capture_logs() as logs:
             backend.close()
-        assert [line["event"] for line in logs] == ["a thread is left behind in the driver"]
+        assert [line["event"] for line in logs] == ["a listener thread does not end: it is stuck in the driver"]
         file.unlink()
         left.join(30)
 
 
 def test_a_thread_that_hangs_is_told_once_and_named_by_whoever_cannot_reset_for_it(rig, listen, monkeypatch):
-    for module, name in ((listener, "LEAVES_WITHIN"), (listener, "SILENT"), (nvml, "LEAVES_WITHIN")):
+    for module, name in ((listener, "JOIN_TIMEOUT"), (listener, "OVERDUE_SECONDS"), (nvml, "ANSWER_TIMEOUT")):
         monkeypatch.setattr(module, name, 0.05)
     backend = listen(kernel=False)
-    uuid, told = rig.gpu(0).uuid, "a thread that listens has not come back"
+    uuid, told = rig.gpu(0).uuid, "a listener thread does not return"
     with stuck(rig) as file, capture_logs() as logs:
-        with pytest.raises(DeviceError, match=r"has not been answered \(nvml-events\)"):
+        with pytest.raises(DeviceError, match=r"has not returned \(nvml-events\)"):
             backend.release_driver()
         rings(backend, 100)  # for longer than it may be silent
         for _ in range(2):
@@ -51,7 +51,7 @@ def test_a_thread_that_hangs_is_told_once_and_named_by_whoever_cannot_reset_for_
         file.unlink()
         left.join(30)
         assert backend.reported(uuid) == Vitals(partial=True)
-    assert [line["event"] for line in logs] == [told, "a thread is left behind in the driver"]
+    assert [line["event"] for line in logs] == [told, "a listener thread does not end: it is stuck in the driver"]
 
 
 class Clock:
@@ -73,11 +73,11 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.mark.usefixtures("kmsg")  # in which nothing is said
 def test_threads_that_wait_for_what_does_not_come_are_not_missed(rig, listen, monkeypatch, clock):
-    monkeypatch.setattr(listener, "TURN", 0.02)
+    monkeypatch.setattr(listener, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(listener, "FIRST_PAUSE", 3600.0)
     rig.machine.fail("nvmlEventSetWait_v2", pynvml.NVML_ERROR_UNKNOWN)
     backend = listen()
-    due, silent = backend._listener._due, listener.SILENT
+    due, silent = backend._listener._due, listener.OVERDUE_SECONDS
     until(lambda: due["nvml-events"] == clock.now + 3600.0 + silent)  # it is in its pause
     with capture_logs() as logs:
         for _ in range(4):
@@ -90,13 +90,13 @@ def test_threads_that_wait_for_what_does_not_come_are_not_missed(rig, listen, mo
 def test_threads_that_have_ended_are_not_missed(rig, kmsg, listen, monkeypatch):
     backend = listen()
     kernel, missed = thread("kernel-log"), list[list[str]]()
-    monkeypatch.setattr(listener, "SILENT", -3600.0)  # who is there, is late
+    monkeypatch.setattr(listener, "OVERDUE_SECONDS", -3600.0)  # who is there, is late
     kmsg.close()
     kernel.join(30)
     await_more(rig, "nvmlEventSetWait_v2", 2)
     for end in (lambda: None, backend.close):
         end()
-        backend._listener._silent.clear()
+        backend._listener._overdue.clear()
         with capture_logs() as logs:
             backend.reported(rig.gpu(0).uuid)
         missed.append([line["thread"] for line in logs])
@@ -125,7 +125,7 @@ def test_what_a_thread_has_heard_before_it_hangs_is_told_and_rings(rig, waiting,
 def test_what_is_believed_after_the_end_is_told_and_rings_no_more(rig, waiting):
     waiting.close()
     place = rig.gpu(1).pci.partition(".")[0]
-    waiting._listener._happened(GpuError(place, 48))  # said just before the end, if the threads end in that order
+    waiting._listener._received(GpuError(place, 48))  # said just before the end, if the threads end in that order
     assert [xid.code for xid in waiting.reported(rig.gpu(1).uuid).xids] == [79, 48]
 
 

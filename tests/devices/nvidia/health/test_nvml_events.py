@@ -30,7 +30,7 @@ def test_a_wish_for_another_recovery_rings(rig, listen):
 
 
 def test_it_lets_go_at_once_however_often(rig, listen, monkeypatch):
-    monkeypatch.setattr(listener, "LEAVES_WITHIN", 60.0)  # a thread that has to be left behind is found out
+    monkeypatch.setattr(listener, "JOIN_TIMEOUT", 60.0)  # a thread that has to be left behind is found out
     backend = listen(kernel=False)
     for _ in range(5):
         began = time.monotonic()
@@ -59,7 +59,7 @@ def test_waiting_that_fails_at_once_is_tried_ever_more_seldom_and_told_once(rig,
         await_call(rig, "nvmlEventSetWait_v2", 6)
         assert not rings(backend, 0)
     assert time.monotonic() - began > 0.04 + 0.08 + 0.16 + 0.32  # the first pause may have begun before
-    assert len([line for line in logs if line["event"].startswith("cannot hear the driver's events")]) == 1
+    assert len([line for line in logs if line["event"].startswith("cannot receive the driver's events")]) == 1
     assert calls(rig, "nvmlEventSetFree") >= 5
 
 
@@ -71,7 +71,7 @@ def test_errors_that_take_turns_are_told_once_each(rig, listen, monkeypatch):
         for code in (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_MEMORY) * 3:
             rig.machine.fail("nvmlEventSetWait_v2", code)
             await_more(rig, "nvmlEventSetWait_v2", 3)
-    assert [line["event"].partition(";")[0] for line in logs] == ["cannot hear the driver's events"] * 2
+    assert [line["event"].partition(";")[0] for line in logs] == ["cannot receive the driver's events"] * 2
 
 
 def test_pauses_grow_from_half_a_second_to_thirty_and_begin_anew_when_it_was_heard_again(rig, listen, monkeypatch):
@@ -92,7 +92,7 @@ def test_pauses_grow_from_half_a_second_to_thirty_and_begin_anew_when_it_was_hea
             await_more(rig, "nvmlEventSetWait_v2", 2)
             assert pauses[:8] == [0.5, 1, 2, 4, 8, 16, 30, 30]
             pauses.clear()
-    assert [line["event"].partition(";")[0] for line in logs] == ["cannot hear the driver's events"] * 2
+    assert [line["event"].partition(";")[0] for line in logs] == ["cannot receive the driver's events"] * 2
 
 
 def test_a_set_that_was_not_made_whole_is_no_set(rig, listen, monkeypatch):
@@ -124,9 +124,9 @@ def test_a_gpu_that_refuses_is_told_once_keeps_no_other_out_and_is_asked_again(r
         backend = listen(kernel=False)
         rig.gpu(2).event(XID, 48)
         assert rings(backend)
-    refusals = [line["event"] for line in logs if line["event"].startswith("cannot hear the events of")]
+    refusals = [line["event"] for line in logs if line["event"].startswith("cannot receive the events of")]
     assert [text.partition(":")[0] for text in refusals] == [
-        f"cannot hear the events of GPU {number}, only what the kernel logs of it" for number in (0, 1)
+        f"cannot receive the events of GPU {number}, only its kernel messages" for number in (0, 1)
     ]
     backend.clear_alarm()
     rig.gpu(1).fail("nvmlDeviceRegisterEvents", None)
@@ -163,7 +163,7 @@ def test_when_no_gpu_tells_of_its_events_that_is_said_and_not_waited_for(rig, li
         waits = calls(rig, "nvmlEventSetWait_v2")
         await_call(rig, "nvmlEventSetCreate", 4)
         assert calls(rig, "nvmlEventSetWait_v2") == waits
-    assert "no GPU tells of its events" in {line.get("error") for line in logs}
+    assert "no GPU reports events" in {line.get("error") for line in logs}
     rig.machine.fail("nvmlDeviceRegisterEvents", None)
     await_more(rig, "nvmlEventSetWait_v2", 1)
     for gpu in rig.machine.gpus:  # some may have refused just before: they are asked again in a minute
@@ -178,7 +178,7 @@ def test_a_driver_that_goes_away_meanwhile_is_no_gpu_that_refuses(rig, listen, m
     with capture_logs() as logs:
         rig.library.renew()
         await_call(rig, "nvmlEventSetCreate", 3)
-    assert {line["event"].partition(";")[0] for line in logs} == {"cannot hear the driver's events"}
+    assert {line["event"].partition(";")[0] for line in logs} == {"cannot receive the driver's events"}
     assert {line["error"].endswith("the driver is not loaded") for line in logs} == {True}
     rig.machine.fail("nvmlDeviceRegisterEvents", None)
     await_more(rig, "nvmlEventSetWait_v2", 1)

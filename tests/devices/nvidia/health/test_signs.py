@@ -48,19 +48,19 @@ CASES = {
     "generation": Case(
         AilmentKind.PCIE,
         {"pcie.gen": 3, **WORKS},
-        "its PCIe link is of generation 3, of 5, while it works",
+        "its PCIe link is of generation 3, of 5, under load",
         by_default=False,
     ),
     "heat": Case(
         AilmentKind.HEAT,
         {"clock.reasons": THERMAL | BY_DRIVER},
-        "it is too hot: the hardware holds its clocks down",
+        "it is too hot: the hardware reduces its clocks",
         by_default=False,
     ),
     "power brake": Case(
         AilmentKind.HEAT,
         {"clock.reasons": POWER_BRAKE},
-        "its power supply makes the hardware hold its clocks down",
+        "its power supply makes the hardware reduce its clocks",
         by_default=False,
     ),
     "fabric left": Case(AilmentKind.FABRIC, {"fabric.state": 2}, "it has left its fabric"),
@@ -74,7 +74,7 @@ CASES = {
     "sram": Case(
         AilmentKind.SRAM,
         {"sram.exceeded": 1},
-        "it had more uncorrectable errors in its memory on the chip than the driver bears",
+        "it had more uncorrectable errors in its memory on the chip than the driver tolerates",
     ),
 }
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)

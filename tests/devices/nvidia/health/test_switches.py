@@ -22,7 +22,7 @@ def test_a_fatal_error_of_a_switch_is_every_gpus_and_no_slices_and_passes(rig, k
         assert (sign.kind, sign.detail) == (AilmentKind.SWITCH, told)
         assert backend.reported(gpu.uuid) == Vitals(signs=(sign,), partial=True)
     assert (backend.vitals(slice_), backend.reported(slice_)) == (Vitals(), Vitals(partial=True))
-    monkeypatch.setattr(listener, "FATAL_FOR", 0.0)
+    monkeypatch.setattr(listener, "FATAL_SECONDS", 0.0)
     assert backend.vitals(rig.gpu(0).uuid) == Vitals()
 
 
@@ -37,7 +37,7 @@ def test_of_many_fatal_errors_of_switches_the_last_one_is_told(rig, kmsg, listen
 def window(monkeypatch) -> float:
     """For how long a fatal error of a switch counts: so that this machine runs for longer than that already."""
     seconds = uptime() / 3
-    monkeypatch.setattr(listener, "FATAL_FOR", seconds)
+    monkeypatch.setattr(listener, "FATAL_SECONDS", seconds)
     return seconds
 
 

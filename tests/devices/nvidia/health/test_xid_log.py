@@ -20,16 +20,16 @@ def codes(log: XidLog, place: str = HERE, instance: int | None = None) -> list[i
 
 def tell(log: XidLog, event: GpuError, now: float) -> None:
     """NVML's word, where both clocks are one."""
-    log.told(event, int(now * 1e6), now)
+    log.add_reported(event, int(now * 1e6), now)
 
 
 def test_an_event_that_both_tell_is_one_whoever_is_first():
     log = XidLog()
-    assert log.logged(LOST, 7_000_000, 7.1)
+    assert log.add_logged(LOST, 7_000_000, 7.1)
     tell(log, LOST, 7.2)
     assert not log.settle(7.2 + GRACE)
     tell(log, LOST, 20.0)
-    assert log.logged(LOST, 20_000_001, 20.1)
+    assert log.add_logged(LOST, 20_000_001, 20.1)
     assert not log.settle(20.0 + GRACE)
     assert log.of(HERE) == (Xid(7_000_000, 79, 7.0), Xid(20_000_001, 79, 20.000001))
 
@@ -45,10 +45,10 @@ def test_an_event_that_only_nvml_tells_counts_after_a_moment():
 
 def test_what_nvml_tells_is_numbered_on_the_kernels_clock_and_awaited_on_ours():
     log = XidLog()
-    log.told(LOST, 3_000_000, 5.0)
+    log.add_reported(LOST, 3_000_000, 5.0)
     assert not log.settle(5.0 + GRACE / 2)
     assert log.settle(5.0 + GRACE)
-    log.logged(GpuError(HERE, 48), 4_000_000, 6.0)
+    log.add_logged(GpuError(HERE, 48), 4_000_000, 6.0)
     assert log.of(HERE) == (Xid(3_000_000, 79, 3.0), Xid(4_000_000, 48, 4.0))
 
 
@@ -56,14 +56,14 @@ def test_the_kernels_word_that_comes_too_late_is_no_second_event():
     log = XidLog()
     tell(log, LOST, 5.0)
     log.settle(5.5)
-    assert not log.logged(LOST, 4_900_000, 5.0 + SAME - 0.1)
-    assert log.logged(LOST, 6_900_000, 7.0)  # that one is
+    assert not log.add_logged(LOST, 4_900_000, 5.0 + SAME - 0.1)
+    assert log.add_logged(LOST, 6_900_000, 7.0)  # that one is
     assert codes(log) == [79, 79]
 
 
 def test_after_a_while_the_same_code_is_another_event():
     log = XidLog()
-    log.logged(LOST, 5_000_000, 5.0)
+    log.add_logged(LOST, 5_000_000, 5.0)
     tell(log, LOST, 5.0 + SAME + 0.1)
     assert log.settle(9.0)
     assert codes(log) == [79, 79]
@@ -72,7 +72,7 @@ def test_after_a_while_the_same_code_is_another_event():
 def test_as_many_events_as_the_kernel_logs_whatever_nvml_adds_to_them():
     log = XidLog()
     for number in range(5):
-        log.logged(LOST, 5_000_000 + number, 5.0)
+        log.add_logged(LOST, 5_000_000 + number, 5.0)
     for _ in range(5):
         tell(log, LOST, 5.1)
     assert not log.settle(6.0)
@@ -81,7 +81,7 @@ def test_as_many_events_as_the_kernel_logs_whatever_nvml_adds_to_them():
 
 def test_another_code_or_gpu_from_the_other_source_is_another_event():
     log = XidLog()
-    log.logged(LOST, 5_000_000, 5.0)
+    log.add_logged(LOST, 5_000_000, 5.0)
     tell(log, GpuError(HERE, 48), 5.0)
     tell(log, GpuError(THERE, 79), 5.0)
     log.settle(6.0)
@@ -91,8 +91,8 @@ def test_another_code_or_gpu_from_the_other_source_is_another_event():
 def test_the_kernels_word_of_another_gpu_or_code_takes_nothing_from_what_nvml_has_told():
     log = XidLog()
     tell(log, LOST, 5.0)
-    assert log.logged(GpuError(THERE, 79), 5_000_000, 5.0)
-    assert log.logged(GpuError(HERE, 48), 5_000_000, 5.0)
+    assert log.add_logged(GpuError(THERE, 79), 5_000_000, 5.0)
+    assert log.add_logged(GpuError(HERE, 48), 5_000_000, 5.0)
     assert log.settle(6.0)
     assert (sorted(codes(log)), codes(log, THERE)) == ([48, 79], [79])
 
@@ -100,7 +100,7 @@ def test_the_kernels_word_of_another_gpu_or_code_takes_nothing_from_what_nvml_ha
 def test_numbers_grow_whatever_the_clocks_say():
     log = XidLog()
     for microseconds in (9, 9, 3, 10):
-        log.logged(LOST, microseconds, 1.0)
+        log.add_logged(LOST, microseconds, 1.0)
     tell(log, GpuError(HERE, 48), 0.000001)
     log.settle(5.0)
     numbers = [xid.number for xid in log.of(HERE)]
@@ -111,9 +111,9 @@ def test_numbers_grow_whatever_the_clocks_say():
 
 def test_an_instance_is_hit_alone_by_what_concerns_one_process():
     log = XidLog(whole=lambda code: code != APP.code)
-    log.logged(APP, 1, 1.0)
-    log.logged(GpuError(HERE, 95, 5), 2, 1.0)
-    log.logged(GpuError(HERE, 31), 3, 1.0)
+    log.add_logged(APP, 1, 1.0)
+    log.add_logged(GpuError(HERE, 95, 5), 2, 1.0)
+    log.add_logged(GpuError(HERE, 31), 3, 1.0)
     assert codes(log, instance=5) == [13, 95, 31]
     assert codes(log, instance=6) == [95, 31]
     assert codes(log) == [13, 95, 31]
@@ -121,16 +121,16 @@ def test_an_instance_is_hit_alone_by_what_concerns_one_process():
 
 def test_while_nothing_is_known_of_the_codes_every_instance_is_hit():
     log = XidLog()
-    log.logged(APP, 1, 1.0)
+    log.add_logged(APP, 1, 1.0)
     assert codes(log, instance=6) == [13]
 
 
 def test_a_storm_displaces_neither_another_code_nor_another_instance():
     log = XidLog(whole=lambda _code: False)
-    log.logged(GpuError(HERE, 94, 6), 1, 1.0)
-    log.logged(LOST, 2, 1.0)
+    log.add_logged(GpuError(HERE, 94, 6), 1, 1.0)
+    log.add_logged(LOST, 2, 1.0)
     for number in range(10_000):
-        log.logged(GpuError(HERE, 94, 5), number + 3, 1.0 + number / 1e5)
+        log.add_logged(GpuError(HERE, 94, 5), number + 3, 1.0 + number / 1e5)
         tell(log, GpuError(HERE, 31, 5), 1.0 + number / 1e5)
         log.settle(1.0 + number / 1e5)
     assert codes(log, instance=6) == [94, 79]
@@ -152,7 +152,7 @@ def test_nothing_is_lost_and_nothing_is_there_that_nobody_told(steps):
         now += later
         if source != "told":
             logged += 1
-            log.logged(event, int(now * 1e6), now)
+            log.add_logged(event, int(now * 1e6), now)
         if source != "logged":
             told += 1
             tell(log, event, now)

@@ -33,7 +33,7 @@ class Eyes:
     def look(self, number: int = 0, *, whole: bool = True) -> tuple[Sign, ...]:
         gpu = self.rig.gpu(number)
         with self.rig.library.session() as nvml:
-            return self.watch.look(nvml, gpu.uuid, nvml.handle(gpu.uuid), whole=whole)
+            return self.watch.signs(nvml, gpu.uuid, nvml.handle(gpu.uuid), whole=whole)
 
     def later(self, seconds: float = EVERY) -> tuple[Sign, ...]:
         self.now += seconds

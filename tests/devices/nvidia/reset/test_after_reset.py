@@ -52,8 +52,8 @@ def test_one_that_does_not_come_back_is_lost(rig, then: dict[str, object]) -> No
 @pytest.mark.parametrize(
     ("then", "words"),
     [
-        ({"field.230": pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT}, "it wants a reboot of the node"),
-        ({"field.230": 99}, "it wants recovery action 99"),
+        ({"field.230": pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT}, "it needs a reboot of the node"),
+        ({"field.230": 99}, "it needs recovery action 99"),
         ({"fail.nvmlDeviceGetMemoryInfo_v2": pynvml.NVML_ERROR_UNKNOWN}, "nvmlDeviceGetMemoryInfo failed"),
         ({"fail.nvmlDeviceGetFieldValues": pynvml.NVML_ERROR_UNKNOWN}, "nvmlDeviceGetFieldValues failed"),
         ({"reset_required": 1}, "failed: "),

@@ -84,7 +84,7 @@ def whole_again(rig, cut) -> None:
 def test_what_is_to_be_brought_back_is_kept_whole_and_for_its_owner_alone(rig, cut_off) -> None:
     file = notes(rig).file()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    (owed,) = notes(rig).left().values()
+    (owed,) = notes(rig).read().values()
     assert owed.persistence
     assert slices.uuids(owed.layout) == frozenset(cut_off)
 
@@ -115,7 +115,7 @@ def test_it_is_owed_until_it_is_back_however_often_that_is_cut_off(rig, cut_off,
         for _ in range(2):
             with pytest.raises(Killed):
                 slice_of(rig, cut_off[0]).reset()
-    assert [bool(left) for left in notes(rig).left().values()] == [True]
+    assert [bool(left) for left in notes(rig).read().values()] == [True]
     whole(rig).restore_settings()
     whole_again(rig, cut_off)
 
@@ -141,7 +141,7 @@ def test_a_layout_that_leaves_no_room_ends_the_debt(rig) -> None:
 def test_two_slices_of_one_instance_are_owed_though_one_of_them_is_there() -> None:
     first, second = slices.Part("MIG-1", 1, 0, 1), slices.Part("MIG-2", 1, 1, 1)
     other = slices.Part("MIG-3", 2, 0, 2)
-    both = pending_restore.together(
+    both = pending_restore.merged(
         PendingRestore(False, (slices.Instance(9, 0, 4, (part,)),)) for part in (first, second, other)
     )
     assert both.layout == (slices.Instance(9, 0, 4, (first, second)),)
@@ -151,7 +151,7 @@ def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, m
     """Else their work on other slices would be cut off: they could not prove that nobody is on them."""
     backend, seen = rig.backend(), []
     backend.inventory()
-    finish = pending_restore.finish
+    finish = pending_restore.apply_all
 
     def looked_at(*about: Any) -> None:  # noqa: ANN401 - whatever it is, it is passed on
         seen.append(backend.in_reset(rig.gpu(0).uuid))
@@ -161,7 +161,7 @@ def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, m
             pass
         finish(*about)
 
-    monkeypatch.setattr(pending_restore, "finish", looked_at)
+    monkeypatch.setattr(pending_restore, "apply_all", looked_at)
     whole(rig).restore_settings()
     assert seen == [False]
     whole_again(rig, cut_off)
@@ -170,7 +170,7 @@ def test_who_brings_it_back_resets_nothing_in_the_eyes_of_others(rig, cut_off, m
 @pytest.mark.usefixtures("cut_off")
 def test_it_is_owed_until_it_is_back_however_often_that_fails(rig) -> None:
     rig.gpu(0).fail(CREATE, 999)
-    with pytest.raises(DeviceError, match=r"its slices did not come back.*set it right and remove .*resetting.json"):
+    with pytest.raises(DeviceError, match=r"its slices did not come back.*repair it and remove .*resetting.json"):
         whole(rig).restore_settings()
     with pytest.raises(DeviceError, match="cannot reset: its slices did not come back"):
         whole(rig).reset()
@@ -219,7 +219,7 @@ def test_a_reset_that_cannot_write_down_what_it_takes_is_not_begun(rig, cut, mon
 
     touch(rig, 0, baseline=baseline(rig)).restore_settings()
     monkeypatch.setattr("os.fsync", refuse)
-    with pytest.raises(DeviceError, match=r"cannot write down what a reset is to bring back: .*No space left"):
+    with pytest.raises(DeviceError, match=r"cannot store what a reset must restore: .*No space left"):
         slice_of(rig, cut[0]).reset()
     assert (bench.by_tool(rig), there(rig)) == ([], set(cut))
 
@@ -333,9 +333,9 @@ def owed() -> PendingRestore:
 def test_what_was_written_is_read(tmp_path) -> None:
     kept = PendingRestores(tmp_path / "new", "GPU-1")
     kept.write(kept.file(), owed())
-    assert kept.left() == {kept.file(): owed()}
-    assert PendingRestores(tmp_path / "new", "GPU-2").left() == {}
-    kept.drop(kept.left())
+    assert kept.read() == {kept.file(): owed()}
+    assert PendingRestores(tmp_path / "new", "GPU-2").read() == {}
+    kept.drop(kept.read())
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -357,7 +357,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", refuse)
-    with pytest.raises(DeviceError, match="cannot write down"):
+    with pytest.raises(DeviceError, match="cannot store"):
         PendingRestores(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
     assert list(tmp_path.iterdir()) == []
 
@@ -380,13 +380,13 @@ def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, cha
     text = kept.file().read_text()
     spoilt = text[:-5] if change is None else json.dumps(json.loads(text) | change)
     kept.file().write_text(spoilt)
-    with pytest.raises(DeviceError, match=r"cannot read what a reset left behind in .*GPU-1.resetting.json"):
-        kept.left()
+    with pytest.raises(DeviceError, match=r"cannot read the pending restore in .*GPU-1.resetting.json"):
+        kept.read()
     assert kept.file().read_text() == spoilt
 
 
 def test_what_cannot_be_removed_is_an_error(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DeviceError, match="cannot remove what a finished reset wrote down"):
+    with pytest.raises(DeviceError, match="cannot remove a completed pending restore"):
         PendingRestores(tmp_path, "GPU-1").drop([tmp_path / "folder"])
     PendingRestores(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])

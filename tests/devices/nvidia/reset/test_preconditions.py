@@ -38,7 +38,7 @@ def test_whoever_has_it_open_is_named(rig) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_who_uses_it_must_be_proven(rig) -> None:
-    assert "nobody can tell who has it open: run the service as root" in refused(rig, holders=lambda: None)
+    assert "its holders are unknown: run the service as root" in refused(rig, holders=lambda: None)
 
 
 @pytest.mark.parametrize("kind", ["compute", "graphics", "mps"])
@@ -49,7 +49,7 @@ def test_nobody_may_be_on_any_list_of_the_driver(rig, gpu, kind: str) -> None:
 
 def test_a_list_that_cannot_be_told_is_no_empty_list(rig, gpu) -> None:
     gpu.fail("nvmlDeviceGetComputeRunningProcesses_v3", pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    assert "the driver does not say who is on it" in refused(rig)
+    assert "the driver does not list its processes" in refused(rig)
 
 
 def switches(rig) -> None:
@@ -63,7 +63,7 @@ def switches(rig) -> None:
 def test_ampere_on_switches_needs_its_fabric_manager(rig, gpu, architecture: int | None) -> None:
     switches(rig)
     gpu.set(architecture=architecture)
-    why = "NVSwitches join it and the node's own fabric manager does not run: start nvidia-fabricmanager"
+    why = "NVSwitches connect it and the node's own fabric manager does not run: start nvidia-fabricmanager"
     assert refused(rig, daemon_runs=lambda _name: False) == f"cannot reset: {why}"
     reset.reset(target(rig, daemon_runs=lambda name: name == "nv-fabricmanager"))
 
@@ -75,7 +75,7 @@ def test_a_program_that_is_only_called_so_is_no_fabric_manager(rig, gpu) -> None
     process = rig.host.proc / "76"
     process.mkdir()
     (process / "exe").symlink_to("/tmp/nv-fabricmanager")
-    assert "nobody can tell whether the fabric manager runs" in refused(rig)
+    assert "it is unknown whether the fabric manager runs" in refused(rig)
 
 
 def test_ampere_without_switches_and_hopper_with_them_need_none(rig, gpu) -> None:
@@ -89,7 +89,7 @@ def test_ampere_without_switches_and_hopper_with_them_need_none(rig, gpu) -> Non
 def test_where_nobody_sees_switches_an_ampere_is_not_reset(rig, gpu) -> None:
     gpu.set(architecture=AMPERE)
     host = Host(rig.host.root / "elsewhere", rig.host.proc)
-    assert "nobody can tell whether NVSwitches join it" in refused(rig, host=host)
+    assert "it is unknown whether NVSwitches connect it" in refused(rig, host=host)
 
 
 def test_persistence_mode_without_a_daemon_is_switched_off_for_the_reset_and_on_again(rig, gpu) -> None:
@@ -138,7 +138,7 @@ def test_a_gpu_that_wants_a_reset_and_says_nothing_else_gets_it(rig, gpu) -> Non
 def test_but_not_from_the_kernel_which_does_not_know_whether_it_is_kept_ready(rig, gpu) -> None:
     gpu.set(reset_required=1)
     rig.machine.set({"smi.reset": "unsupported"})
-    with pytest.raises(DeviceError, match="function: nobody can tell whether persistence mode is off"):
+    with pytest.raises(DeviceError, match="function: it is unknown whether persistence mode is off"):
         reset.reset(target(rig))
     assert not by_kernel(rig)
 

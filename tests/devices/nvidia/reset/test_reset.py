@@ -45,7 +45,7 @@ def test_nvml_is_closed_before_the_tool_runs_and_opened_after_it(rig) -> None:
 )
 def test_the_kernel_is_not_asked_after_anything_but_a_plain_refusal(rig, order: str, words: str) -> None:
     rig.machine.set({"smi.reset": order})
-    with pytest.raises(DeviceError, match=f"cannot reset: {words}; function: it asks nobody who is on the device"):
+    with pytest.raises(DeviceError, match=f"cannot reset: {words}; function: it does not check for holders"):
         reset.reset(target(rig))
     assert not by_kernel(rig)
 
@@ -121,7 +121,7 @@ def displays(rig, modeset: str) -> None:
         (lambda rig: module(rig, "nvidia_uvm", users=1), "module nvidia_uvm is not known to be without"),
         (lambda rig: module(rig, "nvidia", ("nvidia_peermem",)), "module nvidia_peermem uses the driver"),
         (lambda rig: displays(rig, "Y"), "module nvidia_drm may have it open for a display"),
-        (lambda rig: shutil.rmtree(rig.host.sys_module / "holders"), "nobody can tell who uses the driver"),
+        (lambda rig: shutil.rmtree(rig.host.sys_module / "holders"), "the users of the driver are unknown"),
         (lambda rig: (rig.host.sys_module / "refcnt").unlink(), "module nvidia is not known to be without"),
         (lambda rig: shutil.rmtree(rig.host.sys_module.parent / "nvidia_uvm"), "module nvidia_uvm is not known"),
     ],
@@ -173,7 +173,7 @@ def test_somebody_who_comes_between_two_means_stops_the_second(rig) -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_tool_that_is_late_is_put_down_and_the_kernel_is_not_asked(rig) -> None:
     rig.machine.set({"smi.reset": "hang"})
-    with pytest.raises(DeviceError, match="was not done within 1 s and was killed; function: it asks nobody"):
+    with pytest.raises(DeviceError, match="was not done within 1 s and was killed; function: it does not check"):
         reset.reset(target(rig, patience=replace(SHORT, tool=1.0)))
     assert not by_kernel(rig)
 
@@ -189,7 +189,7 @@ def test_nothing_follows_a_tool_that_cannot_be_put_down(rig, gpu, monkeypatch) -
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("methods", "told"),
-    [("bus\n", "by bus, not flr"), ("", "by no method that it tells, not flr"), (None, "by no method that it tells")],
+    [("bus\n", "by bus, not flr"), ("", "by no method that it names, not flr"), (None, "by no method that it names")],
 )
 def test_the_kernel_is_asked_for_nothing_but_a_function_level_reset(rig, methods, told: str) -> None:
     file(rig, "reset_method").unlink()

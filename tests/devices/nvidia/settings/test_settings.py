@@ -161,8 +161,8 @@ def test_what_a_device_does_not_know_is_none_and_cannot_have_drifted(rig, gpu, c
 def test_what_the_policy_names_and_the_device_does_not_know_is_an_error(rig, change: Change) -> None:
     wanted = {change.name: POLICY[change.name]}
     rig.gpu(0).fail(change.getter, pynvml.NVML_ERROR_NOT_SUPPORTED)
-    with pytest.raises(DeviceError, match=f"{change.name}: the policy names .*, and this device knows no such setting"):
-        touch(rig, 0, wanted=wanted).restore_settings()
+    with pytest.raises(DeviceError, match=f"{change.name}: the policy names .*, and this device does not support it"):
+        touch(rig, 0, settings=wanted).restore_settings()
 
 
 @each_change
@@ -214,7 +214,7 @@ def test_where_nothing_was_kept_only_defaults_are_restored(rig) -> None:
 
 def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
     rig.gpu(0).set({"ecc.current": 0})
-    gpu = touch(rig, 0, baseline=str(kept(tmp_path)), wanted=POLICY)
+    gpu = touch(rig, 0, baseline=str(kept(tmp_path)), settings=POLICY)
     assert gpu.restore_settings() == (
         "persistence: on -> off",
         "ecc: on -> off",
@@ -242,17 +242,17 @@ def test_the_policy_counts_more_than_either(rig, tmp_path) -> None:
 )
 def test_what_is_no_setting_is_refused_before_anything_is_touched(rig, wanted: dict[str, object], words: str) -> None:
     with pytest.raises(DeviceError, match=words):
-        touch(rig, 0, wanted=wanted)
+        touch(rig, 0, settings=wanted)
     assert rig.machine.calls() == []
 
 
 @pytest.mark.parametrize("wanted", [{"power_limit": 900}, {"compute_mode": "shared"}])
 def test_a_value_that_the_device_does_not_take_is_an_error(rig, wanted: dict[str, object]) -> None:
     with pytest.raises(DeviceError, match=f"cannot restore settings: {next(iter(wanted))}: "):
-        touch(rig, 0, wanted=wanted).restore_settings()
+        touch(rig, 0, settings=wanted).restore_settings()
 
 
-ONLY_A_RESET = "cannot restore settings: ecc.* is off in force and belongs on: only a reset changes it"
+ONLY_A_RESET = "cannot restore settings: ecc.* is off in force and must be on: only a reset changes it"
 
 
 def test_ecc_that_only_a_reset_brings_back_never_passes(rig, gpu) -> None:

@@ -1,6 +1,6 @@
-"""The best that was seen of each GPU since the node was started: what is less than that has been lost.
+"""The best values seen of each GPU since the node booted: a lower value means a fault.
 
-It is kept on the disk, so that a service that is started anew does not take what is broken for what should be.
+They are stored on disk, so that a restarted service does not take a broken GPU for a normal one.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ logger = log.get("signs")
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """Nothing was seen yet."""
+    """The best values of a GPU."""
 
     links: frozenset[int] = frozenset()  # NVLinks that were up
-    lanes: int = 0  # of PCIe
-    joined: bool = False  # to a fabric
+    lanes: int = 0  # of the PCIe link
+    joined: bool = False  # a fabric
 
     def with_(self, other: Best) -> Best:
-        """What either has seen."""
+        """The better of both in each value."""
         return Best(self.links | other.links, max(self.lanes, other.lanes), self.joined or other.joined)
 
 
 class BestSeenFile:
-    """The best of every GPU, in a file each."""
+    """The best values of every GPU, in one file per GPU."""
 
     def __init__(self, folder: Path, boot_id: Callable[[], str]) -> None:
-        """``boot_id`` names this start of the node; what was kept under another one is forgotten."""
+        """``boot_id`` returns the ID of this boot; values of another boot are ignored."""
         self._folder = folder
         self._boot_id = boot_id
         self._known: dict[str, Best] = {}
 
     def of(self, gpu: str) -> Best:
-        """What is known of it."""
+        """The best values of a GPU."""
         if gpu not in self._known:
             self._known[gpu] = self._kept(gpu)
         return self._known[gpu]
 
     def learn(self, gpu: str, seen: Best) -> Best:
-        """The best with this look taken into account."""
+        """Update the best values with a reading, and return them."""
         before = self.of(gpu)
         best = before.with_(seen)
         if best != before:
@@ -62,7 +62,7 @@ class BestSeenFile:
         except (FileNotFoundError, NotADirectoryError):
             return Best()
         except (OSError, ValueError) as error:
-            logger.warning("cannot tell how a GPU was before: as it is now counts", gpu=gpu, error=str(error))
+            logger.warning("cannot read the best values of a GPU: its values now count", gpu=gpu, error=str(error))
             return Best()
 
     def _keep(self, gpu: str, best: Best) -> None:
@@ -70,24 +70,24 @@ class BestSeenFile:
             with durable_files.beside(self._file(gpu), encode(best, self._boot_id())) as aside:
                 aside.replace(self._file(gpu))
         except OSError as error:
-            logger.warning("cannot keep how a GPU is: it is forgotten with the service", gpu=gpu, error=str(error))
+            logger.warning("cannot store the best values of a GPU: a restart forgets them", gpu=gpu, error=str(error))
 
 
 def encode(best: Best, boot_id: str) -> bytes:
-    """As a document of this start of the node."""
+    """The document to store."""
     seen = {"links": sorted(best.links), "lanes": best.lanes, "joined": best.joined}
     return json.dumps({"boot": boot_id, "seen": seen}).encode() + b"\n"
 
 
 def decode(text: bytes, boot_id: str) -> Best:
-    """Nothing when it is of another start. ValueError for what ``encode`` would not have written."""
-    said = json.loads(text)
-    if not isinstance(said, dict) or said.keys() != {"boot", "seen"}:
-        raise ValueError("it is no such document")
-    if said["boot"] != boot_id:
+    """The stored values; empty if from another boot. ValueError for what ``encode`` would not write."""
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.keys() != {"boot", "seen"}:
+        raise ValueError("it is not a document of best values")
+    if document["boot"] != boot_id:
         return Best()
-    match said["seen"]:
+    match document["seen"]:
         case {"links": [*links], "lanes": int(lanes), "joined": bool(joined), **more} if not more:
             if all(type(link) is int for link in links):
                 return Best(frozenset(links), lanes, joined)
-    raise ValueError("it is not what is kept")
+    raise ValueError("its values are malformed")

@@ -1,4 +1,4 @@
-"""A GPU that has left the fabric of NVSwitches, or that the fabric calls ill."""
+"""The sign of a GPU that has left its NVSwitch fabric, or whose fabric reports a fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pynvml
 from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.nvml import Handle, Session
 
-_YES = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE  # in all of these; 0 is not told, 2 is no
+_YES = pynvml.NVML_GPU_FABRIC_HEALTH_MASK_DEGRADED_BW_TRUE  # in all of these; 0 is not reported, 2 is no
 _FAULTS = {
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW: "its bandwidth is degraded",
     pynvml.NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY: "its routes are being recovered",
@@ -21,7 +21,7 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class FabricReading:
-    """As NVML numbers them. ``status`` and ``health`` say something once the state is completed."""
+    """The numbers of NVML. ``status`` and ``health`` are valid once the state is completed."""
 
     state: int = pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
     status: int = pynvml.NVML_SUCCESS
@@ -34,19 +34,18 @@ class FabricReading:
 
 
 def read(nvml: Session, gpu: Handle) -> FabricReading:
-    """The second form of the question: the first tells no health, and older drivers know no third."""
+    """Read with version 2 of the structure: version 1 has no health, and older drivers do not support version 3."""
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()
-    if nvml.told(pynvml.nvmlDeviceGetGpuFabricInfoV, gpu, byref(info)) is None:
+    if nvml.ask_optional(pynvml.nvmlDeviceGetGpuFabricInfoV, gpu, byref(info)) is None:
         return FabricReading()
     return FabricReading(int(info.state), int(info.status), int(info.healthMask))
 
 
 def judge(reading: FabricReading, *, joined_before: bool) -> Sign | None:
-    """One that never was in a fabric since the node was started need not be in one: in a guest, none may be there.
+    """A GPU has left its fabric if it was in one since the node booted, and is not, or does not report it any more.
 
-    One that was, and is not or does not tell any more, has left it.
-
-    Where there should be one, CUDA does not start before, so that no such GPU is ever proven clean.
+    A GPU that was never in a fabric is no fault: a virtual machine may have none. If there should be one, CUDA does not
+    start, so the GPU is never proven clean.
     """
     if not reading.joined:
         return Sign(AilmentKind.FABRIC, "it has left its fabric") if joined_before else None

@@ -1,4 +1,4 @@
-"""Clocks that the hardware holds down, for heat or for want of power. Those that the driver holds down are normal."""
+"""The sign of clocks that the hardware reduces, for heat or low power. Reductions by the driver are normal."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from scrubber.core.model import AilmentKind, Sign
 from scrubber.devices.nvidia.nvml import Handle, Session
 
 _FAULTS = {
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "it is too hot: the hardware holds its clocks down",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "its power supply makes the hardware hold its clocks down",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "it is too hot: the hardware reduces its clocks",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "its power supply makes the hardware reduce its clocks",
 }
 
 
 def read(nvml: Session, gpu: Handle) -> int | None:
-    """The reasons, a bit each; None where they are not told."""
-    reasons: int | None = nvml.told(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
+    """The reasons as bits; None if not supported."""
+    reasons: int | None = nvml.ask_optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu)
     return reasons
 
 
 def judge(reasons: int | None) -> Sign | None:
-    """Of all reasons these two."""
+    """The sign, if one of the two reasons is set."""
     faults = [words for bit, words in _FAULTS.items() if (reasons or 0) & bit]
     return Sign(AilmentKind.HEAT, "; ".join(faults)) if faults else None

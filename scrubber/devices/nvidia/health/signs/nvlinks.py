@@ -1,7 +1,7 @@
-"""NVLinks that were up and are not. One that never was up since the node was started may have no wire.
+"""The sign of NVLinks that were up and are down. A link that was never up since the node booted may have no cable.
 
-One of which nothing more is told counts as down: that it was there is known. Their error counters are not read: NVML
-calls none of them fatal, and a recovery that failed leaves its link down.
+A link that the driver does not report any more counts as down. Error counters are not read: NVML calls none of them
+fatal, and a failed recovery leaves the link down.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from scrubber.devices.nvidia.nvml import Handle, Session
 
 
 def read(nvml: Session, gpu: Handle) -> frozenset[int]:
-    """The numbers of those that are up."""
+    """The numbers of the links that are up."""
     return frozenset(link for link, up in nvlinks.states(nvml, gpu) if up)
 
 
 def judge(before: frozenset[int], up: frozenset[int]) -> Sign | None:
-    """``before``: all that were ever up since the node was started."""
+    """``before``: all links that were up since the node booted."""
     down = sorted(before - up)
     if not down:
         return None

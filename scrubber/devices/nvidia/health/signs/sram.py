@@ -1,4 +1,4 @@
-"""Memory on the chip that had more uncorrectable errors than the driver bears."""
+"""The sign of on-chip memory with more uncorrectable errors than the driver tolerates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scrubber.devices.nvidia.nvml import Handle, Session
 
 
 def read(nvml: Session, gpu: Handle) -> bool:
-    """Whether the driver says so; a GPU that does not know, says nothing bad by that."""
+    """Whether the driver reports that the threshold is exceeded; False if not supported."""
     status = pynvml.c_nvmlEccSramErrorStatus_v1_t()
-    known = nvml.told(pynvml.nvmlDeviceGetSramEccErrorStatus, gpu, byref(status)) is not None
+    known = nvml.ask_optional(pynvml.nvmlDeviceGetSramEccErrorStatus, gpu, byref(status)) is not None
     return known and bool(status.bThresholdExceeded)
 
 
-def judge(exceeded: bool) -> Sign | None:  # noqa: FBT001 - it is all that there is to judge
-    """What that means."""
-    told = "it had more uncorrectable errors in its memory on the chip than the driver bears"
-    return Sign(AilmentKind.SRAM, told) if exceeded else None
+def judge(exceeded: bool) -> Sign | None:  # noqa: FBT001 - the only reading
+    """The sign, if the threshold is exceeded."""
+    detail = "it had more uncorrectable errors in its memory on the chip than the driver tolerates"
+    return Sign(AilmentKind.SRAM, detail) if exceeded else None

@@ -1,7 +1,7 @@
-"""Looks for signs once in a while, and remembers what makes them: how a GPU was, since when, and how often.
+"""Reads the signs of each GPU periodically, and remembers since when each sign is present.
 
-A sign must last: what is gone at the next look was no illness. Each is read apart from the others. One that cannot be
-read stands as it was told last, so that nothing is healed by an error.
+A sign must last: a sign that is gone at the next reading is not reported. Each sign is read separately. If a sign
+cannot be read, its last value stays, so that an error never ends a sign.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from scrubber.devices.nvidia.health.signs import fabric, heat, nvlinks, pcie, sr
 from scrubber.devices.nvidia.health.signs.best_seen import Best, BestSeenFile
 from scrubber.devices.nvidia.nvml import (
     DriverGoneError,
-    ForbiddenError,
     Handle,
+    NoPermissionError,
     ResetRequiredError,
     Session,
     VersionSkewError,
@@ -27,9 +27,9 @@ from scrubber.ground import log
 
 logger = log.get("signs")
 
-EVERY = 10.0  # seconds: they ask some thirty questions of each GPU, and none of them is about who gets it next
-# Seconds from the look that finds it first to the one that tells it. A fabric manager that is started anew and a peak
-# of load are over sooner; links are trained within seconds.
+EVERY = 10.0  # seconds: a reading makes about thirty calls for each GPU, and no job waits for it
+# Seconds from the first reading of a sign to its report. A restart of the fabric manager or a peak of load ends sooner;
+# links are trained within seconds.
 LASTS = {
     AilmentKind.LINKS: 10.0,
     AilmentKind.PCIE: 10.0,
@@ -37,29 +37,29 @@ LASTS = {
     AilmentKind.HEAT: 30.0,
     AilmentKind.SRAM: 0.0,
 }
-# Errors that say more than a sign.
-_OF_ALL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError, VersionSkewError)
+# Errors that concern all signs.
+_FATAL = (DeviceLostError, DriverClosedError, DriverGoneError, ResetRequiredError, VersionSkewError)
 
 
 @dataclass(slots=True)
 class _KnownSigns:
-    """What is known of one GPU."""
+    """The readings of one GPU."""
 
-    opening: int = -1  # of NVML, at the last look
-    looked: float = float("-inf")
+    opening: int = -1  # of NVML, at the last reading
+    read_at: float = float("-inf")
     found: dict[AilmentKind, Sign | None] = field(default_factory=dict)
     since: dict[AilmentKind, float] = field(default_factory=dict)
     replays: tuple[tuple[float, int], ...] = ()
-    turn: threading.Lock = field(default_factory=threading.Lock)  # its slices are asked about at the same time
+    lock: threading.Lock = field(default_factory=threading.Lock)  # its slices are read at the same time
 
     def lasts(self, kind: AilmentKind) -> bool:
-        """By the look that was taken last: nothing begins to last between two looks."""
-        return self.looked - self.since.get(kind, self.looked) >= LASTS[kind]
+        """Whether the sign lasts, as of the last reading."""
+        return self.read_at - self.since.get(kind, self.read_at) >= LASTS[kind]
 
 
 @dataclass(frozen=True, slots=True)
-class _SignLook:
-    """One look at a GPU."""
+class _Scan:
+    """What a reader needs to read one sign of a GPU."""
 
     nvml: Session
     uuid: str
@@ -72,77 +72,77 @@ class SignWatch:
     """The signs of every GPU."""
 
     def __init__(self, keeper: BestSeenFile, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing was looked at yet."""
+        """Start without any reading."""
         self._keeper = keeper
         self._clock = clock
         self._known: dict[str, _KnownSigns] = {}
-        self._told: set[tuple[str, AilmentKind]] = set()
+        self._logged: set[tuple[str, AilmentKind]] = set()
 
     def links(self, uuid: str) -> frozenset[int]:
-        """The NVLinks of a GPU that were ever up since the node was started. Asks nobody."""
+        """The NVLinks of a GPU that were up since the node booted. Does not ask the driver."""
         return self._keeper.of(uuid).links
 
-    def look(self, nvml: Session, uuid: str, gpu: Handle, *, whole: bool) -> tuple[Sign, ...]:
-        """The signs of a GPU that last. One that is sliced uses neither links nor fabric."""
+    def signs(self, nvml: Session, uuid: str, gpu: Handle, *, whole: bool) -> tuple[Sign, ...]:
+        """The lasting signs of a GPU. A sliced GPU uses neither links nor fabric."""
         known = self._known.setdefault(uuid, _KnownSigns())
-        with known.turn:
-            self._look(_SignLook(nvml, uuid, gpu, known, self._clock()), whole=whole)
+        with known.lock:
+            self._update(_Scan(nvml, uuid, gpu, known, self._clock()), whole=whole)
             unused = () if whole else (AilmentKind.LINKS, AilmentKind.FABRIC)
             lasting = (sign for sign in known.found.values() if sign is not None and known.lasts(sign.kind))
             return tuple(sign for sign in lasting if sign.kind not in unused)
 
-    def _look(self, look: _SignLook, *, whole: bool) -> None:
-        known, opening = look.known, look.nvml.opening
-        if known.opening != opening:  # perhaps for a reset, after which links are being trained
+    def _update(self, scan: _Scan, *, whole: bool) -> None:
+        known, opening = scan.known, scan.nvml.opening
+        if known.opening != opening:  # perhaps after a reset, when links are still trained
             known.since.pop(AilmentKind.LINKS, None)
-        if known.opening != opening or look.now - known.looked >= EVERY:
-            self._read(look, whole=whole)
-            known.opening, known.looked = opening, look.now
+        if known.opening != opening or scan.now - known.read_at >= EVERY:
+            self._read(scan, whole=whole)
+            known.opening, known.read_at = opening, scan.now
 
-    def _read(self, look: _SignLook, *, whole: bool) -> None:
+    def _read(self, scan: _Scan, *, whole: bool) -> None:
         readers = {AilmentKind.HEAT: _heat, AilmentKind.PCIE: self._pcie, AilmentKind.SRAM: _sram}
         if whole:
             readers |= {AilmentKind.LINKS: self._links, AilmentKind.FABRIC: self._fabric}
         for kind, reader in readers.items():
-            self._note(look, kind, reader)
+            self._note(scan, kind, reader)
 
-    def _note(self, look: _SignLook, kind: AilmentKind, reader: Callable[[_SignLook], Sign | None]) -> None:
-        known = look.known
+    def _note(self, scan: _Scan, kind: AilmentKind, reader: Callable[[_Scan], Sign | None]) -> None:
+        known = scan.known
         try:
-            known.found[kind] = reader(look)
-        except _OF_ALL:
+            known.found[kind] = reader(scan)
+        except _FATAL:
             raise
-        except ForbiddenError:
-            known.found.setdefault(kind, None)  # nobody may tell whether it has ended
+        except NoPermissionError:
+            known.found.setdefault(kind, None)  # without permission nothing shows whether the sign has ended
         except DeviceError as error:
-            if (look.uuid, kind) not in self._told:
-                self._told.add((look.uuid, kind))
-                logger.warning("cannot look for a sign", gpu=look.uuid, sign=kind.value, error=str(error))
+            if (scan.uuid, kind) not in self._logged:
+                self._logged.add((scan.uuid, kind))
+                logger.warning("cannot read a sign", gpu=scan.uuid, sign=kind.value, error=str(error))
         if known.found.get(kind) is None:
             known.since.pop(kind, None)
         else:
-            known.since.setdefault(kind, look.now)
+            known.since.setdefault(kind, scan.now)
 
-    def _pcie(self, look: _SignLook) -> Sign | None:
-        known, reading = look.known, pcie.read(look.nvml, look.gpu)
-        counted = () if reading.replays is None else ((look.now, reading.replays),)
-        known.replays = (*(each for each in known.replays if look.now - each[0] <= pcie.WINDOW), *counted)
-        best = self._keeper.learn(look.uuid, Best(lanes=reading.lanes or 0))
+    def _pcie(self, scan: _Scan) -> Sign | None:
+        known, reading = scan.known, pcie.read(scan.nvml, scan.gpu)
+        counted = () if reading.replays is None else ((scan.now, reading.replays),)
+        known.replays = (*(each for each in known.replays if scan.now - each[0] <= pcie.WINDOW), *counted)
+        best = self._keeper.learn(scan.uuid, Best(lanes=reading.lanes or 0))
         return pcie.judge(reading, best.lanes, pcie.lately(known.replays))
 
-    def _links(self, look: _SignLook) -> Sign | None:
-        up = nvlinks.read(look.nvml, look.gpu)
-        return nvlinks.judge(self._keeper.learn(look.uuid, Best(links=up)).links, up)
+    def _links(self, scan: _Scan) -> Sign | None:
+        up = nvlinks.read(scan.nvml, scan.gpu)
+        return nvlinks.judge(self._keeper.learn(scan.uuid, Best(links=up)).links, up)
 
-    def _fabric(self, look: _SignLook) -> Sign | None:
-        reading = fabric.read(look.nvml, look.gpu)
-        best = self._keeper.learn(look.uuid, Best(joined=reading.joined))
+    def _fabric(self, scan: _Scan) -> Sign | None:
+        reading = fabric.read(scan.nvml, scan.gpu)
+        best = self._keeper.learn(scan.uuid, Best(joined=reading.joined))
         return fabric.judge(reading, joined_before=best.joined)
 
 
-def _heat(look: _SignLook) -> Sign | None:
-    return heat.judge(heat.read(look.nvml, look.gpu))
+def _heat(scan: _Scan) -> Sign | None:
+    return heat.judge(heat.read(scan.nvml, scan.gpu))
 
 
-def _sram(look: _SignLook) -> Sign | None:
-    return sram.judge(sram.read(look.nvml, look.gpu))
+def _sram(scan: _Scan) -> Sign | None:
+    return sram.judge(sram.read(scan.nvml, scan.gpu))
