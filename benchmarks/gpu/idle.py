@@ -14,7 +14,7 @@ import pynvml
 from policies.model import Policy
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
-from scrubber.devices.nvidia import holders
+from scrubber.devices.nvidia import holders as users
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory import boards
 from scrubber.devices.nvidia.inventory.boards import Board
@@ -57,7 +57,7 @@ class Idle:
         """Raise where anybody uses it."""
         with self.library.session() as nvml:
             gpu = nvml.handle(board.uuid)
-            listed, usage = holders.pids(nvml, gpu), holders.read_usage(nvml, gpu, self.host.runs)
+            listed, usage = users.pids(nvml, gpu), users.read_usage(nvml, gpu, self.host.runs)
         if listed:
             raise InUse(f"the driver lists {len(listed)} process(es) on it: {', '.join(map(str, sorted(listed)))}")
         holders, _ = self._look(board)
@@ -67,7 +67,7 @@ class Idle:
             raise InUse(f"it is open in {', '.join(f'{it.command} ({it.pid})' for it in holders)}")
         if usage.listed is None:
             raise InUse("the driver does not tell who uses it")
-        if holders.in_use(usage, holders.IDLE_AT_MOST) is not False:
+        if users.in_use(usage, users.IDLE_AT_MOST) is not False:
             raise InUse(f"{usage.most} bytes of its memory are in use, and the driver names nobody for them")
 
     def sees_everybody(self, board: Board) -> bool:

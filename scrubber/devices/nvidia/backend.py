@@ -100,7 +100,7 @@ class Nvidia:
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """Every GPU, or the slices of a sliced GPU, that is present or was seen before."""
-        return self._inventory.look()
+        return self._inventory.read()
 
     def driver(self) -> str:
         """Version and instance of the driver, from the kernel. Answers while NVML is closed."""

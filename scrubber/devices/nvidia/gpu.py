@@ -76,7 +76,7 @@ class NvidiaGpu:
         with self._closed_after():
             if self._place.parent is not None and self._place.slices == RECREATE:
                 self._recreate(self._place.parent)
-                return "the slice was made anew"
+                return "the slice was recreated"
             return f"by {self._reset()}"
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:

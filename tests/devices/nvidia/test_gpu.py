@@ -260,7 +260,7 @@ def test_the_slices_of_a_gpu_that_tells_nothing_before_its_reset_are_missed_afte
 def test_a_slice_is_made_anew_and_its_neighbours_go_on(rig, cut) -> None:
     rig.gpu(0).run(Process(77, gi=6, ci=0))  # on the second
     before = rig.machine.read()
-    assert slice_of(rig, cut[0], slices="recreate").reset() == "the slice was made anew"
+    assert slice_of(rig, cut[0], slices="recreate").reset() == "the slice was recreated"
     assert there(rig) == set(cut)
     assert {key: value for key, value in rig.machine.read().items() if ".mig." in key or ".gi." in key} == {
         key: value for key, value in before.items() if ".mig." in key or ".gi." in key
@@ -279,7 +279,7 @@ def test_a_slice_is_made_anew_and_its_neighbours_go_on(rig, cut) -> None:
 @pytest.mark.usefixtures("root")
 def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
     rig.gpu(0).set(mig_salt="other")
-    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: {cut[0]} did not come back"):
+    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: {cut[0]} did not come back"):
         slice_of(rig, cut[0], slices="recreate").reset()
 
 
@@ -290,7 +290,7 @@ def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
     with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: its holders are unknown"):
         slice_of(rig, cut[0], lambda: None, slices="recreate").reset()
     rig.gpu(0).run(Process(77, gi=1, ci=0))  # seen by the driver alone
-    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: nvmlComputeInstanceDestroy failed"):
+    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: nvmlComputeInstanceDestroy failed"):
         slice_of(rig, cut[0], slices="recreate").reset()
     assert there(rig) == set(cut)
 
@@ -298,7 +298,7 @@ def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
 @pytest.mark.usefixtures("root")
 def test_a_slice_that_cannot_be_destroyed_is_what_it_was(rig, cut) -> None:
     rig.gpu(0).fail("nvmlGpuInstanceDestroy", pynvml.NVML_ERROR_IN_USE)
-    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: nvmlGpuInstanceDestroy failed"):
+    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: nvmlGpuInstanceDestroy failed"):
         slice_of(rig, cut[0], slices="recreate").reset()
     assert there(rig) == set(cut)
     rig.gpu(0).fail("nvmlGpuInstanceDestroy", None)
@@ -313,7 +313,7 @@ def test_it_takes_root_to_make_a_slice_anew(rig, cut, monkeypatch) -> None:
 
 @pytest.mark.usefixtures("root", "cut")
 def test_a_slice_that_is_gone_cannot_be_made_anew(rig) -> None:
-    with pytest.raises(DeviceError, match=f"cannot make {OTHER} anew: GPU-.* has no such slice any more"):
+    with pytest.raises(DeviceError, match=f"cannot recreate {OTHER}: GPU-.* has no such slice any more"):
         slice_of(rig, OTHER, slices="recreate").reset()
 
 
@@ -323,7 +323,7 @@ def test_a_slice_that_shares_its_memory_is_not_made_anew(rig, cut) -> None:
     first = {key: rig.gpu(0).get(f"mig.0.{key}") for key in ("name", "gi", "profile", "slices")}
     beside = first | {"uuid": OTHER, "ci": 1, "start": 1, "profile": 0, "slices": 1}
     rig.gpu(0).set({f"mig.5.{key}": value for key, value in beside.items()})
-    with pytest.raises(DeviceError, match=f"cannot make {cut[0]} anew: other slices share its memory"):
+    with pytest.raises(DeviceError, match=f"cannot recreate {cut[0]}: other slices share its memory"):
         slice_of(rig, cut[0], slices="recreate").reset()
     assert there(rig) == {*cut, OTHER}
 

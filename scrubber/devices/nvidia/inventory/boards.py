@@ -1,4 +1,4 @@
-"""What a whole GPU is, and is for as long as NVML stays open."""
+"""The properties of a whole GPU that do not change while NVML stays open."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.inventory import pci
 from scrubber.devices.nvidia.nvml import Handle, Session
 
-_OLDEST = 0  # of an architecture that is not told: the rules of the oldest are the strictest
+_OLDEST = 0  # for an unknown architecture: the rules of the oldest are the strictest
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """A GPU, sliced or not."""
+    """A whole GPU, sliced or not."""
 
     uuid: str
     model: str
@@ -28,12 +28,12 @@ class Board:
 
     @property
     def node(self) -> str:
-        """Its device node, in a container as on the host; the number is not the index."""
+        """The name of the device node, in containers and on the host; its number is not the index."""
         return f"nvidia{self.minor}"
 
 
 def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
-    """Ask for all of it; whatever a proof or a container needs must be told."""
+    """Read all properties; DeviceError if one that a proof or a container needs is missing."""
     place = pci.address(nvml.ask(pynvml.nvmlDeviceGetPciInfo_v3, handle))
     compute = nvml.ask_optional(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     architecture = nvml.ask_optional(pynvml.nvmlDeviceGetArchitecture, handle)
@@ -50,11 +50,11 @@ def read(nvml: Session, host: Host, handle: Handle, uuid: str) -> Board:
 
 
 def memory(nvml: Session, handle: Handle) -> pynvml.c_nvmlMemory_v2_t:
-    """Total, reserved, free and used: the older form counts what the driver keeps for itself as used."""
+    """Total, reserved, free and used bytes. Version 1 would count memory of the driver as used."""
     return nvml.ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
 
 
 def sliced(nvml: Session, handle: Handle) -> bool:
-    """Whether MIG is on, and the GPU is to be had in slices only."""
+    """Whether MIG mode is on, so that the GPU is offered in slices only."""
     mode = nvml.ask_optional(pynvml.nvmlDeviceGetMigMode, handle)
     return mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -1,4 +1,4 @@
-"""A GPU or a slice in the words of the house. Values in, values out."""
+"""Converts a GPU or a slice to a ``DeviceInfo``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> 
         memory_bytes=board.memory_bytes,
         numa_node=board.numa_node,
         pci_address=board.pci_address,
-        reset_domain=domain or board.uuid,  # that of its slices, when it is cut into any
+        reset_domain=domain or board.uuid,  # also the domain of its slices
         island=island,
         nodes=(f"/dev/{board.node}",),
         minor=board.minor,
@@ -28,7 +28,7 @@ def of_gpu(index: int, board: Board, island: str | None, domain: str | None) -> 
 
 
 def of_slice(index: int, board: Board, place: Placement, partition: Partition, domain: str | None) -> DeviceInfo:
-    """A slice: it has no links, and goes down with all others of its GPU at least."""
+    """A slice. It has no links, and a reset takes down at least all slices of its GPU."""
     return replace(
         of_gpu(index, board, None, domain),
         uuid=place.uuid,
@@ -43,7 +43,7 @@ def of_slice(index: int, board: Board, place: Placement, partition: Partition, d
 
 
 def files(host: Host, board: Board, partition: Partition | None) -> tuple[str, ...]:
-    """What is open tells a slice's users from those of its neighbours, who have the GPU's own node open as well."""
+    """The files that a holder has open. For a slice without the GPU's node, which all its slices share."""
     if partition is None:
         return (str(host.dev / board.node),)
     return (*(str(host.dev / node) for node in partition.nodes), *map(str, partition.access))

@@ -1,9 +1,9 @@
-"""Which driver is loaded, told without NVML: the answer must not need a driver that is being kept free for a reset.
+"""Which driver is loaded, without NVML: the answer must be available while the driver is released for a reset.
 
-A proof holds for one instance of the driver. Its version does not name it, for the same one may be loaded again. What
-does is the number of the module's directory in sysfs: the kernel numbers such directories one after the other, gives a
-directory one number for its life, and comes round to a number again only after two thousand million others. The times
-of that directory tell nothing: they change whenever the kernel forgets the inode and makes it anew.
+A proof is valid for one instance of the driver. The version does not identify an instance, because the same version can
+be loaded again. The inode number of the module's directory in sysfs does: the kernel counts these numbers up, keeps the
+number while the directory exists, and repeats one only after two thousand million others. The times of the directory
+are no use: they change when the kernel drops the inode from its cache and creates it again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _VERSION = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", re.MULTILINE
 
 
 def name(host: Host) -> str:
-    """Version and instance of the loaded driver; DeviceError when there is none."""
+    """Version and instance of the loaded driver; DeviceError if no driver is loaded."""
     return f"nvidia {version(host)} {instance(host)}"
 
 
 def version(host: Host) -> str:
-    """Such as 580.95.05."""
+    """The version, such as 580.95.05."""
     file = host.proc_driver / "version"
     try:
         text = file.read_text()
@@ -30,12 +30,12 @@ def version(host: Host) -> str:
         raise _not_loaded(error) from error
     found = _VERSION.search(text)
     if found is None:
-        raise DeviceError(f"cannot tell the driver's version: {file} does not say it")
+        raise DeviceError(f"cannot tell the driver's version: {file} does not name it")
     return found[1]
 
 
 def instance(host: Host) -> str:
-    """Another value means that the driver was loaded anew."""
+    """Identifies this load of the driver: a different value means that the driver was loaded again."""
     try:
         return f"{host.sys_module.stat().st_ino:x}"
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Which GPUs and slices there are.
+"""The GPUs and slices of a node.
 
-Every round counts anew what is there and where; what a GPU or a slice is, is asked once for as long as NVML stays open.
-What was seen once goes on being named, whatever becomes of it: it is the vitals that say that it is lost.
+Every reading lists the present devices and their positions. Their properties are read once while NVML stays open. The
+inventory keeps every device that it has seen; the vitals say that a device is lost.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from scrubber.ground import log
 
 logger = log.get("nvidia")
 
-RENEW_EVERY = 300.0  # seconds between two tries to see a missing GPU again: opening NVML anew may take long
+RENEW_EVERY = 300.0  # seconds between two tries to find a missing GPU: opening NVML again may take long
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A device as it was seen last, by which instance of the driver, and what is open when it is used."""
+    """A device as last seen, with its driver instance and the files that a holder has open."""
 
     info: DeviceInfo
     files: tuple[str, ...]
     driver: str
-    instance: int | None = None  # of a slice, its GPU instance
+    instance: int | None = None  # the GPU instance of a slice
 
 
 @dataclass(slots=True)
 class _Remembered:
-    """What holds until NVML is opened anew."""
+    """Properties that are valid until NVML is opened again."""
 
     driver: str
     opening: int
@@ -49,8 +49,8 @@ class _Remembered:
 
 
 @dataclass(slots=True)
-class _Round:
-    """One round through the GPUs."""
+class _Listing:
+    """One reading of all GPUs."""
 
     present: list[tuple[int, Handle, Board]] = field(default_factory=list)
     sliced: set[str] = field(default_factory=set)
@@ -59,77 +59,77 @@ class _Round:
 
 
 class Inventory:
-    """Looks, and remembers what it saw."""
+    """Reads the devices of the node, and remembers them."""
 
     def __init__(self, host: Host, library: Library) -> None:
-        """Nothing was seen yet."""
+        """Start without any device."""
         self._host = host
         self._library = library
         self._known: dict[str, Seen] = {}
-        self._gpus: set[str] = set()  # every GPU ever seen, sliced or not
+        self._gpus: set[str] = set()  # UUIDs of all GPUs seen, sliced or not
         self._neighbours = Neighbours()
         self._remembered = _Remembered("", 0)
-        self._told: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self._renewed = float("-inf")
 
-    def look(self) -> tuple[DeviceInfo, ...]:
-        """Every device there is or was; while the driver is let go, those that are known."""
+    def read(self) -> tuple[DeviceInfo, ...]:
+        """Every device that is present or was seen; while the driver is released, the known devices."""
         try:
             with self._library.session() as nvml:
-                found = self._round(nvml)
+                found = self._list(nvml)
         except DriverClosedError:
             return self._named()
         seen = {each.info.uuid: each for each in found.seen}
-        self._known = self._known | seen  # replaced whole: others read it meanwhile
-        self._tell(found.notes)
+        self._known = self._known | seen  # replaced, not changed: other threads read it meanwhile
+        self._log(found.notes)
         present = {board.uuid for _, _, board in found.present}
         self._gpus |= present
-        self._miss(self._gpus - present)
+        self._renew_for(self._gpus - present)
         return self._named()
 
     def seen(self, uuid: str) -> Seen:
-        """What is known of a device, without asking the driver; DeviceError where nothing is, or not any more."""
+        """A device as last seen, without asking the driver. DeviceError if never seen by this driver instance."""
         if uuid not in self._known:
             raise DeviceError(f"cannot find {uuid}: no NVIDIA GPU or MIG slice of that name was seen here")
         found = self._known[uuid]
         if found.driver != driver.instance(self._host):
-            raise DeviceError(f"cannot tell where {uuid} is: the driver was loaded anew since it was seen")
+            raise DeviceError(f"cannot tell where {uuid} is: the driver was loaded again since it was seen")
         return found
 
     def gpu_of(self, uuid: str) -> str | None:
-        """The GPU that it is, or is a part of, whatever became of the driver; None of a slice that was never seen."""
+        """The whole GPU of a device, for any driver instance; None for a slice that was never seen."""
         if not uuid.startswith(SLICE):
             return uuid
         return self._known[uuid].info.parent if uuid in self._known else None
 
     def place_of(self, uuid: str) -> tuple[str, int | None] | None:
-        """Where it was seen last, whatever became of it: PCI address and, of a slice, GPU instance."""
+        """The last PCI address and, for a slice, GPU instance; also of a lost device. None if never seen."""
         found = self._known.get(uuid)
         if found is None or found.info.pci_address is None:
             return None
         return found.info.pci_address, found.instance
 
     def board(self, gpu: str) -> Board | None:
-        """What a GPU is, also one that is offered in no form; None where it was not seen under this NVML."""
+        """The properties of a GPU, also if it is not offered; None if not seen since NVML was opened."""
         return self._remembered.boards.get(gpu)
 
     def locks(self, gpu: str) -> frozenset[str]:
-        """The names of all that a reset of it takes down."""
+        """The lock names of all that a reset of the GPU takes down."""
         return self._neighbours.down_with(gpu)
 
     def own_locks(self, gpu: str) -> frozenset[str]:
-        """Those of them that tell whether it is taken down itself."""
+        """The lock names that show whether a reset takes down this GPU."""
         return self._neighbours.of(gpu)
 
     def domain_nodes(self, uuid: str) -> tuple[str, ...]:
-        """Device nodes of the GPU, and of all that a reset takes down with it; of a slice, of its whole GPU."""
+        """Device nodes of all GPUs that a reset takes down; for a slice, the reset of its whole GPU."""
         own = self.seen(uuid)
         domain, minors = own.info.reset_domain, {own.info.minor}
         if domain is not None:
             now = (seen.info for seen in self._known.values() if seen.driver == own.driver)
             minors |= {info.minor for info in now if info.reset_domain == domain}
         nodes = {self._host.dev / f"nvidia{minor}" for minor in minors}
-        if domain == nvlinks.ALL_SWITCHED:  # one that could not be read goes down as well
+        if domain == nvlinks.ALL_SWITCHED:  # includes GPUs that could not be read
             nodes.update(self._host.dev.glob("nvidia[0-9]*"))
         return tuple(sorted(map(str, nodes)))
 
@@ -137,10 +137,10 @@ class Inventory:
         known = (seen.info for seen in self._known.values())
         return tuple(sorted(known, key=lambda info: (info.index, -1 if info.slice is None else info.slice, info.uuid)))
 
-    def _round(self, nvml: Session) -> _Round:
-        """First all GPUs, then what there is on each: whom a reset takes down shows only when all were looked at."""
+    def _list(self, nvml: Session) -> _Listing:
+        """Read all GPUs first, then their slices: reset domains need the links of all GPUs."""
         self._forget(driver.instance(self._host), nvml.opening)
-        found = _Round()
+        found = _Listing()
         for index in range(nvml.ask(pynvml.nvmlDeviceGetCount)):
             with _noting(found.notes, f"cannot read GPU {index}, so nothing new of it is offered"):
                 self._gpu(nvml, index, found)
@@ -155,14 +155,14 @@ class Inventory:
                 found.seen += self._slices(nvml, (index, handle, board), domain, found.notes)
         return found
 
-    def _gpu(self, nvml: Session, index: int, found: _Round) -> None:
+    def _gpu(self, nvml: Session, index: int, found: _Listing) -> None:
         handle = nvml.ask(pynvml.nvmlDeviceGetHandleByIndex, index)
         uuid: str = nvml.ask(pynvml.nvmlDeviceGetUUID, handle)
         if uuid not in self._remembered.boards:
             self._remembered.boards[uuid] = boards.read(nvml, self._host, handle, uuid)
         board = self._remembered.boards[uuid]
         sliced = boards.sliced(nvml, handle)
-        self._neighbours.look(nvml, handle, board, sliced=sliced)
+        self._neighbours.observe(nvml, handle, board, sliced=sliced)
         found.present.append((index, handle, board))
         if sliced:
             found.sliced.add(uuid)
@@ -193,22 +193,22 @@ class Inventory:
         if (self._remembered.driver, self._remembered.opening) != (instance, opening):
             self._remembered = _Remembered(instance, opening)
 
-    def _miss(self, missing: set[str]) -> None:
+    def _renew_for(self, missing: set[str]) -> None:
         if missing and time.monotonic() - self._renewed > RENEW_EVERY:
             self._renewed = time.monotonic()
             self._library.renew()
 
-    def _tell(self, notes: list[str]) -> None:
-        """Say it when it begins, not once a second."""
+    def _log(self, notes: list[str]) -> None:
+        """Log a note when it first appears, not at every reading."""
         for note in notes:
-            if note not in self._told:
+            if note not in self._logged:
                 logger.warning(note)
-        self._told = frozenset(notes)
+        self._logged = frozenset(notes)
 
 
 @contextmanager
 def _noting(notes: list[str], what: str) -> Iterator[None]:
-    """One that cannot be read keeps no other from being named; a driver that has gone is no news of a device."""
+    """Note an error of one device, so that the others are still listed. An unloaded driver is an error of all."""
     try:
         yield
     except DriverGoneError:

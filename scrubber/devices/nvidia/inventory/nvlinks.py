@@ -1,4 +1,4 @@
-"""Which GPUs are joined by NVLink, and which of them a reset of one takes down."""
+"""Which GPUs NVLink connects, and which of them a reset of one GPU takes down."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pynvml
 from scrubber.devices.nvidia.inventory import pci
 from scrubber.devices.nvidia.nvml import ArgumentError, Handle, Session
 
-ALL_SWITCHED = "nvswitch"  # the reset domain of GPUs on switches, of which a node has one fabric
+ALL_SWITCHED = "nvswitch"  # the reset domain of GPUs on NVSwitches: a node has one fabric
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The live links of one GPU."""
+    """The active links of one GPU."""
 
-    peers: frozenset[str] = frozenset()  # PCI addresses at the other end, of GPUs and of whatever else
+    peers: frozenset[str] = frozenset()  # PCI addresses at the other ends, of GPUs and other devices
     switched: bool = False
 
 
 def of(nvml: Session, handle: Handle) -> Links:
-    """What is at the other end of each link; a GPU without NVLink has none."""
+    """The other ends of all active links; empty for a GPU without NVLink."""
     peers: set[str] = set()
     switched = False
-    for link in _live(nvml, handle):
+    for link in _active(nvml, handle):
         if (
             nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
             == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
@@ -37,9 +37,9 @@ def of(nvml: Session, handle: Handle) -> Links:
 
 
 def islands(gpus: Mapping[str, tuple[str, Links]]) -> dict[str, str]:
-    """The island of each GPU (by UUID; with its PCI address) that is joined to another: the UUID of its first member.
+    """The island of each GPU that is connected to another: the UUID of the first GPU of the island.
 
-    Every GPU on a switch reaches every other such GPU of the node.
+    ``gpus`` maps a UUID to PCI address and links. All GPUs on switches of a node form one island.
     """
     root = {uuid: uuid for uuid in gpus}
 
@@ -55,15 +55,16 @@ def islands(gpus: Mapping[str, tuple[str, Links]]) -> dict[str, str]:
 
 
 def resets_alone(architecture: int) -> bool:
-    """Whether links have nothing to do with a reset."""
+    """Whether a reset of this architecture never takes down linked GPUs."""
     return architecture >= int(pynvml.NVML_DEVICE_ARCH_HOPPER)
 
 
 def reset_domain(architecture: int, island: str | None, *, switches: bool) -> str | None:
-    """Whom a reset takes down beside the GPU itself; None where it is reset by itself.
+    """The reset domain of a GPU; None if a reset takes down this GPU only.
 
-    Newer GPUs are. Ampere and Ada are unless the node has switches: without a fabric manager all go down
-    together, and whether it will be there for the reset cannot be told now. Older ones go with what they are linked to.
+    From Hopper on, a reset takes down one GPU. For Ampere and Ada this holds on a node without switches. With switches
+    and no running fabric manager, a reset takes down all GPUs, and nothing shows now whether the manager will run then.
+    For older GPUs, a reset takes down the whole island.
     """
     if resets_alone(architecture):
         return None
@@ -73,17 +74,17 @@ def reset_domain(architecture: int, island: str | None, *, switches: bool) -> st
 
 
 def states(nvml: Session, handle: Handle) -> Iterator[tuple[int, bool]]:
-    """Of each link that is told of, whether it is up."""
+    """Each reported link, and whether it is up."""
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             state = nvml.ask_optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
-        except ArgumentError:  # past the last link of this GPU
+        except ArgumentError:  # after the last link of this GPU
             return
         if state is not None:
             yield link, state == pynvml.NVML_FEATURE_ENABLED
 
 
-def _live(nvml: Session, handle: Handle) -> Iterator[int]:
+def _active(nvml: Session, handle: Handle) -> Iterator[int]:
     return (link for link, up in states(nvml, handle) if up)
 
 

@@ -1,7 +1,7 @@
-"""MIG slices: which there are on a GPU, by which name pods ask for them, and which files open them.
+"""MIG slices: the slices of a GPU, their resource names for pods, and the files that open them.
 
-A slice is a GPU instance, which has memory of its own, with the one compute instance in it. Several compute instances
-share the memory of theirs: none of them can be wiped, or handed out, alone.
+A slice is a GPU instance, which has memory of its own, with one compute instance. Several compute instances of one GPU
+instance share its memory, so none of them can be scrubbed or offered alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MINOR = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a slice is now: its number on the GPU, and its instances."""
+    """The position of a slice: its number on the GPU, and its instances."""
 
     uuid: str
     number: int
@@ -35,29 +35,29 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What a slice is for as long as it is in its place."""
+    """The properties of a slice that stay while its position stays."""
 
     model: str
-    profile: str  # as in 1g.18gb, or 1g.18gb+me
+    profile: str  # such as 1g.18gb, or 1g.18gb+me
     memory_bytes: int
-    capabilities: tuple[int, ...]  # numbers of the device nodes that open its two instances
-    access: tuple[Path, ...]  # the driver's files for the same
+    capabilities: tuple[int, ...]  # numbers of the device nodes of its two instances
+    access: tuple[Path, ...]  # the driver's access files of its two instances
 
     @property
     def resource(self) -> str:
-        """What NVIDIA's device plugin calls it, where a plus may not stand."""
+        """The resource name of NVIDIA's device plugin, where a plus becomes a dot."""
         return f"nvidia.com/mig-{self.profile.replace('+', '.')}"
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Device nodes that open its two instances."""
+        """The device nodes of its two instances."""
         return tuple(f"nvidia-caps/nvidia-cap{number}" for number in self.capabilities)
 
 
 def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[tuple[Placement, Handle]]:
-    """The slices of a GPU that can be handed out; ``note`` hears of those that share their memory.
+    """The slices of a GPU that can be offered; calls ``note`` for slices that share their memory.
 
-    One that cannot be read stops the list: it may share the memory of any other.
+    A slice that cannot be read ends the listing with an error: it may share the memory of any other slice.
     """
     found = []
     for number in range(nvml.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu)):
@@ -66,16 +66,16 @@ def listed(nvml: Session, gpu: Handle, note: Callable[[str], None]) -> Iterator[
             found.append((_place(nvml, handle, number), handle))
         except (NotFoundError, ArgumentError):
             continue  # no slice has this number
-    crowd = Counter(place.gpu_instance for place, _ in found)
+    slices_of_instance = Counter(place.gpu_instance for place, _ in found)
     for place, handle in found:
-        if crowd[place.gpu_instance] == 1:
+        if slices_of_instance[place.gpu_instance] == 1:
             yield place, handle
         else:
-            note(f"cannot offer {place.uuid}: its memory is shared by {crowd[place.gpu_instance]} slices")
+            note(f"cannot offer {place.uuid}: its memory is shared by {slices_of_instance[place.gpu_instance]} slices")
 
 
 def read(nvml: Session, host: Host, board: boards.Board, gpu: Handle, place: Placement, handle: Handle) -> Partition:
-    """Ask for all of it."""
+    """Read all properties of a slice."""
     model: str = nvml.ask(pynvml.nvmlDeviceGetName, handle)
     files = _access_files(host, board, place)
     return Partition(
@@ -107,12 +107,12 @@ def _capability(file: Path) -> int:
     except (OSError, UnicodeDecodeError) as error:
         raise DeviceError(f"cannot tell which device node opens a MIG slice: {error}") from error
     if found is None:
-        raise DeviceError(f"cannot tell which device node opens a MIG slice: {file} does not say it")
+        raise DeviceError(f"cannot tell which device node opens a MIG slice: {file} does not name it")
     return int(found[1])
 
 
 def _profile(nvml: Session, gpu: Handle, place: Placement, model: str) -> str:
-    """From the name, as in "NVIDIA H200 MIG 1g.18gb"; its attributes from the GPU instance where the name has none."""
+    """The profile from a name such as "NVIDIA H200 MIG 1g.18gb"; attributes may come from the GPU instance."""
     found = _PROFILE.search(model)
     if found is None:
         raise DeviceError(f"cannot tell the MIG profile of {model!r}")
@@ -131,11 +131,11 @@ def _attributes(nvml: Session, gpu: Handle, place: Placement) -> str:
 
 
 def _profiles(nvml: Session, gpu: Handle) -> Iterator[tuple[int, str]]:
-    """What the GPU can be cut into: number and name."""
+    """The GPU instance profiles of a GPU: number and name."""
     for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             profile = nvml.ask_optional(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, number)
         except ArgumentError:
-            continue  # this driver knows fewer
+            continue  # this driver has fewer profiles
         if profile is not None:
             yield profile.id, profile.name

@@ -1,4 +1,4 @@
-"""Where a GPU sits: PCI addresses as the kernel spells them, and what the kernel says of that place."""
+"""PCI addresses in the format of the kernel, and the NUMA node of an address."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from scrubber.devices.nvidia.host import Host
 
 
 def address(info: Any) -> str:  # noqa: ANN401 - pynvml ships no types
-    """As in sysfs: NVML's domain has eight digits and capital letters."""
+    """The address as in sysfs. NVML writes the domain with eight digits and upper case."""
     function = info.busId.rpartition(".")[2] or "0"
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.{function}"
 
 
 def numa_node(host: Host, place: str) -> int | None:
-    """The memory that is near; None where the kernel knows of none (it says -1)."""
+    """The NUMA node of a device; None if the kernel reports none (-1)."""
     try:
         node = int((host.sys_pci / place / "numa_node").read_text())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The slices that a GPU is divided into: what they are, and making one anew.
+"""The layout of the slices of a GPU, and how to create slices again.
 
-Slices do not outlive a reset of their GPU, so whoever resets it lays them out again afterwards. A slice that is made
-anew with the same profile at the same place bears the same UUID; one that does not is another device, and an error.
+A reset of a GPU removes its slices, so the worker lays them out again afterwards. A slice that is created with the same
+profile in the same place has the same UUID. With another UUID it is another device, which is an error.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pynvml
 from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.nvml import ArgumentError, Handle, InUseError, NotFoundError, ResetRequiredError, Session
 
-_MOST_INSTANCES = 16  # on one GPU, and more than any has
+_MOST_INSTANCES = 16  # more than any GPU has
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A compute instance: the slice that a container gets."""
+    """A compute instance, which is the slice that a container gets."""
 
     uuid: str
     profile: int
@@ -30,7 +30,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A GPU instance: memory of its own, and the parts that share it."""
+    """A GPU instance: it has memory of its own, which its parts share."""
 
     profile: int
     start: int
@@ -42,7 +42,7 @@ Layout = tuple[Instance, ...]
 
 
 def layout(session: Session, gpu: str) -> Layout:
-    """How a GPU is divided now; an instance without any part is nobody's device, and not told."""
+    """The layout now, without GPU instances that have no part, because they are no device."""
     device = session.handle(gpu)
     found: dict[int, list[Handle]] = {}
     for slice_ in _devices(session, device):
@@ -51,7 +51,7 @@ def layout(session: Session, gpu: str) -> Layout:
 
 
 def layout_before_reset(session: Session, gpu: str) -> Layout:
-    """The same; a GPU that says nothing more before it was reset tells none, and then its slices are missed later."""
+    """The layout; empty for a GPU that answers nothing until its reset. A later check then finds its slices missing."""
     try:
         return layout(session, gpu)
     except ResetRequiredError:
@@ -64,52 +64,52 @@ def uuids(instances: Layout) -> frozenset[str]:
 
 
 def words(instances: Layout) -> tuple[str, ...]:
-    """A layout as people read it."""
+    """A layout as text for people."""
     return tuple(f"profile {one.profile} at {one.start} of size {one.size}" for one in instances)
 
 
-def lay_out(session: Session, gpu: str, wanted: Layout) -> None:
-    """Make what is missing, and look whether every slice is the one that it was."""
-    there = {(one.profile, one.start, part.profile, part.start) for one in layout(session, gpu) for part in one.parts}
-    for one in wanted:
-        if absent := [part for part in one.parts if (one.profile, one.start, part.profile, part.start) not in there]:
+def lay_out(session: Session, gpu: str, target: Layout) -> None:
+    """Create the missing slices; DeviceError if a UUID is not the same as before."""
+    present = {(one.profile, one.start, part.profile, part.start) for one in layout(session, gpu) for part in one.parts}
+    for one in target:
+        if absent := [part for part in one.parts if (one.profile, one.start, part.profile, part.start) not in present]:
             device = session.handle(gpu)
-            _fill(session, _found(session, device, one) or _made(session, device, one), absent)
-    if missing := sorted(uuids(wanted) - uuids(layout(session, gpu))):
+            _create_parts(session, _found(session, device, one) or _created(session, device, one), absent)
+    if missing := sorted(uuids(target) - uuids(layout(session, gpu))):
         raise DeviceError(f"{', '.join(missing)} did not come back: lay the slices of {gpu} out again")
 
 
 def recreate(session: Session, gpu: str, slice_uuid: str, first: Callable[[Instance], None]) -> None:
-    """Destroy the instance that a slice is a part of, and make it anew: its memory is cleared by the driver.
+    """Destroy the GPU instance of a slice and create it again; the driver clears its memory.
 
-    ``first`` hears what will be destroyed, so that it is known also to others when this process ends in the middle.
+    Calls ``first`` with the instance before it is destroyed, so that the caller can store a pending restore.
     """
     one = next((one for one in layout(session, gpu) if slice_uuid in uuids((one,))), None)
     if one is None:
-        raise DeviceError(f"cannot make {slice_uuid} anew: {gpu} has no such slice any more")
+        raise DeviceError(f"cannot recreate {slice_uuid}: {gpu} has no such slice any more")
     if len(one.parts) > 1:
-        raise DeviceError(f"cannot make {slice_uuid} anew: other slices share its memory; reset the whole GPU")
+        raise DeviceError(f"cannot recreate {slice_uuid}: other slices share its memory; reset the whole GPU")
     first(one)
     try:
         _destroy(session, session.handle(slice_uuid), session.handle(gpu), one)
     except InUseError as error:
-        raise NotNowError(f"cannot make {slice_uuid} anew: {error}; end who uses it") from error
+        raise NotNowError(f"cannot recreate {slice_uuid}: {error}; end the process that uses it") from error
     except DeviceError as error:
-        raise type(error)(f"cannot make {slice_uuid} anew: {error}") from error
+        raise type(error)(f"cannot recreate {slice_uuid}: {error}") from error
     try:
         lay_out(session, gpu, (one,))
     except DeviceError as error:
-        raise type(error)(f"cannot make {slice_uuid} anew: {error}") from error
+        raise type(error)(f"cannot recreate {slice_uuid}: {error}") from error
 
 
 def _devices(session: Session, device: Handle) -> Iterator[Handle]:
-    """The slices of a GPU; numbers are given out with gaps."""
+    """The handles of the slices of a GPU; the numbers have gaps."""
     for number in range(session.ask_optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, device) or 0):
         try:
             found = session.ask_optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device, number)
         except (NotFoundError, ArgumentError):
             continue
-        if found is None:  # it is not divided at all
+        if found is None:  # the GPU has no slices
             return
         yield found
 
@@ -130,7 +130,7 @@ def _part(session: Session, instance: Handle, slice_: Handle) -> Part:
 
 
 def _destroy(session: Session, slice_: Handle, device: Handle, one: Instance) -> None:
-    """The part first, then its instance; the driver refuses either while anybody uses it."""
+    """Destroy the part, then its instance. The driver refuses either while a process uses it."""
     number = session.ask(pynvml.nvmlDeviceGetGpuInstanceId, slice_)
     instance = session.ask(pynvml.nvmlDeviceGetGpuInstanceById, device, number)
     which = session.ask(pynvml.nvmlDeviceGetComputeInstanceId, slice_)
@@ -139,12 +139,12 @@ def _destroy(session: Session, slice_: Handle, device: Handle, one: Instance) ->
     try:
         session.ask(pynvml.nvmlGpuInstanceDestroy, instance)
     except DeviceError:
-        _fill(session, instance, one.parts)  # without its part nobody would know it for a slice again
+        _create_parts(session, instance, one.parts)  # an instance without its part is not listed as a slice
         raise
 
 
 def _found(session: Session, device: Handle, one: Instance) -> Handle | None:
-    """The instance, where only its parts are missing: whoever made it, or destroyed them, ended in the middle."""
+    """The instance, if only its parts are missing, because a worker was killed before it created them."""
     found, count = (pynvml.c_nvmlGpuInstance_t * _MOST_INSTANCES)(), c_uint(_MOST_INSTANCES)
     if session.ask_optional(pynvml.nvmlDeviceGetGpuInstances, device, one.profile, found, byref(count)) is None:
         return None
@@ -155,12 +155,12 @@ def _start(session: Session, instance: Handle) -> int:
     return int(session.ask(pynvml.nvmlGpuInstanceGetInfo, instance).placement.start)
 
 
-def _made(session: Session, device: Handle, one: Instance) -> Handle:
+def _created(session: Session, device: Handle, one: Instance) -> Handle:
     place = byref(pynvml.c_nvmlGpuInstancePlacement_t(one.start, one.size))
     return session.ask(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, device, one.profile, place)
 
 
-def _fill(session: Session, instance: Handle, parts: Iterable[Part]) -> None:
+def _create_parts(session: Session, instance: Handle, parts: Iterable[Part]) -> None:
     for part in parts:
         place = byref(pynvml.c_nvmlComputeInstancePlacement_t(part.start, part.size))
         session.ask(pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement, instance, part.profile, place)

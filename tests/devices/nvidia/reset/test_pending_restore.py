@@ -111,7 +111,7 @@ def test_so_does_who_makes_one_of_its_slices_anew(rig, cut_off) -> None:
 
 def test_it_is_owed_until_it_is_back_however_often_that_is_cut_off(rig, cut_off, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(slices, "_fill", die)  # in the middle of the first one
+        patch.setattr(slices, "_create_parts", die)  # in the middle of the first one
         for _ in range(2):
             with pytest.raises(Killed):
                 slice_of(rig, cut_off[0]).reset()
@@ -227,7 +227,7 @@ def test_a_reset_that_cannot_write_down_what_it_takes_is_not_begun(rig, cut, mon
 # --- one slice ---
 
 
-@pytest.mark.parametrize("where", ["_found", "_made", "_fill"])
+@pytest.mark.parametrize("where", ["_found", "_created", "_create_parts"])
 def test_a_slice_that_was_being_made_anew_comes_back(rig, cut, monkeypatch, where: str) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(slices, where, die)
@@ -242,7 +242,7 @@ def test_a_slice_that_was_being_made_anew_comes_back(rig, cut, monkeypatch, wher
 def test_a_slice_whose_part_alone_was_destroyed_comes_back(rig, cut, monkeypatch) -> None:
     rig.gpu(0).fail("nvmlGpuInstanceDestroy", 19)
     with monkeypatch.context() as patch:
-        patch.setattr(slices, "_fill", die)
+        patch.setattr(slices, "_create_parts", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0], slices="recreate").reset()
     slice_of(rig, cut[0]).restore_settings()
@@ -251,7 +251,7 @@ def test_a_slice_whose_part_alone_was_destroyed_comes_back(rig, cut, monkeypatch
 
 def test_its_neighbour_brings_it_back_unless_somebody_is_at_it(rig, cut, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(slices, "_fill", die)
+        patch.setattr(slices, "_create_parts", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0], slices="recreate").reset()
     lock = bench.lock(rig)
@@ -265,7 +265,7 @@ def test_its_neighbour_brings_it_back_unless_somebody_is_at_it(rig, cut, monkeyp
 @pytest.mark.parametrize("call", ["nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"])
 def test_a_slice_that_the_driver_does_not_give_is_owed_nothing_and_not_at_fault(rig, cut, call: str) -> None:
     rig.gpu(0).fail(call, pynvml.NVML_ERROR_IN_USE)
-    with pytest.raises(NotNowError, match=r"cannot make MIG-.* anew: .*in use.*; end who uses it"):
+    with pytest.raises(NotNowError, match=r"cannot recreate MIG-.*: .*in use.*; end the process that uses it"):
         slice_of(rig, cut[0], slices="recreate").reset()
     assert (there(rig), files(rig)) == (set(cut), [])
 
@@ -313,7 +313,7 @@ def test_what_is_brought_back_alone_changes_no_setting(rig, cut_off) -> None:
 
 def test_one_slice_is_owed_as_well(rig, cut, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(slices, "_fill", die)
+        patch.setattr(slices, "_create_parts", die)
         with pytest.raises(Killed):
             slice_of(rig, cut[0], slices="recreate").reset()
     backend = rig.backend()
