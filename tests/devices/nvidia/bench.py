@@ -1,6 +1,6 @@
-"""A GPU on the bench: what a worker child would touch, over a stand-in for NVML.
+"""Helpers for tests of one GPU as a worker child handles it.
 
-Nothing real is ever reset here: NVML, nvidia-smi and /sys are stand-ins under a root of the test's own.
+No real GPU is ever reset: NVML, nvidia-smi and /sys are stand-ins in a folder of the test.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_OURS = ("remove", "driver/unbind", "rescan")
 
 @pytest.fixture
 def gpu(rig):
-    """The first GPU, which nothing keeps ready; whatever happens, it is never removed or taken from its driver."""
+    """The first GPU, without persistence mode. Checks that the test never removes or unbinds it."""
     rig.gpu(0).set(persistence_mode=0)
     forbidden = [rig.root.pci(rig.gpu(0)) / name for name in NOT_OURS]
     for place in forbidden:
@@ -38,32 +38,32 @@ def gpu(rig):
 
 
 @pytest.fixture
-def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - what is cut must not be kept ready
-    """The first GPU in three slices."""
+def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - a sliced GPU must not be persistent
+    """The first GPU, divided into three slices."""
     found: tuple[str, ...] = rig.cut(0, Slice("3g.71gb"), Slice("2g.35gb"), Slice("1g.18gb"))
     return found
 
 
 @pytest.fixture
 def root(monkeypatch) -> None:
-    """We are root, whoever runs the tests."""
+    """Pretend that the test runs as root."""
     monkeypatch.setattr("os.geteuid", lambda: 0)
 
 
-def nobody() -> tuple[Holder, ...]:
-    """A look at the processes that found no user."""
+def no_holders() -> tuple[Holder, ...]:
+    """An observation without holders."""
     return ()
 
 
-def somebody(pid: int = 4711, command: str = "train") -> tuple[Holder, ...]:
-    """A look that found one."""
+def one_holder(pid: int = 4711, command: str = "train") -> tuple[Holder, ...]:
+    """An observation with one holder."""
     return (Holder(pid, 1.0, command, None),)
 
 
 def place(rig, number: int, **more: object) -> str:
-    """Where it is, as the service says it."""
+    """The address of a GPU, as the service passes it to a worker."""
     gpu = rig.gpu(number)
-    said = {
+    target = {
         "uuid": gpu.uuid,
         "root": str(rig.host.root),
         "pci_address": gpu.pci,
@@ -76,59 +76,68 @@ def place(rig, number: int, **more: object) -> str:
         "resets": str(rig.settings.parent / "resets"),
         "locks": [gpu.uuid],
     }
-    return json.dumps(said | more)
+    return json.dumps(target | more)
 
 
-def touch(rig, number: int, users=nobody, **more: object) -> NvidiaGpu:
-    """A GPU, or a slice of it, under a worker child's hands."""
-    return NvidiaGpu(place(rig, number, **more), users, rig.library)
+def touch(rig, number: int, holders=no_holders, **more: object) -> NvidiaGpu:
+    """A GPU or slice, as a worker child opens it."""
+    return NvidiaGpu(place(rig, number, **more), holders, rig.library)
 
 
 def lock(rig, number: int = 0) -> Path:
-    """What whoever resets that GPU holds."""
+    """The lock file of that GPU."""
     return locks.file_of(rig.settings.parent / "resets", rig.gpu(number).uuid)
 
 
 def target(rig, **more):
-    """The first GPU, to be reset by somebody who may and has little patience."""
+    """The first GPU as a reset target, with root rights and short time limits."""
     gpu = rig.gpu(0)
     means = ("nvidia-smi", "function")
     notes = PendingRestores(rig.settings, gpu.uuid)
     plain = ResetTarget(
-        gpu.uuid, gpu.pci, rig.host, means, nobody, rig.library, (lock(rig),), notes, privileged=True, patience=SHORT
+        gpu.uuid,
+        gpu.pci,
+        rig.host,
+        means,
+        no_holders,
+        rig.library,
+        (lock(rig),),
+        notes,
+        privileged=True,
+        patience=SHORT,
     )
     return replace(plain, **more)
 
 
 def kept(tmp_path: Path) -> Path:
-    """A file for settings, in a folder that is not there yet."""
+    """A file for settings, in a folder that does not exist yet."""
     return tmp_path / "state" / "settings" / "gpu.json"
 
 
 def captured(rig) -> StoredSettings:
-    """How the first GPU is set now."""
+    """The settings of the first GPU now."""
     with rig.library.session() as session:
         return settings.capture(session, rig.gpu(0).uuid)
 
 
 def file(rig, name: str) -> Path:
-    """What the kernel shows of the first GPU."""
+    """A file of the first GPU in sysfs."""
     folder: Path = rig.root.pci(rig.gpu(0))
     return folder / name
 
 
 def by_kernel(rig) -> bool:
-    """Whether the kernel's own reset was asked for."""
+    """Whether a reset by the kernel was requested."""
     return file(rig, "reset").read_text() == "1"
 
 
 def by_tool(rig) -> list[str]:
-    """What nvidia-smi was asked for."""
+    """The arguments of each call of nvidia-smi."""
     return [about for _, call, about in rig.machine.calls() if call == "nvidia-smi"]
 
 
 def refused(rig, **more: object) -> str:
-    """Why nothing was done."""
+    """The error of a reset that changes nothing."""
     with pytest.raises(DeviceError) as caught:
         reset.reset(target(rig, **more))
     assert by_tool(rig) == []

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of a test's own: a stand-in for NVML, a host's files, and the backend that looks at both."""
+"""Fixtures: a stand-in for NVML, the files of a host, and the backend that reads both."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.fakes.nvml.machine import Gpu, Machine
 __all__ = ["nvml", "nvml_build", "stage"]  # fixtures
 
 INITIAL = "pid:[4026531836]"
-RUNNING = range(4700, 4800)  # the numbers of processes that there are
+RUNNING = range(4700, 4800)  # the pids of running processes
 
 
 @dataclass(frozen=True)
 class Rig:
-    """A machine, its host's files, and what sees both."""
+    """A machine, the files of its host, and the library that reads both."""
 
     machine: Machine
     root: Root
@@ -35,31 +35,31 @@ class Rig:
     library: Library
 
     def backend(self, **more) -> Nvidia:
-        """A new one: it has seen nothing yet."""
+        """A new backend, which has read nothing yet."""
         living = {"pod-1": 1}
         return Nvidia(self.host, lambda pid: f"pod-{pid}", lambda: living, self.settings, self.library, **more)
 
     @property
     def settings(self) -> Path:
-        """Where workers keep what they found."""
+        """The folder in which workers store baselines."""
         return self.root.path / "state/settings"
 
     def gpu(self, number: int) -> Gpu:
         return self.machine.gpu(number)
 
     def cut(self, number: int, *slices) -> tuple[str, ...]:
-        """A GPU into slices, as the driver shows it."""
+        """Divide a GPU into slices; returns their UUIDs."""
         return self.gpu(number).cut(slices)
 
     def reload_driver(self) -> None:
-        """The same version of it, loaded anew."""
+        """Load the same version of the driver again."""
         module = self.host.sys_module
-        module.rename(module.with_name("gone"))  # the number of a folder that is there is given to no other
+        module.rename(module.with_name("gone"))  # an existing folder keeps its inode number
         module.mkdir()
 
 
 def namespace(host: Host, name: str) -> None:
-    """In which process namespace we are."""
+    """Set the pid namespace of this process."""
     link = host.proc / "self/ns/pid"
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
@@ -67,7 +67,7 @@ def namespace(host: Host, name: str) -> None:
 
 
 def boot(host: Host, name: str) -> None:
-    """Which start of the node this is."""
+    """Set the ID of this boot."""
     file = host.proc / "sys/kernel/random/boot_id"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"{name}\n")
@@ -94,7 +94,7 @@ def kmsg(rig) -> Iterator[Kmsg]:
 
 @pytest.fixture
 def listen(rig, monkeypatch) -> Iterator[Callable[..., Nvidia]]:
-    """A backend that listens, and is known to be in NVML's wait; ended with the test, and no thread left of it."""
+    """Start a backend that waits for NVML events. Afterwards close it and check for leftover threads."""
     monkeypatch.setattr(nvml_events, "WAIT_MS", 40)  # shorter turns, so that tests end sooner
     monkeypatch.setattr(listener, "JOIN_TIMEOUT", SOON / 1000)
     before = ours()

@@ -18,15 +18,15 @@ from scrubber.devices.nvidia.address import RECREATE, WAIT, placed
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import preconditions, reset, smi
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import by_kernel, by_tool, nobody, place, somebody, touch
+from tests.devices.nvidia.bench import by_kernel, by_tool, no_holders, one_holder, place, touch
 from tests.fakes.nvml.machine import Process, Slice
 
 OTHER = "MIG-00000000-1111-2222-3333-444444444444"
 gpu, cut, root = bench.gpu, bench.cut, bench.root  # fixtures
 
 
-def slice_of(rig, uuid: str, users=nobody, **more: object) -> NvidiaGpu:
-    return touch(rig, 0, users, uuid=uuid, parent=rig.gpu(0).uuid, **more)
+def slice_of(rig, uuid: str, holders=no_holders, **more: object) -> NvidiaGpu:
+    return touch(rig, 0, holders, uuid=uuid, parent=rig.gpu(0).uuid, **more)
 
 
 def there(rig) -> set[str]:
@@ -181,7 +181,7 @@ def test_ecc_that_is_off_passes_again_after_the_reset_that_it_asks_for(rig, gpu,
 def test_ecc_is_left_where_somebody_is_in_the_way_of_the_reset(rig, gpu, baseline) -> None:
     gpu.set({"ecc.pending": 0})
     with pytest.raises(DeviceError, match='it is open in "train"'):
-        touch(rig, 0, somebody, baseline=baseline).reset()
+        touch(rig, 0, one_holder, baseline=baseline).reset()
     assert gpu["ecc.pending"] == "0"
 
 
@@ -238,7 +238,7 @@ def test_a_slice_is_reset_with_its_gpu_and_all_slices_come_back(rig, cut) -> Non
 @pytest.mark.usefixtures("root")
 def test_a_slice_is_not_reset_while_anybody_is_on_its_gpu(rig, cut) -> None:
     with pytest.raises(DeviceError, match='it is open in "train"'):
-        slice_of(rig, cut[0], somebody).reset()
+        slice_of(rig, cut[0], one_holder).reset()
     assert by_tool(rig) == []
 
 
@@ -286,7 +286,7 @@ def test_a_slice_that_comes_back_as_another_is_an_error(rig, cut) -> None:
 @pytest.mark.usefixtures("root")
 def test_a_slice_in_use_is_not_made_anew(rig, cut) -> None:
     with pytest.raises(DeviceError, match=f'cannot reset {cut[0]}: it is open in "train"'):
-        slice_of(rig, cut[0], somebody, slices="recreate").reset()
+        slice_of(rig, cut[0], one_holder, slices="recreate").reset()
     with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: its holders are unknown"):
         slice_of(rig, cut[0], lambda: None, slices="recreate").reset()
     rig.gpu(0).run(Process(77, gi=1, ci=0))  # seen by the driver alone
@@ -339,7 +339,7 @@ def test_what_the_backend_says_of_a_device_opens_it(rig, cut) -> None:
     for uuid in (cut[0], rig.gpu(1).uuid):
         said = placed(backend.address(uuid, care).place)
         assert (said.uuid, said.means, said.slices) == (uuid, care.means, care.slices)
-        NvidiaGpu(backend.address(uuid, care).place, nobody, rig.library).restore_settings()
+        NvidiaGpu(backend.address(uuid, care).place, no_holders, rig.library).restore_settings()
     assert (rig.gpu(0)["power.limit"], rig.gpu(1)["power.limit"]) == ("700000", "500000")
 
 

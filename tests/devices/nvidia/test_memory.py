@@ -19,7 +19,7 @@ from scrubber.cuda.card import Card, CardBusyError, CudaError, Deed, KernelProgr
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
 from scrubber.devices.base import Cleared, DeviceError, NotNowError, Verified
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from tests.devices.nvidia.bench import nobody, place, touch
+from tests.devices.nvidia.bench import no_holders, place, touch
 from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
 from tests.fakes.cuda.gpu import PAGE
 from tests.fakes.cuda.machine import CudaMachine
@@ -109,7 +109,7 @@ def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_o
         rig.gpu(0).set({"memory.used": 2**31})
         return device.opened(uuid, pci_address)
 
-    one = NvidiaGpu(place(rig, 0), nobody, rig.library, open_card=crowded)
+    one = NvidiaGpu(place(rig, 0), no_holders, rig.library, open_card=crowded)
     with pytest.raises(NotNowError, match=f"somebody else took {2**31 + TAKEN} bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
 
@@ -159,7 +159,7 @@ def test_memory_that_does_not_hold_is_told_although_somebody_takes_some_meanwhil
 def test_memory_that_is_held_by_nobody_who_could_be_seen_is_the_devices_to_give_back(one, rig, cells):
     """Whoever takes it for somebody's who is about to leave never gets to the reset that frees it."""
     rig.gpu(0).set({"memory.used": 2**27})
-    with pytest.raises(DeviceError, match="134217728 bytes of its memory are in use by nobody who could be seen") as it:
+    with pytest.raises(DeviceError, match="134217728 bytes of its memory are in use by no visible process") as it:
         one.clear(KEY, PASSES, nothing)
     assert type(it.value) is DeviceError
     assert SECRET in cells.read_bytes()

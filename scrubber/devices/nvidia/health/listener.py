@@ -21,7 +21,7 @@ from scrubber.devices.nvidia.health.xid_log import XidLog
 from scrubber.devices.nvidia.nvml import Library
 from scrubber.ground import log
 
-logger = log.get("ears")
+logger = log.get("listener")
 
 UNSEEN = "XIDs from before the start of the service, and SXids"
 CATCH_UP_SECONDS = 2.0  # that the start waits until the stored messages of the kernel are read

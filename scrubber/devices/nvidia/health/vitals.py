@@ -40,7 +40,7 @@ def of(
     """Health of a GPU or a slice. ``leaked`` returns the bytes that no running process explains.
 
     ``signs`` reads the signs of the whole GPU, in addition to a reboot that the driver asks for.
-    A GPU that is now sliced is reported as lost and laid out anew: it cannot be offered as a whole any more.
+    A GPU that is now sliced is reported as lost and relaid: it cannot be offered as a whole any more.
     """
     try:
         handle = nvml.handle(uuid)

@@ -63,7 +63,7 @@ def uuids(instances: Layout) -> frozenset[str]:
     return frozenset(part.uuid for one in instances for part in one.parts)
 
 
-def words(instances: Layout) -> tuple[str, ...]:
+def describe(instances: Layout) -> tuple[str, ...]:
     """A layout as text for people."""
     return tuple(f"profile {one.profile} at {one.start} of size {one.size}" for one in instances)
 

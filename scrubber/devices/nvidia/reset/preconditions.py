@@ -82,7 +82,7 @@ def failed(session: Session, target: ResetTarget) -> tuple[str, ...]:
 
 
 def open_holders(holders: tuple[Holder, ...] | None, beside: int | None = None) -> str | None:
-    """The holders that prevent a reset, except ``beside``: the persistence daemon closes the device when told to."""
+    """The holders that prevent a reset, except ``beside``: the persistence daemon closes the GPU on request."""
     if holders is None:
         return "its holders are unknown: run the service as root and in the node's own pid namespace"
     names = [process_names.describe(holder.command, holder.pid) for holder in holders if holder.pid != beside]
@@ -128,7 +128,7 @@ def _listed(session: Session, target: ResetTarget) -> str | None:
 
 
 def _fabric(session: Session, target: ResetTarget) -> str | None:
-    """Only Ampere needs the fabric manager. Its driver does not report it, so this looks for the process.
+    """Only Ampere needs the fabric manager. Its driver does not report it, so this searches for the process.
 
     A pod may run a program of that name; ``daemon_runs`` accepts only the node's own.
     """

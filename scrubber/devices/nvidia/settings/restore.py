@@ -139,7 +139,7 @@ def _check_mig(session: Session, uuid: str, first: StoredSettings) -> Iterable[s
     if in_force != first.mig:
         return (f"{MIG.name}: {on_or_off(in_force)}, first seen {on_or_off(first.mig)} (left: operators divide GPUs)",)
     changes = tuple(_restored(session, device, MIG, first, StoredSettings()))
-    layout = slices.words(slices.layout(session, uuid))
+    layout = slices.describe(slices.layout(session, uuid))
     if first.layout in (None, layout):
         return changes
     old, new = (", ".join(names) or "none" for names in (first.layout, layout))

@@ -41,7 +41,7 @@ def capture(session: Session, uuid: str) -> StoredSettings:
     """The settings now."""
     device = session.handle(uuid)
     values = {knob.name: knob.read(session, device) for knob in (*KNOBS, MIG)}
-    layout = None if values[MIG.name] is None else slices.words(slices.layout(session, uuid))
+    layout = None if values[MIG.name] is None else slices.describe(slices.layout(session, uuid))
     return StoredSettings(**values, layout=layout)
 
 

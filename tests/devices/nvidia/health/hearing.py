@@ -1,4 +1,4 @@
-"""What tests ask of a backend that listens, and of the threads and calls behind it."""
+"""Helpers for tests of the listener: its threads, its calls to NVML, and its alarm."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from scrubber.devices.nvidia.health import nvml_events
 
 XID, RECOVERY = pynvml.nvmlEventTypeXidCriticalError, pynvml.nvmlEventTypeGpuRecoveryAction
 FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 30 sourcetrack timeout error"
-SOON = 30_000  # milliseconds for what takes some: only what never comes takes all of them
+SOON = 30_000  # milliseconds; only a failing test waits this long
 
 
 def ours() -> set[threading.Thread]:
-    """All but those that are kept for the next question to a driver."""
+    """All threads except the pooled threads of device calls."""
     return {thread for thread in threading.enumerate() if thread.name != "device-call"}
 
 
 def thread(name: str) -> threading.Thread:
-    """One that runs."""
+    """The running thread of this name."""
     return next(it for it in threading.enumerate() if it.name == name)
 
 
 def until(true: Callable[[], object], what: str = "it did not come to that") -> None:
-    """Another thread or process gets there soon."""
+    """Wait until a condition is true."""
     ends = time.monotonic() + SOON / 1000
     while not true():
         assert time.monotonic() < ends, what
@@ -38,7 +38,7 @@ def until(true: Callable[[], object], what: str = "it did not come to that") -> 
 
 
 def asked(rig, name: str) -> list[str]:
-    """About whom it was called, each time; of a line that is being written nothing is believed yet."""
+    """The arguments of each call so far, without a line that is still being written."""
     *lines, _ = rig.machine.log.read_text().split("\n")
     return [about for _, call, about in (line.split(" ", 2) for line in lines) if call == name]
 
@@ -52,15 +52,15 @@ def await_call(rig, name: str, times: int = 1) -> None:
 
 
 def await_more(rig, name: str, more: int) -> None:
-    """So many calls from now on."""
+    """Wait for this many further calls."""
     await_call(rig, name, calls(rig, name) + more)
 
 
 @contextmanager
 def stuck(rig) -> Iterator[Path]:
-    """The thread that listens to NVML is in a wait that does not end before the file is taken away.
+    """Make the event thread hang in NVML until the yielded file is removed.
 
-    It is met on its way there: a wait that has begun would end, and nobody could tell it from one that does not.
+    Stops the thread before its next wait, because a wait that has begun would still end.
     """
     arrived, go_on, wait = threading.Event(), threading.Event(), nvml_events._event
 
@@ -78,7 +78,7 @@ def stuck(rig) -> Iterator[Path]:
 
 
 def uptime() -> float:
-    """On a clock that stands still while the machine is suspended, as that of the kernel's messages."""
+    """The time on a clock that stops during suspend, like the clock of kernel messages."""
     return time.clock_gettime(time.CLOCK_MONOTONIC_RAW)
 
 
@@ -93,7 +93,7 @@ def codes(backend, uuid: str) -> list[int]:
 
 
 def heard(backend, uuid: str, code: int) -> None:
-    """Wait until that error is in the vitals, asking when the alarm rings and only then."""
+    """Wait until the vitals have the XID, reading them only after an alarm."""
     while code not in codes(backend, uuid):
         assert rings(backend), f"XID {code} was not heard"
         backend.clear_alarm()

@@ -16,7 +16,7 @@ from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestores
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import nobody, target, touch
+from tests.devices.nvidia.bench import no_holders, target, touch
 from tests.fakes.nvml.machine import Slice
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
@@ -42,8 +42,8 @@ def baseline(rig) -> str:
     return str(rig.settings / f"{rig.gpu(0).uuid}.json")
 
 
-def whole(rig, users=nobody, **more: object):
-    return touch(rig, 0, users, baseline=baseline(rig), **more)
+def whole(rig, holders=no_holders, **more: object):
+    return touch(rig, 0, holders, baseline=baseline(rig), **more)
 
 
 def slice_of(rig, uuid: str, **more: object):

@@ -9,7 +9,7 @@ from scrubber.devices.base import DeviceError, DeviceLostError
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import by_kernel, by_tool, file, nobody, refused, somebody, target
+from tests.devices.nvidia.bench import by_kernel, by_tool, file, no_holders, one_holder, refused, target
 from tests.fakes.nvml.machine import Process
 
 AMPERE, HOPPER = 7, 9
@@ -31,7 +31,7 @@ def test_it_takes_root(rig) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_whoever_has_it_open_is_named(rig) -> None:
-    users = somebody() + somebody(12, "nv-hostengine")
+    users = one_holder() + one_holder(12, "nv-hostengine")
     words = 'it is open in "train" (pid 4711), "nv-hostengine" (pid 12): stop that first'
     assert refused(rig, holders=lambda: users) == f"cannot reset: {words}"
 
@@ -116,7 +116,7 @@ def test_all_that_is_in_the_way_is_told_at_once_and_in_order(rig, gpu) -> None:
     gpu.run(Process(99))
     gpu.set(architecture=AMPERE, persistence_mode=1, virtualization_mode=pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
     file(rig, "device").write_text("0x1eb8\n")
-    told = refused(rig, privileged=False, holders=somebody)
+    told = refused(rig, privileged=False, holders=one_holder)
     words = ("takes root", "open in", "driver lists", "fabric manager", "vGPU", "Tesla T4")
     places = [told.index(word) for word in words]
     assert places == sorted(places)
@@ -125,7 +125,7 @@ def test_all_that_is_in_the_way_is_told_at_once_and_in_order(rig, gpu) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_who_comes_between_the_first_look_and_the_deed_stops_it(rig) -> None:
-    looks = iter([nobody(), *[somebody()] * 1000])
+    looks = iter([no_holders(), *[one_holder()] * 1000])
     assert 'it is open in "train" (pid 4711)' in refused(rig, holders=lambda: next(looks))
 
 

@@ -17,7 +17,7 @@ from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset import reset, smi
 from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 from tests.devices.nvidia import bench
-from tests.devices.nvidia.bench import SHORT, by_kernel, by_tool, file, refused, somebody, target
+from tests.devices.nvidia.bench import SHORT, by_kernel, by_tool, file, one_holder, refused, target
 from tests.fakes.nvml.host import Root
 
 TOOL, KERNEL = "nvidia-smi", "function"
@@ -166,7 +166,7 @@ def test_only_what_the_policy_names_is_tried(rig) -> None:
 def test_somebody_who_comes_between_two_means_stops_the_second(rig) -> None:
     rig.machine.set({"smi.reset": "unsupported"})
     with pytest.raises(DeviceError, match='it is open in "train"'):
-        reset.reset(target(rig, holders=lambda: somebody() if by_tool(rig) else ()))
+        reset.reset(target(rig, holders=lambda: one_holder() if by_tool(rig) else ()))
     assert not by_kernel(rig)
 
 
@@ -241,7 +241,7 @@ def kept_ready(rig, gpu, short_tmp) -> Iterator[Host]:
 
 def daemon(gpu) -> Callable[[], tuple[Holder, ...]]:
     """Has it open for as long as the mode is on."""
-    return lambda: somebody(os.getpid(), "nvidia-persiste") if gpu["persistence_mode"] == "1" else ()
+    return lambda: one_holder(os.getpid(), "nvidia-persiste") if gpu["persistence_mode"] == "1" else ()
 
 
 def persisted(rig) -> list[str]:
@@ -257,13 +257,13 @@ def test_the_daemon_lets_go_for_the_reset_and_comes_back(rig, gpu, kept_ready) -
 
 @pytest.mark.usefixtures("gpu")
 def test_who_only_bears_the_daemons_name_is_in_the_way(rig, kept_ready) -> None:
-    users = somebody(os.getpid() + 1, "nvidia-persiste")
+    users = one_holder(os.getpid() + 1, "nvidia-persiste")
     assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, holders=lambda: users)
     assert persisted(rig) == []
 
 
 def test_a_daemon_that_does_not_let_go_is_in_the_way_after_all(rig, gpu, kept_ready) -> None:
-    users = somebody(os.getpid(), "nvidia-persiste")
+    users = one_holder(os.getpid(), "nvidia-persiste")
     assert 'it is open in "nvidia-persiste"' in refused(rig, host=kept_ready, holders=lambda: users)
     assert gpu["persistence_mode"] == "1"
 

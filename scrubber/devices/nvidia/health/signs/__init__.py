@@ -1,1 +1,1 @@
-"""What is wrong with a GPU for as long as it is told: each module reads one kind of it and judges what was read."""
+"""Signs of a GPU that the driver shows while they last: each module reads and judges one kind of sign."""
