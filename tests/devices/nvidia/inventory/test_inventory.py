@@ -268,7 +268,7 @@ def test_files_of_another_life_of_the_driver_are_not_trusted(rig) -> None:
     backend, uuid = rig.backend(), rig.gpu(0).uuid
     backend.inventory()
     rig.reload_driver()
-    with pytest.raises(DeviceError, match="loaded anew"):
+    with pytest.raises(DeviceError, match="loaded again"):
         backend.files(uuid)
     backend.inventory()
     assert backend.files(uuid) == (str(rig.root.node(rig.gpu(0))),)
