@@ -81,13 +81,13 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         last: AdvertisedDevices | None = None
         clock, sent = asyncio.get_running_loop().time, 0.0
         while True:
-            news, now = self._service.context.ledger.news, self._reporter.adverts()
+            news, now = self._service.context.ledger.announcements, self._reporter.adverts()
             if now != last or clock() - sent >= HEARTBEAT:
                 last, sent = now, clock()
                 yield scrub_pb2.WatchResponse(
                     devices=map(_advert, now.devices), silence_seconds=now.silence_seconds
                 )  # fmt: skip
-            await self._service.context.ledger.heard(news, WATCH_AT_LEAST_EVERY)
+            await self._service.context.ledger.announced(news, WATCH_AT_LEAST_EVERY)
             await asyncio.sleep(WATCH_SETTLES)
 
 
@@ -104,7 +104,9 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         async with answered(context, "status", quiet=True):
             gpus = request_limits.devices(request.gpus, needed=False)
             if request.wait_seconds > 0:
-                await self._service.context.ledger.moved(request.newer_than, min(request.wait_seconds, LONGEST_WAIT))
+                await self._service.context.ledger.newer_row(
+                    request.newer_than, min(request.wait_seconds, LONGEST_WAIT)
+                )
             return convert.to_message(await self._reporter.status(gpus), scrub_pb2.StatusResponse())
 
     async def Scrub(

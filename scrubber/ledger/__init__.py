@@ -1,1 +1,1 @@
-"""Memory. Events are legal before they are durable, and durable before they are true; replay is recovery."""
+"""The ledger: events are legal before they are durable, and durable before they are true. A start replays them."""

@@ -1,4 +1,4 @@
-"""Looking at a ledger from outside: is it whole, and what does it say? Reads only, beside a running writer too."""
+"""Verify and export a ledger file. Read only: a service may write to the ledger meanwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scrubber.ledger import chain, codec, database, faults, files, headfile, mig
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What does not hold; ``seq`` is None when the damage is in no single row."""
+    """The damage that was found; ``seq`` is None when the damage is in no single row."""
 
     seq: int | None
     why: str
@@ -23,12 +23,12 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The verdict on a ledger. ``rows`` counts those that held, ``head`` is the last of them."""
+    """The result for a ledger. ``rows`` counts the valid rows, ``head`` is the last valid row."""
 
     rows: int
     head: store.Head | None
     broken: Broken | None
-    set_aside: tuple[str, ...]  # names of damaged ledgers that lie beside it
+    set_aside: tuple[str, ...]  # names of damaged ledgers in the same directory
 
 
 def verify(path: Path) -> Audit:
@@ -36,7 +36,7 @@ def verify(path: Path) -> Audit:
     where = files.Places(path)
     count, head = 0, None
     try:
-        # The head is read first: a writer may add rows meanwhile, so the rows may be ahead of it but never behind.
+        # Read the head first: a writer may add rows meanwhile, so the rows may be ahead of the head, never behind.
         noted = headfile.read(where.head)
         with _reading(where) as connection:
             cut = database.cut(connection)
@@ -52,7 +52,7 @@ def verify(path: Path) -> Audit:
 
 
 def export(path: Path) -> Iterator[dict[str, object]]:
-    """The snapshot, if there is one, and each row with its hash, ready for JSON; what is no JSON stays text."""
+    """The snapshot, if any, and each row with its hash, ready for JSON. A body that is not JSON stays text."""
     with _reading(files.Places(path)) as connection:
         if (cut := database.cut(connection)) is not None:
             yield {"seq": cut.head.seq, "hash": cut.head.hash, "kind": "snapshot", "body": _parsed(cut.records)}
@@ -74,7 +74,7 @@ def _parsed(text: str) -> object:
 def _reading(where: files.Places) -> Iterator[sqlite3.Connection]:
     if not where.database.exists():
         raise FatalError(f"cannot read the ledger {where.database}: there is no such file; name the state directory")
-    with faults.told("read the ledger", where.database):
+    with faults.translated("read the ledger", where.database):
         connection = _connect(where)
         try:
             migrations.version(connection, where.database)
@@ -89,7 +89,7 @@ def _connect(where: files.Places) -> sqlite3.Connection:
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.OperationalError:
-        # In a directory that cannot be written SQLite has no place for the log's index. Without a log it needs none.
+        # SQLite cannot create the index of the log in a read-only directory. Without a log it needs no index.
         connection.close()
         if where.wal.exists() and where.wal.stat().st_size:
             raise

@@ -1,8 +1,8 @@
-"""The hash chain: each row carries the hash of the one before, so that no row can change, vanish or move unseen.
+"""The hash chain: each row carries the hash of the row before, so a changed, missing or moved row is detected.
 
-Pure: rows in, rows or a complaint out. Besides events the chain holds notes of the ledger's own: how it began (what was
-set aside before it) and where older rows were folded into a snapshot. What a chain cannot show is a tail cut off; that
-is what a :class:`store.Head` kept elsewhere is for.
+Pure functions. Besides events the chain holds two kinds of notes: how the ledger began (which damaged ledger was set
+aside), and where older rows were folded into a snapshot. The chain alone cannot show that its last rows are missing:
+a :class:`store.Head` in another file shows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WORTH_FOLDING = 2  # rows; a compaction costs a row of its own
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a row says, before it has a place."""
+    """The content of a row that has no number yet."""
 
     device: str
     at: Moment
@@ -52,7 +52,7 @@ class ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class MissingTail:
-    """Where compaction cut: the last row folded away, and the records as of then."""
+    """The snapshot of a compaction: the last row that was folded, and the records at that row."""
 
     head: store.Head
     records: str
@@ -65,12 +65,12 @@ def content(draft: store.Draft) -> Content:
 
 
 def note(kind: str, at: Moment, body: object) -> Content:
-    """A note of the ledger's own."""
+    """A row that holds a note instead of an event."""
     return Content("", at, "", kind, codec.canonical(body))
 
 
 def compaction(at: Moment, cut: MissingTail) -> Content:
-    """The note that vouches for a snapshot."""
+    """The note that holds the hash of a snapshot."""
     return note(COMPACTED, at, _vouched(cut))
 
 
@@ -78,7 +78,7 @@ def seal(head: store.Head, contents: Iterable[Content]) -> tuple[ChainRow, ...]:
     """The rows that follow ``head``."""
     rows = []
     for it in contents:
-        # Adding 0.0 makes an int a float and -0.0 a 0.0, as SQLite will: the hash must cover what is read back.
+        # Adding 0.0 turns an int into a float and -0.0 into 0.0, as SQLite does: the hash must cover what is read back.
         wall, uptime = it.at.wall + 0.0, it.at.uptime + 0.0
         bare = ChainRow(head.seq + 1, it.device, wall, uptime, it.op, it.kind, it.body, head.hash, "")
         head = store.Head(bare.seq, digest(bare))
@@ -87,22 +87,22 @@ def seal(head: store.Head, contents: Iterable[Content]) -> tuple[ChainRow, ...]:
 
 
 def fold(cut: MissingTail | None, rows: Sequence[ChainRow], how: store.Fold) -> MissingTail:
-    """The cut after these rows: the old snapshot and what they say, folded into one."""
+    """The new snapshot: the old snapshot with these rows folded into it."""
     before = codec.decode_records(cut.records) if cut else ()
     after = how(before, entries(check_links(cut.head if cut else START, rows)))
     return MissingTail(store.Head(rows[-1].seq, rows[-1].hash), codec.encode_records(after))
 
 
 def digest(row: ChainRow) -> str:
-    """What the hash of a row must be."""
+    """The hash that the row must have."""
     text = codec.canonical([row.prev, row.seq, row.device, row.wall, row.uptime, row.op, row.kind, row.body])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check(cut: MissingTail | None, rows: Iterable[ChainRow], noted: store.Head | None) -> Iterator[ChainRow]:
-    """Each row as soon as it has held; CorruptLedgerError names the first that does not.
+    """Yield each row once it is verified; CorruptLedgerError names the first invalid row.
 
-    ``noted`` is the head that was remembered outside the chain: the chain must reach it.
+    ``noted`` is the head that is stored outside the chain: the chain must reach it.
     """
     head = cut.head if cut else START
     _check_noted(head, noted)
@@ -118,7 +118,7 @@ def check(cut: MissingTail | None, rows: Iterable[ChainRow], noted: store.Head |
 
 
 def check_links(head: store.Head, rows: Iterable[ChainRow]) -> Iterator[ChainRow]:
-    """Each row as soon as it has held by itself and follows the one before, the first one ``head``."""
+    """Yield each row once its hash and its link to the row before are verified; the first row follows ``head``."""
     for row in rows:
         _check_row(head, row)
         head = store.Head(row.seq, row.hash)
@@ -143,25 +143,27 @@ def entries(rows: Iterable[ChainRow]) -> tuple[LedgerEntry, ...]:
 
 def _check_row(head: store.Head, row: ChainRow) -> None:
     if row.seq != head.seq + 1:
-        raise store.CorruptLedgerError(f"row {row.seq} stands where row {head.seq + 1} should", head.seq + 1)
+        raise store.CorruptLedgerError(f"expected row {head.seq + 1}, found row {row.seq}", head.seq + 1)
     if row.hash != digest(row):
-        raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match it", row.seq)
+        raise store.CorruptLedgerError(f"row {row.seq} was changed: its hash does not match its content", row.seq)
     if row.prev != head.hash:
-        raise store.CorruptLedgerError(f"row {row.seq} does not follow row {head.seq}: its link is wrong", row.seq)
+        raise store.CorruptLedgerError(
+            f"row {row.seq} does not follow row {head.seq}: its link is not the hash of that row", row.seq
+        )
 
 
 def _check_noted(head: store.Head, noted: store.Head | None) -> None:
     if noted is not None and noted.seq == head.seq and noted.hash != head.hash:
-        raise store.CorruptLedgerError(f"row {head.seq} is not the one that was acknowledged", head.seq)
+        raise store.CorruptLedgerError(f"row {head.seq} is not the row that the head file names", head.seq)
 
 
 def _check_tail(head: store.Head, noted: store.Head | None) -> None:
     if noted is None:
-        if head.seq != 1:  # a crash may come between the first row and its head file, never later
-            raise store.CorruptLedgerError("cannot tell whether the tail is whole: the head file is gone")
+        if head.seq != 1:  # a crash can leave the first row without a head file, but no later row
+            raise store.CorruptLedgerError("cannot verify that the last rows are present: the head file is missing")
     elif noted.seq > head.seq:
         raise store.CorruptLedgerError(
-            f"cannot find row {head.seq + 1}: the ledger had reached row {noted.seq}, its tail is lost", head.seq + 1
+            f"cannot find row {head.seq + 1}: the last rows are lost, the head file names row {noted.seq}", head.seq + 1
         )
 
 
@@ -170,7 +172,8 @@ def _check_cut(cut: MissingTail | None, vouched: ChainRow | None) -> None:
         return
     if cut is None or vouched is None or vouched.body != codec.canonical(_vouched(cut)):
         seq = vouched.seq if vouched else None
-        raise store.CorruptLedgerError(f"the snapshot is not the one that row {seq or 'none'} vouches for", seq)
+        why = "no row holds its hash" if seq is None else f"its hash is not the one in row {seq}"
+        raise store.CorruptLedgerError(f"the snapshot is not valid: {why}", seq)
 
 
 def _vouched(cut: MissingTail) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""Events as stored text and back. The kinds below are a stored format: a class may be renamed, a kind never.
+"""Convert events to stored text and back. The kinds below are a stored format: a class may be renamed, a kind never.
 
-A new kind, or a new field (with a default), comes with a migration, an empty one if need be: an older program must
-refuse the ledger as a whole rather than stumble over one row. ``tests/ledger/test_codec.py`` holds the format still.
+Add a migration, even an empty one, with each new kind and each new field (which needs a default): an older program
+must refuse the whole ledger, not fail at one row. ``tests/ledger/test_codec.py`` fails when the format changes.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ def encode(event: Event) -> tuple[str, str]:
 
 
 def decode(kind: str, body: str) -> Event:
-    """The event, or CorruptLedgerError: nothing is guessed, converted or left out."""
+    """The event, or CorruptLedgerError: a value is never guessed, converted or dropped."""
     if (event := CLASSES.get(old_names.KINDS.get(kind, kind))) is None:
-        raise store.CorruptLedgerError(f"cannot read an event: its kind {kind!r} is not known")
+        raise store.CorruptLedgerError(f"cannot read an event: unknown kind {kind!r}")
     decoded: tuple[Event, ...] = _read(event, f"[{body}]", "an event")
     if len(decoded) != 1:
-        raise store.CorruptLedgerError(f"cannot read an event: {len(decoded)} of them stand where one should")
+        raise store.CorruptLedgerError(f"cannot read an event: the row holds {len(decoded)} events instead of one")
     return decoded[0]
 
 
@@ -82,7 +82,7 @@ def decode_records(text: str) -> tuple[Record, ...]:
 
 @cache
 def _adapter(cls: type) -> TypeAdapter[tuple[Any, ...]]:
-    # Around a tuple, because an adapter of a bare dataclass takes no configuration; inside one it inherits it.
+    # An adapter of a plain dataclass takes no configuration; a dataclass in a tuple inherits that of the tuple.
     several: Any = GenericAlias(tuple, (cls, ...))
     return TypeAdapter(several, config=STRICT)
 

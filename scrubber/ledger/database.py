@@ -1,4 +1,4 @@
-"""The SQLite side: how the file is opened, and rows in and out of it."""
+"""Open the SQLite file, and read and write its rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, store
 
-APPLICATION_ID = 0x41_43_4C_47  # "ACLG": file(1) and we ourselves tell a ledger from any other database
+APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too
 BUSY_SECONDS = 2.0
-WAL_BYTES = 4 << 20  # what the -wal file is cut back to after a checkpoint
+WAL_BYTES = 4 << 20  # the most that the -wal file keeps after a checkpoint
 
 _values = attrgetter("seq", "device", "wall", "uptime", "op", "kind", "body", "prev", "hash")
 _INSERT = """
@@ -32,8 +32,8 @@ _NEWEST = """
 
 
 def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
-    """A connection in autocommit mode; text comes as bytes, because damaged text may not be text at all."""
-    # Threads: the store has one writer, but the thread that closes it may be another.
+    """A connection in autocommit mode. Text is returned as bytes, because damaged text may not be valid UTF-8."""
+    # check_same_thread: the store has one writer, but another thread may close it.
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?{query}",
         uri=True,
@@ -46,28 +46,28 @@ def connect(path: Path, query: str = "mode=rw") -> sqlite3.Connection:
 
 
 def make_durable(connection: sqlite3.Connection) -> None:
-    """Every commit from here on is on the disk when it returns, for one fdatasync each."""
+    """From now on, each commit is on the disk when it returns. It costs one fdatasync."""
     [(mode,)] = connection.execute("PRAGMA journal_mode = WAL")
     if mode != b"wal":
         raise LedgerUnavailable("cannot use the ledger: its file system has no shared memory; use a local disk")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
-    # What a crash or a failed write left in the -wal is brought home first: nothing is built upon a doubtful tail.
-    bring_home(connection)
+    # A crash or a failed write may have left rows in the -wal file: move them before new rows follow.
+    checkpoint(connection)
 
 
-def bring_home(connection: sqlite3.Connection) -> None:
-    """What is in the log is in the database, on the disk; a reader in the way is no error."""
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Move the write-ahead log into the database file on the disk. A concurrent reader is no error."""
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """All of it or none of it."""
+    """Commit at the end of the block; roll back on any error."""
     connection.execute(begin)
     try:
         yield
-    except BaseException:  # whatever it is: cleared up after, and raised again
+    except BaseException:  # any error, a cancellation too: roll back and raise it again
         if connection.in_transaction:  # SQLite may have rolled back by itself
             connection.execute("ROLLBACK")
         raise
@@ -75,7 +75,7 @@ def transaction(connection: sqlite3.Connection, begin: str = "BEGIN IMMEDIATE") 
 
 
 def rows(connection: sqlite3.Connection, first: int = -(2**63), last: int = 2**63 - 1) -> Iterator[chain.ChainRow]:
-    """Rows in order; by default every one, also where a damaged number has moved it."""
+    """Rows in order. The default range includes rows with a damaged number."""
     for columns in connection.execute(_SELECT, (first, last)):
         yield _row(columns)
 
@@ -89,7 +89,7 @@ def newest(
 
 
 def insert(connection: sqlite3.Connection, new: Iterable[chain.ChainRow]) -> None:
-    """Rows at the end."""
+    """Append rows."""
     connection.executemany(_INSERT, map(_values, new))
 
 
@@ -100,18 +100,18 @@ def head(connection: sqlite3.Connection) -> store.Head:
 
 
 def cut(connection: sqlite3.Connection) -> chain.MissingTail | None:
-    """Where compaction cut, if ever."""
+    """The snapshot of the last compaction, if any."""
     match connection.execute("SELECT seq, hash, records FROM snapshot").fetchone():
         case None:
             return None
         case (int(seq), bytes(digest), bytes(records)):
             return chain.MissingTail(store.Head(seq, _text(digest, None)), _text(records, None))
         case _:
-            raise store.CorruptLedgerError("cannot read the snapshot: a column is not of its type")
+            raise store.CorruptLedgerError("cannot read the snapshot: a column has the wrong type")
 
 
 def fold(connection: sqlite3.Connection, new: chain.MissingTail) -> None:
-    """The snapshot replaces the rows up to its cut."""
+    """Replace the rows that the snapshot covers with the snapshot."""
     connection.execute("DELETE FROM entries WHERE seq <= ?", (new.head.seq,))
     connection.execute(
         "INSERT OR REPLACE INTO snapshot (one, seq, hash, records) VALUES (1, ?, ?, ?)",
@@ -120,20 +120,20 @@ def fold(connection: sqlite3.Connection, new: chain.MissingTail) -> None:
 
 
 def shrink(connection: sqlite3.Connection) -> None:
-    """Give free pages back to the file system; what is stored does not change."""
-    connection.executescript("PRAGMA incremental_vacuum")  # frees a page a step, and execute() takes one step only
-    bring_home(connection)
+    """Return free pages to the file system; the stored data does not change."""
+    connection.executescript("PRAGMA incremental_vacuum")  # frees one page a step; execute() does one step only
+    checkpoint(connection)
 
 
 def check_format(connection: sqlite3.Connection) -> None:
-    """SQLite's own structure is sound."""
+    """CorruptLedgerError unless the file is a ledger and SQLite finds no damage in it."""
     [(application,)] = connection.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
-        raise store.CorruptLedgerError("cannot read the ledger: the file is not one (its application id is another)")
-    # The whole check, not quick_check: compaction keeps the file small enough to read all of it at every start.
+        raise store.CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
+    # Not quick_check: compaction keeps the file small enough for the complete check at every start.
     [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
     if verdict != b"ok":
-        raise store.CorruptLedgerError(f"cannot read the ledger: its format is damaged ({verdict.decode()})")
+        raise store.CorruptLedgerError(f"cannot read the ledger: the SQLite file is damaged ({verdict.decode()})")
 
 
 def _row(columns: tuple[object, ...]) -> chain.ChainRow:
@@ -152,7 +152,7 @@ def _row(columns: tuple[object, ...]) -> chain.ChainRow:
             texts = [_text(it, seq) for it in (op, kind, body, prev, digest)]
             return chain.ChainRow(seq, _text(device, seq), wall, uptime, *texts)
         case (int(seq), *_):
-            raise store.CorruptLedgerError(f"row {seq} was changed: a column is not of its type", seq)
+            raise store.CorruptLedgerError(f"row {seq} was changed: a column has the wrong type", seq)
         case _:
             raise store.CorruptLedgerError("cannot read a row: it has no number")
 

@@ -1,4 +1,4 @@
-"""What SQLite and the kernel say when they cannot, told as a sentence with a remedy."""
+"""Errors of SQLite and of the kernel as messages that say what to do."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 @contextmanager
-def told(doing: str, path: Path) -> Iterator[None]:
-    """Turn SQLite's and the kernel's errors into ours: ``doing`` says what was tried, as in "write to the ledger"."""
+def translated(action: str, path: Path) -> Iterator[None]:
+    """Turn errors of SQLite and of the kernel into LedgerUnavailable; ``action`` as in "write to the ledger"."""
     try:
         yield
     except sqlite3.ProgrammingError:
-        raise  # our own mistake: it must be seen as one
+        raise  # a bug of this program, not a fault of the ledger
     except sqlite3.Error as error:
-        raise _from_sqlite(error, doing, path) from error
+        raise _from_sqlite(error, action, path) from error
     except OSError as error:
-        raise LedgerUnavailable(f"cannot {doing} {path}: {_from_kernel(error, path)}") from error
+        raise LedgerUnavailable(f"cannot {action} {path}: {_from_kernel(error, path)}") from error
 
 
-def _from_sqlite(error: sqlite3.Error, doing: str, path: Path) -> LedgerUnavailable:
+def _from_sqlite(error: sqlite3.Error, action: str, path: Path) -> LedgerUnavailable:
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     match getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF:  # the low byte is the family
         case sqlite3.SQLITE_FULL:
@@ -36,15 +36,15 @@ def _from_sqlite(error: sqlite3.Error, doing: str, path: Path) -> LedgerUnavaila
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             why = _read_only(path)
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
-            why = "another program keeps it locked; close it (an open sqlite3 shell, a backup)"
+            why = "another program has it locked; close that program (an open sqlite3 shell, a backup)"
         case sqlite3.SQLITE_CANTOPEN:
-            why = f"it cannot be opened; is {path.parent} there, and may this user write to it?"
+            why = f"it cannot be opened; check that {path.parent} exists and that this user may write to it"
         case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOLFS:
-            why = f"the disk reports an I/O error ({name}); look at the kernel log and at the disk"
+            why = f"the disk reports an I/O error ({name}); check the kernel log and the disk"
         case _:
-            damage = f"the file is damaged ({error}); the service sets it aside when it starts again"
-            return store.CorruptLedgerError(f"cannot {doing} {path}: {damage}")
-    return LedgerUnavailable(f"cannot {doing} {path}: {why}")
+            damage = f"the file is damaged ({error}); restart the service, which sets the file aside"
+            return store.CorruptLedgerError(f"cannot {action} {path}: {damage}")
+    return LedgerUnavailable(f"cannot {action} {path}: {why}")
 
 
 def _from_kernel(error: OSError, path: Path) -> str:
@@ -52,12 +52,12 @@ def _from_kernel(error: OSError, path: Path) -> str:
         return _full(path)
     if error.errno in _READ_ONLY:
         return _read_only(path)
-    return f"{error.strerror or error}; look at the kernel log and at the disk"
+    return f"{error.strerror or error}; check the kernel log and the disk"
 
 
 def _full(path: Path) -> str:
-    return f"the disk is full, or a size limit is reached; free some space under {path.parent}"
+    return f"the disk is full or a size limit is reached; free some space under {path.parent}"
 
 
 def _read_only(path: Path) -> str:
-    return f"it is read-only; mount {path.parent} writable, or mend who may write there"
+    return f"it is read-only; mount {path.parent} writable, or correct its permissions"

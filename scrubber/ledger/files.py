@@ -1,4 +1,4 @@
-"""Which files make a ledger, and the lock that keeps it to one writer."""
+"""The files of a ledger, and the lock that allows one writer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scrubber.ground.errors import FatalError
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """A ledger's files; all are named after the first."""
+    """The files of a ledger; their names follow from that of the database."""
 
     database: Path
 
@@ -33,25 +33,25 @@ class Places:
 
     @property
     def lock(self) -> Path:
-        """Held by the one writer."""
+        """The file that the writer holds a lock on."""
         return self.database.with_name(self.database.name.removesuffix(".sqlite") + ".lock")
 
     @property
     def fresh(self) -> Path:
-        """Where a new ledger is built before it takes its place."""
+        """Where a new ledger is created before it is renamed to ``database``."""
         return self.database.with_name(self.database.name + ".new")
 
     def aside(self) -> tuple[str, ...]:
-        """The names of damaged ledgers that were set aside here."""
+        """The names of damaged ledgers that were set aside in this directory."""
         found = (it.name for it in self.database.parent.glob(f"{self.database.name}.corrupt-*"))
         return tuple(sorted(name for name in found if not name.endswith(("-wal", "-shm", ".head"))))
 
 
 class Lock:
-    """Held as long as the process lives or until it is released, whichever comes first."""
+    """The writer's lock, held until it is released or the process ends."""
 
     def __init__(self, places: Places) -> None:
-        """Take it, or say who has it."""
+        """Take the lock; FatalError names the process that holds it."""
         self._file = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,12 +60,12 @@ class Lock:
             holder = os.pread(self._file, 10, 0).decode("ascii", errors="replace").strip()
             os.close(self._file)
             raise FatalError(
-                f"cannot open the ledger {places.database}: process {holder} writes to it; stop that one first"
+                f"cannot open the ledger {places.database}: process {holder} writes to it; stop that process first"
             ) from error
         except OSError:
             os.close(self._file)
             raise
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Release the lock."""
         os.close(self._file)

@@ -1,10 +1,10 @@
-"""The one memory of the service.
+"""The state of all devices, as durable as it is true.
 
-Rule 1: ``append`` is legal, then durable, then true, in this order: the table is asked, the store has it on disk, and
-        only then does anybody see the new record.
-Rule 2: start-up replays through the same ``states.apply``. There is no second way to change anything.
-Rule 3: after a write that failed, what is on disk decides: memory is read anew before the next append.
-Rule 4: who was seen on a device and could not be recorded is recorded before anything else: by then they may be gone.
+Rule 1: ``append`` is legal, then durable, then true: the transition table accepts the event, the store writes it to
+        the disk, and only then do readers see the new record.
+Rule 2: start-up replays the entries through the same ``states.apply``. Nothing else changes a record.
+Rule 3: after a failed write the disk decides: the ledger loads the records again before the next append.
+Rule 4: a holder that was seen but could not be recorded is recorded first: it may have ended by then.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ NOTABLE = (
     ev.AilmentFound,
     ev.Quarantined,
     ev.Reinstated,
-)  # what somebody who reads the log wants to know; the end of a job is told with its job, the rest at level debug
-SLOW = 2.0  # seconds: a disk that takes longer hangs, and whoever asks for a device waits with it
-SIGHTINGS = (ev.Soiled, ev.PutInUse)  # a proof that they end would stand if a full disk made us forget them
-KEEP = 30_000  # rows kept in full, some two thousand scrubs; what is older is folded into a snapshot
-FOLD_AT_ONCE = 5_000  # rows beyond that before the next fold: appends wait for it
+)  # logged as warnings; the job logs its own end, all other events are logged at level debug
+SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
+SIGHTINGS = (ev.Soiled, ev.PutInUse)  # they end a proof: forgetting them on a full disk would keep the proof valid
+KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot
+FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
 
-class Witness(Protocol):
-    """Whoever wants to know what has become true, and how long that took. It must not wait."""
+class LedgerListener(Protocol):
+    """Is called for each recorded event. It must not block."""
 
     def row(self, entry: LedgerEntry, before: Record | None) -> None:
-        """This has become true of a device that stood so before."""
+        """The entry is true; ``before`` is the record before it."""
         ...
 
     def written(self, seconds: float) -> None:
-        """So long until it was durable."""
+        """How long the write took."""
         ...
 
 
@@ -71,10 +71,10 @@ class Ledger:
         keep: int = KEEP,
         fold_at_once: int = FOLD_AT_ONCE,
         loaded: Loaded | None = None,
-        witness: Witness | None = None,
+        listener: LedgerListener | None = None,
     ) -> None:
-        """Read everything the store holds, unless whoever opened it has just done so."""
-        self._witness = witness
+        """Load everything from the store, unless the caller passes what it has just loaded."""
+        self._listener = listener
         self._store = store
         self._now = now
         self._keep = keep
@@ -82,29 +82,29 @@ class Ledger:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ledger")
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="ledger-read")
         self._lock = asyncio.Lock()
-        self._moved = asyncio.Event()
+        self._announced = asyncio.Event()
         self._stale = False
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
-        self.news = 0  # how often there was any
-        self._believe(loaded or store.load())
+        self.announcements = 0  # how many there were so far
+        self._set_records(loaded or store.load())
 
     def _load(self) -> None:
-        self._believe(self._store.load())
+        self._set_records(self._store.load())
 
-    def _believe(self, loaded: Loaded) -> None:
+    def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in replay(loaded.snapshot, loaded.entries)}
         self._head = loaded.head
         self._rows = len(loaded.entries)
 
     @property
     def records(self) -> Mapping[str, Record]:
-        """What is true now, by device UUID."""
+        """The current record of each device, by UUID."""
         return MappingProxyType(self._records)
 
     @property
     def head(self) -> Head:
-        """The newest row: who wrote it down elsewhere can tell whether a tail was cut off."""
+        """The newest row. A copy elsewhere shows whether the last rows were cut off."""
         return self._head
 
     @property
@@ -113,7 +113,7 @@ class Ledger:
         return self._head.seq
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
-        """Record the events of one operation, all or none. Whoever is cancelled meanwhile leaves when it is done."""
+        """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
         await aio.finish(self._append(op, events))
 
     async def _append(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
@@ -125,20 +125,20 @@ class Ledger:
             except LedgerUnavailable:
                 self._keep_sightings(events)
                 raise
-            if not first.isdisjoint(device for device, _ in events):  # it was decided without knowing of that
+            if not first.isdisjoint(device for device, _ in events):  # the caller decided without these sightings
                 self.announce()
-                why = "cannot record this: what was seen while the ledger failed came first; ask again"
+                why = "cannot record this: an earlier observation of the device had to be recorded first; try again"
                 raise LedgerUnavailable(why)
         for device, event in events:
             level = logging.WARNING if _notable(event) else logging.DEBUG
-            if logger.is_enabled_for(level):  # every grant passes here, and a sentence takes as long as a decision
+            if logger.is_enabled_for(level):  # every grant comes here, and the text takes as long as a decision
                 logger.log(level, event_text.tell(event), op=op, device=device, row=self.seq)
         self.announce()
 
     async def _catch_up(self, op: str) -> frozenset[str]:
-        """After a failed write: read what is on disk, then record what was seen meanwhile; it may be gone by now.
+        """After a failed write: load the records again, then record the sightings that were not written.
 
-        The devices of which that was. Until it is on disk it is kept, whatever fails once more.
+        Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
         await self._write(self._load)
         self._stale = False
@@ -149,35 +149,35 @@ class Ledger:
         return frozenset(seen)
 
     def _keep_sightings(self, events: Sequence[tuple[str, Event]]) -> None:
-        """The newest of each device; but an owner's that could not be admitted does not hide who was there before."""
+        """Keep the newest sighting of each device, but the owner's own use does not replace a sighting of others."""
         for device, event in events:
             before = self._unwritten.get(device)
             if isinstance(event, SIGHTINGS) and (before is None or _taints(event) or not _taints(before)):
                 self._unwritten[device] = event
 
     def _counts(self, device: str, event: Event) -> bool:
-        """Whether it still changes anything: a write that was said to have failed may have reached the disk."""
+        """Whether the event is still legal: a write that reported an error may have reached the disk."""
         record = self._records.get(device)
         return record is not None and type(event) in states.TABLE[record.state]
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()
-        changed, before = self._legal(op, at, events)
+        changed, before = self._applied(op, at, events)
         drafts = [Draft(device, at, op, event) for device, event in events]
         began = asyncio.get_running_loop().time()
         entries = await self._write(lambda: self._store.append(drafts))
-        self.fault = None  # a write that worked, and nothing less: what can be read need not be writable
+        self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
         self._records.update(changed)
-        self._tell(entries, before, asyncio.get_running_loop().time() - began)
+        self._notify(entries, before, asyncio.get_running_loop().time() - began)
         self._rows += len(drafts)
         if self._rows >= self._most:
             self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
         self._head = self._store.head
 
-    def _legal(
+    def _applied(
         self, op: str, at: Moment, events: Sequence[tuple[str, Event]]
     ) -> tuple[dict[str, Record], list[Record | None]]:
-        """The records that these events change, and how each event finds its own."""
+        """The changed records, and the record before each event."""
         changed: dict[str, Record] = {}
         found: list[Record | None] = []
         for device, event in events:
@@ -186,51 +186,51 @@ class Ledger:
             changed[device] = states.apply(before, LedgerEntry(0, device, at, op, event))
         return changed, found
 
-    def _tell(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
-        if self._witness is None:
+    def _notify(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
+        if self._listener is None:
             return
         try:
-            self._witness.written(seconds)
+            self._listener.written(seconds)
             for entry, record in zip(entries, before, strict=True):
-                self._witness.row(entry, record)
-        except Exception:  # what is true stays true, whoever cannot count it
+                self._listener.row(entry, record)
+        except Exception:  # the events are recorded: an error in the metrics must not undo that
             logger.exception("cannot count what was recorded")
 
     async def _write(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
-        alarm = loop.call_later(SLOW, self._complain, f"a write has taken longer than {SLOW:g} s")
+        alarm = loop.call_later(SLOW, self._set_fault, f"a write has taken longer than {SLOW:g} s")
         try:
             return await loop.run_in_executor(self._writer, work)
         except LedgerUnavailable as error:
             self._stale = True
-            self._complain(error.message)
+            self._set_fault(error.message)
             raise
         finally:
             alarm.cancel()
 
-    def _complain(self, fault: str) -> None:
-        """Who cannot record must not offer."""
+    def _set_fault(self, fault: str) -> None:
+        """A service that cannot record offers no device: announce the fault."""
         self.fault = fault
         self.announce()
 
     def announce(self) -> None:
-        """Wake whoever waits for news: a row was added, or something else that is shown has changed."""
-        self.news += 1
-        self._moved.set()
-        self._moved = asyncio.Event()
+        """Wake all waiting calls: a row was added, or something else that the service shows has changed."""
+        self.announcements += 1
+        self._announced.set()
+        self._announced = asyncio.Event()
 
-    async def moved(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
-        """Wait until there is something newer than this row, but not longer than this."""
-        return self.seq != seq or await self._stirred(timeout)
+    async def newer_row(self, seq: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
+        """Wait for an announcement if this is still the newest row. False: none came before the timeout."""
+        return self.seq != seq or await self._announcement(timeout)
 
-    async def heard(self, news: int, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
-        """Wait until anything was announced beyond so much news, but not longer than this."""
-        return self.news != news or await self._stirred(timeout)
+    async def announced(self, count: int, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
+        """Wait until there are more announcements than ``count``. False: none came before the timeout."""
+        return self.announcements != count or await self._announcement(timeout)
 
-    async def _stirred(self, timeout: float) -> bool:  # noqa: ASYNC109 - the time is part of the question
+    async def _announcement(self, timeout: float) -> bool:  # noqa: ASYNC109 - the caller chooses how long
         try:
-            async with asyncio.timeout(timeout):  # wait_for would forget a cancellation that comes with the news
-                return await self._moved.wait()
+            async with asyncio.timeout(timeout):  # wait_for can lose a cancellation that comes with the event
+                return await self._announced.wait()
         except TimeoutError:
             return False
 
@@ -240,7 +240,7 @@ class Ledger:
         return await loop.run_in_executor(self._readers, lambda: self._store.history(device, since, limit))
 
     async def close(self) -> None:
-        """Finish what is being written, then let go of the file."""
+        """Finish the current write, then close the store."""
         async with self._lock:
             await asyncio.get_running_loop().run_in_executor(self._writer, self._store.close)
         self._writer.shutdown()
@@ -248,7 +248,7 @@ class Ledger:
 
 
 def _taints(event: Event) -> bool:
-    """Whether somebody else than the owner was seen."""
+    """Whether a process other than the owner's was seen."""
     return not isinstance(event, ev.PutInUse) or event.owner.unannounced or event.owner.crowded
 
 

@@ -1,7 +1,7 @@
-"""Numbered steps from an empty file to today's schema, and the refusal to open tomorrow's.
+"""Migrate the schema of a ledger; a schema newer than this program is refused.
 
-Only ever append to ``SCRIPTS``. A script may not change a column that the chain covers: every hash would break. An
-empty script is right for a change of the stored events alone: it makes an older program refuse the file.
+Only append to ``SCRIPTS``. A script may not change a column that the chain covers: every hash would break. When only
+the stored events change, append an empty script: it makes an older program refuse the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCRIPTS = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...] = SCRIPTS) -> None:
-    """The schema is today's. Each script is one transaction: a crash leaves a whole version, never half a one."""
+    """Bring the schema to the newest version. Each script is one transaction, so a crash leaves a complete version."""
     found = version(connection, path, scripts)
     for number, script in enumerate(scripts[found:], start=found + 1):
         try:
@@ -59,5 +59,5 @@ def version(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...]
 
 
 def outdated(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether there is something to migrate."""
+    """Whether the schema needs a migration."""
     return version(connection, path) < len(SCRIPTS)

@@ -1,4 +1,4 @@
-"""Names that ledgers of schema version 1 use, and today's names for the same things.
+"""Names that ledgers of schema version 1 use, and the current names for the same things.
 
 Stored rows are never rewritten, because the hash chain covers them. So old names are translated when a row is read.
 """
@@ -27,7 +27,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
 
 
 def rename(text: str) -> str:
-    """The same JSON with today's names; the text itself when it holds no old name, or is no JSON."""
+    """The same JSON with the current names; the text itself when it holds no old name or is not JSON."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -1,6 +1,7 @@
-"""Opening a ledger: a sound one as it is, none as a new one, a damaged one set aside, whole, beside a new one.
+"""Open a ledger: create it if it is missing; if it is damaged, set it aside unchanged and create a new one.
 
-Nothing is ever deleted or mended here. A new ledger knows no device, so everything is UNKNOWN until it was looked at.
+A damaged ledger is never deleted or repaired. A new ledger knows no device, so each device is UNKNOWN until the
+service observes it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, database, faults, files, headfile, migrations, sqlite, store
 
 Accept = Callable[[store.Loaded], object]
-"""A last look at what was loaded; raises CorruptLedgerError when it cannot have happened."""
+"""Checks the loaded rows; raises CorruptLedgerError when the transition table does not allow them."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A ledger that was not believed, where it lies now, and why."""
+    """A damaged ledger: where it is now, and what is damaged."""
 
     path: Path
     why: str
@@ -31,18 +32,18 @@ class SetAside:
 def open_or_set_aside(
     path: Path, at: Moment, accept: Accept = lambda _: None
 ) -> tuple[sqlite.SqliteStore, SetAside | None]:
-    """A store that has been loaded once without complaint, and what had to be set aside for it.
+    """A store that was loaded once without an error, and the damaged ledger that was set aside, if any.
 
-    LedgerUnavailable: not now (disk full, read-only, locked); call again later. FatalError: not without a person
-    (another writer, a newer schema). Neither touches what is stored.
+    LedgerUnavailable (disk full, read-only, locked): call again later. FatalError (another writer, a newer schema):
+    a person has to act. Neither changes the stored data.
     """
     where = files.Places(path)
-    with faults.told("open the ledger", path):
+    with faults.translated("open the ledger", path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = files.Lock(where)
         try:
             return _open(where, lock, at, accept)
-        except BaseException:  # whatever it is: cleared up after, and raised again
+        except BaseException:  # any error, a cancellation too: release the lock and raise it again
             lock.release()
             raise
 
@@ -58,18 +59,18 @@ def _open(
     except store.CorruptLedgerError as error:
         aside = SetAside(_move(where, at), error.message)
     try:
-        with faults.told("begin a new ledger at", where.database):
+        with faults.translated("create a new ledger at", where.database):
             _create(where, chain.note(chain.BEGUN, at, {"set_aside": aside.path.name, "why": aside.why}))
         return _loaded(where, lock, accept), aside
     except LedgerUnavailable as error:
-        raise LedgerUnavailable(f"{error}; a damaged one was set aside as {aside.path}: {aside.why}") from error
+        raise LedgerUnavailable(f"{error}; the damaged ledger was set aside as {aside.path}: {aside.why}") from error
 
 
 def _loaded(where: files.Places, lock: files.Lock, accept: Accept) -> sqlite.SqliteStore:
     opened = sqlite.SqliteStore(where, lock)
     try:
         accept(opened.load())
-    except BaseException:  # whatever it is: cleared up after, and raised again
+    except BaseException:  # any error, a cancellation too: disconnect and raise it again
         opened.disconnect()
         raise
     return opened
@@ -78,17 +79,17 @@ def _loaded(where: files.Places, lock: files.Lock, accept: Accept) -> sqlite.Sql
 def _check_nothing_left(where: files.Places) -> None:
     left = [it.name for it in (where.wal, where.shm, where.head) if it.exists()]
     if left:
-        raise store.CorruptLedgerError(f"cannot find the ledger {where.database}, although {', '.join(left)} is there")
+        raise store.CorruptLedgerError(f"the ledger {where.database} is missing, although {', '.join(left)} exists")
 
 
 def _move(where: files.Places, at: Moment) -> Path:
-    """Rename every file of a ledger out of the way; a crash in between leaves what the next start will not believe."""
+    """Rename every file of a ledger. After a crash in between, the next start finds the rest damaged too."""
     stamp = datetime.fromtimestamp(at.wall, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
     base = f"{where.database.name}.corrupt-{stamp}"
     taken = where.aside()
     name = next(it for n in range(len(taken) + 1) if not _in_use(it := base + (f"-{n}" if n else ""), taken))
     to = files.Places(where.database.with_name(name))
-    # The log before the database, so that no new database ever meets an old log; the head, which tells, last.
+    # The log before the database, so that a new database never reads an old log. The head last: it shows the damage.
     for old, new in (
         (where.wal, to.wal),
         (where.shm, to.shm),
@@ -106,7 +107,7 @@ def _in_use(name: str, taken: tuple[str, ...]) -> bool:
 
 
 def _create(where: files.Places, first: chain.Content) -> None:
-    """A new ledger with its first row, built aside and renamed into place: it is there as a whole or not at all."""
+    """Create a ledger with its first row under another name, then rename it: it exists completely or not at all."""
     for leftover in (
         where.fresh,
         *(where.fresh.with_name(where.fresh.name + it) for it in ("-journal", "-wal", "-shm")),
@@ -114,14 +115,14 @@ def _create(where: files.Places, first: chain.Content) -> None:
         leftover.unlink(missing_ok=True)
     os.close(os.open(where.fresh, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))  # -wal and -shm inherit the mode
     with closing(database.connect(where.fresh)) as connection:
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only an empty file can be told
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # SQLite accepts this for an empty file only
         database.make_durable(connection)
         migrations.migrate(connection, where.database)
         [row] = chain.seal(chain.START, [first])
         with database.transaction(connection):
             connection.execute(f"PRAGMA application_id = {database.APPLICATION_ID}")
             database.insert(connection, [row])
-        database.bring_home(connection)  # closing would do it too, but would not say when it failed
+        database.checkpoint(connection)  # closing does it too, but does not report an error
     where.fresh.rename(where.database)
     with closing(headfile.HeadFile(where.head)) as kept:
         kept.write(store.Head(row.seq, row.hash))

@@ -1,7 +1,7 @@
-"""The store that survives: SQLite in WAL mode, one fdatasync a commit, every row chained to the one before.
+"""The durable store: SQLite in WAL mode, one fdatasync a commit, each row chained to the row before.
 
-After any failed write the connection is thrown away. The next call opens a new one, reads the head from the disk and
-takes back what a failed append may have left there: what was reported as not recorded does not come true later.
+After a failed write the connection is closed. The next call opens a new one, reads the head from the disk and deletes
+the rows that a failed append may have left: an event that was reported as not recorded does not become true later.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from scrubber.ledger import chain, codec, database, faults, files, headfile, mig
 
 
 class SqliteStore:
-    """One writer's view of a ledger file; opened by ``opening.open_or_set_aside``, which holds the lock for it."""
+    """The writer's side of a ledger file; opened by ``opening.open_or_set_aside``, which passes the lock on."""
 
     def __init__(self, where: files.Places, lock: files.Lock) -> None:
-        """Touch nothing yet: the first call connects."""
+        """Open no file yet: the first call connects."""
         self._where = where
         self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None
@@ -33,17 +33,17 @@ class SqliteStore:
         return self._head or chain.START
 
     def load(self) -> store.Loaded:
-        """Everything, verified: SQLite's format, the chain, the snapshot, the tail, and each event."""
-        with faults.told("read the ledger", self._where.database), self._disconnecting():
+        """Everything, verified: the SQLite file, the chain, the snapshot, the head file and each event."""
+        with faults.translated("read the ledger", self._where.database), self._disconnecting():
             if self._head is not None:
-                self._connected()  # takes back what a failed append may have left
-            loaded = self._look()
-            self._connected()  # learn now, not at the first write, when the disk cannot be written
+                self._connected()  # deletes the rows that a failed append may have left
+            loaded = self._read()
+            self._connected()  # fails now, not at the first write, when the disk is read-only
             self._acknowledge(loaded.head)
             return loaded
 
     def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
-        """All of them on the disk, in one transaction."""
+        """Write the events to the disk in one transaction."""
         contents = [chain.content(draft) for draft in drafts]
         with self._writing() as (connection, head):
             rows = chain.seal(head, contents)
@@ -54,9 +54,9 @@ class SqliteStore:
         )
 
     def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
-        """The newest entries, newest last, over a connection of its own: any thread may ask."""
+        """The newest entries, newest last. It opens a new connection, so any thread may call it."""
         with (
-            faults.told("read the ledger", self._where.database),
+            faults.translated("read the ledger", self._where.database),
             closing(database.connect(self._where.database, "mode=ro")) as connection,
         ):
             return chain.entries(database.newest(connection, device, since, limit))
@@ -71,12 +71,12 @@ class SqliteStore:
             cut = chain.fold(before, folded, fold)
             database.fold(connection, cut)
             database.insert(connection, chain.seal(head, [chain.compaction(at, cut)]))
-        with faults.told("shrink the ledger", self._where.database), self._disconnecting():
+        with faults.translated("shrink the ledger", self._where.database), self._disconnecting():
             database.shrink(self._connected())
         return len(folded)
 
     def disconnect(self) -> None:
-        """Let go of the files, not of the lock; the next call connects again."""
+        """Close the files but keep the lock; the next call connects again."""
         connection, self._connection = self._connection, None
         kept, self._headfile = self._headfile, None
         if kept is not None:
@@ -85,10 +85,10 @@ class SqliteStore:
             connection.close()
 
     def close(self) -> None:
-        """Bring the log home, force the head to the disk, let go of the lock."""
+        """Close the database, force the head file to the disk, release the lock."""
         lock, self._lock = self._lock, None
         try:
-            with faults.told("close the ledger", self._where.database):
+            with faults.translated("close the ledger", self._where.database):
                 if self._headfile is not None:
                     self._headfile.sync()
         finally:
@@ -96,8 +96,8 @@ class SqliteStore:
             if lock is not None:
                 lock.release()
 
-    def _look(self) -> store.Loaded:
-        # Read-only: a damaged file must not be touched, not even by SQLite tidying its log away.
+    def _read(self) -> store.Loaded:
+        # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
         with closing(database.connect(self._where.database, "mode=ro")) as connection:
             outdated = migrations.outdated(connection, self._where.database)
             database.check_format(connection)
@@ -112,20 +112,20 @@ class SqliteStore:
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, store.Head]]:
-        with faults.told("write to the ledger", self._where.database), self._disconnecting():
+        with faults.translated("write to the ledger", self._where.database), self._disconnecting():
             connection = self._connected()
             if self._head is None:
-                raise LedgerUnavailable("cannot write to the ledger: it was not loaded; load it first")
+                raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
             with database.transaction(connection):
                 yield connection, self._head
             self._acknowledge(database.head(connection))
 
     @contextmanager
     def _disconnecting(self) -> Iterator[None]:
-        # Whatever went wrong, nothing is known of the connection any more; the next call begins with a new one.
+        # After any error, a cancellation too, the state of the connection is unknown: the next call opens a new one.
         try:
             yield
-        except BaseException:  # whatever it is: cleared up after, and raised again
+        except BaseException:
             self.disconnect()
             raise
 
@@ -137,7 +137,7 @@ class SqliteStore:
             migrations.migrate(self._connection, self._where.database)
             database.make_durable(self._connection)
             if self._head is not None:
-                self._head = _take_back(self._connection, self._head)
+                self._head = _remove_unacknowledged(self._connection, self._head)
         return self._connection
 
     def _acknowledge(self, head: store.Head) -> None:
@@ -147,8 +147,8 @@ class SqliteStore:
         self._head = head
 
 
-def _take_back(connection: sqlite3.Connection, acknowledged: store.Head) -> store.Head:
-    """An append that raised may have reached the file all the same: the rows that nobody acknowledged go."""
+def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: store.Head) -> store.Head:
+    """Delete the rows of an append that raised an error but reached the file."""
     if database.head(connection) == acknowledged:
         return acknowledged
     beyond = list(database.rows(connection, first=acknowledged.seq + 1))
@@ -157,7 +157,5 @@ def _take_back(connection: sqlite3.Connection, acknowledged: store.Head) -> stor
     with database.transaction(connection):
         connection.execute("DELETE FROM entries WHERE seq > ?", (acknowledged.seq,))
         if database.head(connection) != acknowledged:
-            raise store.CorruptLedgerError(
-                "cannot go on with the ledger: somebody else changed it; restart the service"
-            )
+            raise store.CorruptLedgerError("cannot use the ledger: another program changed it; restart the service")
     return acknowledged

@@ -1,7 +1,7 @@
-"""The port to what survives: every call is described by what holds once it has returned.
+"""The interface of a durable store: the docstring of each call says what is true once the call has returned.
 
-A store keeps events in order and knows nothing of their meaning: legality is ``core.states``' business and truth is
-the ledger's. One thread writes; ``history`` may be asked from any thread.
+A store keeps events in order and does not interpret them: ``core.states`` decides what is legal, ``Ledger`` what is
+true. One thread writes; any thread may call ``history``.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from scrubber.core.model import Moment, Record
 from scrubber.ground.errors import LedgerUnavailable
 
 Fold = Callable[[tuple[Record, ...], Sequence[LedgerEntry]], tuple[Record, ...]]
-"""What devices are after some more of their history: (records so far, what came next) -> records."""
+"""The records after more entries: (records so far, next entries) -> records."""
 
 
 class CorruptLedgerError(LedgerUnavailable):
-    """What is stored is not what was written. ``seq`` names the first such row, where one can be named."""
+    """The stored data is not what was written. ``seq`` is the first damaged row, None if the damage is in no row."""
 
     def __init__(self, message: str, seq: int | None = None) -> None:
-        """Keep the row beside the sentence."""
+        """Keep the row number besides the message."""
         super().__init__(message)
         self.seq = seq
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The newest row: its number and its hash. Who knows it can tell whether a tail was cut off."""
+    """The number and hash of the newest row. A copy elsewhere shows whether the last rows were cut off."""
 
     seq: int
     hash: str
@@ -47,7 +47,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Everything that is known: the records as of the last compaction, and what happened since."""
+    """The stored data: the records at the last compaction, and the entries since then."""
 
     snapshot: tuple[Record, ...]
     entries: tuple[LedgerEntry, ...]
@@ -59,37 +59,37 @@ class Store(Protocol):
 
     @property
     def head(self) -> Head:
-        """The newest row that counts, as of the last call that returned."""
+        """The newest acknowledged row."""
         ...
 
     def load(self) -> Loaded:
-        """Everything appended and not taken back, verified; raises CorruptLedgerError rather than guess."""
+        """Everything that was appended, verified; CorruptLedgerError if it is damaged."""
         ...
 
     def append(self, drafts: Sequence[Draft]) -> tuple[LedgerEntry, ...]:
-        """All of them are durable, in this order, under growing numbers.
+        """All events are durable, in this order, with rising numbers.
 
-        When it raises, none of them counts: what reached the file all the same is taken back before the next write or
-        load of this store (only a process that dies in between may find them there). A later call works again by
-        itself as soon as the cause has gone. ValueError means that an event cannot be stored at all.
+        After an error none of them counts: rows that reached the file are deleted before the next write or load of
+        this store (only a process that dies before that may find them). A later call succeeds once the cause is gone.
+        ValueError means that an event can never be stored.
         """
         ...
 
     def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest ``limit`` entries since a wall time, of one device or of all, newest last.
 
-        What was compacted is not in it.
+        Compacted entries are not included.
         """
         ...
 
     def compact(self, fold: Fold, keep: int, at: Moment) -> int:
-        """All but the newest ``keep`` rows are folded into the snapshot; says how many.
+        """Fold all but the newest ``keep`` rows into the snapshot; returns how many rows were folded.
 
-        ``fold`` is given the snapshot so far and the entries up to the cut, never later ones. All or nothing: when it
-        raises, ``load`` gives either the old or the new, which mean the same.
+        ``fold`` gets the old snapshot and the folded entries only. After an error ``load`` returns the data either
+        before or after the compaction; both give the same records.
         """
         ...
 
     def close(self) -> None:
-        """Nothing is held any more; may be called twice."""
+        """Release all files and locks; may be called twice."""
         ...

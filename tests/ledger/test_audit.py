@@ -135,7 +135,7 @@ def test_a_row_that_is_chained_but_says_nothing_known_is_named(sample: Path, scr
     with closing(database.connect(scratch)) as connection:
         database.insert(connection, rows)
     broken = audit.verify(scratch).broken
-    assert broken == audit.Broken(37, "row 37: cannot read an event: its kind 'no-such-kind' is not known")
+    assert broken == audit.Broken(37, "row 37: cannot read an event: unknown kind 'no-such-kind'")
 
 
 def test_beside_a_running_writer_it_sees_what_was_acknowledged(

@@ -68,7 +68,7 @@ def test_a_body_is_canonical() -> None:
 @pytest.mark.parametrize(
     ("kind", "body", "complaint"),
     [
-        ("no-such-kind", "{}", "'no-such-kind' is not known"),
+        ("no-such-kind", "{}", "unknown kind 'no-such-kind'"),
         ("released", "{", "Invalid JSON"),
         ("released", "{}", "Field required"),
         ("released", '{"why":1}', "valid string"),
@@ -76,7 +76,7 @@ def test_a_body_is_canonical() -> None:
         ("soiled", '{"why":"x","holders":[{"pid":"7","started":1.0,"command":"","container":null}]}', "valid integer"),
         ("soiled", '{"why":"x","holders":[{"pid":7,"started":1,"command":"","container":null,"x":0}]}', "Unexpected"),
         ("step-started", '{"job":"j","step":"dance","path":"fast"}', "step"),
-        ("released", '{"why":"x"},{"why":"y"}', "2 of them"),
+        ("released", '{"why":"x"},{"why":"y"}', "2 events"),
     ],
 )
 def test_what_is_not_exactly_an_event_is_corrupt(kind: str, body: str, complaint: str) -> None:

@@ -143,7 +143,7 @@ def hostile(kind: str, disk: Path) -> dict[str, object]:
 @needs_mount
 def test_on_a_full_disk_it_refuses_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     told = hostile("full", tmp_path)
-    message = f"cannot write to the ledger {tmp_path}/ledger.sqlite: the disk is full, or a size limit is reached; "
+    message = f"cannot write to the ledger {tmp_path}/ledger.sqlite: the disk is full or a size limit is reached; "
     assert told == {
         "refusals": [message + f"free some space under {tmp_path}"] * 3,
         "again": None,
@@ -157,7 +157,7 @@ def test_on_a_read_only_disk_it_refuses_and_can_be_verified(tmp_path: Path) -> N
     told = hostile("read-only", tmp_path)
     message = f"cannot open the ledger {tmp_path}/ledger.sqlite: it is read-only; mount {tmp_path} writable, "
     assert told == {
-        "refusals": [message + "or mend who may write there"] * 2,
+        "refusals": [message + "or correct its permissions"] * 2,
         "rows": 2,
         "entries": ["a"],
         "aside": False,
@@ -195,9 +195,9 @@ def test_a_row_that_somebody_else_removed_stops_the_writer(
     ledger.append([draft("a")])
     with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
         stranger.execute("DELETE FROM entries WHERE seq = 2")
-    with pytest.raises(store.CorruptLedgerError, match="its tail is lost"):
+    with pytest.raises(store.CorruptLedgerError, match="the last rows are lost"):
         ledger.load()
-    with pytest.raises(store.CorruptLedgerError, match="somebody else changed it"):
+    with pytest.raises(store.CorruptLedgerError, match="another program changed it"):
         ledger.append([draft("b")])
 
 
@@ -208,7 +208,7 @@ def test_while_another_program_locks_it_it_refuses_and_then_goes_on(
     ledger.disconnect()
     with closing(sqlite3.connect(path, isolation_level=None)) as stranger:
         stranger.execute("BEGIN IMMEDIATE")
-        with pytest.raises(LedgerUnavailable, match="another program keeps it locked; close it"):
+        with pytest.raises(LedgerUnavailable, match="another program has it locked; close"):
             ledger.append([draft("a")])
         stranger.execute("ROLLBACK")
     ledger.append([draft("b")])

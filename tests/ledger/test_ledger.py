@@ -150,7 +150,7 @@ async def test_what_was_decided_before_that_was_recorded_is_to_be_decided_anew(l
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", used("GPU-1"))
     store.broken = False
-    with pytest.raises(LedgerUnavailable, match="came first; ask again"):
+    with pytest.raises(LedgerUnavailable, match="had to be recorded first; try again"):
         await ledger.append("op", described("GPU-1", 7))
     assert (ledger.records["GPU-1"].state, ledger.records["GPU-1"].device.index) == (State.IN_USE, 0)
     await ledger.append("op", described("GPU-1", 7))
@@ -175,7 +175,7 @@ async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, mon
     store.on_append = go.wait
     writing = asyncio.create_task(ledger.append("op", found("GPU-1")))
     async with asyncio.timeout(5):
-        await ledger.heard(ledger.news, 5)
+        await ledger.announced(ledger.announcements, 5)
     assert "taken longer" in (ledger.fault or "")
     go.set()
     await writing
@@ -183,10 +183,10 @@ async def test_a_write_that_hangs_is_a_fault_until_it_is_done(ledger, store, mon
 
 
 async def test_whoever_listens_misses_nothing_that_was_announced_without_a_row(ledger):
-    news = ledger.news
+    news = ledger.announcements
     ledger.announce()
-    assert await ledger.heard(news, 0.0)
-    assert not await ledger.heard(ledger.news, 0.0)
+    assert await ledger.announced(news, 0.0)
+    assert not await ledger.announced(ledger.announcements, 0.0)
 
 
 async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store):
@@ -202,17 +202,17 @@ async def test_a_caller_that_leaves_does_not_tear_memory_from_disk(ledger, store
 
 
 async def test_whoever_waits_hears_of_the_next_row(ledger):
-    waiting = asyncio.create_task(ledger.moved(ledger.seq, 60))
+    waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
     await asyncio.sleep(0)
     await ledger.append("op", found("GPU-1"))
     assert await waiting is True
-    assert await ledger.moved(ledger.seq - 1, 60) is True
-    assert await ledger.moved(ledger.seq, 0.001) is False
+    assert await ledger.newer_row(ledger.seq - 1, 60) is True
+    assert await ledger.newer_row(ledger.seq, 0.001) is False
 
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_whoever_is_cancelled_just_as_the_news_comes_goes_on_with_nothing(ledger, turns):
-    waiting = asyncio.create_task(ledger.moved(ledger.seq, 60))
+    waiting = asyncio.create_task(ledger.newer_row(ledger.seq, 60))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     ledger.announce()

@@ -77,7 +77,7 @@ def test_a_second_writer_is_refused_by_name(open_ledger: Opener, path: Path) -> 
 files.Lock(files.Places(Path(sys.argv[1])))"
     found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
     assert "cannot open the ledger" in found.stderr
-    with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that one first"):
+    with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that process first"):
         opening.open_or_set_aside(path, NOW)
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_ledger_is_set_aside_whole(open_ledger: Opener, draft: Drafter
     before = contents(path.parent)
     ledger, aside = open_ledger()
     assert aside is not None
-    assert (aside.path.name, aside.why) == (NAME, "row 17 was changed: its hash does not match it")
+    assert (aside.path.name, aside.why) == (NAME, "row 17 was changed: its hash does not match its content")
     assert ledger.load().entries == ()
     after = contents(path.parent)
     assert after[NAME] == before["ledger.sqlite"]
@@ -132,7 +132,7 @@ def write(path: Path, kind: str, body: str) -> None:
     [
         ("scrub-passed", lambda it: it["receipt"].update(pledge=1), "Unexpected keyword argument .*receipt.pledge"),
         ("scrub-passed", lambda it: it["receipt"].pop("covered_bytes"), "Field required .*receipt.covered_bytes"),
-        ("scrub-praised", lambda _: None, "its kind 'scrub-praised' is not known"),
+        ("scrub-praised", lambda _: None, "unknown kind 'scrub-praised'"),
     ],
 )
 def test_what_another_version_has_written_differently_is_set_aside_whole_and_nothing_of_it_is_believed(
@@ -206,9 +206,9 @@ def test_a_truncated_log_is_noticed_and_not_touched(
     opened, aside = opening.open_or_set_aside(crashed / path.name, NOW)
     opened.close()
     assert broken is not None
-    assert "its tail is lost" in broken.why
+    assert "the last rows are lost" in broken.why
     assert aside is not None
-    assert "its tail is lost" in aside.why
+    assert "the last rows are lost" in aside.why
     assert (crashed / f"{NAME}-wal").read_bytes() == cut
 
 
@@ -232,7 +232,7 @@ def test_an_older_copy_put_back_is_not_believed(open_ledger: Opener, draft: Draf
     path.write_bytes(old)
     aside = open_ledger()[1]
     assert aside is not None
-    assert "its tail is lost" in aside.why
+    assert "the last rows are lost" in aside.why
 
 
 @pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.head"])

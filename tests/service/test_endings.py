@@ -165,7 +165,7 @@ class AMinuteOfTests(Hand):
 async def at(world, device, step):
     """Return as soon as its job is at a step."""
     while (job := world.record(device).job) is None or job.step is not step:
-        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
 
 
 async def test_a_reset_waiting_for_a_self_test_delays_no_pod(build):
@@ -195,7 +195,7 @@ async def burning(world, step):
             job = world.record(device).job
             if job is not None and job.step is step:
                 return device
-        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
 
 
 async def test_a_burn_in_waiting_for_its_reset_gives_way(node):

@@ -39,7 +39,7 @@ async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
     refusal = world.spawn(world.acquire("next", device, announced=True))
     while healthy(world, device):
         seq = world.life.ledger.seq
-        assert await world.life.ledger.moved(seq, 5.0)
+        assert await world.life.ledger.newer_row(seq, 5.0)
     with pytest.raises(NotReady):
         await refusal
 

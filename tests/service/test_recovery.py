@@ -146,7 +146,7 @@ async def test_a_burn_in_is_not_repeated_at_once(tested):
 async def test_an_acquire_gets_a_device_from_its_burn_in(tested):
     world = await tested(gpus=2)
     while not burn_ins(world):
-        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
     [job] = burn_ins(world)
     device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
     advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
@@ -169,7 +169,7 @@ async def test_a_burn_in_disturbs_no_sibling(tested):
 async def test_a_failed_burn_in_quarantines_the_device(tested):
     world = await tested(gpus=2)
     while not burn_ins(world):
-        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
     device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
     world.node.gpus[device].lost = True
     await world.reach(device, State.QUARANTINED)
@@ -224,7 +224,7 @@ class NoReset(Hand):
 async def begun(world):
     """The device whose test has just begun."""
     while not burn_ins(world):
-        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
     return next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
 
 
@@ -265,7 +265,7 @@ async def test_a_fault_proven_by_burn_in_outlives_its_cancellation(tested):
     world.life.observer.vitals = slow
     world.node.gpus[device].errs = True
     while not any(it.result.step is Step.SELFTEST for it in rows(world, ev.StepFinished, device)[-1:]):
-        await world.life.ledger.moved(world.life.ledger.seq, 60.0)
+        await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
     with pytest.raises(Refused):
         await world.acquire("pod", device)
     await world.reach(device, State.QUARANTINED)

@@ -221,7 +221,7 @@ class World:
         """Wait until the service believes a device to be there."""
         async with asyncio.timeout(600):
             while self.state(device) is not state:
-                await self.life.ledger.moved(self.life.ledger.seq, 1.0)
+                await self.life.ledger.newer_row(self.life.ledger.seq, 1.0)
         for _ in range(3):
             await asyncio.sleep(0)  # the task that recorded it goes on first
         return self.record(device)
