@@ -163,7 +163,7 @@ def build(
 
     @cache
     def is_bystander(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
-        return Bystanders(tuple(map(Bystander.said, bystanders)), PROC, config.pod_logs).knows
+        return Bystanders(tuple(map(Bystander.parse, bystanders)), PROC, config.pod_logs).knows
 
     def ignored(device: str) -> Callable[[Holder], bool]:
         return is_bystander(active_policy.device_policy(ledger.records[device].device).policy.evict.bystanders)

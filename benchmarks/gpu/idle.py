@@ -89,11 +89,11 @@ class Idle:
 
     def _look(self, board: Board) -> Look:
         """Where some processes hide even from root, as in a sandbox, those that may be looked into have to do."""
-        bystanders = Bystanders(tuple(map(Bystander.said, Policy().evict.bystanders)), PROC, self.host.root)
+        bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.bystanders)), PROC, self.host.root)
         files = {"device": (str(self.host.dev / board.node),)}
         for full_sight in (True, False):
             look = Processes(PROC, lambda _pid: None, full_sight=full_sight, namespace=self.host.pid_namespace)
-            holders = look.holders(files, ignored=bystanders.knows)["device"]
+            holders = look.holders(files, is_bystander=bystanders.knows)["device"]
             if holders is not None:
                 return holders, full_sight
         return None, False

@@ -1,1 +1,1 @@
-"""Who uses what on this node: processes, boot id, kubelet. Looks, never acts."""
+"""Read the state of this node: processes, containers, boot id, the kubelet's files. Read only."""

@@ -1,11 +1,11 @@
-"""Who may have every device open and is no user of it: the driver's own daemons, and what an operator runs to watch.
+"""Bystanders: programs that may have a device open, such as the driver's own daemons and monitoring agents.
 
-A process is known by the program that it runs and by where it runs, never by its name, which it chooses itself. On the
-host it must be one that nobody but root could have started from a file that nobody but root could have written. In a
-pod it is known by the pod's namespace: a tenant names its program as it likes, its namespace it does not choose. So
-name no namespace here that tenants may make or run pods in.
+A bystander is identified by its executable and by where it runs, never by its process name, which a process chooses
+itself. On the host, root must have started it, from a file that only root can write. In a pod, the namespace of the pod
+identifies it: a pod chooses its program, but not its namespace. So do not name a namespace in which tenants can create
+pods.
 
-A reset bears no bystanders: it asks for everybody.
+A reset does not accept bystanders: it requires that no process has the device open.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from scrubber.node.proc import BlindError, pids, status
 _PARTS = 3  # the kubelet makes a directory for each pod: NAMESPACE_NAME_UID; none of them holds a _
 _REAL_USER = re.compile(r"^Uid:\t(\d+)\t", re.MULTILINE)
 _ROOT = "0"
-_WAY_UP = re.compile(r"^(?:/[.][.])+(?=/)")  # shown before paths where our own control group is not the root
+_WAY_UP = re.compile(r"^(?:/[.][.])+(?=/)")  # prefix of paths when our own control group is not the root
 
 
 @dataclass(frozen=True, slots=True)
 class Bystander:
-    """A program, where its own mounts show it, and the namespace of its pods; on the host without one."""
+    """An executable, by its path in its own mounts, and the namespace of its pods; None for the host."""
 
     exe: str
     namespace: str | None = None
 
     @classmethod
-    def said(cls, text: str) -> Self:
-        """As a policy says it: [NAMESPACE:]PATH."""
+    def parse(cls, text: str) -> Self:
+        """Parse the notation of a policy: [NAMESPACE:]PATH."""
         namespace, colon, exe = text.partition(":/")
         return cls(f"/{exe}", namespace) if colon else cls(text)
 
 
 class Bystanders:
-    """Knows some programs again."""
+    """Recognises the bystanders that the policy names."""
 
     def __init__(self, known: Sequence[Bystander], proc: Path, logs: Path) -> None:
-        """``logs``: where the kubelet makes the directories of pods, as seen from here."""
+        """``logs``: the directory of the kubelet's pod logs, as a path in our mounts."""
         self._known = known
         self._proc = proc
         self._logs = logs
 
     def knows(self, holder: Holder) -> bool:
-        """Whether this process is one of them. Whoever cannot be looked into is none."""
+        """Whether this process is a bystander. A process that cannot be read is not."""
         process = f"{self._proc}/{holder.pid}"
         try:
-            exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- as it stands, " (deleted)" included
-            where = [known.namespace for known in self._known if known.exe == exe]
-            met = any(self._is_at(namespace, holder, process) for namespace in where)
-            # Asked last: then all of it was about the process that holds the device.
-            return met and status(process).started == holder.started
+            exe = os.readlink(f"{process}/exe")  # noqa: PTH115 -- the raw text, with " (deleted)"
+            namespaces = [known.namespace for known in self._known if known.exe == exe]
+            found = any(self._is_at(namespace, holder, process) for namespace in namespaces)
+            # Check the start time last: it proves that all answers are about this process, not a later one.
+            return found and status(process).started == holder.started
         except OSError:
             return False
 
     def runs(self, name: str, container_of: Callable[[int], str | None]) -> bool:
-        """Whether the program of that name runs, and is one of them: the name alone could be anybody's."""
+        """Whether a bystander with that program name runs; the name alone proves nothing."""
         for pid in pids(self._proc):
             process = f"{self._proc}/{pid}"
             try:
@@ -83,20 +83,20 @@ class Bystanders:
         return holder.container is None and self._of_the_host(process)
 
     def _namespaces(self, pod: str) -> set[str]:
-        """Of a pod: one, if the kubelet knows it."""
+        """The namespace of a pod; empty if the kubelet does not know the pod."""
         with os.scandir(self._logs) as entries:
             names = [entry.name.split("_") for entry in entries if entry.is_dir(follow_symlinks=False)]
         return {name[0] for name in names if len(name) == _PARTS and name[2] == pod}
 
     def _of_the_host(self, process: str) -> bool:
-        """Started by root, from root's file, among the mounts that the host itself sees."""
+        """Whether root started it, from a file that only root can write, in the mount namespace of the host."""
         file, mounts = Path(f"{process}/exe").stat(), Path(f"{process}/ns/mnt").stat()
         roots = file.st_uid == 0 and not file.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         return roots and os.path.samestat(mounts, (self._proc / "1/ns/mnt").stat()) and _started_by_root(process)
 
 
 def _started_by_root(process: str) -> bool:
-    """Root's own, or one that runs as somebody else in the system service that bears its name, as persistenced does."""
+    """Whether it runs as root, or in the system service with the program's name, as nvidia-persistenced does."""
     user = _REAL_USER.search(Path(f"{process}/status").read_text(errors="replace"))
     if user is not None and user[1] == _ROOT:
         return True

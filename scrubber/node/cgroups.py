@@ -1,11 +1,11 @@
-"""Which pod or container a process belongs to, by the control groups that it is in.
+"""Find the pod or container of a process by its control groups.
 
-A process of a pod is named by the pod's UID, as the kubelet writes it down; one of a container that is in no pod by
-``container:`` and the beginning of its id; and None is a process that is in neither, and may be ended for it. So
-whatever keeps us from telling is a BlindError, never None.
+The name of a pod is its UID, as the kubelet writes it. The name of a container outside any pod is ``container:`` and
+the first characters of its id. None is a process outside both, which the service may end. So an unknown answer raises
+BlindError and is never None.
 
-Who is in a container may make groups below its own, under any name. So the first name on a path is believed, from the
-root downwards, and only where a kubelet or a runtime would have put it.
+A process in a container may create groups below its own, with any name. So only the first matching name from the root
+counts, and only at a place where a kubelet or a runtime creates its groups.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from pathlib import Path
 from scrubber.core import names
 from scrubber.node.proc import DEAD, ENDED, BlindError, pids, sees_all, status
 
-_UID = r"([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"  # 32: a static pod's, a digest
+_UID = r"([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"  # 32 digits: a static pod
 _END = r"(?=[/:]|$)"
 _QOS = r"(?:burstable|besteffort)"
 _POD = re.compile(
-    # As systemd has it, perhaps below another slice: kubepods-burstable-podUID.slice
+    # The systemd driver, perhaps below another slice: kubepods-burstable-podUID.slice
     rf"/(?:[^/:]*-)?kubepods(?:-{_QOS})?-pod{_UID}[.]slice{_END}"
-    # As the kubelet makes it by itself: kubepods/burstable/podUID
+    # The cgroupfs driver: kubepods/burstable/podUID
     rf"|/kubepods(?:/{_QOS})?/pod{_UID}{_END}"
-    # The same, seen from within a group of ours that is in a pod: the way up shows no names.
+    # The same when our own group is in a pod: the path begins with ".." instead of names.
     rf"|^(?:/[.][.])+(?:/{_QOS})?/pod{_UID}{_END}"
 )
 _CONTAINER = re.compile(r"[/:](?P<runtime>[\w.-]*[-:_])?(?P<id>[0-9a-f]{64})(?:[.]scope)?(?=/|$)")
-_MONITOR = "conmon-"  # what a runtime leaves beside a container to watch it is not in the container
-_USERS = "/user.slice/"  # below it every user may make groups, under any name
+_MONITOR = "conmon-"  # conmon monitors a container from outside and is not in it
+_USERS = "/user.slice/"  # below it each user may create groups, with any name
 _UNIFIED = "0::"
 _REMOVED = " (deleted)"
-_SHOWN = 12  # of an id, as its runtime shows it
+_SHOWN = 12  # characters of an id, as container runtimes show it
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupPlace:
-    """Where a process is."""
+    """The pod and the container of a process."""
 
     pod: str | None = None
     container: str | None = None
 
     @property
     def name(self) -> str | None:
-        """How it is called where holders and owners are spoken of."""
+        """The name that holders and owners have in the service."""
         if self.pod is not None:
             return self.pod
         return None if self.container is None else f"{names.CONTAINER}{self.container[:_SHOWN]}"
 
 
 def paths(text: str) -> Iterator[str]:
-    """The groups that /proc/PID/cgroup names. Not by ``splitlines``: names may hold whatever else ends a line."""
+    """The groups in /proc/PID/cgroup. No ``splitlines``: names may hold other characters that it splits at."""
     for line in text.split("\n"):
         _hierarchy, _, rest = line.partition(":")
         _controllers, found, path = rest.partition(":")
@@ -65,7 +65,7 @@ def paths(text: str) -> Iterator[str]:
 
 @lru_cache(4096)
 def place(text: str) -> CgroupPlace:
-    """Where a process is whose /proc/PID/cgroup says this. On cgroup v1 there is a line for every hierarchy."""
+    """The place that the text of /proc/PID/cgroup names. Cgroup v1 has a line for each hierarchy."""
     found = [_place(path) for path in paths(text)]
     in_pods = [it for it in found if it.pod is not None]
     in_containers = [it for it in in_pods or found if it.container is not None]
@@ -78,12 +78,12 @@ def _place(path: str) -> CgroupPlace:
     if pod is None or not _kubelets(path[: pod.start()]):
         return CgroupPlace(container=next(iter(outermost), None))
     uid = next(uid for uid in pod.groups() if uid is not None)
-    innermost = _containers(path[pod.end() :])[-1:]  # an engine in a container has containers of its own
+    innermost = _containers(path[pod.end() :])[-1:]  # a container engine in a container has its own containers
     return CgroupPlace(uid.replace("_", "-"), next(iter(innermost), None))
 
 
 def _kubelets(above: str) -> bool:
-    """Whether what stands below this may be a kubelet's: groups of a container or of a user are anybody's."""
+    """Whether a kubelet may have created the groups below this path: not below a container or a user's slice."""
     return _USERS not in f"{above}/" and not _containers(above)
 
 
@@ -92,52 +92,52 @@ def _containers(path: str) -> list[str]:
 
 
 class Containers:
-    """Sight of the containers of this node."""
+    """Finds the containers of this node."""
 
     def __init__(self, proc: Path, namespace: int | None = None) -> None:
-        """Nothing is looked at yet. ``namespace``: the one that shows the whole node, if not the machine's first."""
+        """``namespace``: the pid namespace that shows the whole node, if it is not the initial one."""
         self._proc = proc
         self._namespace = namespace
 
     def of(self, pid: int) -> str | None:
-        """The pod or container of a process; None when it is in neither, or gone. BlindError when that is hidden."""
+        """The pod or container of a process; None if it is in neither or has ended. BlindError if it is hidden."""
         process = f"{self._proc}/{pid}"
         try:
             return _name(process)
         except ENDED:
             if os.path.lexists(process):
-                raise BlindError(f"cannot tell whose process {pid} is: it names no control group") from None
+                raise BlindError(f"cannot find the container of process {pid}: it has no control group") from None
             return None
         except OSError as error:
-            raise BlindError(f"cannot tell whose process {pid} is: {error.strerror}") from error
+            raise BlindError(f"cannot find the container of process {pid}: {error.strerror}") from error
 
     def living(self) -> dict[str, int]:
-        """All pods and containers of which a process runs, with the first of each. BlindError, if not to tell."""
+        """All pods and containers that have a live process, each with one of its processes; or BlindError."""
         return dict(self._walk())
 
     def _walk(self) -> Iterator[tuple[str, int]]:
-        """Each name once."""
+        """Yield each name once."""
         if not sees_all(self._proc, self._namespace):
-            raise BlindError("cannot tell which pods run: run the service in the host's pid namespace")
-        met: set[str] = set()
+            raise BlindError("cannot list the running pods: run the service in the host's pid namespace")
+        seen: set[str] = set()
         for pid in pids(self._proc):
             try:
                 name = self.of(pid)
             except _EndingError:
                 continue
-            if name is not None and name not in met and _runs(f"{self._proc}/{pid}"):
-                met.add(name)
+            if name is not None and name not in seen and _runs(f"{self._proc}/{pid}"):
+                seen.add(name)
                 yield name, pid
 
 
 class _EndingError(BlindError):
-    """The process is on its way out, and no longer says where it was."""
+    """The process is ending and no longer shows its control group."""
 
 
 def _name(process: str) -> str | None:
     text = _read(process)
     name = place(text).name
-    # On cgroup v1 whoever is ending is shown at the root, also a first thread that ended before the others.
+    # Cgroup v1 shows an ending task at the root, also a first thread that ended before the other threads.
     if name is not None or text.startswith(_UNIFIED) or not status(process).ending:
         return name
     for thread in _threads(process):
@@ -149,11 +149,11 @@ def _name(process: str) -> str | None:
             continue
     if status(process).state in DEAD:
         return None
-    raise _EndingError(f"cannot tell whose process {process.rpartition('/')[2]} is: it is ending")
+    raise _EndingError(f"cannot find the container of process {process.rpartition('/')[2]}: it is ending")
 
 
 def _runs(process: str) -> bool:
-    """Whether it has a thread that has not ended."""
+    """Whether the process has a thread that has not ended."""
     for task in (process, *_threads(process)):
         try:
             if status(task).state not in DEAD:
@@ -164,7 +164,7 @@ def _runs(process: str) -> bool:
 
 
 def _threads(process: str) -> list[str]:
-    """Its threads but the first."""
+    """The threads of a process, without the first."""
     leader = process.rpartition("/")[2]
     try:
         return [f"{process}/task/{task}" for task in os.listdir(f"{process}/task") if task != leader]  # noqa: PTH208 -- text
@@ -173,7 +173,7 @@ def _threads(process: str) -> list[str]:
 
 
 def _read(task: str) -> str:
-    with open(f"{task}/cgroup", errors="replace", newline="\n") as file:  # noqa: PTH123 -- once for every process of the node
+    with open(f"{task}/cgroup", errors="replace", newline="\n") as file:  # noqa: PTH123 -- called for every process of the node
         text = file.read()
     if not text:
         raise FileNotFoundError(f"{task}/cgroup")

@@ -8,5 +8,5 @@ from scrubber.core.model import Moment
 
 
 def now() -> Moment:
-    """This moment, for people and for arithmetic; uptime counts like process start times, through suspends too."""
+    """The current wall time and uptime. Uptime is on the clock of process start times and includes suspends."""
     return Moment(wall=time.time(), uptime=time.clock_gettime(time.CLOCK_BOOTTIME))

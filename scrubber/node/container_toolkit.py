@@ -1,4 +1,4 @@
-"""What NVIDIA's container toolkit was told: its configuration, and the CDI specifications of the node."""
+"""Read the configuration of NVIDIA's container toolkit, and the CDI specifications of the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 from scrubber.core.diagnosis.base import CdiSpec, CheckFault, Toolkit, ToolkitConfig
 from scrubber.node import safe_read
 
-# Its packages' place, and that of the GPU operator.
+# Paths of the toolkit's packages, and of the GPU operator.
 CONFIGS = (
     "etc/nvidia-container-runtime/config.toml",
     "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
@@ -31,7 +31,7 @@ _MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 
 
 def toolkit(root: Path) -> Toolkit:
-    """The toolkit, and every configuration of it that is there; what hides from us is there."""
+    """The toolkit and each of its configurations. A file that cannot be read counts as present."""
     configs = (_config(root / place) for place in CONFIGS)
     installed = any(safe_read.there(root / program) is not False for program in PROGRAMS)
     return Toolkit(installed, tuple(config for config in configs if config is not None))
@@ -44,10 +44,10 @@ def _config(file: Path) -> ToolkitConfig | None:
     try:
         document = tomllib.loads(said)
     except (ValueError, RecursionError) as error:
-        return ToolkitConfig(str(file), fault=CheckFault(f"it is no TOML: {error}"))
+        return ToolkitConfig(str(file), fault=CheckFault(f"it is not valid TOML: {error}"))
     environment, mounts = document.get(_ENVIRONMENT, True), document.get(_MOUNTS, False)  # the toolkit's defaults
     if not isinstance(environment, bool) or not isinstance(mounts, bool):
-        return ToolkitConfig(str(file), fault=CheckFault("a switch in it is neither true nor false"))
+        return ToolkitConfig(str(file), fault=CheckFault("an option in it is neither true nor false"))
     return ToolkitConfig(str(file), environment, mounts)
 
 
@@ -57,7 +57,7 @@ def cdi(root: Path) -> tuple[CdiSpec, ...]:
 
 
 def _directories(root: Path) -> Iterator[Path]:
-    """Each one once: /var/run is a link to /run as a rule, and under another root it could lead astray."""
+    """Each directory once: /var/run is usually a link to /run, and under another root the link may lead elsewhere."""
     for place in CDI:
         if not (place.startswith("var/run/") and (root / "var/run").is_symlink()):
             yield root / place
@@ -84,9 +84,9 @@ def _spec(file: Path, read: Callable[[str], Any]) -> CdiSpec:
         names = [device["name"] for device in document.get("devices") or ()]
         kind = document["kind"]
     except (YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return CdiSpec(str(file), fault=CheckFault(f"it is no CDI specification ({type(error).__name__})"))
+        return CdiSpec(str(file), fault=CheckFault(f"it is not a CDI specification ({type(error).__name__})"))
     if not all(isinstance(each, str) for each in (kind, *names)):
-        return CdiSpec(str(file), fault=CheckFault("it is no CDI specification (a name that is no text)"))
+        return CdiSpec(str(file), fault=CheckFault("it is not a CDI specification (a name that is not text)"))
     return CdiSpec(str(file), kind, frozenset(names))
 
 

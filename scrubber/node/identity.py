@@ -1,4 +1,4 @@
-"""Which life of the node, and of its kubelet, this is."""
+"""Identify the current boot of the node and the current run of its kubelet."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ NO_KUBELET = "none"
 
 
 def boot_id(file: Path = BOOT_ID) -> str:
-    """Names this boot: it is never the same again."""
+    """The id of this boot; the kernel makes a new one at each boot."""
     return file.read_text().strip()
 
 
 def kubelet_epoch(directory: Path) -> str:
-    """Names this kubelet life by the socket that it makes at each start."""
+    """The id of this run of the kubelet, from the socket that the kubelet creates at each start."""
     try:
-        socket = os.stat(f"{directory}/{KUBELET_SOCKET}")  # noqa: PTH116 - at every grant, and a path takes its time
+        socket = os.stat(f"{directory}/{KUBELET_SOCKET}")  # noqa: PTH116 - called at every grant, and a Path is slow
     except FileNotFoundError:
         return NO_KUBELET
     except OSError:
-        return f"unreadable {uuid.uuid4().hex}"  # like no other: what was granted in it is not granted again
-    # The change time beside the inode, because a filesystem gives a removed file's inode to the next one.
+        return f"unreadable {uuid.uuid4().hex}"  # unique, so that no grant of another run counts
+    # The change time too, because a file system reuses the inode of a removed file.
     return f"{socket.st_dev}:{socket.st_ino}:{socket.st_ctime_ns}"

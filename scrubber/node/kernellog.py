@@ -1,12 +1,12 @@
-"""What the kernel itself has said since it booted, as /dev/kmsg gives it.
+"""Read the messages of the kernel from /dev/kmsg.
 
 A record is ``PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,MORE];TEXT``; lines after it that begin with a space belong to it
-(the kernel's Documentation/ABI/testing/dev-kmsg). Whoever may write there can say any text, but not as the kernel: what
-programs write bears another facility in its priority, and is passed over here. The kernel escapes what is not
-printable, so that no text, whoever has a part in it, can break out of its record.
+(the kernel's Documentation/ABI/testing/dev-kmsg). A program may write any text there, but not as the kernel: its
+messages have another facility in their priority, and are skipped. The kernel escapes unprintable characters, so no text
+can end its record early.
 
-The time is that of the kernel's own clock for messages. It begins with the boot, stands still while the machine is
-suspended, and nobody sets it right: it is near the time since boot, and not equal to it.
+The time is that of the kernel's message clock. The clock starts at boot, stops while the machine is suspended and is
+never adjusted: it is near the uptime, but not equal to it.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ logger = log.get("kernellog")
 
 LARGEST = 16 * 1024  # bytes of one read: twice what the kernel makes of the longest record
 _RECORD = re.compile(rb"(\d{1,10}),\d{1,20},(\d{1,20}),[^;]*;(.*)", re.DOTALL)
-_FACILITY_SHIFT = 3  # below it is how grave the message is
+_FACILITY_SHIFT = 3  # the bits below are the severity
 _KERNEL = 0
 
 
 class KernelLog:
-    """The log, from its oldest message that is left; for one reader."""
+    """The kernel log, from the oldest message that it still holds; for one reader."""
 
     def __init__(self, path: Path) -> None:
-        """Open nothing yet."""
+        """``open`` opens the log."""
         self._path = path
         self._descriptor = -1
         self._rest = b""
         self._missed = False
 
     def open(self) -> str:
-        """Why it cannot be read; nothing where it can, and then ``fileno`` is readable when there is more to say."""
+        """Open the log; returns why it cannot be read, or "". ``fileno`` is readable when there are new messages."""
         opened = _opened(self._path)
         if isinstance(opened, CheckFault):
             return f"{self._path}: {opened.text}"
@@ -48,20 +48,20 @@ class KernelLog:
         return ""
 
     def fileno(self) -> int:
-        """The open file."""
+        """The file descriptor."""
         return self._descriptor
 
     def messages(self) -> Iterator[tuple[int, str]]:
-        """All that is new: when, in microseconds, and the text. EOFError or OSError when there will be no more."""
+        """The new messages: microseconds and text. EOFError or OSError when no more messages can come."""
         while (chunk := self._read()) is not None:
             if not chunk:
-                raise EOFError("it has come to its end")
+                raise EOFError("the log has ended")
             *lines, rest = (self._rest + chunk).split(b"\n")
-            self._rest = rest[:LARGEST]  # its head, which says whose it is: no text in it can begin a record
+            self._rest = rest[:LARGEST]  # keep the start: it holds the facility, and no later text can begin a record
             yield from filter(None, map(of_the_kernel, lines))
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the log."""
         os.close(self._descriptor)
 
     def _read(self) -> bytes | None:
@@ -70,17 +70,17 @@ class KernelLog:
                 return os.read(self._descriptor, LARGEST)
             except BlockingIOError:
                 return None
-            except BrokenPipeError:  # it went round before we had read what was overwritten
+            except BrokenPipeError:  # the ring buffer overwrote unread messages
                 self._miss()
 
     def _miss(self) -> None:
         if not self._missed:
-            logger.warning("messages of the kernel were overwritten unread: an XID among them was not seen")
+            logger.warning("kernel messages were overwritten before they were read: XIDs may be missing")
         self._missed = True
 
 
 def of_the_kernel(line: bytes) -> tuple[int, str] | None:
-    """When it was said, in microseconds, and the text; None of what is no record, or not the kernel's."""
+    """Microseconds and text of a kernel message; None for other lines and for messages of programs."""
     found = _RECORD.fullmatch(line)
     if found is None or int(found[1]) >> _FACILITY_SHIFT != _KERNEL:
         return None
@@ -88,7 +88,7 @@ def of_the_kernel(line: bytes) -> tuple[int, str] | None:
 
 
 def unreadable(path: Path) -> CheckFault | None:
-    """Why the log cannot be read from here."""
+    """Why this process cannot read the log; None if it can."""
     opened = _opened(path)
     if isinstance(opened, CheckFault):
         return opened
@@ -104,4 +104,4 @@ def _opened(path: Path) -> int | CheckFault:
     if stat.S_ISCHR(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode):
         return descriptor
     os.close(descriptor)
-    return CheckFault("it is no log of a kernel")
+    return CheckFault("it is not a kernel log")

@@ -1,11 +1,11 @@
-"""Which devices a task has open or mapped.
+"""Find the devices that a task has open or mapped.
 
-A file is the one that it leads to, never its name: a container has nodes of its own for a device, under names that its
-tenant chooses.
+Files are compared by inode or device number, never by name: a container has its own device nodes, with names of its
+choice.
 
-Not seen here: memory of a GPU that was shared as a dma-buf. Such a file says which driver it came from, not which
-device, and to blame all of them would let one tenant take the whole node out of service. Nothing is proven by that gap:
-the memory stays in use, so the device shows memory without an owner, and a clear cannot cover it.
+GPU memory that is shared as a dma-buf is not found. Such a file names its driver, not its device; counting it for all
+devices would let one pod take the whole node out of service. The gap does not give a false proof: the memory stays in
+use, so the device shows memory without a holder, and a clear cannot cover that memory.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from itertools import chain
 
 from scrubber.node.proc import ENDED
 
-# The file behind a descriptor cannot be asked: closed meanwhile, or on a mount that is dead. Ours was asked just now.
+# The file of a descriptor cannot be read: it was closed, or its mount is dead. No device file has these errors.
 _NOT_OURS = frozenset({errno.ENOENT, errno.ESRCH, errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN})
-_MAPPING = re.compile(rb"^0*(\w+)-0*(\w+) \S+ \S+ (\S+ [1-9].*)$", re.MULTILINE)  # with a file, and where that is
+_MAPPING = re.compile(
+    rb"^0*(\w+)-0*(\w+) \S+ \S+ (\S+ [1-9].*)$", re.MULTILINE
+)  # a mapping of a file: its range and the file
 _FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
-_AT_ONCE = 65536  # bytes; the kernel gives less each time
-_FEW = 8  # names that are sooner looked for one by one than all lines are taken apart
-_READINGS = 5  # a process may map and unmap while we read
+_AT_ONCE = 65536  # bytes; the kernel returns less each time
+_FEW = 8  # up to so many names, a search for each is faster than parsing all lines
+_READINGS = 5  # a process may map and unmap files while we read
 
 _NONE: frozenset[str] = frozenset()
 
@@ -33,36 +35,36 @@ Identity = tuple[str, int, int]
 
 
 class Search:
-    """One look for the users of some devices, by their files. Good for one walk: what it learns of files grows old."""
+    """A search for the holders of some devices. Use it for one pass over /proc: its cache of files becomes outdated."""
 
     def __init__(self, files: Mapping[str, Sequence[str]]) -> None:
         """``unknown``: the devices whose files cannot be identified."""
         self.unknown = frozenset(device for device, paths in files.items() if not paths)
         self._opened: dict[Identity, frozenset[str]] = {}
-        self._mapped: dict[bytes, frozenset[str]] = {}  # as maps spells them: "MAJOR:MINOR INODE", or a path
-        self._nodes = False  # device nodes are among them
-        self._places: dict[bytes, frozenset[str]] = {}  # what a mapped file turned out to be
+        self._mapped: dict[bytes, frozenset[str]] = {}  # keys as in /proc/PID/maps: "MAJOR:MINOR INODE", or a path
+        self._nodes = False  # whether any of the files is a device node
+        self._places: dict[bytes, frozenset[str]] = {}  # the devices of mapped files, by their lines in maps
         for device, path in ((device, path) for device, paths in files.items() for path in paths):
             try:
-                found = os.stat(path)  # noqa: PTH116 -- ports speak of paths as text
+                found = os.stat(path)  # noqa: PTH116 -- backends return paths as text
             except OSError:
-                self.unknown |= {device}  # who uses a file that cannot be looked at cannot be told
+                self.unknown |= {device}  # holders of a file without a known identity cannot be found
                 continue
-            self._want(device, path, found)
+            self._add(device, path, found)
 
     def devices(self, task: str) -> frozenset[str]:
-        """What a process, or a thread, has open or mapped; PermissionError where it may not be looked into."""
-        _knock(task)
+        """The devices that a process or thread has open or mapped; PermissionError if we may not read it."""
+        _check_access(task)
         return self._open_in(task) | self._mapped_in(task) | (self._nodes_in(task) if self._nodes else _NONE)
 
-    def _want(self, device: str, path: str, found: os.stat_result) -> None:
+    def _add(self, device: str, path: str, found: os.stat_result) -> None:
         name = frozenset({device})
         identity = _identity(found)
         self._opened[identity] = self._opened.get(identity, _NONE) | name
         if stat.S_ISCHR(found.st_mode):
             self._nodes = True
             return
-        # By path as well: overlayfs and btrfs give a mapping another device number than stat does.
+        # By path too: overlayfs and btrfs show another device number in maps than stat does.
         place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino}".encode()
         for key in (place, os.fsencode(os.path.realpath(path))):
             self._mapped[key] = self._mapped.get(key, _NONE) | name
@@ -70,7 +72,7 @@ class Search:
     def _open_in(self, task: str) -> frozenset[str]:
         devices = _NONE
         try:
-            names = os.listdir(f"{task}/fd")  # noqa: PTH208 -- the hot loop of every look
+            names = os.listdir(f"{task}/fd")  # noqa: PTH208 -- the hot loop of every observation
         except ENDED:
             return devices
         for name in names:
@@ -93,7 +95,7 @@ class Search:
         return _NONE.union(*(self._mapped[name] for name in named))
 
     def _nodes_in(self, task: str) -> frozenset[str]:
-        """A mapping shows where its node is, which is the tenant's choice: the kernel is asked what that leads to."""
+        """A mapping shows the path of its node, which the pod chooses: map_files leads to the node itself."""
         for _ in range(_READINGS):
             spans = {place: f"{start.decode()}-{end.decode()}" for start, end, place in _MAPPING.findall(_maps(task))}
             try:
@@ -102,11 +104,11 @@ class Search:
             except FileNotFoundError:
                 continue
             return _NONE.union(*(self._places[place] for place in spans))
-        raise PermissionError(f"cannot look into {task}: it maps and unmaps files all the time")
+        raise PermissionError(f"cannot read the mappings of {task}: they change all the time")
 
     def _behind(self, task: str, span: str) -> frozenset[str]:
         proc, _, number = task.partition("/task/")
-        # A thread has such a directory under its own number only, and that works for a process as well.
+        # A thread has map_files only under /proc/TID, not under /proc/PID/task/TID.
         directory = f"{os.path.dirname(proc)}/{number}" if number else task  # noqa: PTH120 -- paths are text here
         try:
             found = os.stat(f"{directory}/map_files/{span}")  # noqa: PTH116 -- same
@@ -125,17 +127,17 @@ def _identity(found: os.stat_result) -> Identity:
     return ("file", found.st_dev, found.st_ino)
 
 
-def _knock(task: str) -> None:
-    """PermissionError at the door: no list is made of the hundreds of files of a process that is closed to us."""
+def _check_access(task: str) -> None:
+    """PermissionError if we may not read the process: fail before listing its files, which may be hundreds."""
     try:
         os.close(os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC))
     except ENDED:
-        return  # the list tells
+        return  # listing the files handles this
 
 
 def _maps(task: str) -> bytes:
     try:
-        handle = os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC)  # half the price of a Path: the hot loop again
+        handle = os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC)  # half the cost of a Path, in the hot loop
     except ENDED:
         return b""
     try:

@@ -1,9 +1,9 @@
-"""What people call a pod: namespace and name, by the directories that the kubelet makes for its logs.
+"""Find the namespace and name of a pod by the kubelet's log directories.
 
-They are called NAMESPACE_NAME_UID and are there from before the first container of a pod until the pod is deleted. To
-read their names takes no socket and no token and changes nothing, whereas the kubelet must be told namespace and name
-before it tells about a pod, and to ask it for all of them frees devices that are in use. For people only: whoever acts
-goes by UIDs. So what cannot be read is no name, and never an error.
+A directory NAMESPACE_NAME_UID exists from before the first container of a pod starts until the pod is deleted. Reading
+the names needs no socket and no token. The kubelet's API needs namespace and name to describe a pod, and listing all
+pods there frees devices that are in use. The names are for messages only: decisions use UIDs. So a name that cannot be
+read is missing, never an error.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pathlib import Path
 
 from scrubber.node import checkpoint
 
-STANDS = 5.0  # seconds: two changes of a directory within a tick of its file system show as one
-MOST = 100_000  # entries that are looked at: a node has some hundred pods
+STANDS = 5.0  # seconds: two changes of a directory within one tick of its file system have the same time
+MOST = 100_000  # directory entries: a node has some hundred pods
 
 _WORD = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
-_DIRECTORY = re.compile(rf"({_WORD})_({_WORD}(?:[.]{_WORD})*)_(.+)", re.DOTALL)  # neither of the first two holds a _
+_DIRECTORY = re.compile(rf"({_WORD})_({_WORD}(?:[.]{_WORD})*)_(.+)", re.DOTALL)  # namespace and name hold no _
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """Whom the kubelet has written devices down for, and what pods are called."""
+    """The device owners in the kubelet's checkpoint, and the names of pods."""
 
     entries: tuple[checkpoint.CheckpointEntry, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # NAMESPACE/NAME by UID
 
     def of(self, device: str) -> dict[str, frozenset[str]]:
-        """The pods that a device is written down for, by UID, and their containers that have it."""
+        """The UIDs of the pods that own a device, and their containers that have the device."""
         found: dict[str, frozenset[str]] = {}
         for entry in self.entries:
             if entry.device == device:
@@ -42,10 +42,10 @@ class Tenants:
 
 
 class Pods:
-    """Sight of the pods of this node. To be asked by one at a time."""
+    """Finds the pods of this node. Not safe for concurrent calls."""
 
     def __init__(self, kubelet_dir: Path, logs: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is looked at yet. ``logs``: where the kubelet makes the directories."""
+        """``logs``: where the kubelet creates the log directories."""
         self._kubelet_dir = kubelet_dir
         self._logs = logs
         self._clock = clock
@@ -54,18 +54,18 @@ class Pods:
         self._until = 0.0
 
     def look(self) -> Tenants:
-        """What can be told just now."""
+        """The owners and names that can be read now."""
         try:
             entries = checkpoint.entries(self._kubelet_dir)
-        except checkpoint.CheckpointError:  # the kubelet's hooks, which need it, say why
+        except checkpoint.CheckpointError:  # the calls that need the checkpoint report the error
             entries = ()
         return Tenants(entries, self.names())
 
     def names(self) -> Mapping[str, str]:
-        """NAMESPACE/NAME of every pod by its UID. Read anew when the directory changes, and now and then."""
+        """NAMESPACE/NAME of each pod by its UID. Read again when the directory changes, and from time to time."""
         now = self._clock()
         try:
-            about = self._logs.stat()  # before the names: what changes meanwhile is seen the next time
+            about = self._logs.stat()  # before reading the names: the next call sees a change in between
             seen = (about.st_dev, about.st_ino, about.st_mtime_ns)
             if seen != self._seen or now >= self._until:
                 self._names, self._seen, self._until = _names(self._logs), seen, now + STANDS
@@ -75,7 +75,7 @@ class Pods:
 
 
 def _names(directory: Path) -> dict[str, str]:
-    """A UID of two names has none: nobody could say which."""
+    """The names by UID. A UID with two names is left out: either name may be wrong."""
     found: dict[str, str] = {}
     unclear: set[str] = set()
     with os.scandir(directory) as entries:

@@ -1,6 +1,6 @@
-"""How the driver and the node stand, by files under a root: where the host's /proc/driver, /sys and so on are seen.
+"""Read the state of the driver and of the node from files under a root, such as /proc/driver and /sys.
 
-Only files that the kernel, the driver and its installer make; nothing is asked of the driver itself.
+Only files of the kernel, the driver and its installer are read; the driver itself is not called.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _DRIVER_ROOTS = ("", "run/nvidia/driver")  # the node's own, and that of a drive
 
 
 def driver(root: Path) -> str | CheckFault:
-    """The version of the driver that is loaded; its own file is asked where the kernel's does not say."""
+    """The version of the loaded driver, from the kernel's file or else from the driver's."""
     said = safe_read.text(root / "sys/module/nvidia/version")
     if isinstance(said, str):
         return said.strip()
-    told = safe_read.text(root / "proc/driver/nvidia/version")
-    if isinstance(told, CheckFault):
-        return told if said.absent else said
-    found = _VERSION.search(told)
-    return found[0] if found else CheckFault(f"{root / 'proc/driver/nvidia/version'} tells no version")
+    text = safe_read.text(root / "proc/driver/nvidia/version")
+    if isinstance(text, CheckFault):
+        return text if said.absent else said
+    found = _VERSION.search(text)
+    return found[0] if found else CheckFault(f"{root / 'proc/driver/nvidia/version'} names no version")
 
 
 def libraries(root: Path) -> tuple[str, ...]:
-    """The versions of the driver's library that are found in the usual places, once each."""
+    """The versions of the driver's library in the usual directories, without duplicates."""
     directories = [root / driver_root / place for driver_root in _DRIVER_ROOTS for place in _LIBRARIES]
     listed = [names for names in map(safe_read.names, directories) if not isinstance(names, CheckFault)]
     found = [_LIBRARY.fullmatch(name) for names in listed for name in names]
@@ -41,7 +41,7 @@ def libraries(root: Path) -> tuple[str, ...]:
 
 
 def options(root: Path) -> dict[str, str] | CheckFault:
-    """What the driver says it was loaded with, without the quotation marks."""
+    """The options that the driver was loaded with, without quotation marks."""
     said = safe_read.text(root / "proc/driver/nvidia/params")
     if isinstance(said, CheckFault):
         return said
@@ -50,7 +50,7 @@ def options(root: Path) -> dict[str, str] | CheckFault:
 
 
 def shared_with_guests(root: Path) -> tuple[str, ...] | CheckFault:
-    """What tells that virtual machines are given parts of these GPUs."""
+    """Signs that parts of these GPUs are given to virtual machines."""
     module = safe_read.there(root / "sys/module/nvidia_vgpu_vfio")
     if isinstance(module, CheckFault):
         return module
@@ -71,17 +71,17 @@ def shared_with_guests(root: Path) -> tuple[str, ...] | CheckFault:
 def _virtual_functions(device: Path) -> int | CheckFault:
     vendor = safe_read.text(device / "vendor")
     if isinstance(vendor, CheckFault):
-        return 0 if vendor.absent else vendor  # unplugged meanwhile
+        return 0 if vendor.absent else vendor  # the device was removed meanwhile
     if vendor.strip().lower() != VENDOR:
         return 0
     count = safe_read.text(device / "sriov_numvfs")
     if isinstance(count, CheckFault):
-        return 0 if count.absent else count  # it can have none
+        return 0 if count.absent else count  # the device does not support virtual functions
     return int(count) if count.strip().isdecimal() else CheckFault(f"{device / 'sriov_numvfs'} holds no number")
 
 
 def persistenced(root: Path) -> bool | CheckFault:
-    """Whether nvidia-persistenced has its socket there."""
+    """Whether the socket of nvidia-persistenced exists."""
     try:
         return stat.S_ISSOCK((root / "run/nvidia-persistenced/socket").stat().st_mode)
     except FileNotFoundError:
@@ -91,7 +91,7 @@ def persistenced(root: Path) -> bool | CheckFault:
 
 
 def cgroups(root: Path) -> str | CheckFault:
-    """Which version of control groups is in use, in words; two can be, side by side."""
+    """The version of control groups in use, in words; both versions can be in use."""
     place = root / "sys/fs/cgroup"
     found = safe_read.names(place)
     if isinstance(found, CheckFault):
@@ -108,7 +108,7 @@ def cgroups(root: Path) -> str | CheckFault:
 
 
 def room(directory: Path) -> Room | CheckFault:
-    """What a filesystem has left for those who are not root: root's reserve is not for ledgers."""
+    """The free space and inodes of a file system, without the reserve of root."""
     try:
         found = os.statvfs(directory)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What every look through /proc needs: who is there, how a task stands, and whether everybody can be seen."""
+"""Read /proc: list the processes, read the state of a task, check that all processes are visible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INITIAL_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO: the same on every Linux
-ENDED = (FileNotFoundError, ProcessLookupError)  # what /proc says of a task that is gone
+ENDED = (FileNotFoundError, ProcessLookupError)  # errors of /proc for a task that has ended
 DEAD = frozenset("ZX")
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -19,43 +19,44 @@ _LONGEST_STAT = 4096  # bytes, several times what the kernel writes
 
 
 class BlindError(Exception):
-    """It cannot be told who is where on this node: the message is for operators."""
+    """The processes of this node cannot be read completely. The message is for operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """How a task stands."""
+    """The state of a task."""
 
     state: str  # S sleeps, R runs, D is stuck in the kernel, Z has ended
-    ending: bool  # on its way out: it runs no more code of its own
+    ending: bool  # exiting: it runs no more code of its own
     started: float  # seconds since boot
-    parent: int  # its pid
+    parent: int  # pid
 
 
 def status(task: str) -> ProcessStatus:
-    """Of a process, or of one of its threads, by its directory."""
+    """The state of a process or thread, by its directory."""
     fields = _fields(task)
     started, parent = int(fields[_STARTED]) / _TICKS, int(fields[_PARENT])
     return ProcessStatus(fields[_STATE].decode(), bool(int(fields[_FLAGS]) & _PF_EXITING), started, parent)
 
 
 def of_kernel(process: str) -> bool:
-    """Whether it is a thread of the kernel itself, which has neither files nor memory; on most nodes most are.
+    """Whether it is a kernel thread, which has no files and no memory.
 
-    Who runs a program is none. Who runs none may also have ended but for other threads of it: the kernel says which.
+    A process with an executable is not a kernel thread. Without one, it may also be a process whose first thread has
+    ended; its flags tell which. On most nodes most processes are kernel threads, so the check is cheap.
     """
     try:
-        os.readlink(f"{process}/exe")  # noqa: PTH115 -- the hot loop of every look
+        os.readlink(f"{process}/exe")  # noqa: PTH115 -- the hot loop of every observation
     except FileNotFoundError:
         with suppress(*ENDED):
             return bool(int(_fields(process)[_FLAGS]) & _PF_KTHREAD)
     except OSError:
-        pass  # who may not even ask has to look
+        pass  # unknown: read the process like any other
     return False
 
 
 def _fields(task: str) -> list[bytes]:
-    """What follows the name, which may hold spaces and parentheses of its own."""
+    """The fields after the process name, which may hold spaces and parentheses."""
     handle = os.open(f"{task}/stat", os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(handle, _LONGEST_STAT).rpartition(b")")[2].split()
@@ -64,9 +65,9 @@ def _fields(task: str) -> list[bytes]:
 
 
 def descends(proc: Path, pid: int, ancestors: Collection[int]) -> bool:
-    """Whether a process is one of these, or was started by one that still runs.
+    """Whether a process is one of these, or a descendant of one that still runs.
 
-    Nobody descends from the first process of all: whoever has lost its own parent is given to that one.
+    Process 1 does not count as an ancestor: the kernel makes it the parent of each process that lost its own.
     """
     while pid > 1 and pid not in ancestors:
         try:
@@ -82,15 +83,15 @@ def own_namespace(proc: Path) -> int:
 
 
 def pids(proc: Path) -> list[int]:
-    """Every process that is there now."""
+    """The pids of all processes."""
     with os.scandir(proc) as entries:
         return [int(entry.name) for entry in entries if entry.name.isdigit()]
 
 
 def sees_all(proc: Path, namespace: int | None = None) -> bool:
-    """Whether this /proc shows the whole node: in a container's own namespace it hides everybody else.
+    """Whether this /proc shows all processes of the node: in a container's pid namespace it shows only that container.
 
-    ``namespace`` is the one that does on a node that is a container itself.
+    ``namespace``: the pid namespace of a node that is itself a container.
     """
     try:
         return (proc / "self/ns/pid").stat().st_ino == (namespace or INITIAL_PID_NAMESPACE)

@@ -1,4 +1,4 @@
-"""Tells when a process ends, so that nobody has to ask again and again."""
+"""Report the end of processes without polling."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ logger = log.get("ends")
 
 
 class ProcessEnds:
-    """One process for each name, by a pidfd. Level-triggered: a name says "look again", never what happened."""
+    """Follows one process for each name, by a pidfd. A reported name means "observe again", not what happened."""
 
     def __init__(self) -> None:
-        """Nobody is waited for."""
+        """Follow no process yet."""
         self._followed: dict[str, tuple[int, int]] = {}  # pid and pidfd
-        self._rung: set[str] = set()
-        self._bell = asyncio.Event()
-        self._told = False  # that a process could not be followed
+        self._ended: set[str] = set()
+        self._changed = asyncio.Event()
+        self._warned = False  # that a process could not be followed
 
     def follow(self, name: str, pid: int, same: Callable[[], bool]) -> None:
-        """Wait for the end of this process under this name, and for no other's any more.
+        """Report the name when this process ends; this replaces an earlier process of the same name.
 
-        ``same`` is asked once the process cannot give its number to another unseen: whether it is still the one meant.
+        ``same`` is called once the pidfd is open: whether the pid still belongs to the intended process.
         """
         if self._followed.get(name, (None,))[0] == pid:
             return
@@ -32,47 +32,47 @@ class ProcessEnds:
         try:
             handle = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._ring(name)
+            self._report(name)
             return
-        except OSError as error:  # no right to it, or no more files: rounds find out what happens then
-            self._complain(error)
+        except OSError as error:  # not permitted, or too many open files: the monitor's rounds notice the end
+            self._warn(error)
             return
         if not same():
             os.close(handle)
-            self._ring(name)
+            self._report(name)
             return
         self._followed[name] = (pid, handle)
-        asyncio.get_running_loop().add_reader(handle, self._over, name)
+        asyncio.get_running_loop().add_reader(handle, self._on_end, name)
 
     def forget(self, name: str) -> None:
-        """Wait for nobody under this name."""
+        """Follow no process under this name."""
         followed = self._followed.pop(name, None)
         if followed is not None:
             asyncio.get_running_loop().remove_reader(followed[1])
             os.close(followed[1])
 
     async def next(self) -> frozenset[str]:
-        """The names under which somebody has ended since the last call, as soon as there is one."""
-        await self._bell.wait()
-        self._bell.clear()
-        rung, self._rung = frozenset(self._rung), set()
-        return rung
+        """Wait for the end of a process; returns all names whose process has ended since the last call."""
+        await self._changed.wait()
+        self._changed.clear()
+        ended, self._ended = frozenset(self._ended), set()
+        return ended
 
     def close(self) -> None:
-        """Wait for nobody."""
+        """Follow no process any more."""
         for name in tuple(self._followed):
             self.forget(name)
 
-    def _complain(self, error: OSError) -> None:
-        """Once: it would be told at every look."""
-        if not self._told:
-            logger.warning("cannot wait for the end of a process; rounds look for it", error=error.strerror)
-        self._told = True
+    def _warn(self, error: OSError) -> None:
+        """Log the error once, not at every observation."""
+        if not self._warned:
+            logger.warning("cannot wait for the end of a process; the monitor polls for it", error=error.strerror)
+        self._warned = True
 
-    def _over(self, name: str) -> None:
+    def _on_end(self, name: str) -> None:
         self.forget(name)
-        self._ring(name)
+        self._report(name)
 
-    def _ring(self, name: str) -> None:
-        self._rung.add(name)
-        self._bell.set()
+    def _report(self, name: str) -> None:
+        self._ended.add(name)
+        self._changed.set()

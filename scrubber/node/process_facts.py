@@ -1,4 +1,4 @@
-"""What processes of this node are, and what they may do: who serves a socket, who runs CUDA's multi-process service."""
+"""Find the process that serves a socket and its rights, and the processes of CUDA's multi-process service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAPABILITIES = re.compile(r"^CapEff:\s*([0-9a-fA-F]+)$", re.MULTILINE)
 
 
 def mps(proc: Path) -> tuple[str, ...] | CheckFault:
-    """The processes of the multi-process service, by the program that they run: a name could be anybody's."""
+    """The processes of the multi-process service, by their executable: any process can choose this name."""
     entries = safe_read.names(proc)
     if isinstance(entries, CheckFault):
         return entries
@@ -26,9 +26,9 @@ def mps(proc: Path) -> tuple[str, ...] | CheckFault:
     hidden: CheckFault | None = None
     for pid in filter(str.isdecimal, entries):
         try:
-            program = os.readlink(proc / pid / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - text is what it is
+            program = os.readlink(proc / pid / "exe").removesuffix(" (deleted)")  # noqa: PTH115 - the raw text
         except (FileNotFoundError, ProcessLookupError):
-            continue  # of the kernel, or gone
+            continue  # a kernel thread, or ended
         except OSError as error:
             hidden = safe_read.fault(error)
             continue
@@ -38,7 +38,7 @@ def mps(proc: Path) -> tuple[str, ...] | CheckFault:
 
 
 def sees_all(proc: Path, pid: str = "self") -> bool | CheckFault:
-    """Whether a process is in the node's own PID namespace, in which every process has a number."""
+    """Whether a process is in the node's own PID namespace, which shows all processes."""
     try:
         return (proc / pid / "ns/pid").stat().st_ino == INITIAL_PID_NAMESPACE
     except OSError as error:
@@ -46,12 +46,12 @@ def sees_all(proc: Path, pid: str = "self") -> bool | CheckFault:
 
 
 def server(path: Path, proc: Path) -> Process | CheckFault:
-    """The process that serves a socket, by what the kernel knows of it: it is not asked anything."""
+    """The process that serves a socket, as the kernel reports it; no request is sent."""
     pid = _listener(path)
     if isinstance(pid, CheckFault):
         return pid
     if pid == 0:
-        return CheckFault("its process is hidden from this PID namespace")
+        return CheckFault("its process is not visible in this PID namespace")
     seen = sees_all(proc, str(pid))
     status = safe_read.text(proc / str(pid) / "status")
     if isinstance(seen, CheckFault):
@@ -60,7 +60,7 @@ def server(path: Path, proc: Path) -> Process | CheckFault:
         return status
     capabilities = _CAPABILITIES.search(status)
     if capabilities is None:
-        return CheckFault(f"{proc / str(pid) / 'status'} tells no capabilities")
+        return CheckFault(f"{proc / str(pid) / 'status'} shows no capabilities")
     return Process(seen, int(capabilities[1], 16))
 
 
@@ -69,7 +69,7 @@ def _listener(path: Path) -> int | CheckFault:
         probe.settimeout(0)
         try:
             probe.connect(os.fspath(path))
-            told = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         except OSError as error:
             return safe_read.fault(error)
-    return int(_CREDENTIALS.unpack(told)[0])
+    return int(_CREDENTIALS.unpack(credentials)[0])

@@ -1,7 +1,7 @@
-"""Who has a device's files open or mapped: one look through /proc for all devices at once.
+"""Find the processes that have a device's files open or mapped, in one pass over /proc for all devices.
 
-What this look cannot see: a file in flight on a unix socket, or kept only by an io_uring. Both need a live process
-that means to take it back, and a process that does is seen again.
+The pass does not see a file in transit on a unix socket, or one that only an io_uring keeps. A live process must take
+such a file back to use it, and then the process is seen.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from scrubber.node import threads
 from scrubber.node.open_files import Search
 from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
 
-_LOOKS = 3  # a process that ended while it was looked at is looked at again: its number may be another one's now
+_READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
 _PIN = os.O_PATH | os.O_DIRECTORY
 
 
-def nobody(_holder: Holder) -> bool:
-    """Leaves nobody out of the answer."""
+def no_bystander(_holder: Holder) -> bool:
+    """Accept no process as a bystander."""
     return False
 
 
 class Processes:
-    """Sight of the processes of this node."""
+    """Finds the holders of devices among the processes of this node."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class Processes:
         full_sight: bool,
         namespace: int | None = None,
     ) -> None:
-        """``full_sight``: an answer that some process was hidden from is no answer.
+        """``full_sight``: the answer is None when any process is hidden.
 
-        Without it, processes that may not be looked into are passed over. That is right for simulated GPUs only: their
-        files are readable by one user, so that whoever may not be looked into may not open them either (root may).
-        ``container_of`` raises BlindError where it cannot tell: a process without a container may be ended.
-        ``namespace``: the one that shows the whole node, if that is not the machine's first.
+        Without it, processes that we may not read are skipped. This is correct for simulated GPUs only: one user can
+        read their files, so a process that we may not read cannot open them either (except root).
+        ``container_of`` raises BlindError when the container is unknown: a process without a container may be ended.
+        ``namespace``: the pid namespace that shows the whole node, if it is not the initial one.
         """
         self._proc = proc
         self._container_of = container_of
@@ -53,13 +53,13 @@ class Processes:
         self,
         files: Mapping[str, Sequence[str]],
         exclude: Collection[int] = (),
-        ignored: Callable[[Holder], bool] = nobody,
+        is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
     ) -> dict[str, tuple[Holder, ...] | None]:
-        """Who uses each device, by its files; None where that cannot be proven. This process is never a holder.
+        """The holders of each device, by its files; None if they cannot be proven. This process is never a holder.
 
-        ``listed`` are processes that the driver names for a device, whether they show its files or not. ``ignored`` is
-        asked while the process it is asked about cannot give its number to another one.
+        ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
+        ``is_bystander`` is called while the pid of the holder cannot pass to another process.
         """
         search = Search(files)
         blind = self._full_sight and not sees_all(self._proc, self._namespace)
@@ -70,24 +70,24 @@ class Processes:
         for pid in pids(self._proc):
             if pid in skipped or (pid not in named and of_kernel(f"{self._proc}/{pid}")):
                 continue
-            look = self._look(pid, search, named.get(pid, frozenset()), ignored)
-            blind = blind or (self._full_sight and look.blind)
-            if look.unsure:
-                unknown |= look.devices
-            for device in look.devices:
-                found[device] += look.holder
+            read = self._read(pid, search, named.get(pid, frozenset()), is_bystander)
+            blind = blind or (self._full_sight and read.blind)
+            if read.unsure:
+                unknown |= read.devices
+            for device in read.devices:
+                found[device] += read.holder
         unproven = files.keys() if blind else unknown
         return {device: None if device in unproven else tuple(holders) for device, holders in found.items()}
 
-    def witness(self, pid: int) -> tuple[Holder, ...]:
-        """A process, whether or not it holds anything; nobody when it has ended, or it cannot be told whose it is."""
+    def process(self, pid: int) -> tuple[Holder, ...]:
+        """A process, whether or not it holds a device; empty if it has ended or its container is unknown."""
         try:
             return (self._describe(pid, f"{self._proc}/{pid}"),)
         except (*ENDED, BlindError):
             return ()
 
     def lives(self, holder: Holder) -> bool:
-        """Whether this very process still runs."""
+        """Whether this process still runs."""
         try:
             now = status(f"{self._proc}/{holder.pid}")
         except ENDED:
@@ -95,40 +95,42 @@ class Processes:
         return now.started == holder.started and now.state not in DEAD
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
-        """Whether a process is one of these, or was started by one that still runs."""
+        """Whether a process is one of these, or a descendant of one that still runs."""
         return descends(self._proc, pid, ancestors)
 
-    def _look(self, pid: int, search: Search, named: frozenset[str], ignored: Callable[[Holder], bool]) -> _Look:
-        """One process: what it holds, and who it is."""
-        look = _Look()
-        for _ in range(_LOOKS):
+    def _read(
+        self, pid: int, search: Search, named: frozenset[str], is_bystander: Callable[[Holder], bool]
+    ) -> _ProcessReading:
+        """One process: the devices that it holds, and the holder."""
+        read = _ProcessReading()
+        for _ in range(_READINGS):
             try:
                 pin = os.open(f"{self._proc}/{pid}", _PIN)
             except ENDED:
-                return _Look()
+                return _ProcessReading()
             try:
-                look = self._glance(pid, search, named)
-                if not look.devices:
-                    return look
-                holder = self._describe(pid, look.task)
-                left_out = ignored(holder)
-                os.stat("stat", dir_fd=pin)  # still there, so all of this was about one process
+                read = self._read_files(pid, search, named)
+                if not read.devices:
+                    return read
+                holder = self._describe(pid, read.task)
+                bystander = is_bystander(holder)
+                os.stat("stat", dir_fd=pin)  # fails if the process has ended: all answers are about one process
             except ENDED:
                 continue
             except BlindError:
                 break
             finally:
                 os.close(pin)
-            if holder.state not in DEAD:  # else others of its threads may hold on, which show only once it is dead
-                return _Look(blind=look.blind) if left_out else replace(look, holder=(holder,))
-        return replace(look, unsure=True)
+            if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
+                return _ProcessReading(blind=read.blind) if bystander else replace(read, holder=(holder,))
+        return replace(read, unsure=True)
 
-    def _glance(self, pid: int, search: Search, named: frozenset[str]) -> _Look:
-        """A process, with those of its threads that hold files of their own."""
+    def _read_files(self, pid: int, search: Search, named: frozenset[str]) -> _ProcessReading:
+        """The devices of a process, with those of its threads that have their own files."""
         devices = named
         holding = f"{self._proc}/{pid}" if named else ""
         blind = False
-        for task in threads.apart(f"{self._proc}/{pid}"):
+        for task in threads.separate(f"{self._proc}/{pid}"):
             try:
                 held = search.devices(task)
             except PermissionError:
@@ -137,23 +139,23 @@ class Processes:
             if held and not holding:
                 holding = task
             devices |= held
-        return _Look(devices, holding, blind)
+        return _ProcessReading(devices, holding, blind)
 
     def _describe(self, pid: int, task: str) -> Holder:
-        """The process as it stands. The state is that of the thread that holds the files."""
+        """The process as a holder. The state is that of the thread that holds the files."""
         process = f"{self._proc}/{pid}"
         started, state = status(process).started, status(task).state
         return Holder(pid, started, _command(process), self._container_of(pid), state)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What one process showed."""
+class _ProcessReading:
+    """What was read of one process."""
 
     devices: frozenset[str] = frozenset()
-    task: str = ""  # the first of its threads that holds any
+    task: str = ""  # the first of its threads that holds a device
     blind: bool = False
-    unsure: bool = False  # somebody holds them, and it cannot be told who
+    unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
 
 
@@ -165,7 +167,7 @@ def _by_pid(listed: Mapping[str, Collection[int]]) -> dict[int, frozenset[str]]:
 
 
 def _command(process: str) -> str:
-    """The name alone: a command line is a tenant's, may hold passwords, and would stay in the ledger for ever."""
+    """The name alone: a command line may hold passwords, and would stay in the ledger for ever."""
     text = Path(f"{process}/comm").read_bytes().decode(errors="replace").strip()
-    # A name is chosen by its tenant too: it must not be able to write to an operator's terminal.
+    # A process chooses its name: remove control characters, which would act on an operator's terminal.
     return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -1,4 +1,4 @@
-"""Reads files that may be anything, or nothing: what cannot be read is a fault, never an error and never a wait."""
+"""Read files that may be missing or of any kind: the result is a CheckFault, never an exception and never a wait."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from pathlib import Path
 
 from scrubber.core.diagnosis.base import CheckFault
 
-LARGEST = 16 * 2**20  # bytes: whatever is looked at here is some kilobytes
+LARGEST = 16 * 2**20  # bytes: the files that are read here have some kilobytes
 
 
 def text(file: Path) -> str | CheckFault:
-    """What a file says."""
+    """The text of a file."""
     try:
         content = _content(file)
     except OSError as error:
         return fault(error)
     if content is None:
-        return CheckFault("it is no file")
-    return CheckFault("it is too large to be true") if len(content) > LARGEST else content.decode(errors="replace")
+        return CheckFault("it is not a regular file")
+    return (
+        CheckFault(f"it is larger than {LARGEST} bytes") if len(content) > LARGEST else content.decode(errors="replace")
+    )
 
 
 def _content(file: Path) -> bytes | None:
-    # A pipe in the place of a file would hold us for ever without O_NONBLOCK.
+    # Without O_NONBLOCK, opening a pipe would wait for ever.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -35,15 +37,15 @@ def _content(file: Path) -> bytes | None:
 
 
 def names(directory: Path) -> list[str] | CheckFault:
-    """What is in a directory, in order. Not by ``glob``: that says of one that may not be read that it is empty."""
+    """The sorted names in a directory. No ``glob``: it returns nothing for a directory that we may not read."""
     try:
-        return sorted(os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
+        return sorted(os.listdir(directory))  # noqa: PTH208 - names, not paths
     except OSError as error:
         return fault(error)
 
 
 def there(path: Path) -> bool | CheckFault:
-    """Whether something is at a path; a link that leads nowhere from here is something."""
+    """Whether a path exists; a dangling link counts as existing."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -54,6 +56,6 @@ def there(path: Path) -> bool | CheckFault:
 
 
 def fault(error: OSError) -> CheckFault:
-    """An error as it is told."""
+    """The CheckFault of an OSError."""
     said = (error.strerror or str(error)).lower()
     return CheckFault(said, isinstance(error, FileNotFoundError), isinstance(error, PermissionError))

@@ -1,8 +1,8 @@
-"""Which threads of a process must be looked at one by one.
+"""Find the threads of a process whose open files must be read separately.
 
-Threads share one table of open files as a rule, and then the process's own entry shows it. Two kinds hold files that
-the process's entry does not show: a thread that took a table of its own (``unshare(CLONE_FILES)``), and every thread of
-a process whose first thread has ended, which is how a killed process looks while a thread of it is stuck in a driver.
+Threads usually share one table of open files, which the entry of the process shows. Two kinds have files that this
+entry does not show: a thread with its own table (``unshare(CLONE_FILES)``), and each thread of a process whose first
+thread has ended. A killed process looks like that while one of its threads is stuck in a driver.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _KCMP_FILES = 2
 _libc = ctypes.CDLL(None)
 
 
-def apart(process: str) -> list[str]:
-    """The /proc directories to look at: the process's own, then those of threads that do not share its files."""
+def separate(process: str) -> list[str]:
+    """The /proc directories to read: that of the process, then those of threads that do not share its files."""
     leader = process.rpartition("/")[2]
     try:
-        tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- part of the hot loop of every look
+        tasks = os.listdir(f"{process}/task")  # noqa: PTH208 -- in the hot loop of every observation
     except (FileNotFoundError, ProcessLookupError):
         return []
     others = (task for task in tasks if task != leader and not _share(int(leader), int(task)))
@@ -27,5 +27,5 @@ def apart(process: str) -> list[str]:
 
 
 def _share(pid: int, task: int) -> bool:
-    # Where the kernel will not say, they do not: then every thread is looked at, which is slow and right.
+    # When the kernel refuses kcmp, each thread is read: slow but correct.
     return _KCMP is not None and _libc.syscall(_KCMP, pid, task, _KCMP_FILES, 0, 0) == 0

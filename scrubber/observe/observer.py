@@ -23,7 +23,7 @@ from scrubber.node import checkpoint, clock
 from scrubber.node.identity import kubelet_epoch
 from scrubber.node.proc import BlindError
 from scrubber.node.process_ends import ProcessEnds
-from scrubber.node.processes import Processes, nobody
+from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_release import DriverRelease
 from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
 
@@ -72,7 +72,7 @@ class Observer:
         boot_id: str,
         kubelet_dir: Path,
         observed_since: float,
-        bystanders: Callable[[str], IsBystander] = lambda _uuid: nobody,
+        bystanders: Callable[[str], IsBystander] = lambda _uuid: no_bystander,
         *,
         patience: float = 2.0,
         caller: Caller | None = None,
@@ -267,7 +267,7 @@ class Observer:
     def _remember(self, record: Record, facts: Facts) -> None:
         owner = record.owner.container if record.owner and self.backend.lists_holders else None
         member = self._members.get(owner or "")
-        witnesses = facts.holders or (self._processes.witness(member) if member is not None else ())
+        witnesses = facts.holders or (self._processes.process(member) if member is not None else ())
         listed = self._listed.get(record.device.uuid, frozenset())
         self._cache.remember(record, facts, listed, witnesses, self._took)
 
@@ -395,7 +395,7 @@ class Observer:
         found: Holders = {}
         for is_bystander, files in groups.items():
             ignored = partial(self._is_ignored, tuple(self._workers), is_bystander)
-            found |= self._processes.holders(files, ignored=ignored, listed=listed)
+            found |= self._processes.holders(files, is_bystander=ignored, listed=listed)
         return found
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:

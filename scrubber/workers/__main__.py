@@ -40,7 +40,7 @@ def main() -> None:
     observer = Processes(
         proc, container_of, full_sight=assignment.full_sight, namespace=assignment.pid_namespace
     )  # fmt: skip
-    known = Bystanders(tuple(map(Bystander.said, assignment.bystanders)), proc, Path(assignment.pod_logs))
+    known = Bystanders(tuple(map(Bystander.parse, assignment.bystanders)), proc, Path(assignment.pod_logs))
 
     def holders() -> tuple[Holder, ...] | None:
         return observer.holders({"device": assignment.files}, (assignment.service,), known.knows)["device"]

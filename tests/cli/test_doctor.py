@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_not_there_yet_is_a_warning(examine, kubelet, short
 def test_a_checkpoint_that_is_not_laid_out_as_one_is_broken(examine, kubelet, short_tmp, text):
     (kubelet.directory / checkpoint.NAME).write_text(text)
     _, found = examine(kubelet.directory, short_tmp)
-    assert "it is not laid out as a checkpoint" in only(found, "checkpoint", "broken")
+    assert "it does not have the format of a checkpoint" in only(found, "checkpoint", "broken")
     assert "double-allocation" not in found
 
 

@@ -72,7 +72,7 @@ def test_a_node_with_a_driver_is_looked_through_even_while_no_service_answers(ex
         ("sys/bus/pci/devices/0000:3b:00.0/sriov_numvfs", "4", ("vgpu-host", "broken", "4 virtual functions")),
         ("usr/lib64/libnvidia-ml.so.590.10", "", ("driver", "broken", "590.10")),
         (TOOLKIT, GRANTS.format("true"), ("container-toolkit", "broken", "is not false")),
-        ("etc/cdi/nvidia.yaml", "{", ("cdi", "warning", "it is no CDI specification")),
+        ("etc/cdi/nvidia.yaml", "{", ("cdi", "warning", "it is not a CDI specification")),
         ("sys/fs/cgroup/cgroup.controllers", None, ("cgroups", "broken", "is empty")),
         ("run/nvidia-persistenced/socket", None, ("persistence", "warning", "does not run")),
         ("dev/kmsg", None, ("kernel-log", "warning", "no such file or directory")),

@@ -163,7 +163,7 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
     (node.process / "fd/3").symlink_to(device)
     observer = Processes(node.proc.path, lambda _pid: None, full_sight=True)
     known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
-    assert observer.holders({"gpu": [str(device)]}, ignored=known.knows) == {"gpu": ()}
+    assert observer.holders({"gpu": [str(device)]}, is_bystander=known.knows) == {"gpu": ()}
     assert [holder.pid for holder in observer.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]
 
 
@@ -172,7 +172,7 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
     [("/usr/bin/a", Bystander("/usr/bin/a")), ("gpu-operator:/usr/bin/a", Bystander("/usr/bin/a", "gpu-operator"))],
 )
 def test_a_program_is_named_as_a_policy_says_it(text: str, known: Bystander) -> None:
-    assert Bystander.said(text) == known
+    assert Bystander.parse(text) == known
 
 
 def test_a_daemon_runs_only_where_it_is_the_nodes_own(node) -> None:

@@ -153,7 +153,7 @@ def test_on_the_first_version_a_dead_first_thread_is_told_by_the_others(node_pro
 def test_on_the_first_version_who_is_stuck_on_its_way_out_is_nobodys_to_end(node_proc: NodeProc) -> None:
     node_proc.add(7, "4:cpu:/\n0::/\n", state="D", ending=True)
     observer = Containers(node_proc.path)
-    with pytest.raises(proc.BlindError, match="cannot tell whose process 7 is: it is ending"):
+    with pytest.raises(proc.BlindError, match="cannot find the container of process 7: it is ending"):
         observer.of(7)
     assert observer.living() == {}
 
@@ -172,7 +172,7 @@ def test_a_process_whose_groups_are_hidden_is_not_taken_for_one_of_the_host(node
     if fault == "unreadable":
         (directory / "cgroup").mkdir()
     observer = Containers(node_proc.path)
-    with pytest.raises(proc.BlindError, match="cannot tell whose process 7 is"):
+    with pytest.raises(proc.BlindError, match="cannot find the container of process 7"):
         observer.of(7)
     with pytest.raises(proc.BlindError):
         observer.living()
@@ -181,7 +181,7 @@ def test_a_process_whose_groups_are_hidden_is_not_taken_for_one_of_the_host(node
 def test_a_container_s_own_processes_are_no_answer_about_a_pod(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/pid").touch()
-    with pytest.raises(proc.BlindError, match="cannot tell which pods run: run the service in the host's pid"):
+    with pytest.raises(proc.BlindError, match="cannot list the running pods: run the service in the host's pid"):
         Containers(tmp_path).living()
 
 

@@ -92,7 +92,7 @@ def test_records_that_were_overwritten_are_told_once_and_the_rest_is_read(kmsg, 
     with capture_logs() as logs:
         assert [*reader.messages(), *reader.messages()] == [(1_000_000, "left")]
     assert [line["event"] for line in logs] == [
-        "messages of the kernel were overwritten unread: an XID among them was not seen"
+        "kernel messages were overwritten before they were read: XIDs may be missing"
     ]
 
 
@@ -112,7 +112,7 @@ def test_what_is_no_log_is_said(tmp_path, kind):
         path.write_text("3,1,1,-;no\n")
     elif kind == "folder":
         path.mkdir()
-    words = "no such file or directory" if kind == "absent" else "it is no log of a kernel"
+    words = "no such file or directory" if kind == "absent" else "it is not a kernel log"
     assert KernelLog(path).open() == f"{path}: {words}"
     fault = unreadable(path)
     assert fault is not None

@@ -28,13 +28,13 @@ def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(
     memory.touch()
     process = launch(ASLEEP, memory)
     observer, files = Processes(Path("/proc"), lambda _pid: None, full_sight=False), {"gpu": [str(memory)]}
-    looked, apart = [], threads.apart
+    looked, separate = [], threads.separate
 
     def heard(task: str) -> list[str]:
         looked.append(task)
-        return apart(task)
+        return separate(task)
 
-    monkeypatch.setattr(threads, "apart", heard)
+    monkeypatch.setattr(threads, "separate", heard)
     assert [holder.pid for holder in observer.holders(files)["gpu"] or ()] == [process.pid]
     assert f"/proc/{process.pid}" in looked
     assert f"/proc/{KTHREADD}" not in looked

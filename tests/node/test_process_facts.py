@@ -143,7 +143,7 @@ def test_a_server_outside_the_own_pid_namespace_is_hidden(short_tmp):
         listening.listen()
         command = ["unshare", "--pid", "--fork", sys.executable, "-c", look, str(short_tmp / "a.sock"), "/proc"]
         told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "its process is hidden from this PID namespace" in told
+    assert "its process is not visible in this PID namespace" in told
 
 
 def test_a_socket_that_nobody_serves_is_a_fault(short_tmp):

@@ -295,7 +295,7 @@ def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node
 def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch) -> None:
     process, bystander = launch(OPEN, file), launch(OPEN, file)
     observer = Processes(PROC, nobody, full_sight=False)
-    found = observer.holders({"gpu": [str(file)]}, ignored=lambda holder: holder.pid == bystander.pid)["gpu"]
+    found = observer.holders({"gpu": [str(file)]}, is_bystander=lambda holder: holder.pid == bystander.pid)["gpu"]
     assert [holder.pid for holder in found or ()] == [process.pid]
     assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
 
@@ -306,7 +306,7 @@ def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, laun
     gone = 2**22 + 1  # above the most that the kernel numbers
     found = Processes(PROC, nobody, full_sight=False).holders(
         {"gpu": [str(file)], "other": [str(file)]},
-        ignored=lambda holder: holder.pid == bystander.pid,
+        is_bystander=lambda holder: holder.pid == bystander.pid,
         listed={"gpu": {idle.pid, bystander.pid, gone}, "unknown": {idle.pid}},
     )
     assert {device: [holder.pid for holder in holders or ()] for device, holders in found.items()} == {

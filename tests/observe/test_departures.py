@@ -161,7 +161,7 @@ async def test_a_failed_observation_is_repeated(place, watch):
     notebook = Notebook(fails=True)
     watch(notebook, place.ends)
     for _ in range(3):
-        place.ends._ring(place.uuid)
+        place.ends._report(place.uuid)
         async with asyncio.timeout(WITHIN):
             await notebook.tended.get()
 
@@ -182,14 +182,14 @@ class Hanging(Notebook):
 async def test_a_hanging_observation_delays_no_other_device(place, watch):
     notebook = Hanging()
     watch(notebook, place.ends)
-    place.ends._ring("hangs")
+    place.ends._report("hangs")
     async with asyncio.timeout(WITHIN):
         assert await notebook.tended.get() == "hangs"
         for _ in range(5):  # another one, that somebody leaves again and again
-            place.ends._ring("restless")
+            place.ends._report("restless")
             assert await notebook.tended.get() == "restless"
         for device in ("restless", "hangs", "left"):
-            place.ends._ring(device)
+            place.ends._report(device)
         assert [await notebook.tended.get() for _ in range(2)] == ["left", "restless"]
         notebook.may_end.set()
         assert await notebook.tended.get() == "hangs", "who left it while it was looked after is not forgotten"
@@ -209,7 +209,7 @@ async def test_departures_without_a_change_slow_the_observations(place, watch, m
     monkeypatch.setattr("scrubber.service.monitor.asyncio.sleep", brief)
     watch(notebook, place.ends)
     for _ in range(8):
-        place.ends._ring(place.uuid)
+        place.ends._report(place.uuid)
         await notebook.tended.get()
         await sleep(0.001)
     paused = [pause for pause in pauses if pause]
@@ -223,7 +223,7 @@ async def test_departures_without_a_change_slow_the_observations(place, watch, m
         await reconcile(device)
 
     monkeypatch.setattr(notebook, "reconcile", changing)
-    place.ends._ring(place.uuid)
+    place.ends._report(place.uuid)
     await notebook.tended.get()
     await sleep(0.001)
     assert pauses[-1] == 0.0

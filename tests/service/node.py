@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from scrubber.core.model import AilmentKind, DeviceInfo, Holder, Moment, Sign, Step, Vitals, Xid
 from scrubber.devices.base import Address, Care, DeviceError, DeviceLostError, DriverClosedError, Readings
-from scrubber.node.processes import nobody
+from scrubber.node.processes import no_bystander
 from tests.service.virtual import VirtualLoop
 
 BLOCK = 2**20
@@ -333,20 +333,20 @@ class Node:
         self,
         files: Mapping[str, Sequence[str]],
         exclude: Collection[int] = (),
-        ignored: Callable[[Holder], bool] = nobody,
+        is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
     ) -> dict[str, tuple[Holder, ...] | None]:
         """Who uses each device; None where that cannot be proven."""
         assert not any(listed.values())
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
-        return {uuid: None if uuid in blind else self._holders(uuid, exclude, ignored) for uuid in files}
+        return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
         """Nobody here starts anybody."""
         return pid in ancestors
 
     def _holders(
-        self, uuid: str, exclude: Collection[int], ignored: Callable[[Holder], bool]
+        self, uuid: str, exclude: Collection[int], is_bystander: Callable[[Holder], bool]
     ) -> tuple[Holder, ...]:  # fmt: skip
         found = [process for process in self.gpus[uuid].processes.values() if process.pid not in exclude]
         for process in found:
@@ -354,7 +354,7 @@ class Node:
         holders = (
             Holder(it.pid, it.started, f"{it.name} --secret", it.container, "D" if it.stuck else "S") for it in found
         )
-        return tuple(holder for holder in holders if not ignored(holder))
+        return tuple(holder for holder in holders if not is_bystander(holder))
 
     def _open(self) -> None:
         if self.away:
