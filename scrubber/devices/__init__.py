@@ -1,4 +1,4 @@
-"""Hardware behind ports. A backend says which devices there are and how they are; a ``Gpu`` is acted upon.
+"""Hardware behind interfaces. A ``Backend`` lists the devices and reads their state; a ``Gpu`` changes one device.
 
-No backend knows another, none remembers anything, none decides anything.
+The backends are independent of each other, store nothing and decide nothing.
 """

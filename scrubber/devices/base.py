@@ -1,8 +1,8 @@
-"""The two ports to hardware.
+"""The two interfaces to hardware.
 
-``Backend`` lives in the service and only answers questions. Each call may block for ever, because drivers do, so the
-service asks through ``calls.Caller`` with a deadline. ``Gpu`` exists only inside a worker process that can be killed,
-and changes one device that was proven free.
+``Backend`` is used by the service and only reads. Each call may block for ever, because drivers do, so the service
+calls it through ``calls.Caller`` with a deadline. ``Gpu`` exists only in a worker process that can be killed. It
+changes one device that is proven to have no holder.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Protocol
 from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered
 from scrubber.core.model import DeviceInfo, Holder, Vitals
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-Users = Callable[[], tuple[Holder, ...] | None]  # who has a device open; None: it cannot be proven
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
+Users = Callable[[], tuple[Holder, ...] | None]  # the holders of a device; None: they cannot be proven
 
 
 class DeviceError(Exception):
-    """The device, or its driver, refused or failed: the message is for operators."""
+    """The device or its driver refused or failed. The message is for operators."""
 
 
 class DeviceLostError(DeviceError):
-    """The device does not answer on its bus any more."""
+    """The device no longer answers on its bus."""
 
 
 class NotNowError(DeviceError):
-    """The step was not begun, because something on the node is in the way: no fault of the device."""
+    """The step did not begin, because something else on the node prevents it. The device is not at fault."""
 
 
 class DriverClosedError(DeviceError):
@@ -36,7 +36,7 @@ class DriverClosedError(DeviceError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How a worker child finds a device: which backend, and where."""
+    """How a worker child finds a device: the backend, and the backend's own address of the device."""
 
     backend: str
     place: str
@@ -44,37 +44,37 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """What a device's hands may ask of the node that they are on: looking at processes is not theirs."""
+    """What a ``Gpu`` can ask about the processes of its node."""
 
-    users: Users  # who has open what a reset of the device would hit
-    runs: Callable[[str], bool]  # whether a program of that name runs, and is the node's own
+    users: Users  # the holders of all devices that a reset of this device affects
+    runs: Callable[[str], bool]  # whether a bystander with that program name runs
 
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """How a device is to be handled, as plain values: backends know no policy."""
+    """The parts of the policy that a backend needs, as plain values."""
 
-    means: tuple[str, ...] = ()  # of a reset, in the order in which they are tried
-    slices: str = "wait"  # what the reset of a slice is
-    settings: Mapping[str, object] = field(default_factory=dict)  # what is to be set, beside the baseline
-    reset_seconds: float = 60.0  # until the step is ended from without
+    means: tuple[str, ...] = ()  # ways to reset, in the order in which they are tried
+    slices: str = "wait"  # how a slice is reset
+    settings: Mapping[str, object] = field(default_factory=dict)  # settings to apply besides the baseline
+    reset_seconds: float = 60.0  # the time limit of the reset step
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What a clear wrote, and what it found before it wrote."""
+    """What a clear has covered, and the data that it found before."""
 
     covered_bytes: int
     allocatable_bytes: int
     residue_bytes: int
     mismatch: Mismatch | None = None
-    residue_at: tuple[int, ...] = ()  # where the first bytes of the last user were, not what they were
-    uncovered: tuple[Uncovered, ...] = ()  # allocatable, but not covered
+    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that were left, without their values
+    uncovered: tuple[Uncovered, ...] = ()  # allocatable memory that was not covered
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was read back."""
+    """What a verify has read."""
 
     covered_bytes: int
     allocatable_bytes: int
@@ -83,39 +83,39 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What a whole GPU measures of itself; None is what it does not tell, which is not zero."""
+    """The sensor values of a whole GPU; None for a value that the GPU does not report."""
 
-    index: int  # what people call it, also while it is sliced
+    index: int  # the number of the GPU, also while it is sliced
     celsius: float | None
-    slowdown_celsius: float | None  # from here on it slows itself down
+    slowdown_celsius: float | None  # the GPU slows down from this temperature on
     watts: float | None
 
 
 class Backend(Protocol):
-    """Which devices there are, and how they are. Never changes a device."""
+    """Lists the devices and reads their state. Never changes a device."""
 
     name: str
-    lists_holders: bool  # whether ``listed_holders`` is worth asking
-    one_driver: bool  # a reset needs a driver that no worker uses, not even a worker of another device
-    pace: float  # seconds between two rounds over all devices; what a round costs depends on the driver
+    lists_holders: bool  # whether ``listed_holders`` can return any
+    one_driver: bool  # whether a reset needs a driver that no worker uses, not even for another device
+    pace: float  # seconds between two rounds over all devices; the cost of a round depends on the driver
 
     def lacks(self, device: DeviceInfo) -> str | None:
-        """What is missing to overwrite the memory of the device, and what to do about it. Does not ask the driver."""
+        """What is missing to overwrite the device's memory, and what to do; None if nothing. No driver call."""
         ...
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
-        """Every device that is there, and every device that was there since the service started.
+        """All devices that are present or were present since the service started.
 
-        While the driver is released: the devices that are known already.
+        While the driver is released: the devices that are already known.
         """
         ...
 
     def driver(self) -> str:
-        """Names this driver instance: another value means a driver that was loaded anew. Answers while released."""
+        """The id of this driver instance; it changes when the driver is loaded again. Answers while released."""
         ...
 
     def has_holders(self, uuid: str) -> bool | None:
-        """Whether a process holds the device, by the driver alone. True or None (unknown): observe the device fully."""
+        """Whether the driver knows a holder. After True or None (unknown), do a full observation."""
         ...
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
@@ -123,21 +123,21 @@ class Backend(Protocol):
         ...
 
     def vitals(self, uuid: str) -> Vitals:
-        """Health as the device reports it now."""
+        """The health that the device reports now."""
         ...
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
-        """``vitals`` and ``has_holders`` in one call, which asks the driver once for what both need."""
+        """``vitals`` and ``has_holders`` in one call, which calls the driver once for values that both need."""
         ...
 
     def reported(self, uuid: str) -> Vitals | None:
-        """The logged signs alone, as partial vitals; None without a log. Answers while released; asks no driver."""
+        """The logged signs, as partial vitals; None without a log. Answers while released; no driver call."""
         ...
 
     def readings(self) -> Mapping[str, Readings]:
-        """What whole GPUs measure, sliced or not, by UUID. A GPU that cannot be read is left out.
+        """The sensor values of whole GPUs, sliced or not, by UUID, without GPUs that cannot be read.
 
-        For metrics only. Need not answer while the driver is released.
+        For metrics only. May fail while the driver is released.
         """
         ...
 
@@ -146,45 +146,45 @@ class Backend(Protocol):
         ...
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
-        """The paths of all devices that a reset of this one takes down, its own included."""
+        """The paths of all devices that a reset of this device affects, with its own paths."""
         ...
 
     def address(self, uuid: str, care: Care) -> Address:
-        """Where a worker finds the device, and how the worker is to handle it."""
+        """The address of the device for a worker, with the policy values that the worker needs."""
         ...
 
     def container_of(self, pid: int) -> str | None:
-        """The live container that a process belongs to."""
+        """The container of a process, None if it is in none."""
         ...
 
     def living(self) -> Mapping[str, int]:
-        """All containers that still have a process, each with one of its processes."""
+        """All containers that have a live process, each with one of its processes."""
         ...
 
     def pending_restores(self) -> Mapping[str, Address]:
-        """The whole devices, offered or not, that a cancelled reset still has to restore; none that is being reset.
+        """The whole devices, offered or not, with a pending restore, without those that are being reset.
 
-        The settings step of a worker at that address does that restore and nothing else. Answers while released.
+        The settings step of a worker at that address does only this restore. Answers while released.
         """
         ...
 
     def in_reset(self, uuid: str) -> bool:
-        """Whether a reset that takes the device down is under way, even if the worker that began it has ended."""
+        """Whether a reset that affects the device is running, even if the worker that began it has ended."""
         ...
 
     def alarm(self) -> int | None:
         """A file that becomes readable when a device logs a sign; None if the backend has no such file.
 
-        The file says only that something happened; ``vitals`` says what. Does not ask the driver.
+        Call ``vitals`` to read the sign. No driver call.
         """
         ...
 
     def clear_alarm(self) -> None:
-        """Make the alarm file unreadable until the next sign."""
+        """Reset the alarm file: it becomes readable at the next sign."""
         ...
 
     def close(self) -> None:
-        """Close the alarm for good."""
+        """Close the alarm."""
         ...
 
     def release_driver(self) -> None:
@@ -197,18 +197,18 @@ class Backend(Protocol):
 
 
 class Gpu(Protocol):
-    """One device, inside a worker child. Every method is safe to run twice."""
+    """One device, in a worker child. Each method can be repeated."""
 
     def reset(self) -> str:
-        """Reset it and wait until it is back; says how, in a few words for operators."""
+        """Reset the device and wait until it is back; returns how it was reset, in a few words for operators."""
         ...
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
-        """Census of what is there, then each pattern (``random`` keyed by ``key``, ``zero``) written and read back."""
+        """Count the bytes that are not zero, then write and read back each pattern (``random`` by ``key``, ``zero``)."""
         ...
 
     def verify(self, progress: Progress) -> Verified:
-        """Read all of the memory: every byte must be zero."""
+        """Read all memory: each byte must be zero."""
         ...
 
     def scratch(self, key: bytes) -> Scratched:
@@ -216,13 +216,13 @@ class Gpu(Protocol):
         ...
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
-        """Test memory and arithmetic for no longer than that; the memory is zero, and read back, afterwards."""
+        """Test memory and arithmetic for at most ``seconds``, then write zeros and read them back."""
         ...
 
     def restore_settings(self) -> tuple[str, ...]:
-        """Bring settings back to the baseline; says what had drifted, old and new value."""
+        """Restore the baseline settings; returns each changed setting with its old and new value."""
         ...
 
     def vitals(self) -> Vitals:
-        """Health as the device reports it now."""
+        """The health that the device reports now."""
         ...

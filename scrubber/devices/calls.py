@@ -1,7 +1,7 @@
-"""Questions to hardware that may never be answered, asked off the event loop and with a deadline.
+"""Run driver calls, which may block for ever, in threads and with a deadline.
 
-A thread that is stuck in a driver cannot be ended, only left behind. So every key (a device, usually) has at most one
-call under way: once that call is overdue, everyone who asks for the key is told at once, until it returns after all.
+A thread that is stuck in a driver cannot be ended. So each key (usually a device) has at most one running call. Once
+that call is overdue, each new call for the key fails at once, until the overdue call returns.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
 
-_IDLE_THREADS = 4  # how many are kept for the next call; more are made whenever more are needed
+_IDLE_THREADS = 4  # idle threads that are kept; more threads are started when needed
 
 
 class UnresponsiveError(DeviceError):
-    """The driver did not answer in time: nothing is known of the device."""
+    """The driver did not answer in time: the state of the device is unknown."""
 
 
 class Caller:
-    """Asks blocking questions for one event loop."""
+    """Makes blocking calls for one event loop."""
 
     def __init__(self) -> None:
-        """Start no thread before the first question."""
-        # A call stays here until its thread returns. A future that is done before that was given up: it is stuck.
+        """The first call starts the first thread."""
+        # A call stays here until its thread returns. If its future is done before, the call is overdue: it is stuck.
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._idle: list[_Thread] = []
 
     async def ask(self, key: str, question: Callable[[], T], deadline: float) -> T:
-        """The answer, or UnresponsiveError as soon as it is late or an earlier call for this key already is."""
+        """The answer, or UnresponsiveError once this call or an earlier call for the key is overdue."""
         ends = asyncio.get_running_loop().time() + deadline
         if key in self._calls:
-            await self._turn(key, ends, deadline)
-        # Shielded: a cancelled asker must not free the key while its thread is still in the driver.
+            await self._wait_for_key(key, ends, deadline)
+        # Shielded: a cancelled caller must not free the key while its thread is still in the driver.
         return cast("T", await asyncio.shield(self._begin(key, question, ends, deadline)))
 
-    async def _turn(self, key: str, ends: float, deadline: float) -> None:
-        """Wait until nobody else asks for the key."""
+    async def _wait_for_key(self, key: str, ends: float, deadline: float) -> None:
+        """Wait until no other call for the key runs."""
         try:
             async with asyncio.timeout_at(ends):
                 while (earlier := self._calls.get(key)) is not None:
@@ -50,7 +50,7 @@ class Caller:
                         raise UnresponsiveError(f"cannot ask {key}: an earlier call has not returned")
                     await asyncio.wait((earlier,))
         except TimeoutError:
-            raise UnresponsiveError(f"cannot ask {key}: no turn within {deadline:g} s") from None
+            raise UnresponsiveError(f"cannot ask {key}: other calls took the whole {deadline:g} s") from None
 
     def stuck(self) -> frozenset[str]:
         """The keys whose calls are overdue and have not returned."""
@@ -59,7 +59,7 @@ class Caller:
     def _begin(self, key: str, question: Callable[[], object], ends: float, deadline: float) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         call: asyncio.Future[Any] = loop.create_future()
-        # If the asker is gone, nobody else will look at the error; that is no leak worth a log line.
+        # Read the error even if the caller was cancelled, or asyncio logs it as never retrieved.
         call.add_done_callback(lambda done: done.exception())
         alarm = loop.call_at(ends, _give_up, call, UnresponsiveError(f"{key} did not answer within {deadline:g} s"))
         thread = self._idle.pop() if self._idle else _Thread()
@@ -89,9 +89,9 @@ class Caller:
 async def in_turn(
     caller: Caller, key: str, questions: Mapping[str, Callable[[], T]], deadline: float
 ) -> dict[str, T]:  # fmt: skip
-    """The answers to all of these questions, which one thread asks one after the other.
+    """The answers to these questions, which one thread asks one after the other.
 
-    A question that fails has none; nor have one that is not answered before the deadline, and all behind it.
+    A question that fails has no answer. At the deadline, the current question and all later ones have none.
     """
     found: dict[str, T] = {}
 
@@ -103,7 +103,7 @@ async def in_turn(
     if questions:
         with suppress(UnresponsiveError):
             await caller.ask(key, ask, deadline)
-    return found.copy()  # a thread that is late goes on
+    return found.copy()  # an overdue thread still writes to ``found``
 
 
 def _give_up(call: asyncio.Future[Any], error: UnresponsiveError) -> None:
@@ -114,27 +114,27 @@ _Job = tuple[Callable[[], object], Callable[[object, BaseException | None], obje
 
 
 class _Thread(threading.Thread):
-    """Does one call after another. A daemon: the interpreter does not wait for it at exit, stuck or not."""
+    """Makes one call after another. A daemon thread: a stuck call does not delay the exit of the interpreter."""
 
     def __init__(self) -> None:
-        """Run at once."""
+        """Start the thread."""
         super().__init__(name="device-call", daemon=True)
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.start()
 
     def run(self) -> None:
-        """Work until told to end, or until nobody is left to tell."""
+        """Run the jobs until the queue holds None or the event loop is closed."""
         while (job := self.jobs.get()) is not None:
-            question, tell = job
+            question, report = job
             answer, error = _outcome(question)
             try:
-                tell(answer, error)
-            except RuntimeError:  # the event loop has closed meanwhile
+                report(answer, error)
+            except RuntimeError:  # the event loop is closed
                 return
 
 
 def _outcome(question: Callable[[], object]) -> tuple[object, BaseException | None]:
     try:
         return question(), None
-    except BaseException as error:  # noqa: BLE001 -- not swallowed: handed to whoever asked
+    except BaseException as error:  # noqa: BLE001 -- not swallowed: the caller gets it
         return None, error

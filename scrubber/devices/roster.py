@@ -1,4 +1,4 @@
-"""Which backend a worker child opens by which name."""
+"""The backends that a worker child can open, by name."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ CONTAINERS: dict[str, Callable[[int], str | None]] = {
 
 
 def load_nvidia() -> ModuleType:
-    """The module with the NVIDIA GPU. Loaded by name: workers of a simulated node start sooner without it."""
+    """The module of the NVIDIA GPU. Loaded only when needed: workers of a simulated node start faster without it."""
     return importlib.import_module("scrubber.devices.nvidia.gpu")
 
 
 def open_gpu(address: Address, node: DeviceNode) -> Gpu:
-    """The device under a worker child's hands."""
+    """Open the device of a worker child."""
     if address.backend not in OPENERS:
-        raise DeviceError(f"cannot open {address.place}: no backend is called {address.backend!r}")
+        raise DeviceError(f"cannot open {address.place}: unknown backend {address.backend!r}")
     return OPENERS[address.backend](address.place, node)
 
 
 def container_of(address: Address) -> Callable[[int], str | None] | None:
-    """How processes are told apart where that device lives; None where it lives on the node itself."""
+    """How a backend finds the container of a process; None for the node's own control groups."""
     return CONTAINERS.get(address.backend)

@@ -20,7 +20,7 @@ def test_an_address_from_the_backend_opens_that_gpu(bank) -> None:
 
 
 def test_an_unknown_backend_is_an_error() -> None:
-    with pytest.raises(DeviceError, match="no backend is called 'abacus'"):
+    with pytest.raises(DeviceError, match="unknown backend 'abacus'"):
         roster.open_gpu(Address("abacus", "desk"), NODE)
 
 

@@ -30,7 +30,7 @@ class PretendCaller:
                 raise UnresponsiveError(f"cannot ask {key}: an earlier call has not returned")
             await asyncio.wait({earlier}, timeout=max(0.0, ends - asyncio.get_running_loop().time()))
             if not earlier.done():
-                raise UnresponsiveError(f"cannot ask {key}: no turn within {deadline:g} s")
+                raise UnresponsiveError(f"cannot ask {key}: other calls took the whole {deadline:g} s")
         call = asyncio.create_task(self._answer(question))
         call.add_done_callback(lambda it: it.cancelled() or it.exception())  # its asker may be gone
         self._under_way[key] = call

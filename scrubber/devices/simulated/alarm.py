@@ -1,4 +1,4 @@
-"""Rings when something happens to a simulated GPU: a document is replaced by a move, its event log is appended to."""
+"""Watch simulated GPUs: a rename replaces a document, or a line is appended to the event log."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from asyncinotify import Inotify, Mask
 
 from scrubber.devices.simulated.layout import GpuFiles
 
-_MOST = 64 * 1024  # bytes of one read; what was told is of no interest
+_MOST = 64 * 1024  # bytes for each read; the events themselves are not used
 
 
 class Alarm:
-    """One watch over all GPUs that there are now. Their memory is no document: it may change as it likes."""
+    """A watch over all present GPUs. Changes of their memory do not count."""
 
     def __init__(self, places: Iterable[GpuFiles]) -> None:
-        """Watch."""
+        """Start to watch."""
         self._inotify = Inotify()
         for place in places:
             self._inotify.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)
-            if place.events.exists():  # if not, its vitals say so
+            if place.events.exists():  # without it, ``vitals`` fails
                 self._inotify.add_watch(place.events, Mask.MODIFY)
 
     def fileno(self) -> int:
-        """Readable after a change."""
+        """The file descriptor, readable after a change."""
         return self._inotify.fd
 
     def clear_alarm(self) -> None:
-        """Until the next change."""
+        """Reset the alarm until the next change."""
         poll = select.poll()
         poll.register(self._inotify.fd, select.POLLIN)
         while poll.poll(0):
             os.read(self._inotify.fd, _MOST)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop to watch."""
         self._inotify.close()

@@ -1,4 +1,4 @@
-"""Which simulated GPUs there are, and how they are."""
+"""The backend of simulated GPUs."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Simulated:
     pace: float = 1.0
 
     def __init__(self, root: Path) -> None:
-        """Look at what is there on the first question."""
+        """The first call reads the GPUs under ``root``."""
         self._root = root
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
-        self._bell: Alarm | None = None
+        self._alarm: Alarm | None = None
 
     def lacks(self, device: DeviceInfo) -> str | None:  # noqa: ARG002 - the port's
-        """Nothing: a file needs none."""
+        """Nothing is missing."""
         return None
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
-        """Every device that is there, or was once: a known one that cannot be read any more is still named."""
+        """All devices that are present or were present, also a known device that cannot be read any more."""
         known = dict(self._known)
         trusted = {place for place, _ in known.values()}
         for place in layout.places(self._root):
@@ -46,16 +46,16 @@ class Simulated:
                     raise
                 continue
             known[info.uuid] = (place, info)
-        self._known = known  # replaced whole: calls come from several threads
+        self._known = known  # replaced at once: several threads call this
         return tuple(sorted((info for _, info in known.values()), key=lambda info: info.index))
 
     def driver(self) -> str:
-        """Version and instance of the pretended driver."""
+        """Version and instance of the simulated driver."""
         driver = documents.read(layout.driver_file(self._root), Driver)
         return f"{self.name} {driver.version} {driver.instance}"
 
     def has_holders(self, uuid: str) -> bool | None:
-        """Exact while the device answers: the kernel knows who has its memory open."""
+        """Exact while the device answers: the kernel knows whether its memory file is open."""
         place = self._present(uuid)
         return _in_use(place, lost=condition.faults(place).lost)
 
@@ -64,21 +64,21 @@ class Simulated:
         return frozenset()
 
     def vitals(self, uuid: str) -> Vitals:
-        """Health as the device's files say it now."""
+        """The health in the device's files now."""
         return condition.vitals(self._present(uuid))
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
-        """Each of its files is read once."""
+        """Vitals and holders; each file is read once."""
         place = self._present(uuid)
         found = condition.vitals(place)
         return found, _in_use(place, lost=found.lost)
 
     def reported(self, uuid: str) -> Vitals | None:
-        """Its event log, also while it hangs."""
+        """The XIDs in its event log, also while the device hangs."""
         return Vitals(xids=condition.xids(self._present(uuid)), partial=True)
 
     def readings(self) -> dict[str, Readings]:
-        """As the GPUs' documents say."""
+        """The sensor values in the GPUs' documents."""
         found: dict[str, Readings] = {}
         for place in layout.places(self._root):
             with suppress(DeviceError):
@@ -90,7 +90,7 @@ class Simulated:
         return (str(self._place(uuid).memory),)
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:  # noqa: ARG002 - the port's
-        """Its own: each is reset alone."""
+        """The paths of the device alone: a reset affects no other device."""
         return self.files(uuid)
 
     def address(self, uuid: str, care: Care) -> Address:  # noqa: ARG002 - the port's
@@ -102,36 +102,36 @@ class Simulated:
         return containers.of(pid)
 
     def living(self) -> dict[str, int]:
-        """The simulated containers of which any process still runs, each with one of them."""
+        """The simulated containers that have a live process, each with one of its processes."""
         return containers.living()
 
     def pending_restores(self) -> dict[str, Address]:
-        """A reset takes nothing away."""
+        """None: a reset leaves nothing to restore."""
         return {}
 
     def in_reset(self, uuid: str) -> bool:  # noqa: ARG002 - the port's
-        """A reset ends with the worker that does it."""
+        """Never: a reset ends with its worker."""
         return False
 
     def alarm(self) -> int | None:
-        """The GPUs' documents and event logs are watched; not where this user has too many such watches."""
+        """A watch of the GPUs' documents and event logs; None if this user has too many inotify watches."""
         try:
-            self._bell = self._bell or Alarm(layout.places(self._root))
+            self._alarm = self._alarm or Alarm(layout.places(self._root))
         except (OSError, DeviceError) as error:
-            logger.warning("cannot watch the simulated GPUs: they are looked at once in a while", error=str(error))
+            logger.warning("cannot watch the simulated GPUs: the monitor polls them", error=str(error))
             return None
-        return self._bell.fileno()
+        return self._alarm.fileno()
 
     def clear_alarm(self) -> None:
-        """Until the next change."""
-        if self._bell is not None:
-            self._bell.clear_alarm()
+        """Reset the alarm until the next change."""
+        if self._alarm is not None:
+            self._alarm.clear_alarm()
 
     def close(self) -> None:
-        """Watch no more."""
-        if self._bell is not None:
-            self._bell.close()
-        self._bell = None
+        """Close the alarm."""
+        if self._alarm is not None:
+            self._alarm.close()
+        self._alarm = None
 
     def release_driver(self) -> None:
         """Files need no driver."""
@@ -143,13 +143,13 @@ class Simulated:
         if uuid not in self._known:
             self.inventory()
         if uuid not in self._known:
-            raise DeviceError(f"cannot find {uuid}: no simulated gpu of that name under {self._root}")
+            raise DeviceError(f"cannot find {uuid}: no simulated GPU has this UUID under {self._root}")
         return self._known[uuid][0]
 
     def _present(self, uuid: str) -> GpuFiles:
         place = self._place(uuid)
         if place.info().uuid != uuid:
-            raise DeviceError(f"cannot ask {uuid}: another gpu has taken its place")
+            raise DeviceError(f"cannot read {uuid}: another GPU has replaced it")
         return place
 
 

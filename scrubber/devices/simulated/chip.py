@@ -1,4 +1,4 @@
-"""What is on a simulated GPU's chip: units with a little memory of their own, and with arithmetic."""
+"""The chip of a simulated GPU: units that compute and have on-chip memory."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from scrubber.devices.simulated.layout import GpuFiles
 
 UNITS = 8
 UNIT_BYTES = 128 * 1024
-_ROUNDS = 2000  # of the computation: milliseconds in all
+_ROUNDS = 2000  # of the computation: some milliseconds in total
 _ZEROS = bytes(UNIT_BYTES)
 
 
 def make(place: GpuFiles) -> None:
-    """The memory of all units, where there is none yet; what is there stays."""
+    """Create the on-chip memory of all units, unless it exists."""
     if not place.chip.exists():
         place.chip.touch(mode=0o600)
         os.truncate(place.chip, UNITS * UNIT_BYTES)
 
 
 def scrub(place: GpuFiles, key: bytes) -> Scratched:
-    """Write under the key, read back, write zeros, read back, unit by unit; one that is cut short was not reached."""
+    """Write a keyed pattern and then zeros to each unit, and read both back. A truncated unit counts as not reached."""
     try:
         make(place)
         handle = os.open(place.chip, os.O_RDWR | os.O_CLOEXEC)
@@ -35,12 +35,12 @@ def scrub(place: GpuFiles, key: bytes) -> Scratched:
         finally:
             os.close(handle)
     except OSError as error:
-        raise DeviceError(f"cannot reach the memory on the chip of {place.directory.name}: {error}") from error
+        raise DeviceError(f"cannot open the on-chip memory of {place.directory.name}: {error}") from error
     return Scratched(UNITS, there, faulty)
 
 
 def deviating(key: bytes, bad: Collection[int]) -> tuple[int, ...]:
-    """The units whose result is not, to the last bit, that of most of them."""
+    """The units whose result differs in any bit from the result of most units."""
     results = [_computed(key, wrong=unit in bad) for unit in range(UNITS)]
     [(common, _)] = Counter(results).most_common(1)
     return tuple(unit for unit, result in enumerate(results) if result != common)
@@ -49,7 +49,7 @@ def deviating(key: bytes, bad: Collection[int]) -> tuple[int, ...]:
 def _holds(handle: int, unit: int, key: bytes) -> bool:
     stream = hashlib.shake_128(key + unit.to_bytes(2)).digest(UNIT_BYTES)
     held = _held(handle, unit, stream)
-    return _held(handle, unit, _ZEROS) and held  # zeros in any case
+    return _held(handle, unit, _ZEROS) and held  # write the zeros in any case
 
 
 def _held(handle: int, unit: int, data: bytes) -> bool:

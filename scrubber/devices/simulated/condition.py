@@ -1,4 +1,4 @@
-"""How a simulated GPU is doing, as its documents say: what both ports read before they answer."""
+"""Read the state of a simulated GPU from its documents."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from scrubber.devices.simulated import documents
 from scrubber.devices.simulated.documents import Counters, Faults, Measured
 from scrubber.devices.simulated.layout import GpuFiles
 
-_BLINK = 0.02  # how soon a blocked call notices that its fault was healed
+_POLL_SECONDS = 0.02  # a blocked call notices after this time that its fault was healed
 
 
 def faults(place: GpuFiles) -> Faults:
-    """The faults in force. While the device hangs this call does not return, as a driver call would not."""
+    """The current faults. While the device hangs, this call blocks, as a driver call does."""
     while (found := documents.read(place.faults, Faults)).hang:
-        time.sleep(_BLINK)
+        time.sleep(_POLL_SECONDS)
     return found
 
 
 def stall(place: GpuFiles, meanwhile: Callable[[], None]) -> None:
-    """Go nowhere for as long as clears are to stall, and go on saying so."""
+    """Block while the fault ``stall_clears`` is set, and call ``meanwhile`` again and again."""
     while documents.read(place.faults, Faults).stall_clears:
         meanwhile()
-        time.sleep(_BLINK)
+        time.sleep(_POLL_SECONDS)
 
 
 def vitals(place: GpuFiles) -> Vitals:
-    """Health from the counters, the faults and the event log."""
+    """The health, from the counters, the faults and the event log."""
     found = faults(place)
     counters = documents.read(place.counters, Counters)
     return Vitals(
@@ -44,18 +44,18 @@ def vitals(place: GpuFiles) -> Vitals:
 
 
 def readings(place: GpuFiles) -> Readings:
-    """What it measures; nothing is told by one of an older version, which has no such document."""
+    """The sensor values; all None for a GPU of an older version, which has no such document."""
     if faults(place).lost:
-        raise DeviceLostError(f"cannot read what {place.directory.name} measures: it has fallen off the bus")
+        raise DeviceLostError(f"cannot read the sensors of {place.directory.name}: it has fallen off the bus")
     index = place.info().index
     if not place.readings.exists():
         return Readings(index, None, None, None)
-    told = documents.read(place.readings, Measured)
-    return Readings(index, told.celsius, told.slowdown_celsius, told.watts)
+    measured = documents.read(place.readings, Measured)
+    return Readings(index, measured.celsius, measured.slowdown_celsius, measured.watts)
 
 
 def xids(place: GpuFiles) -> tuple[Xid, ...]:
-    """The event log, numbered by line; a line that says anything else, or is not ended yet, makes it unreadable."""
+    """The events in the log; DeviceError if a line is incomplete or cannot be parsed."""
     try:
         return _numbered(documents.contents(place.events))
     except (OSError, OverflowError, TypeError, ValueError) as error:  # TypeError: a line with too many words
@@ -73,5 +73,5 @@ def _numbered(text: bytes) -> tuple[Xid, ...]:
 
 
 def _event(before: int, code: str, at: str = "0") -> Xid:
-    """Numbered by its time, as those of a real driver are: a log that was begun anew goes on with greater ones."""
+    """The number follows from the time, as with a real driver, so numbers still rise after a new log begins."""
     return Xid(max(before + 1, int(float(at) * 1e6)), int(code), float(at))

@@ -1,4 +1,4 @@
-"""Simulated containers: a process belongs to the one that its environment names."""
+"""Simulated containers: an environment variable names the container of a process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PREFIX = f"{MARK}=".encode()
 
 
 def of(pid: int) -> str | None:
-    """The container of a process; None when it has none, is gone, or is not ours to look into.
+    """The container of a process; None if it has none, has ended, or we may not read it.
 
-    A process that has ended but was not yet collected (state Z) has no environment left, and so no container.
+    A zombie (state Z) has no environment any more, and so no container.
     """
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -25,12 +25,12 @@ def of(pid: int) -> str | None:
 
 
 def members() -> Iterator[tuple[int, str]]:
-    """Every process that belongs to a simulated container, with its container."""
+    """All processes in simulated containers, each with its container."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (container := of(int(entry.name))) is not None:
             yield int(entry.name), container
 
 
 def living() -> dict[str, int]:
-    """Those of which any process still runs, each with one of them."""
+    """The containers that have a live process, each with one of its processes."""
     return {name: pid for pid, name in members()}

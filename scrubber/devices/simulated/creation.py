@@ -1,4 +1,4 @@
-"""How simulated GPUs, and their driver, come to be."""
+"""Create simulated GPUs and their driver."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scrubber.devices.simulated.layout import GpuFiles
 
 DEFAULT_MEMORY_BYTES = 64 * 2**20
 DRIVER_VERSION = "1.0"
-# Not what a reset leaves behind: there is always something to bring back.
+# Different from the settings after a reset, so that the settings step always has a setting to restore.
 BASELINE = SimulatedSettings(power_limit_watts=350, persistence=True)
 
 
 def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boot_id: str = "") -> None:
-    """Make the GPUs that are missing; those that are there keep their memory, names and faults.
+    """Create the missing GPUs; existing GPUs keep their memory, names and faults.
 
-    Under another boot id they have been through a reboot: the driver is another, and what was volatile is gone.
+    A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root.chmod(0o700)
@@ -35,7 +35,7 @@ def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boo
 
 
 def load_driver(root: Path, boot_id: str = "") -> None:
-    """Load the pretended driver anew: proofs made under the old instance no longer hold."""
+    """Load the simulated driver again: proofs of the old instance are no longer valid."""
     documents.write(layout.driver_file(root), Driver(uuid.uuid4().hex, DRIVER_VERSION, boot_id))
 
 
@@ -45,7 +45,7 @@ def _same_boot(root: Path, boot_id: str) -> bool:
 
 
 def _reboot(place: GpuFiles) -> None:
-    """Counters and error events start from nothing; a row that could not be remapped stays so, and so do faults."""
+    """Reset counters and error events; a failed row remap stays, and so do faults."""
     with layout.locked(place.directory):
         counters = documents.read(place.counters, Counters)
         documents.write(place.counters, Counters(remap_failed=counters.remap_failed))
@@ -54,7 +54,7 @@ def _reboot(place: GpuFiles) -> None:
 
 
 def _make(root: Path, index: int, memory_bytes: int) -> None:
-    # Made aside and moved into place: nobody ever sees half a GPU.
+    # Created under another name and renamed: no reader sees an incomplete GPU.
     place = GpuFiles(root / f".gpu{index}.{uuid.uuid4().hex}")
     place.directory.mkdir(mode=0o700)
     place.memory.touch(mode=0o600)

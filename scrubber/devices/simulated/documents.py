@@ -1,7 +1,7 @@
-"""The small files beside a simulated GPU's memory: replaced whole, read strictly.
+"""The documents of a simulated GPU: small JSON files that are replaced atomically and read strictly.
 
-A file that is missing, half written or not exactly as expected is a ``DeviceError``, never a healthy default. Only what
-a later version added may be missing, where it is marked so: GPUs that were made before go on working.
+A file that is missing, incomplete or unexpected is a ``DeviceError``, never a healthy default. Only a field that is
+marked ``LATER`` may be missing, so that GPUs of an older version still work.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scrubber.core.model import DeviceInfo, Sign
 from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
-_PIECE = 64 * 1024  # bytes of one read
+_PIECE = 64 * 1024  # bytes for each read
 LATER = {"later": True}  # a field that documents of an older version do not have
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The pretended driver: a new instance means that it was loaded anew."""
+    """The simulated driver; it gets a new instance id when it is loaded again."""
 
     instance: str
     version: str
@@ -34,7 +34,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSettings:
-    """What a tenant may have changed. The defaults are what a reset leaves behind."""
+    """The settings that a pod may have changed. The defaults are the settings after a reset."""
 
     graphics_clock_mhz: int = 1410
     memory_clock_mhz: int = 1593
@@ -56,7 +56,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the device measures of itself; GPUs of an older version have no such document, and do not tell."""
+    """The sensor values of the device; GPUs of an older version have no such document."""
 
     celsius: float = 41.0
     slowdown_celsius: float = 90.0
@@ -64,7 +64,7 @@ class Measured:
 
 
 class Resetting(Enum):
-    """What a reset does when it is asked for."""
+    """How a reset behaves."""
 
     WORKS = "works"
     REFUSED = "refused"
@@ -82,25 +82,25 @@ class StuckBit:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is broken on purpose."""
+    """The injected faults."""
 
     lost: bool = False
     hang: bool = False
     stall_clears: bool = False
-    skip_clears: bool = False  # a clear that reports success and writes nothing: the lie that verify is for
+    skip_clears: bool = False  # a clear reports success and writes nothing; verify must find it
     reset: Resetting = Resetting.WORKS
     reset_seconds: float = 0.0
     stuck_bits: tuple[StuckBit, ...] = ()
-    bad_units: tuple[int, ...] = field(default=(), metadata=LATER)  # these compute wrongly
-    skip_scratch: bool = field(default=False, metadata=LATER)  # a scratch that reports success and does nothing
-    signs: tuple[Sign, ...] = field(default=(), metadata=LATER)  # what is told of it until it is healed
+    bad_units: tuple[int, ...] = field(default=(), metadata=LATER)  # units that compute wrong results
+    skip_scratch: bool = field(default=False, metadata=LATER)  # scratch reports success and does nothing
+    signs: tuple[Sign, ...] = field(default=(), metadata=LATER)  # reported until the device is healed
 
 
 Document = Driver | SimulatedSettings | Counters | Measured | Faults | DeviceInfo
 
 
 def read(path: Path, kind: type[T]) -> T:
-    """The document in a file, exactly as its kind describes it."""
+    """The document in a file; DeviceError unless it has exactly the fields of ``kind``."""
     try:
         value = _decoded(cast("type", kind), contents(path))
     except (OSError, ValueError) as error:
@@ -110,7 +110,7 @@ def read(path: Path, kind: type[T]) -> T:
 
 
 def contents(path: Path) -> bytes:
-    """All of a small file, in three calls of the kernel: the monitor reads many of them, again and again."""
+    """The content of a small file, with three system calls: the monitor reads many of them often."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = part = os.read(handle, _PIECE)
@@ -124,13 +124,13 @@ def contents(path: Path) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _decoded(kind: type, text: bytes) -> object:
-    # The monitor reads every document every second. By its bytes, not its times: two writes within a tick of the
-    # clock can leave the same inode, size and time behind, and then a fault would be read as healthy.
+    # The monitor reads each document each second. The cache key is the content, not the times: two writes within one
+    # clock tick can leave the same inode, size and time, and then a fault would be read as healthy.
     return _decode(kind, json.loads(text))
 
 
 def write(path: Path, document: Document) -> None:
-    """Replace a document in one move: a reader sees the old one or the new one."""
+    """Replace a document atomically: a reader sees either the old or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
     aside.write_text(json.dumps(asdict(document), indent=2, default=_word) + "\n")
     aside.replace(path)
@@ -139,7 +139,7 @@ def write(path: Path, document: Document) -> None:
 def _word(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
-    raise TypeError(f"{value!r} has no place in a document")
+    raise TypeError(f"{value!r} cannot be stored in a document")
 
 
 def _decode(kind: Any, value: object) -> object:  # noqa: ANN401 -- a kind is whatever an annotation can say
@@ -151,7 +151,7 @@ def _decode(kind: Any, value: object) -> object:  # noqa: ANN401 -- a kind is wh
         return tuple(_decode(get_args(kind)[0], item) for item in value)
     if isinstance(kind, EnumMeta):
         return kind(value)
-    # In Python a bool is an int; in a document it is not.
+    # A bool is an int in Python, but not in a document.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"expected {kind}, got {value!r}")
     return value

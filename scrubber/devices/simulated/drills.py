@@ -1,6 +1,6 @@
-"""Faults on demand, from any process: each function breaks (or heals) one GPU of a root.
+"""Inject faults, from any process: each function breaks or heals one GPU under a root.
 
-A drill changes documents only; processes that use a GPU are started by ``tenants``.
+A drill changes documents only; ``tenants`` starts processes that hold a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BITS = 8
 
 
 def xid(root: Path, uuid: str, code: int, count: int = 1) -> None:
-    """The driver reports an error event, or as many at once."""
+    """The driver reports ``count`` error events."""
     with layout.find(root, uuid).events.open("a") as log:
         log.write(f"{code} {time.clock_gettime(time.CLOCK_BOOTTIME)}\n" * count)
 
@@ -36,7 +36,7 @@ def remap(root: Path, uuid: str, *, failed: bool = False) -> None:
 
 
 def leak(root: Path, uuid: str, count: int = 2**20) -> None:
-    """Memory is taken and no process has it, until the next reset."""
+    """Memory is in use without a process until the next reset."""
     _change_counters(root, uuid, lambda old: replace(old, leaked_bytes=old.leaked_bytes + count))
 
 
@@ -46,12 +46,12 @@ def lose(root: Path, uuid: str) -> None:
 
 
 def hang(root: Path, uuid: str) -> None:
-    """Driver calls for the device do not return until it is healed."""
+    """Driver calls for the device block until it is healed."""
     _change_faults(root, uuid, lambda old: replace(old, hang=True))
 
 
 def break_reset(root: Path, uuid: str, how: Resetting, seconds: float = 0.0) -> None:
-    """Resets are refused, fail, or take that long."""
+    """Resets are refused, fail, or take ``seconds``."""
     _change_faults(root, uuid, lambda old: replace(old, reset=how, reset_seconds=float(seconds)))
 
 
@@ -64,7 +64,7 @@ def bad_memory(root: Path, uuid: str, offset: int = 0, bit: int = 0) -> None:
 
 
 def stall_clears(root: Path, uuid: str) -> None:
-    """Clears count what is there, then go nowhere until healed."""
+    """Clears stop after counting the old data, until the device is healed."""
     _change_faults(root, uuid, lambda old: replace(old, stall_clears=True))
 
 
@@ -74,24 +74,24 @@ def skip_clears(root: Path, uuid: str) -> None:
 
 
 def skip_scratch(root: Path, uuid: str) -> None:
-    """Overwriting the memory on the chip reports success and does nothing."""
+    """Overwriting the on-chip memory reports success and does nothing."""
     _change_faults(root, uuid, lambda old: replace(old, skip_scratch=True))
 
 
 def bad_compute(root: Path, uuid: str, unit: int = 0) -> None:
-    """One more unit computes wrongly."""
+    """One more unit computes wrong results."""
     if not 0 <= unit < chip.UNITS:
-        raise DeviceError(f"cannot break unit {unit}: there are {chip.UNITS} of them, counted from 0")
+        raise DeviceError(f"cannot break unit {unit}: the GPU has units 0 to {chip.UNITS - 1}")
     _change_faults(root, uuid, lambda old: replace(old, bad_units=(*old.bad_units, unit)))
 
 
 def sign(root: Path, uuid: str, kind: AilmentKind, detail: str) -> None:
-    """One more thing is told to be wrong with it, for as long as it is not healed."""
+    """The device reports one more sign until it is healed."""
     _change_faults(root, uuid, lambda old: replace(old, signs=(*old.signs, Sign(kind, detail))))
 
 
 def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
-    """A setting is changed, as a tenant might."""
+    """A setting is changed, as a pod could do."""
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
         current = documents.read(place.settings, documents.SimulatedSettings)
@@ -99,21 +99,21 @@ def drift(root: Path, uuid: str, power_limit_watts: int) -> None:
 
 
 def heat(root: Path, uuid: str, celsius: float) -> None:
-    """It is so hot until it is healed; nothing is judged by that."""
+    """The device has this temperature until it is healed; the temperature decides nothing."""
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
         documents.write(place.readings, Measured(celsius=float(celsius)))
 
 
 def heal(root: Path, uuid: str) -> None:
-    """Nothing is broken any more. What was counted and logged stays, and so do processes."""
+    """Remove all faults. Counted and logged errors stay, and so do processes."""
     _cool(root, uuid)
     _change_faults(root, uuid, lambda _: Faults())
     _change_counters(root, uuid, lambda old: Counters(ecc_uncorrectable=old.ecc_uncorrectable))
 
 
 def _cool(root: Path, uuid: str) -> None:
-    """As hot as it was made; one that measures nothing goes on so."""
+    """Restore the first temperature; a GPU without sensor values stays without."""
     place = layout.find(root, uuid)
     with layout.locked(place.directory):
         if place.readings.exists():

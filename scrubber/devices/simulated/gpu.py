@@ -1,4 +1,4 @@
-"""Touch: what a worker child does to one simulated GPU."""
+"""The operations of a worker child on one simulated GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class SimulatedGpu:
     """One GPU made of files."""
 
     def __init__(self, directory: Path) -> None:
-        """Touch nothing yet."""
+        """Open no file yet."""
         self._place = GpuFiles(directory)
 
     def reset(self) -> str:
-        """Forget what is volatile: counters, leaks, pending remaps, settings. The memory keeps its bytes."""
+        """Reset the volatile state: counters, leaks, pending remaps, settings. The memory keeps its bytes."""
         faults = self._answer()
         if faults.reset is Resetting.REFUSED:
             raise DeviceError("cannot reset: the device is in use by another client")
@@ -36,50 +36,50 @@ class SimulatedGpu:
             counters = documents.read(self._place.counters, Counters)
             documents.write(self._place.counters, Counters(remap_failed=counters.remap_failed))
             documents.write(self._place.settings, SimulatedSettings())
-        return "the simulated driver forgot all that is volatile"
+        return "the simulated driver reset its volatile state"
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
-        """Count what is there and write over it; read back each pattern and write over it; read back the last."""
-        wanted = _named(patterns, key)
+        """Count the old data; write each pattern and read it back."""
+        chosen = _named(patterns, key)
         faults = self._answer()
-        written = () if faults.skip_clears else wanted
+        written = () if faults.skip_clears else chosen
         with memory.opened(self._place, faults.stuck_bits) as cells:
-            # A clear that stalls does so halfway through its first write: the worst moment to be killed in.
+            # A stalled clear stops in the middle of its first write: the worst moment for a kill.
             stalling = _stalling(progress, self._place, cells.size // 2)
-            step = _counted(stalling, cells.size * (1 + len(wanted)))
+            step = _counted(stalling, cells.size * (1 + len(chosen)))
             residue = cells.residue(step, *written[:1])
             mismatch: Mismatch | None = None
             for pattern, *then in zip_longest(written, written[1:]):
                 self._answer()
                 condition.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
-            covered, allocatable = cells.size if wanted else 0, self._allocatable(cells.size)
+            covered, allocatable = cells.size if chosen else 0, self._allocatable(cells.size)
             missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
             return Cleared(covered, allocatable, residue.bytes, mismatch, residue.begins, missing)
 
     def verify(self, progress: Progress) -> Verified:
-        """Read all of the memory: every byte must be zero."""
+        """Read all memory: each byte must be zero."""
         faults = self._answer()
         with memory.opened(self._place, faults.stuck_bits) as cells:
             mismatch = cells.compare(patterns.zero, _counted(progress, cells.size))
             return Verified(cells.size, self._allocatable(cells.size), mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
-        """Overwrite the memory on the chip, unit by unit, read it back, and leave zeros."""
+        """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""
         faults = self._answer()
         if faults.skip_scratch:
             return Scratched(chip.UNITS, chip.UNITS)
         return chip.scrub(self._place, key)
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
-        """Addresses, inversions, random data and arithmetic; the zeros that are left come on top of the time."""
+        """Test addresses, inversions, random data and arithmetic; writing zeros afterwards takes extra time."""
         faults = self._answer()
         box = selftest.Box(time.monotonic() + seconds, self._answer)
         with memory.opened(self._place, faults.stuck_bits) as cells:
             return selftest.run(cells, key, faults.bad_units, box, progress)
 
     def restore_settings(self) -> tuple[str, ...]:
-        """Bring back the baseline; says what had drifted."""
+        """Restore the baseline; returns the settings that had changed."""
         self._answer()
         with layout.locked(self._place.directory):
             current = documents.read(self._place.settings, SimulatedSettings)
@@ -91,7 +91,7 @@ class SimulatedGpu:
         return tuple(f"{name}: {old} -> {new}" for name, old, new in pairs if old != new)
 
     def vitals(self) -> Vitals:
-        """Health as the device's files say it now."""
+        """The health in the device's files now."""
         self._answer()
         return condition.vitals(self._place)
 
@@ -102,7 +102,7 @@ class SimulatedGpu:
         return faults
 
     def _allocatable(self, size: int) -> int:
-        # A memory file that was cut short must show as memory that was not reached.
+        # A truncated memory file must count as memory that was not reached.
         return max(size, self._place.info().memory_bytes)
 
 

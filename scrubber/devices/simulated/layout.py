@@ -1,4 +1,4 @@
-"""Where a simulated GPU's files lie."""
+"""The paths of a simulated GPU's files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scrubber.devices.simulated import documents
 NAME = "simulated"  # of the backend
 
 
-@dataclass(frozen=True)  # no slots: a path takes its time to be made, and the monitor needs each of them all day
+@dataclass(frozen=True)  # no slots: cached_property needs a __dict__, and creating paths is slow for the monitor
 class GpuFiles:
     """The directory of one simulated GPU."""
 
@@ -30,12 +30,12 @@ class GpuFiles:
 
     @cached_property
     def chip(self) -> Path:
-        """The file that is the memory on the chip, unit after unit; GPUs of an older version have none yet."""
+        """The file that is the on-chip memory of all units; GPUs of an older version have none."""
         return self.directory / "scratch"
 
     @cached_property
     def device(self) -> Path:
-        """What the device is."""
+        """The description of the device."""
         return self.directory / "device.json"
 
     @cached_property
@@ -50,17 +50,17 @@ class GpuFiles:
 
     @cached_property
     def counters(self) -> Path:
-        """What the device has counted."""
+        """The error counters."""
         return self.directory / "counters.json"
 
     @cached_property
     def readings(self) -> Path:
-        """What the device measures; GPUs of an older version have none."""
+        """The sensor values; GPUs of an older version have none."""
         return self.directory / "readings.json"
 
     @cached_property
     def faults(self) -> Path:
-        """What is broken on purpose."""
+        """The injected faults."""
         return self.directory / "faults.json"
 
     @cached_property
@@ -69,24 +69,24 @@ class GpuFiles:
         return self.directory / "events.log"
 
     def info(self) -> DeviceInfo:
-        """What the device says it is."""
+        """The description of the device."""
         return documents.read(self.device, DeviceInfo)
 
 
 def driver_file(root: Path) -> Path:
-    """The one document that all GPUs of a root share."""
+    """The document of the driver, which all GPUs under a root share."""
     return root / "driver.json"
 
 
 def places(root: Path) -> tuple[GpuFiles, ...]:
-    """Every GPU under a root, by directory name; none where there is no such root."""
+    """All GPUs under a root, sorted by directory name; none if the root does not exist."""
     try:
         with os.scandir(root) as entries:
             names = sorted(entry.name for entry in entries if entry.name.startswith("gpu") and entry.is_dir())
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise DeviceError(f"cannot list the simulated gpus under {root}: {error.strerror}") from error
+        raise DeviceError(f"cannot list the simulated GPUs under {root}: {error.strerror}") from error
     return tuple(_place(root, name) for name in names)
 
 
@@ -96,7 +96,7 @@ def _place(root: Path, name: str) -> GpuFiles:
 
 
 def service_lock(root: Path) -> int | None:
-    """Whoever holds this descriptor is the one service of these GPUs; None when another is."""
+    """Take the lock of the service of these GPUs; None if another service has it."""
     lock = os.open(root / "service.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,16 +107,16 @@ def service_lock(root: Path) -> int | None:
 
 
 def find(root: Path, uuid: str) -> GpuFiles:
-    """The GPU of that name."""
+    """The GPU with this UUID."""
     for place in places(root):
         if place.info().uuid == uuid:
             return place
-    raise DeviceError(f"cannot find {uuid}: no simulated gpu of that name under {root}")
+    raise DeviceError(f"cannot find {uuid}: no simulated GPU has this UUID under {root}")
 
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Alone with a directory's documents, among all processes: for those who read, change and write back."""
+    """Lock a directory's documents against all other processes, to read, change and write them."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Whether anybody uses a memory file, asked of the kernel in one call and without /proc.
+"""Find out with one kernel call, without /proc, whether a process has a memory file open or mapped.
 
-A write lease is granted only on a file that nobody else has open or mapped, in any process or namespace; a mapping
-outlives its descriptor here too. The one who is asked is the file's inode, so names do not matter.
+The kernel grants a write lease only on a file that no other process has open or mapped, in any namespace. A mapping
+counts after its descriptor is closed too. The lease belongs to the inode, so names do not matter.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def held(path: Path) -> bool | None:
-    """Whether anybody else has the file open or mapped; None when the kernel will not say."""
+    """Whether another process has the file open or mapped; None if the kernel cannot tell."""
     try:
-        # Without O_NONBLOCK, an open would wait for another asker's lease; with it, that asker counts as a holder.
+        # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder.
         handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         return _refusal(error)
     try:
-        # Whoever opens the file while we hold the lease sends us a signal: SIGIO would end us, SIGURG does nothing.
+        # A process that opens the file during our lease causes a signal to us: SIGIO would end us, SIGURG is ignored.
         fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)

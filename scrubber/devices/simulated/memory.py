@@ -1,4 +1,4 @@
-"""A simulated GPU's memory under the hands of its own worker: read, written and compared in chunks."""
+"""Read, write and compare the memory of a simulated GPU in chunks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from scrubber.devices.simulated.patterns import CHUNK, Pattern
 Step = Callable[[int], None]  # bytes done
 
 
-PLACES = 4  # so many are told, one a chunk: enough to find them, too few to tell what they were
+PLACES = 4  # reported offsets, one for each chunk: enough to locate old data, too few to reveal its content
 
 
 @dataclass(frozen=True, slots=True)
 class Residue:
-    """What the last user left: how much, and where."""
+    """The data that was left in memory: how much, and where."""
 
     bytes: int
     begins: tuple[int, ...]
@@ -30,14 +30,14 @@ class Residue:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFile:
-    """All of a device's memory, as long as it stays open."""
+    """The open memory of a device."""
 
     handle: int
     size: int
     stuck_bits: tuple[StuckBit, ...]
 
     def residue(self, step: Step, then: Pattern | None = None) -> Residue:
-        """How many bytes are not zero, and where they begin. ``then`` is written over what was looked at."""
+        """Count the bytes that are not zero, and find where they begin. ``then`` overwrites each chunk after that."""
         count, begins = 0, list[int]()
         for number, chunk in self._chunks(step, then):
             if chunk != patterns.zero(number, len(chunk)):
@@ -46,7 +46,7 @@ class MemoryFile:
         return Residue(count, tuple(begins[:PLACES]))
 
     def fill(self, pattern: Pattern, step: Step) -> None:
-        """Write a pattern everywhere."""
+        """Write a pattern to all memory."""
         for number, offset, length in _pieces(self.size):
             self._write(offset, pattern(number, length))
             step(length)
@@ -54,9 +54,9 @@ class MemoryFile:
     def compare(
         self, pattern: Pattern, step: Step, then: Pattern | None = None, *, downwards: bool = False
     ) -> Mismatch | None:
-        """Read everything back, from either end: the first difference, and how many there are.
+        """Read all memory back: the first difference, and the number of differences.
 
-        ``then`` is written over each chunk as soon as it was compared.
+        ``then`` overwrites each chunk after the comparison. ``downwards`` starts at the last chunk.
         """
         found: Mismatch | None = None
         for number, chunk in self._chunks(step, then, downwards=downwards):
@@ -69,7 +69,7 @@ class MemoryFile:
     def _chunks(
         self, step: Step, then: Pattern | None, *, downwards: bool = False
     ) -> Iterator[tuple[int, bytearray]]:  # fmt: skip
-        """Each as it was read; it is overwritten when it was looked at."""
+        """Yield each chunk; ``then`` overwrites it when the caller asks for the next."""
         buffer = bytearray(CHUNK)
         pieces = list(_pieces(self.size))
         for number, offset, length in reversed(pieces) if downwards else pieces:
@@ -82,15 +82,15 @@ class MemoryFile:
 
     def _read(self, offset: int, into: bytearray) -> bytearray:
         if os.preadv(self.handle, [into], offset) != len(into):
-            raise DeviceError(f"cannot read memory at offset {offset}: it gave only a part")
+            raise DeviceError(f"cannot read memory at offset {offset}: only a part was read")
         return into
 
     def _write(self, offset: int, data: memoryview) -> None:
         if os.pwrite(self.handle, self._as_held(offset, data), offset) != len(data):
-            raise DeviceError(f"cannot write memory at offset {offset}: it took only a part")
+            raise DeviceError(f"cannot write memory at offset {offset}: only a part was written")
 
     def _as_held(self, offset: int, data: memoryview) -> memoryview | bytearray:
-        """What these cells will hold: the data, but for the bits that are stuck."""
+        """The data that the cells hold after a write: the data with the stuck bits set."""
         stuck = [bit for bit in self.stuck_bits if offset <= bit.offset < offset + len(data)]
         if not stuck:
             return data
@@ -102,7 +102,7 @@ class MemoryFile:
 
 @contextmanager
 def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[MemoryFile]:
-    """The memory, open only while it is worked on: an idle worker does not use the device."""
+    """Open the memory during the block only: an idle worker is not a holder."""
     try:
         handle = os.open(place.memory, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -110,7 +110,7 @@ def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[Memory
         finally:
             os.close(handle)
     except OSError as error:
-        raise DeviceError(f"cannot reach the memory of {place.directory.name}: {error}") from error
+        raise DeviceError(f"cannot open the memory of {place.directory.name}: {error}") from error
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int, int]]:
@@ -119,7 +119,7 @@ def _pieces(size: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _difference(base: int, expected: memoryview, got: bytearray) -> Mismatch:
-    # As two long numbers, because comparing byte by byte in Python would take a second for every chunk of bad memory.
+    # Compare two long integers: a Python loop over the bytes takes a second for each bad chunk.
     length = len(got)
     wrong = (int.from_bytes(expected) ^ int.from_bytes(got)).to_bytes(length)
     first = length - len(wrong.lstrip(b"\0"))

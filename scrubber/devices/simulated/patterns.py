@@ -1,8 +1,7 @@
-"""What is written over a memory: whole chunks at memcpy speed, no Python per byte.
+"""The patterns that overwrite a memory: complete chunks at memcpy speed, no Python code for each byte.
 
-A pattern is asked for the bytes of one chunk. ``random`` is a keyed stream of one chunk's length, turned by another
-amount in every chunk of 64 GiB: memory that answers with an older clear, another chunk or another address differs from
-it.
+A pattern returns the bytes of one chunk. ``random`` is a keyed stream of one chunk's length, rotated by another amount
+in each chunk of 64 GiB. So data of an older clear, of another chunk or of another address does not match.
 """
 
 from __future__ import annotations
@@ -11,24 +10,24 @@ import array
 import hashlib
 from collections.abc import Callable
 
-CHUNK = 2**18  # what is read and compared with it fits into the cache of a core
+CHUNK = 2**18  # a chunk and its pattern fit into the cache of a core
 
 Pattern = Callable[[int, int], memoryview]  # chunk number, length -> bytes
 
 _ZEROS = memoryview(bytes(CHUNK))
 _EVEN = memoryview(b"\x55" * CHUNK)
 _ODD = memoryview(b"\xaa" * CHUNK)
-_WORDS = array.array("Q", range(0, CHUNK, 8)).tobytes()  # each the offset of itself in its chunk
-_TURN = 0x5BD1  # odd: every chunk number below CHUNK gets a turn of its own, and neighbours lie far apart
+_WORDS = array.array("Q", range(0, CHUNK, 8)).tobytes()  # each word is its offset in the chunk
+_TURN = 0x5BD1  # odd: each chunk number below CHUNK has its own rotation, and those of neighbours differ widely
 
 
 def zero(_number: int, length: int) -> memoryview:
-    """Nothing but zeros, everywhere."""
+    """Zeros."""
     return _ZEROS[:length]
 
 
 def keyed(key: bytes) -> Pattern:
-    """A stream that nobody can foresee who does not know the key."""
+    """A stream that cannot be predicted without the key."""
     stream = memoryview(hashlib.shake_128(key).digest(CHUNK) * 2)
 
     def pattern(number: int, length: int) -> memoryview:
@@ -39,17 +38,17 @@ def keyed(key: bytes) -> Pattern:
 
 
 def even(_number: int, length: int) -> memoryview:
-    """Every other bit, the same everywhere."""
+    """Each even bit set."""
     return _EVEN[:length]
 
 
 def odd(_number: int, length: int) -> memoryview:
-    """The other bits."""
+    """Each odd bit set."""
     return _ODD[:length]
 
 
 def address(number: int, length: int) -> memoryview:
-    """Every word says where it lies: memory whose addresses are crossed shows what lies elsewhere."""
+    """Each word holds its own address: a memory with crossed address lines returns the word of another address."""
     words = bytearray(_WORDS)
     for place, part in enumerate(number.to_bytes(4, "little"), start=4):
         words[place::8] = bytes((part,)) * (CHUNK // 8)
@@ -57,10 +56,10 @@ def address(number: int, length: int) -> memoryview:
 
 
 def named(name: str, key: bytes) -> Pattern:
-    """The pattern that an order names."""
+    """The pattern with this name."""
     match name:
         case "zero":
             return zero
         case "random" if key:
             return keyed(key)
-    raise ValueError(f"cannot write pattern {name!r}: it is not known here, or its key is missing")
+    raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown, or its key is missing")

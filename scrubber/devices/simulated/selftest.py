@@ -1,4 +1,4 @@
-"""The self-test of a simulated GPU: the tests of a real one, over a file, within a time box."""
+"""The self-test of a simulated GPU: the tests of a real GPU on a file, with a time limit."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from scrubber.devices.simulated import chip, patterns
 from scrubber.devices.simulated.memory import MemoryFile, Step
 from scrubber.devices.simulated.patterns import Pattern
 
-Pass = Callable[[], Mismatch | None]  # once over all of the memory
+Pass = Callable[[], Mismatch | None]  # one pass over the memory
 
 ARITHMETIC = "arithmetic"
-_PASSES = 9  # two for each pattern that is written and read back, three for the inversions
+_PASSES = 9  # two for each pattern (write, read back), three for the inversions
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """How long there is, and whether the device still answers."""
+    """The time limit, and a check that the device still answers."""
 
     ends: float  # on the monotonic clock
-    answers: Callable[[], object]  # raises when it does not
+    answers: Callable[[], object]  # raises when the device does not answer
 
     def over(self) -> bool:
-        """Whether there is no time for more."""
+        """Whether the time is over."""
         self.answers()
         return time.monotonic() >= self.ends
 
 
 def run(cells: MemoryFile, key: bytes, bad_units: Collection[int], box: Box, progress: Progress) -> Tested:
-    """Every test that there is time for; then zeros, read back, whatever was found."""
+    """Run the tests within the time limit, then write zeros and read them back in any case."""
     done, ended = 0, list[str]()
     found: Mismatch | None = None
 
@@ -45,7 +45,7 @@ def run(cells: MemoryFile, key: bytes, bad_units: Collection[int], box: Box, pro
     tests = _tests(cells, key, step)
     for name, passes in tests.items():
         left = list(passes)
-        while left and not box.over():  # looked at between passes, so that nothing that was found is lost
+        while left and not box.over():  # checked between passes, so that no finding is lost
             found = joined(found, left.pop(0)())
         ended += [] if left else [name]
     units, deviating = 0, tuple[int, ...]()
@@ -71,7 +71,7 @@ def _held(cells: MemoryFile, pattern: Pattern, step: Step) -> tuple[Pass, Pass]:
 
 
 def _inverted(cells: MemoryFile, step: Step) -> tuple[Pass, Pass, Pass]:
-    """Each chunk is turned over after its lower neighbour, then back after its upper one."""
+    """Invert each chunk in ascending order, then invert it back in descending order."""
     return (
         partial(cells.fill, patterns.even, step),
         partial(cells.compare, patterns.even, step, patterns.odd),

@@ -1,9 +1,8 @@
-"""A process that uses a simulated GPU.
+"""A process that holds a simulated GPU.
 
-``python -m scrubber.devices.simulated.tenant MEMORY CHIP stay|linger OFFSET...`` writes what it reads from stdin to
-each offset of the memory, and to both ends of the memory on the chip what there is room for; it says its pid on stdout,
-and keeps the memory open until it is ended.
-``linger`` does not listen to SIGTERM. It imports almost nothing, so that many can be started quickly.
+``python -m scrubber.devices.simulated.tenant MEMORY CHIP stay|linger OFFSET...`` writes its stdin to each offset of the
+memory, and to both ends of the on-chip memory as far as there is room. It prints its pid and keeps the memory open until
+it is killed. ``linger`` ignores SIGTERM. The module imports little, so that many processes start quickly.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ import sys
 
 
 def main(memory: str, chip: str, manner: str, *offsets: str) -> None:
-    """Become nobody's child, write, tell, and wait for a signal."""
+    """Detach from the parent, write, print the pid, and wait for a signal."""
     if os.fork():
-        os._exit(0)  # whoever started us collects this one at once; init will collect the other
+        os._exit(0)  # the parent collects this process at once; init collects the child
     if manner == "linger":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     secret = sys.stdin.buffer.read()

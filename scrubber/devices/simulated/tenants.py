@@ -1,4 +1,4 @@
-"""Tenants on demand: real processes that use a simulated GPU, and one that reads what is left."""
+"""Start and end real processes that hold a simulated GPU, and search the memory for the data that they left."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _END_SECONDS = 5.0
 
 
 def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0) -> int:
-    """Start a process in a container that leaves the secret in memory, here, halfway and at the very end; its pid.
+    """Start a process in a container; returns its pid.
 
-    On the chip it leaves it, too.
+    It writes the secret to ``offset``, the middle and the end of the memory, and to the on-chip memory.
     """
     place = layout.find(root, uuid)
     size = place.info().memory_bytes
@@ -34,13 +34,13 @@ def occupy(root: Path, uuid: str, secret: bytes, container: str, offset: int = 0
 
 
 def zombie(root: Path, uuid: str, secret: bytes = b"") -> int:
-    """Start a process that belongs to no container, holds the memory and ignores SIGTERM; its pid."""
+    """Start a process outside any container that holds the memory and ignores SIGTERM; returns its pid."""
     environment = {name: value for name, value in os.environ.items() if name != containers.MARK}
     return _start(layout.find(root, uuid), "linger", secret, (0,), environment)
 
 
 def release(root: Path, uuid: str) -> tuple[int, ...]:
-    """End the container processes that use a GPU, as their runtime would; which they were."""
+    """End the container processes that hold a GPU, as a container runtime does; returns their pids."""
     memory = layout.find(root, uuid).memory.stat()
     ended = tuple(pid for pid, _ in containers.members() if _holds(pid, (memory.st_dev, memory.st_ino)))
     for pid in ended:
@@ -49,7 +49,7 @@ def release(root: Path, uuid: str) -> tuple[int, ...]:
 
 
 def kill(pid: int) -> None:
-    """End a tenant that listens to nothing, if it still is one: a number alone names nobody."""
+    """Kill a process that ignores SIGTERM, but only if it is one of ours: another process may have its pid now."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -64,12 +64,12 @@ def kill(pid: int) -> None:
 
 
 def scan(root: Path, uuid: str, needle: bytes) -> int:
-    """How often the next tenant would find some bytes: reads all of the memory, as any tenant may."""
+    """Count how often some bytes are in the memory, which the next pod could read."""
     return _count(layout.find(root, uuid).memory, needle)
 
 
 def scan_chip(root: Path, uuid: str, needle: bytes) -> int:
-    """How often the next tenant would find some bytes in the memory on the chip."""
+    """Count how often some bytes are in the on-chip memory."""
     return _count(layout.find(root, uuid).chip, needle)
 
 
@@ -96,7 +96,7 @@ def _start(
         check=False,
     )
     if not done.stdout.strip().isdigit():
-        raise DeviceError(f"cannot start a tenant: {done.stderr.decode(errors='replace').strip() or 'it said nothing'}")
+        raise DeviceError(f"cannot start a process: {done.stderr.decode(errors='replace').strip() or 'no output'}")
     return int(done.stdout)
 
 
@@ -104,7 +104,7 @@ def _holds(pid: int, memory: tuple[int, int]) -> bool:
     try:
         found = [entry.stat() for entry in os.scandir(f"/proc/{pid}/fd")]
     except OSError:
-        return False  # ended while we looked: nothing is left to release
+        return False  # the process has ended: there is nothing to release
     return any((file.st_dev, file.st_ino) == memory for file in found)
 
 
@@ -114,7 +114,7 @@ def _end(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        # Looked at again behind the pidfd: the number may have gone to somebody else meanwhile.
+        # Check again now that the pidfd is open: the pid may belong to another process.
         if containers.of(pid) is None:
             return
         signal.pidfd_send_signal(process, signal.SIGTERM)

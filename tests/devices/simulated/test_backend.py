@@ -80,7 +80,7 @@ def test_gpus_are_the_directories_of_that_name(bank) -> None:
 
 
 def test_a_root_that_cannot_be_listed_has_no_inventory(bank) -> None:
-    with pytest.raises(DeviceError, match=r"cannot list the simulated gpus under .*: Not a directory"):
+    with pytest.raises(DeviceError, match=r"cannot list the simulated GPUs under .*: Not a directory"):
         Simulated(bank.root / "driver.json").inventory()
     assert Simulated(bank.root / "driver.json").alarm() is None
 

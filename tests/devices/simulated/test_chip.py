@@ -46,7 +46,7 @@ def test_a_chip_that_cannot_be_opened_is_an_error(bank) -> None:
     gpu = bank.gpu(bank.first)
     bank.place(bank.first).chip.unlink()
     bank.place(bank.first).chip.mkdir()
-    with pytest.raises(DeviceError, match="cannot reach the memory on the chip"):
+    with pytest.raises(DeviceError, match="cannot open the on-chip memory"):
         gpu.scratch(KEY)
 
 

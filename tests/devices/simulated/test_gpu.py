@@ -118,7 +118,7 @@ def test_memory_that_shrank_is_not_covered(bank) -> None:
 def test_memory_that_is_gone_is_an_error(bank) -> None:
     gpu = bank.gpu(bank.first)
     bank.place(bank.first).memory.unlink()
-    with pytest.raises(DeviceError, match="cannot reach the memory"):
+    with pytest.raises(DeviceError, match="cannot open the memory"):
         gpu.verify(nowhere)
 
 
