@@ -1,1 +1,1 @@
-"""What runs only inside a worker child that has one GPU in its hands; the service asks what is missing, and no more."""
+"""Code that runs only in a worker child with one GPU. The service only calls ``warmth.missing``."""

@@ -1,6 +1,6 @@
-"""What a scrub needs of a GPU: one small port, so that all that is decided around it can be tried without a GPU.
+"""The interface that a scrub needs of a GPU. It is small, so that the code around it can be tested without a GPU.
 
-``device`` implements it with CuPy. Whoever implements it keeps to the pattern arithmetic of ``patterns``.
+``device`` implements it with CuPy. Each implementation computes the patterns as ``patterns`` does.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from scrubber.cuda.patterns import VECTOR, Pattern
 Step = Callable[[int], None]  # bytes done
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-NOWHERE = 2**64 - 1  # the place of the first difference where there is none
+NOWHERE = 2**64 - 1  # the offset of the first difference if there is no difference
 
 
 class CudaError(Exception):
-    """CUDA refused or failed: the message is for operators."""
+    """CUDA refused or failed. The message is for operators."""
 
 
 class CardBusyError(CudaError):
-    """It may not be used just now, for something on the node is in the way: no fault of the device."""
+    """The GPU cannot be used now, because something else on the node prevents it. The device is not at fault."""
 
 
 class Deed(Enum):
-    """What is done to each vector of a memory."""
+    """The operation on each vector of a memory."""
 
     WRITE = "write"
     CHECK = "check"
@@ -36,20 +36,20 @@ class Deed(Enum):
 
 
 class KernelProgram(Enum):
-    """What runs on every multiprocessor; each takes one number."""
+    """A program that runs on each multiprocessor, with one number as its argument."""
 
     SCRATCH = "scratch"  # overwrite shared memory, read it back, leave zeros
-    REGISTERS = "registers"  # the same of the register file
-    EXACT = "exact"  # compute something, always the same for the same number
+    REGISTERS = "registers"  # the same for the register file
+    EXACT = "exact"  # compute a result that depends on the number only
     PLANT = "plant"  # leave a word in shared memory ...
-    LISTEN = "listen"  # ... and count how often it is found there, before anything was written
+    LISTEN = "listen"  # ... and count how often it is found there before any write
     PLANT_REGISTERS = "plant_registers"
     LISTEN_REGISTERS = "listen_registers"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One allocation, and where it begins in the whole of what was allocated."""
+    """One allocation, and its offset in all allocated memory."""
 
     address: int
     size: int
@@ -58,16 +58,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Bytes of a span that were not as they should be: how many, and the first of them, by its place in the whole."""
+    """The wrong bytes of a span: how many, and the first, by its offset in all allocated memory."""
 
     count: int = 0
     offset: int = 0
     got: int = 0
-    compared: int = 0  # bytes, as the device has counted them; none where it was only written
+    compared: int = 0  # bytes, as counted by the device; 0 after a write
 
     @classmethod
-    def told(cls, count: int, first: int, compared: int) -> Found:
-        """As kernels tell it. Whoever contradicts himself has proven nothing."""
+    def decoded(cls, count: int, first: int, compared: int) -> Found:
+        """Decode the answer of a kernel. An answer that contradicts itself proves nothing."""
         if (count == 0) != (first == NOWHERE):
             raise CudaError(f"its answer contradicts itself: {count} bytes differ, and the first is {first:#x}")
         if count == 0:
@@ -80,24 +80,24 @@ class Unit:
     """One multiprocessor that a program ran on."""
 
     number: int
-    wrong: int  # words that were not as they should be; for ``LISTEN`` those that were found
-    digest: int = 0  # of what was computed there
+    wrong: int  # wrong words; for ``LISTEN`` the words that were found
+    digest: int = 0  # of the computed result
 
 
 class Card(Protocol):
-    """One GPU, or one slice of it, in the hands of the only worker that sees it."""
+    """One GPU or slice, used by one worker only."""
 
     name: str  # for messages
     units: int  # multiprocessors
 
     def allocate(self, size: int) -> int | None:
-        """An address of plain device memory; None when not that much is left in one piece."""
+        """The address of new device memory; None if there is no free block of this size."""
         ...
 
     def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
-        """Do it to all spans in their order; what was found in each, once all of it is done."""
+        """Apply the operation to all spans in order; returns the result for each span."""
         ...
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
-        """Run it until every multiprocessor had its turn, or does not get one: those that had."""
+        """Run the program until each multiprocessor ran it, with a limit; returns the multiprocessors that ran it."""
         ...

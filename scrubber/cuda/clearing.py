@@ -1,4 +1,4 @@
-"""Overwrite a memory and prove it: what was there, each pattern written and read back, zeros at the end."""
+"""Overwrite a memory and prove it: count the old data, then write and read back each pattern, the last one zeros."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from scrubber.cuda import patterns
 from scrubber.cuda.card import Found, Progress
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
 
-PLACES = 8  # of what the last user left, at most
+PLACES = 8  # the most offsets of old data that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What was found before the first write, and what did not hold what was written."""
+    """The old data before the first write, and the bytes that did not hold a pattern."""
 
     residue_bytes: int
-    residue_at: tuple[int, ...]  # where it begins, in the first spans that hold any
+    residue_at: tuple[int, ...]  # where it begins, in the first spans with old data
     mismatch: Mismatch | None
-    covered: int  # bytes, as the device has counted them in the last comparison; none where nothing was written
+    covered: int  # bytes, as counted by the device in the last comparison; 0 without a pattern
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was not zero, and how many bytes the device has counted while it looked."""
+    """The bytes that were not zero, and the number of compared bytes as counted by the device."""
 
     mismatch: Mismatch | None
     covered: int
 
 
 def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress) -> Cleared:
-    """The census, then every pattern in its order."""
-    wanted = [patterns.named(name, key) for name in names]
-    step = counted(progress, memory.size * (1 + 2 * len(wanted)))
+    """Count the old data, then write and read back each pattern in order."""
+    chosen = [patterns.named(name, key) for name in names]
+    step = counted(progress, memory.size * (1 + 2 * len(chosen)))
     residue = [found for found in memory.compare(patterns.ZERO, step) if found.count]
     wrong: Mismatch | None = None
     covered = 0
-    for pattern in wanted:
+    for pattern in chosen:
         memory.write(pattern, step)
         found = memory.compare(pattern, step)
         wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
@@ -47,7 +47,7 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
 
 
 def verify(memory: GpuMemory, progress: Progress) -> Verified:
-    """Read all of it: every byte must be zero."""
+    """Read all memory: each byte must be zero."""
     found = memory.compare(patterns.ZERO, counted(progress, memory.size))
     return Verified(mismatch(found, patterns.ZERO), _covered(found))
 

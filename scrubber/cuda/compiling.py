@@ -1,8 +1,7 @@
-"""Compile the kernels for every architecture: ``python -m scrubber.cuda.compiling``, or rather ``make kernels``.
+"""Compile the kernels for each architecture; run ``make kernels``, which calls this module.
 
-It needs the compiler as a library (NVRTC), but neither a toolkit nor a GPU. A 12.x compiler is used on purpose: drivers
-of 12.x and of 13.x load what it makes. The same source gives the same bytes, wherever and whenever it is compiled, so
-anybody can check that what is shipped comes from the source beside it.
+It needs the compiler library (NVRTC), but no toolkit and no GPU. Use a 12.x compiler: drivers of 12.x and 13.x load its
+output. The same source always gives the same bytes, so it can be checked that the shipped files come from the source.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ _RELEASE = re.compile(r"^// (Cuda compilation tools, .*)$", re.MULTILINE)
 
 
 class CompilingError(Exception):
-    """The compiler is missing, or refused: the message says why."""
+    """The compiler is missing or failed. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompileTarget:
-    """One file to be made, and how the compiler names its architecture."""
+    """One file to compile, and the compiler's name of its architecture."""
 
     name: str
     architecture: str
-    form: str  # what is asked of the compiler: machine code, or the portable form
+    form: str  # machine code or the portable form
 
 
 TARGETS = (
@@ -46,7 +45,7 @@ TARGETS = (
 
 
 def library(folders: Iterable[Path]) -> Path:
-    """Where the compiler is, among folders that packages are installed in."""
+    """Find the compiler in the folders of installed packages."""
     for folder in folders:
         if (path := folder / LIBRARY).is_file():
             return path
@@ -54,7 +53,7 @@ def library(folders: Iterable[Path]) -> Path:
 
 
 def compiled(compiler: Path, sources: Mapping[str, str]) -> dict[str, bytes]:
-    """Everything that is shipped beside the sources, the manifest included, by file name."""
+    """All compiled files and the manifest, by file name."""
     nvrtc = ctypes.CDLL(str(compiler))
     images = {target.name: _image(nvrtc, target, sources) for target in TARGETS}
     release = _RELEASE.search(images[PORTABLE].decode())
@@ -77,7 +76,7 @@ def compiled(compiler: Path, sources: Mapping[str, str]) -> dict[str, bytes]:
 
 
 def read_sources(folder: Path = FOLDER) -> dict[str, str]:
-    """What the kernels are made from."""
+    """The sources of the kernels, by file name."""
     return {name: (folder / name).read_text() for name in (SOURCE, HEADER)}
 
 
@@ -116,7 +115,7 @@ def _checked(status: int, why: str) -> None:
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Compile everything, then write it beside the sources."""
+    """Compile all kernels and write them next to the sources."""
     try:
         made = compiled(library(map(Path, sys.path)), read_sources(folder))
     except CompilingError as error:

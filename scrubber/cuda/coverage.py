@@ -1,4 +1,4 @@
-"""How much of a GPU's memory was covered, and whose the rest is. Pure: figures in, figures out."""
+"""Compute how much of a GPU's memory was covered, and what uses the rest. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from scrubber.core.measurements import OWN_BOOKS, OWN_CONTEXT, OWN_IDLE, Uncovered
 
-CONTEXT_AT_MOST = 2**30  # bytes; contexts are reported as 256 to 500 MiB. What is more than twice that is not ours
-NOISE = 2**21  # one page of the driver: nothing of ours is given back meanwhile, so there is room for rounding only
+CONTEXT_AT_MOST = 2**30  # bytes; contexts take 256 to 500 MiB. More than twice as much is not ours
+NOISE = 2**21  # one page of the driver: we free no memory meanwhile, so this is for rounding only
 SLACK = 2**26  # bytes, or ...
-SLACK_SHARE = 1 / 1000  # ... this part of the memory: what the driver books for its own maps of what we allocate
+SLACK_SHARE = 1 / 1000  # ... this share of the memory: the driver's own tables for our allocations
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """A GPU's memory as the driver keeps its books, in bytes."""
+    """A GPU's memory as the driver accounts for it, in bytes."""
 
     total: int
     reserved: int
@@ -22,18 +22,18 @@ class Books:
 
     @property
     def allocatable(self) -> int:
-        """What a process could ever have of it."""
+        """The memory that processes can allocate."""
         return self.total - self.reserved
 
     @property
     def free(self) -> int:
-        """What nobody has."""
+        """The memory that no process has allocated."""
         return self.allocatable - self.used
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The books at four times: before we used CUDA, with our context, with all memory taken, and after the passes."""
+    """The memory at four times: before we use CUDA, with our context, with all memory taken, and after the passes."""
 
     before: Books
     opened: Books
@@ -42,9 +42,9 @@ class Account:
 
 
 def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...]:
-    """What of the allocatable memory was not covered, by cause; together all of it, and no more.
+    """The allocatable memory that was not covered, by cause; the parts add up to exactly this memory.
 
-    ``idle``: so much is in use of this device while nobody is on it.
+    ``idle``: the memory that is in use while the device has no holder.
     """
     rest = account.before.allocatable - covered
     causes = {
@@ -63,7 +63,7 @@ def uncovered(account: Account, covered: int, idle: int) -> tuple[Uncovered, ...
 
 
 def disturbance(account: Account, covered: int) -> str | None:
-    """Who else's memory came or went meanwhile: then nobody knows where it was, and what became of it."""
+    """Why other memory was allocated or freed meanwhile, if it was: then it is unknown whether it was covered."""
     books = (account.before, account.opened, account.taken, account.after)
     if len({(it.total, it.reserved) for it in books}) > 1:
         return "the memory that the driver keeps for itself changed meanwhile"
@@ -75,7 +75,7 @@ def disturbance(account: Account, covered: int) -> str | None:
     )
     for change, most in beside:
         if change > most:
-            return f"somebody else took {change} bytes of its memory meanwhile"
+            return f"another process took {change} bytes of its memory meanwhile"
         if change < -NOISE:
             return f"{-change} bytes of its memory were given back meanwhile"
     return None

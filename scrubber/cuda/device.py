@@ -1,7 +1,7 @@
-"""The port on a real GPU, with CuPy: the plain runtime and kernels of our own, no pool and no compiler.
+"""A ``Card`` on a real GPU, with CuPy: the CUDA runtime and our own kernels, without memory pool and compiler.
 
-Nothing of CUDA was called in this process before ``opened``, and nothing is undone afterwards but by its end: that is
-the only sure release of what it holds.
+The process calls no CUDA function before ``opened``. It frees nothing afterwards: only the end of the process releases
+its memory for certain.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
 
 ENVIRONMENT = {
     "CUDA_MODULE_LOADING": "LAZY",
-    "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",  # what runs behind a shared server is not ours alone
+    "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",  # a shared server would run our kernels next to those of others
 }
-LIMITS = {0: 256, 1: 4096, 2: 4096}  # bytes of stack a thread, print buffer, device heap: the rest is for the scrub
+LIMITS = {
+    0: 256,
+    1: 4096,
+    2: 4096,
+}  # bytes: stack for each thread, print buffer, device heap. Small, to leave memory for the scrub
 OUT_OF_MEMORY = 2
-# Sure signs that it is not the device. Not among them, since a broken one is told of in these words, too: 3 (CUDA could
-# not begin), 100 (no device: the one that is visible may have fallen off the bus) and 999 (unknown).
+# Errors for which the device is certainly not the cause. Not included, because a broken device causes them too: 3 (CUDA
+# could not start), 100 (no device: the visible one may have fallen off the bus) and 999 (unknown).
 NOT_NOW = frozenset(
     {
-        46,  # taken by somebody
+        46,  # in use by another process
         *(34, 35, 36, 803, 804),  # the driver's library: a stub, too old, of another release, or not for this device
         *(200, 209, 218, 222),  # our kernels: broken files, or none that this driver or this device takes
         *(221, 223),  # the driver's compiler: missing, or forbidden by the environment
@@ -40,19 +44,19 @@ NOT_NOW = frozenset(
     }
 )
 THREADS = 256
-BLOCKS = {Deed.WRITE: 8, Deed.CHECK: 4, Deed.INVERT: 4, Deed.INVERT_DOWN: 4}  # that fit a multiprocessor at once
-ROUNDS = 64  # of what is computed in one go
-TRIES = 20  # where blocks run is the device's choice
+BLOCKS = {Deed.WRITE: 8, Deed.CHECK: 4, Deed.INVERT: 4, Deed.INVERT_DOWN: 4}  # that fit on a multiprocessor
+ROUNDS = 64  # of the computation in one launch
+TRIES = 20  # the device chooses where blocks run
 
 _FOUND, _UNIT = struct.Struct("<QQQ"), struct.Struct("<IIQQ")
 _MOST_SPANS, _MOST_UNITS = 256, 1024
 _NOTHING = _FOUND.pack(0, NOWHERE, 0)
 _TO_DEVICE, _TO_HOST = 1, 2
-_QUIETLY = 1 | 2  # an event that is waited for without spinning, and takes no time
+_QUIETLY = 1 | 2  # an event without busy waiting and without timing
 _MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes of a device
 _KERNELS = {Deed.WRITE: "write", Deed.CHECK: "check", Deed.INVERT: "invert", Deed.INVERT_DOWN: "invert"}
-_WORD, _TWICE = 4, 2  # bytes; what was keyed, and the zeros after it
-_KEPT = 240  # registers of a thread that are overwritten
+_WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
+_KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
 _IN_REGISTERS = {
     it.value for it in (KernelProgram.REGISTERS, KernelProgram.PLANT_REGISTERS, KernelProgram.LISTEN_REGISTERS)
@@ -60,7 +64,7 @@ _IN_REGISTERS = {
 
 
 class _Kernel(Protocol):
-    """As CuPy has it."""
+    """A kernel of CuPy."""
 
     local_size_bytes: int
     shared_size_bytes: int
@@ -72,7 +76,7 @@ class _Kernel(Protocol):
 
 
 def opened(uuid: str, pci_address: str) -> CupyCard:
-    """The one device that this process may ever see; it must be the one that was meant."""
+    """Open the only device that this process can see; CudaError if it is another device."""
     only(uuid)
     try:
         cupy = warmth.load()
@@ -84,41 +88,41 @@ def opened(uuid: str, pci_address: str) -> CupyCard:
 
 
 def only(uuid: str) -> None:
-    """Before CUDA is called for the first time: this process will never see another device."""
+    """Hide all other devices from this process. Call it before the first CUDA call."""
     os.environ.update(ENVIRONMENT, CUDA_VISIBLE_DEVICES=uuid)
 
 
 class CupyCard:
-    """One GPU or one slice of it."""
+    """One GPU or slice."""
 
     loaded: Sequence[KernelProgram] = (
-        _IN_A_SCRUB  # when it is opened; others at their first launch, if there is memory then
+        _IN_A_SCRUB  # loaded at the start; others at their first launch, if there is memory
     )
 
     def __init__(self, cupy: ModuleType, uuid: str) -> None:
-        """Nothing is asked yet."""
+        """Call no CUDA function yet."""
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self.name = uuid
         self._kernels: dict[str, _Kernel] = {}
         self._events: list[int] = []
         self.units = 0
-        self._shared = 0  # bytes, of a block at most
+        self._shared = 0  # bytes, the most for a block
 
     def begin(self, pci_address: str) -> None:
-        """Make sure that it is the right one, and get ready."""
-        with self._told("open"):
+        """Check that it is the right device, and prepare it."""
+        with self._translated("open"):
             count = self._runtime.getDeviceCount()
             found = self._runtime.deviceGetPCIBusId(0) if count == 1 else ""
         if count != 1:
             raise CudaError(f"cannot open {self.name}: CUDA shows {count} devices where one was asked for")
         if _plain(found) != _plain(pci_address):
             raise CudaError(f"cannot open {self.name}: CUDA shows the device at {found}, which is another one")
-        with self._told("open"):
+        with self._translated("open"):
             self._get_ready()
 
     def allocate(self, size: int) -> int | None:
-        """An address; None when not that much is left in one piece."""
+        """The address of new memory; None if there is no free block of this size."""
         try:
             return int(self._runtime.malloc(size))
         except self._runtime.CUDARuntimeError as error:
@@ -127,15 +131,15 @@ class CupyCard:
             raise self._error("take memory of", error, error.status) from error
 
     def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
-        """Everything is given to the device at once, then waited for span by span."""
-        with self._told(f"{deed.value} memory of"):
+        """Start the operation on all spans, then wait for span after span."""
+        with self._translated(f"{deed.value} memory of"):
             parts = (spans[at : at + _MOST_SPANS] for at in range(0, len(spans), _MOST_SPANS))
             return tuple(it for part in parts for it in self._swept(deed, pattern, part, step))
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
-        """Blocks that fill a multiprocessor each, until all had one."""
+        """Launch blocks that fill a multiprocessor each, until each multiprocessor ran one."""
         seen: dict[int, Unit] = {}
-        with self._told(f"run {program.value} on"):
+        with self._translated(f"run {program.value} on"):
             for _ in range(TRIES):
                 for unit in self._ran(program, number):
                     seen[unit.number] = _merged(seen.get(unit.number), unit)
@@ -144,7 +148,7 @@ class CupyCard:
         return tuple(seen[number] for number in sorted(seen))
 
     def _get_ready(self) -> None:
-        """All that needs memory needs it now: nothing of it will be left."""
+        """Allocate all that needs memory now: the scrub takes the rest."""
         for limit, size in LIMITS.items():
             self._runtime.deviceSetLimit(limit, size)
         self.units = self._runtime.deviceGetAttribute(_MULTIPROCESSORS, 0)
@@ -153,14 +157,16 @@ class CupyCard:
         self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
         self._found = self._runtime.malloc(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
         self._units = self._found + _FOUND.size * _MOST_SPANS
-        for deed in Deed:  # and what it takes at the first launch, too
+        for deed in Deed:  # the first launch takes memory too
             self._swept(deed, ZERO, (Span(self._found, 0, 0),), lambda _size: None)
         for program in self.loaded:
             self._ran(program, 0)
 
     def _swept(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> list[Found]:
         self._put(self._found, _NOTHING * len(spans))
-        for number, (span, event) in enumerate(zip(spans, self._events, strict=False)):  # the rest is for longer parts
+        for number, (span, event) in enumerate(
+            zip(spans, self._events, strict=False)
+        ):  # spare events are for longer parts
             self._begin(deed, pattern, span, self._found + _FOUND.size * number)
             self._runtime.eventRecord(event, 0)
         for span, event in zip(spans, self._events, strict=False):
@@ -168,7 +174,7 @@ class CupyCard:
             step(span.size)
         raw = self._got(self._found, _FOUND.size * len(spans))
         try:
-            return [Found.told(*words) for words in _FOUND.iter_unpack(raw)]
+            return [Found.decoded(*words) for words in _FOUND.iter_unpack(raw)]
         except CudaError as error:
             raise CudaError(f"cannot {deed.value} memory of {self.name}: {error}") from error
 
@@ -185,8 +191,8 @@ class CupyCard:
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         long, short = self._cupy.uint64, self._cupy.uint32
         kernel = self._kernel(program.value)
-        # All that a block can have, so that no two fit on a multiprocessor. The scratch keeps nothing of it for itself:
-        # what some driver may call its own is what the system keeps beside it.
+        # The most for a block, so that two blocks never fit on a multiprocessor. SCRATCH has no shared memory of its
+        # own; memory that the system reserves is not part of this size.
         shared = self._shared - (0 if program is KernelProgram.SCRATCH else kernel.shared_size_bytes)
         kernel.max_dynamic_shared_size_bytes = shared
         first = long(number) if program in _IN_A_SCRUB else short(number)
@@ -194,28 +200,28 @@ class CupyCard:
         self._put(self._units, bytes(_UNIT.size * _MOST_UNITS))
         kernel((self.units,), (THREADS,), (*words, long(self._units)), shared_mem=shared)
         raw = self._got(self._units, _UNIT.size * _MOST_UNITS)
-        told = [(place, *words) for place, words in enumerate(_UNIT.iter_unpack(raw))]
-        if (ran := sum(visits for _, visits, _, _, _ in told)) != self.units:
+        reports = [(place, *words) for place, words in enumerate(_UNIT.iter_unpack(raw))]
+        if (ran := sum(visits for _, visits, _, _, _ in reports)) != self.units:
             ended = f"{ran} of {self.units} blocks came to their end"
             raise CudaError(f"cannot run {program.value} on {self.name}: {ended}")
         due = self._due(program)
-        for place, visits, _, _, compared in told:
+        for place, visits, _, _, compared in reports:
             if due is not None and compared != visits * due:
                 counted = f"{compared} of {visits * due} words were read back from multiprocessor {place}"
                 raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
-        return [Unit(place, wrong, digest) for place, visits, wrong, digest, _ in told if visits]
+        return [Unit(place, wrong, digest) for place, visits, wrong, digest, _ in reports if visits]
 
     def _due(self, program: KernelProgram) -> int | None:
-        """Words that a block must have read back: of all that a device has for one, whatever was asked for."""
+        """The number of words that a block must read back, from the size of the device's memory; None: unknown."""
         if program is KernelProgram.SCRATCH:
             return _TWICE * self._shared // _WORD
         return _TWICE * _KEPT * THREADS if program is KernelProgram.REGISTERS else None
 
     def _kernel(self, name: str) -> _Kernel:
-        """The driver loads one when it is named, which takes memory: none is that nobody runs."""
+        """Get a kernel when it is first used: the driver loads it then, which takes memory."""
         if name not in self._kernels:
             kernel = self._named(name)
-            if name in _IN_REGISTERS and kernel.local_size_bytes:  # nobody knows before, where the driver compiles it
+            if name in _IN_REGISTERS and kernel.local_size_bytes:  # known only now if the driver compiles it
                 compiled = f"as its driver has compiled it, {name} would keep in memory what is to be in registers"
                 raise CardBusyError(f"cannot use {self.name}: {compiled}")
             self._kernels[name] = kernel
@@ -227,7 +233,7 @@ class CupyCard:
 
     def _got(self, address: int, size: int) -> bytes:
         target = ctypes.create_string_buffer(size)
-        self._runtime.memcpy(ctypes.addressof(target), address, size, _TO_HOST)  # waits for all that was begun
+        self._runtime.memcpy(ctypes.addressof(target), address, size, _TO_HOST)  # waits for all launched kernels
         return target.raw
 
     def _image(self) -> Path:
@@ -238,8 +244,8 @@ class CupyCard:
             raise CardBusyError(f"cannot open {self.name}: {error}") from error
 
     @contextmanager
-    def _told(self, deed: str) -> Iterator[None]:
-        """CUDA's errors in our words."""
+    def _translated(self, deed: str) -> Iterator[None]:
+        """Turn errors of CUDA into CudaError or CardBusyError."""
         try:
             yield
         except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
@@ -251,12 +257,12 @@ class CupyCard:
 
 
 def _plain(pci_address: str) -> str:
-    """Without the leading zeros that some put before the domain, in small letters."""
+    """Lower case, without leading zeros of the domain, which not all tools print."""
     return pci_address.lower().lstrip("0")
 
 
 def _merged(before: Unit | None, now: Unit) -> Unit:
-    """What a multiprocessor did in several tries; whoever computes two things from the same is wrong."""
+    """The results of several runs on a multiprocessor; two different digests count as one wrong word."""
     if before is None:
         return now
     return Unit(now.number, before.wrong + now.wrong + (before.digest != now.digest), now.digest)

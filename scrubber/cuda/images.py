@@ -1,4 +1,4 @@
-"""Which of the compiled kernels a device gets: those for its architecture, or what its driver compiles by itself."""
+"""Choose the compiled kernels for a device: those for its architecture, or the portable form."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "kernels"
-OLDEST = (7, 5)  # Turing: what is older has neither the tensor instructions nor a driver of today
+OLDEST = (7, 5)  # Turing: older GPUs have no tensor instructions and no current driver
 
 
 def image_for(capability: tuple[int, int]) -> Path:
-    """The file to load on a device of that compute capability."""
+    """The file to load on a device with this compute capability."""
     return FOLDER / chosen(capability, (path.name for path in FOLDER.glob("scrub.*")))
 
 
 def chosen(capability: tuple[int, int], names: Iterable[str]) -> str:
-    """Within a major version, code runs on devices of its own and of higher minor versions: the highest is taken."""
+    """The best file: within a major version, code for a minor version also runs on higher minor versions."""
     major, minor = capability
     if capability < OLDEST:
         raise ValueError(f"no kernels for compute capability {major}.{minor}: Turing (7.5) or newer is needed")
@@ -33,4 +33,4 @@ def binary(major: int, minor: int) -> str:
     return f"scrub.sm_{major}{minor}.cubin"
 
 
-PORTABLE = "scrub.ptx"  # for architectures newer than this release: their driver compiles it once
+PORTABLE = "scrub.ptx"  # for architectures newer than this release: the driver compiles it

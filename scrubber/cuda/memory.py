@@ -1,8 +1,8 @@
-"""All of a GPU's memory that one process can have, and passes over it.
+"""Allocate all free memory of a GPU, and run passes over it.
 
-Never one giant block: the driver's own scrubber has been seen to give up on those. Passes go in the order of the
-addresses, or the other way round, so that what is read was written long enough ago to have left the caches. What the
-device has not compared by its own count holds nothing that we know of.
+Not as one large block: the driver's own scrubber is known to fail on such blocks. Passes go up or down in the order of
+the addresses, so that data is read long after it was written, when it has left the caches. Memory counts as compared
+only if the device's own counter says so.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from scrubber.core.measurements import Mismatch
 from scrubber.cuda.card import Card, CudaError, Deed, Found, Progress, Span, Step
 from scrubber.cuda.patterns import Pattern
 
-RUNGS = (2**33, 2**30, 2**28, 2**25, 2**21)  # bytes; the last one is the page of the driver
+RUNGS = (2**33, 2**30, 2**28, 2**25, 2**21)  # bytes; the last one is the page size of the driver
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """What was allocated, as one."""
+    """All allocated memory."""
 
     card: Card
     spans: tuple[Span, ...]
@@ -30,24 +30,24 @@ class GpuMemory:
         return sum(span.size for span in self.spans)
 
     def write(self, pattern: Pattern, step: Step) -> None:
-        """Everywhere."""
+        """Write the pattern to all memory."""
         self.card.sweep(Deed.WRITE, pattern, self.spans, step)
 
     def compare(self, pattern: Pattern, step: Step) -> tuple[Found, ...]:
-        """What differs from it, span by span."""
+        """Compare all memory with the pattern; the differences of each span."""
         return self._compared(Deed.CHECK, pattern, self.spans, step)
 
     def check(self, pattern: Pattern, step: Step) -> Mismatch | None:
-        """What differs from it, as one finding."""
+        """Compare all memory with the pattern; the differences as one finding."""
         return mismatch(self.compare(pattern, step), pattern)
 
     def invert(self, pattern: Pattern, step: Step, *, down: bool = False) -> Mismatch | None:
-        """The flipped pattern everywhere; what differed from the pattern before."""
+        """Write the flipped pattern to all memory; returns the differences from the pattern before."""
         deed, spans = (Deed.INVERT_DOWN, self.spans[::-1]) if down else (Deed.INVERT, self.spans)
         return mismatch(self._compared(deed, pattern, spans, step), pattern)
 
     def _compared(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
-        """Done, and every byte of every span was looked at."""
+        """Run the operation; CudaError unless the device compared each byte of each span."""
         found = self.card.sweep(deed, pattern, spans, step)
         for span, it in zip(spans, found, strict=True):
             if it.compared != span.size:
@@ -57,7 +57,7 @@ class GpuMemory:
 
 
 def take(card: Card) -> GpuMemory:
-    """All that can be had, in ever smaller pieces."""
+    """Allocate all free memory, in smaller and smaller blocks."""
     spans: list[Span] = []
     start = 0
     for size in RUNGS:
@@ -68,7 +68,7 @@ def take(card: Card) -> GpuMemory:
 
 
 def mismatch(found: Iterable[Found], pattern: Pattern) -> Mismatch | None:
-    """What was found in all spans as one finding."""
+    """The differences of all spans as one finding."""
     wrong = [it for it in found if it.count]
     if not wrong:
         return None
@@ -77,7 +77,7 @@ def mismatch(found: Iterable[Found], pattern: Pattern) -> Mismatch | None:
 
 
 def counted(progress: Progress, total: int) -> Step:
-    """Tell how far it is in all."""
+    """A step function that adds up and reports the total progress."""
     done = 0
 
     def step(size: int) -> None:

@@ -1,4 +1,4 @@
-"""The memory on the chip, multiprocessor by multiprocessor: shared memory and registers."""
+"""Scrub the on-chip memory of each multiprocessor: shared memory and registers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scrubber.cuda.card import Card, KernelProgram
 
 
 def scratch(card: Card, key: bytes) -> Scratched:
-    """Overwrite it everywhere, read it back, leave zeros."""
+    """Overwrite the on-chip memory, read it back, and leave zeros."""
     number = patterns.keyed(key, "scratch").first
     runs = [card.everywhere(program, number) for program in (KernelProgram.SCRATCH, KernelProgram.REGISTERS)]
     reached = set.intersection(*({unit.number for unit in run} for run in runs))

@@ -1,8 +1,8 @@
-"""What is written over a GPU's memory, as values: the kernels, and whoever stands in for them, compute the same.
+"""The patterns that overwrite a GPU's memory, as values. The kernels and their stand-ins compute the same bytes.
 
-Memory is seen as vectors of two 64-bit words. ``CONSTANT`` repeats its words, ``ADDRESS`` mixes them with the number of
-the vector, and ``KEYED`` is a stream that nobody can foresee who does not know its words: memory that answers with an
-older pass, or with what stands at another address, differs from it.
+Memory is a sequence of vectors of two 64-bit words. ``CONSTANT`` repeats its words, ``ADDRESS`` mixes them with the
+number of the vector, and ``KEYED`` is a stream that cannot be predicted without its words. So data of an older pass or
+of another address does not match.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _WORD = 2**64 - 1
 
 
 class PatternKind(IntEnum):
-    """How the words of a vector follow from its number; the kernels know them by these numbers."""
+    """How the words of a vector follow from its number. The kernels use these numbers."""
 
     CONSTANT = 0
     ADDRESS = 1
@@ -25,20 +25,20 @@ class PatternKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What the whole of a memory is to hold."""
+    """The content that a memory should have."""
 
     kind: PatternKind
     first: int = 0
     second: int = 0
 
     def flipped(self) -> Pattern:
-        """The same with every bit the other way round."""
+        """The pattern with each bit inverted."""
         if self.kind is PatternKind.KEYED:
             raise ValueError("cannot flip a keyed pattern: its bits do not follow from those of its words")
         return Pattern(self.kind, self.first ^ _WORD, self.second ^ _WORD)
 
     def byte(self, offset: int) -> int:
-        """What stands at that place of the memory."""
+        """The byte at this offset."""
         number, place = divmod(offset, VECTOR)
         vector = b"".join(word.to_bytes(8, "little") for word in self._words(number))
         return vector[place]
@@ -62,13 +62,13 @@ ZERO = Pattern(PatternKind.CONSTANT)
 
 
 def repeated(byte: int) -> Pattern:
-    """The same byte everywhere."""
+    """One byte, repeated."""
     word = int.from_bytes(bytes([byte]) * 8)
     return Pattern(PatternKind.CONSTANT, word, word)
 
 
 def keyed(key: bytes, label: str) -> Pattern:
-    """A stream of its own for each purpose of a job's key."""
+    """The stream of a job's key for one purpose; each label gives another stream."""
     if not key:
         raise ValueError(f"cannot make the pattern {label!r}: its key is missing")
     words = hashlib.sha256(label.encode() + b"\0" + key).digest()
@@ -76,10 +76,10 @@ def keyed(key: bytes, label: str) -> Pattern:
 
 
 def named(name: str, key: bytes) -> Pattern:
-    """The pattern that an order names."""
+    """The pattern with this name."""
     match name:
         case "zero":
             return ZERO
         case "random":
             return keyed(key, "clear")
-    raise ValueError(f"cannot write pattern {name!r}: it is not known here")
+    raise ValueError(f"cannot write pattern {name!r}: the pattern is unknown")

@@ -1,8 +1,8 @@
-"""Test a GPU's memory and its arithmetic: a list of tests in order, each as long as there is time for it.
+"""Test a GPU's memory and arithmetic: run a list of tests in order, as far as the time allows.
 
-Patterns find cells that do not hold a bit, that answer at another's address, or that forget. The arithmetic is compared
-bit by bit between multiprocessors, and with itself after the memory was worked on: a minority that computes something
-else is broken. Afterwards the memory is zero, and read back.
+The patterns find cells that do not hold a bit, that answer to another address, or that lose their content. The
+arithmetic is compared bit by bit between multiprocessors, and with a second run after the memory tests: a
+multiprocessor that differs from the majority is broken. Afterwards the memory is zero, and read back.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from scrubber.cuda.card import Card, CudaError, KernelProgram, Progress, Step, U
 from scrubber.cuda.memory import GpuMemory, counted
 from scrubber.cuda.patterns import Pattern, PatternKind
 
-INVERTED = (0x00, 0x55, 0x33, 0x0F)  # bytes whose bits are turned round, and back
+INVERTED = (0x00, 0x55, 0x33, 0x0F)  # bytes that are inverted, and inverted back
 ROUNDS = 3  # of random patterns
-RETENTION = 1 / 6  # of the time: how long memory is left alone ...
+RETENTION = 1 / 6  # share of the time in which the memory is not accessed ...
 LONGEST_RETENTION = 10.0  # ... at most, in seconds
-RESERVED = 3  # the time of so many passes is kept back for the zeros at the end
+RESERVED = 3  # passes: this time is reserved for the zeros at the end
 
 ARITHMETIC = "arithmetic"
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time, as far as a test needs it."""
+    """The clock of a test."""
 
     now: Callable[[], float]
     pause: Callable[[float], None]
@@ -36,7 +36,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """One way to find bad memory, and how long it takes: so many passes, and a pause."""
+    """One memory test, with its number of passes and its pause."""
 
     name: str
     passes: int
@@ -45,7 +45,7 @@ class _Test:
 
 
 def run(memory: GpuMemory, key: bytes, seconds: float, progress: Progress, clock: Clock) -> Tested:
-    """All tests that there is time for. What is found ends it early: it is enough."""
+    """Run the tests as far as the time allows. The first finding ends the memory tests."""
     number = patterns.keyed(key, ARITHMETIC).first
     before = _computed(memory.card, number)
     tests = _tests(key, min(LONGEST_RETENTION, seconds * RETENTION), clock.pause)
@@ -63,14 +63,14 @@ def run(memory: GpuMemory, key: bytes, seconds: float, progress: Progress, clock
 
 
 def deviating(runs: tuple[Unit, ...]) -> tuple[int, ...]:
-    """Multiprocessors that disagree with most of the others, or with themselves; all of them without a majority."""
+    """Multiprocessors that differ from the majority or between two runs; all of them if there is no majority."""
     digests = Counter(unit.digest for unit in runs)
     right = next((digest for digest, votes in digests.items() if votes * 2 > len(runs)), None)
     return tuple(sorted({unit.number for unit in runs if unit.wrong or unit.digest != right}))
 
 
 def _computed(card: Card, number: int) -> tuple[Unit, ...]:
-    """What every multiprocessor makes of it. No computation ends in 0: that is the answer of one that was not done."""
+    """The result of each multiprocessor. No result is 0: a 0 means that nothing was computed."""
     units = card.everywhere(KernelProgram.EXACT, number)
     if idle := [unit.number for unit in units if unit.digest == 0]:
         raise CudaError(f"cannot test {card.name}: multiprocessors {idle} came to their turn and computed nothing")
@@ -80,9 +80,9 @@ def _computed(card: Card, number: int) -> tuple[Unit, ...]:
 def _on_memory(
     memory: GpuMemory, tests: tuple[_Test, ...], step: Step, now: Callable[[], float], ends: float
 ) -> tuple[tuple[str, ...], Mismatch | None]:
-    """Which came to their end, until the first finding."""
+    """Run the tests until the first finding; returns the names of the completed tests and the finding."""
     ended: list[str] = []
-    a_pass = 0.0  # seconds; the slowest so far
+    a_pass = 0.0  # seconds, of the slowest pass so far
     for test in tests:
         began = now()
         if began + (test.passes + RESERVED) * a_pass + test.pause > ends:
@@ -117,7 +117,7 @@ def _tests(key: bytes, rest: float, pause: Callable[[float], None]) -> tuple[_Te
 
     def retention(memory: GpuMemory, step: Step) -> Mismatch | None:
         pattern = patterns.keyed(key, "retention")
-        wrong = _held(memory, pattern, step)  # and what was written last has left the caches
+        wrong = _held(memory, pattern, step)  # this also moves the last written data out of the caches
         pause(rest)
         return joined(wrong, memory.check(pattern, step))
 

@@ -204,7 +204,7 @@ class Gpu(Protocol):
         ...
 
     def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
-        """Count the bytes that are not zero, then write and read back each pattern (``random`` by ``key``, ``zero``)."""
+        """Count the bytes that are not zero, then write and read back each pattern; ``key`` makes the random data."""
         ...
 
     def verify(self, progress: Progress) -> Verified:

@@ -202,7 +202,7 @@ def test_somebody_elses_memory_that_appears_meanwhile_leaves_it_dirty(service, a
     done = autoclave("scrub", 2)
     service.change(2, taken_at=None)
     assert done.exit_code == 1
-    assert "somebody else took 268435456 bytes" in done.stderr
+    assert "another process took 268435456 bytes" in done.stderr
     service.settled(2, "clean")  # it was no fault of the device: it is tried again by itself
 
 

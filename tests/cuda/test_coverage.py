@@ -67,8 +67,8 @@ def test_a_quiet_device_is_not_disturbed():
 @pytest.mark.parametrize(
     ("seen", "why"),
     [
-        (account(taken=COVERED + GIB), "somebody else took"),
-        (account(later=GIB), "somebody else took"),
+        (account(taken=COVERED + GIB), "another process took"),
+        (account(later=GIB), "another process took"),
         (account(taken=COVERED - GIB), "were given back"),
         (account(later=-GIB), "were given back"),
         (account(before=2 * GIB, context=-GIB), "were given back"),

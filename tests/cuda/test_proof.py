@@ -133,7 +133,7 @@ def test_an_answer_that_contradicts_itself_is_none(bench, deed, told):
 
 def test_results_that_nobody_has_written_contradict_themselves():
     with pytest.raises(CudaError, match="contradicts itself"):
-        Found.told(0, 0, 0)
+        Found.decoded(0, 0, 0)
 
 
 def test_results_that_did_not_come_back_are_none(real, monkeypatch):

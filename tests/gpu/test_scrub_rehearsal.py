@@ -216,7 +216,7 @@ def test_books_that_are_not_as_believed_are_told_with_all_figures(stage, small, 
     small.change(stage.machine.gpu(0).uuid, taken_at=("check 3", taken))
     assert measure(stage, small, tmp_path, *only("clear")).returncode == 1
     why = {part["name"]: part["why"] for part in document(tmp_path)["parts"]}["clear"]
-    assert f"somebody else took {taken} bytes of its memory meanwhile" in why
+    assert f"another process took {taken} bytes of its memory meanwhile" in why
     found = figures(tmp_path)["clear"]
     assert found["zero: covered"] == [SMALL - 2 * PAGE]
     for when, used in (("before", 0), ("opened", 2 * PAGE), ("taken", SMALL), ("after", SMALL + taken)):

@@ -99,7 +99,7 @@ def test_a_device_that_keeps_what_was_there_is_found_out(one, cuda, rig):
 
 def test_memory_that_somebody_else_takes_meanwhile_makes_it_no_proof(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, taken_at=["write 1", 2**28])
-    with pytest.raises(NotNowError, match="somebody else took 268435456 bytes of its memory meanwhile"):
+    with pytest.raises(NotNowError, match="another process took 268435456 bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
 
 
@@ -110,7 +110,7 @@ def test_memory_that_somebody_takes_while_the_context_is_made_is_not_taken_for_o
         return device.opened(uuid, pci_address)
 
     one = NvidiaGpu(place(rig, 0), no_holders, rig.library, open_card=crowded)
-    with pytest.raises(NotNowError, match=f"somebody else took {2**31 + TAKEN} bytes of its memory meanwhile"):
+    with pytest.raises(NotNowError, match=f"another process took {2**31 + TAKEN} bytes of its memory meanwhile"):
         one.clear(KEY, PASSES, nothing)
 
 
@@ -121,7 +121,7 @@ def test_memory_that_somebody_gives_back_meanwhile_makes_it_no_proof(one, rig):
 
 
 @pytest.mark.parametrize(
-    ("change", "why"), [(PAGE * 64, "somebody else took 134217728 bytes"), (-2 * PAGE, "4194304 bytes .* given back")]
+    ("change", "why"), [(PAGE * 64, "another process took 134217728 bytes"), (-2 * PAGE, "4194304 bytes .* given back")]
 )
 def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(one, rig, change, why):
     before = 2 * PAGE

@@ -40,5 +40,5 @@ class HostCard:
             self.gpu.write(*where)
             return Found()
         if deed is Deed.CHECK:
-            return Found.told(*self.gpu.check(*where))
-        return Found.told(*self.gpu.invert(*where, deed is Deed.INVERT_DOWN))
+            return Found.decoded(*self.gpu.check(*where))
+        return Found.decoded(*self.gpu.invert(*where, deed is Deed.INVERT_DOWN))
