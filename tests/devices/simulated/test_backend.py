@@ -62,7 +62,7 @@ def test_a_known_gpu_that_cannot_be_read_any_more_is_still_named(bank) -> None:
 def test_a_gpu_in_the_place_of_another_does_not_answer_for_it(bank) -> None:
     first, second = bank.first, bank.second
     shutil.copy(bank.place(second).device, bank.place(first).device)
-    with pytest.raises(DeviceError, match="another gpu"):
+    with pytest.raises(DeviceError, match="another GPU"):
         bank.backend.vitals(first)
 
 
