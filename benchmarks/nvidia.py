@@ -91,7 +91,7 @@ class Node:
         host = Host(self.root.path, pid_namespace=proc.own_namespace(PROC))
         settings = self.root.path / "settings"
         self.backend = Nvidia(host, self.pods.get, lambda: {pod: pid for pid, pod in self.pods.items()}, settings)
-        processes = Processes(PROC, self.pods.get, full_sight=False)
+        processes = Processes(PROC, self.pods.get, whole_node=False)
         self.sight = Observer(self.backend, processes, "boot", self.root.path, 0.0)
 
     async def look(self) -> float:

@@ -99,7 +99,7 @@ class _WorkerStarter:
 
     backend: Backend
     nursery: Nursery
-    full_sight: bool
+    whole_node: bool
     pod_logs: str
     namespace: int | None
 
@@ -109,7 +109,7 @@ class _WorkerStarter:
         assignment = Assignment(
             self.backend.address(device, care),
             self.backend.files(device),
-            self.full_sight,
+            self.whole_node,
             service=os.getpid(),
             reach=self.backend.reach(device, care),
             bystanders=policy.evict.bystanders,
@@ -124,7 +124,7 @@ class _WorkerStarter:
 
     async def start_restore(self, address: Address) -> Worker:
         """A worker for a pending restore. Such a device needs no policy and may have no files."""
-        assignment = Assignment(address, (), self.full_sight, os.getpid(), pid_namespace=self.namespace)
+        assignment = Assignment(address, (), self.whole_node, os.getpid(), pid_namespace=self.namespace)
         return await self.nursery.start_worker(assignment)
 
     def clear_obstacle(self, device: DeviceInfo) -> str | None:
@@ -157,9 +157,9 @@ def build(
 ) -> App:
     """All parts, not started."""
     # A simulated GPU is a file that only this user can open. For a real one, all processes of the node must be seen.
-    full_sight = not isinstance(backend, Simulated)
+    whole_node = not isinstance(backend, Simulated)
     namespace = _pid_namespace(config)
-    processes = Processes(PROC, backend.container_of, full_sight=full_sight, namespace=namespace)
+    processes = Processes(PROC, backend.container_of, whole_node=whole_node, namespace=namespace)
 
     @cache
     def is_bystander(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
@@ -172,9 +172,9 @@ def build(
     observer = Observer(
         backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored, ends=ends
     )
-    nursery = Nursery(warm_cuda=full_sight)
+    nursery = Nursery(warm_cuda=whole_node)
 
-    starter = _WorkerStarter(backend, nursery, full_sight, str(config.pod_logs), namespace)
+    starter = _WorkerStarter(backend, nursery, whole_node, str(config.pod_logs), namespace)
     jobs = Jobs(ledger, observer, starter.start, starter.start_restore, clock.now, secrets.token_hex, WATCH_EVERY)
     context = ServiceContext(
         ledger,
@@ -187,7 +187,7 @@ def build(
         clear_obstacle=starter.clear_obstacle,
     )
     service = Service.build(context, on_vitals=counters.vitals)
-    simulated_dir = "" if full_sight else str(config.simulated_dir)
+    simulated_dir = "" if whole_node else str(config.simulated_dir)
     about = ServiceIdentity(
         scrubber.__version__,
         backend.name,

@@ -91,9 +91,9 @@ class Idle:
         """Where some processes hide even from root, as in a sandbox, those that may be looked into have to do."""
         bystanders = Bystanders(tuple(map(Bystander.parse, Policy().evict.bystanders)), PROC, self.host.root)
         files = {"device": (str(self.host.dev / board.node),)}
-        for full_sight in (True, False):
-            look = Processes(PROC, lambda _pid: None, full_sight=full_sight, namespace=self.host.pid_namespace)
+        for whole_node in (True, False):
+            look = Processes(PROC, lambda _pid: None, whole_node=whole_node, namespace=self.host.pid_namespace)
             holders = look.holders(files, is_bystander=bystanders.knows)["device"]
             if holders is not None:
-                return holders, full_sight
+                return holders, whole_node
         return None, False

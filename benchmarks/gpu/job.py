@@ -47,7 +47,7 @@ def _assignment(where: Where) -> Assignment:
     return Assignment(
         Address(NAME, json.dumps(asdict(place))),
         (str(Path(where.root) / f"dev/nvidia{where.minor}"),),
-        full_sight=True,
+        whole_node=True,
         service=os.getpid(),
         pid_namespace=where.pid_namespace,
     )

@@ -201,15 +201,15 @@ class CupyCard:
         kernel((self.units,), (THREADS,), (*words, long(self._units)), shared_mem=shared)
         raw = self._got(self._units, _UNIT.size * _MOST_UNITS)
         reports = [(place, *words) for place, words in enumerate(_UNIT.iter_unpack(raw))]
-        if (ran := sum(visits for _, visits, _, _, _ in reports)) != self.units:
+        if (ran := sum(rounds for _, rounds, _, _, _ in reports)) != self.units:
             ended = f"{ran} of {self.units} blocks came to their end"
             raise CudaError(f"cannot run {program.value} on {self.name}: {ended}")
         due = self._due(program)
-        for place, visits, _, _, compared in reports:
-            if due is not None and compared != visits * due:
-                counted = f"{compared} of {visits * due} words were read back from multiprocessor {place}"
+        for place, rounds, _, _, compared in reports:
+            if due is not None and compared != rounds * due:
+                counted = f"{compared} of {rounds * due} words were read back from multiprocessor {place}"
                 raise CudaError(f"cannot run {program.value} on {self.name}: {counted}, as it counts")
-        return [Unit(place, wrong, digest) for place, visits, wrong, digest, _ in reports if visits]
+        return [Unit(place, wrong, digest) for place, rounds, wrong, digest, _ in reports if rounds]
 
     def _due(self, program: KernelProgram) -> int | None:
         """The number of words that a block must read back, from the size of the device's memory; None: unknown."""

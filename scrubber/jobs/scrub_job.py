@@ -2,7 +2,7 @@
 
 The job runs the steps of its path one after the other, each with a deadline, in a worker process that can be killed.
 Before each step the job records the step, observes the device and asks the fence. During each step it watches for
-intruders. After each step it records the result. The first step that does not pass ends the path.
+unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
 A step that only reads begins while the device is still observed, because observations take most of a short path. The
 result of such a step counts only after the fence has let the step pass.
@@ -91,7 +91,7 @@ class JobContext:
     spawn: Callable[[str, Policy], Awaitable[WorkerHandle]]  # a worker for a device, as its policy wants it
     now: Callable[[], Moment]
     token: Callable[[int], str]  # fresh hex of so many bytes
-    watch_every: float  # seconds between two observations for intruders
+    watch_every: float  # seconds between two observations for unexpected holders
     running: dict[str, ScrubJob]  # by device; a job removes itself when it ends
 
 
@@ -212,20 +212,20 @@ class ScrubJob:
             steps = tuple(together)
             async with self._worker(steps) as worker:
                 for step in steps:
-                    async with self._turn(step) as intruder:
+                    async with self._turn(step) as unexpected_holder:
                         # Recorded before the observation: a hook that wants the device, or a sibling of it, either
                         # sees the step in the ledger, or is seen here.
                         await self._note(ev.StepStarted(self.id, step, self.path))
-                        result = await self._result(worker, step, order, intruder, last=step is steps[-1])
+                        result = await self._result(worker, step, order, unexpected_holder, last=step is steps[-1])
                         await self._note(ev.StepFinished(self.id, result))
                         if result.outcome is not Outcome.PASSED:
                             return
 
     async def _result(
-        self, worker: StartingWorker, step: Step, order: Order, intruder: Fenced | None, *, last: bool
+        self, worker: StartingWorker, step: Step, order: Order, unexpected_holder: Fenced | None, *, last: bool
     ) -> StepResult:
-        if intruder is not None:
-            result = self._aborted(step, intruder)
+        if unexpected_holder is not None:
+            result = self._aborted(step, unexpected_holder)
         elif step in READING:
             result = await self._read(worker, step, order)
         else:
@@ -269,12 +269,12 @@ class ScrubJob:
             return self._aborted(step, Fenced(Blame.SERVICE, str(error)))
 
     async def _watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
-        """Run the step unless an intruder appears on the device: then the worker is killed at once."""
+        """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
         handle = await worker
         deadline = getattr(self._policy.timeouts, step.value)
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
         regard = _under_reset if step is Step.RESET else _as_seen
-        watching = asyncio.create_task(self._intruder(lambda seen: self._fence(step, regard(seen))))
+        watching = asyncio.create_task(self._unexpected_holder(lambda seen: self._fence(step, regard(seen))))
         try:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -290,9 +290,9 @@ class ScrubJob:
     def _aborted(self, step: Step, fenced: Fenced) -> StepResult:
         return StepResult(step, self.path, Outcome.ABORTED, 0.0, fenced.why, fenced.blame, Findings())
 
-    # -- intruders
+    # -- unexpected holders
 
-    async def _intruder(self, against: Callable[[Facts], Fenced | None]) -> Fenced:
+    async def _unexpected_holder(self, against: Callable[[Facts], Fenced | None]) -> Fenced:
         """Observe the device again and again, until an observation speaks against the step."""
         while True:
             await asyncio.sleep(self._context.watch_every)
@@ -302,12 +302,14 @@ class ScrubJob:
 
     @asynccontextmanager
     async def _watching(self, step: Step) -> AsyncIterator[Callable[[], Fenced | None]]:
-        """Watch for intruders inside the block. The function that it yields tells of one that appeared so far.
+        """Watch for unexpected holders inside the block. The function that it yields tells of one that appeared so far.
 
-        An intruder may have written to memory that was cleared and verified, even if the intruder has left again.
+        An unexpected holder may have written to cleared and verified memory, even if it has left again.
         """
         # An observation that fails does not count here: the step itself begins with an observation.
-        watching = asyncio.create_task(self._intruder(lambda seen: self._fence(step, seen) if seen.holders else None))
+        watching = asyncio.create_task(
+            self._unexpected_holder(lambda seen: self._fence(step, seen) if seen.holders else None)
+        )
         try:
             yield lambda: watching.result() if watching.done() else None
         finally:
@@ -316,17 +318,17 @@ class ScrubJob:
 
     @asynccontextmanager
     async def _turn(self, step: Step) -> AsyncIterator[Fenced | None]:
-        """Hold the slot of a step. After a clear, yields the intruder that appeared while the job waited for it."""
+        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared while the job waited for it."""
         slots, plan = self._context.slots, verdict.PLANS[self.path]
         async with AsyncExitStack() as turn:
-            intruder = None
+            unexpected_holder = None
             if Step.CLEAR in plan[: plan.index(step)]:
                 async with self._watching(step) as found:
                     await turn.enter_async_context(slots.at_driver(step))
-                    intruder = found()
+                    unexpected_holder = found()
             else:
                 await turn.enter_async_context(slots.at_driver(step))
-            yield intruder
+            yield unexpected_holder
 
     def _fence(self, step: Step, facts: Facts) -> Fenced | None:
         return fence.check(self._ledger.records[self.device], self.id, step, facts)
@@ -379,12 +381,12 @@ class ScrubJob:
             return True
         judged = verdict.judge(record.job, record.baseline, self._policy)
         if isinstance(judged, verdict.Passed):
-            vitals, intruder = await self._last_vitals()
+            vitals, unexpected_holder = await self._last_vitals()
         else:
-            vitals, intruder = await self._observer.vitals(self.device), None
+            vitals, unexpected_holder = await self._observer.vitals(self.device), None
         judged = verdict.confirmed(judged, vitals, record.baseline, self._policy)
         if isinstance(judged, verdict.Passed):
-            judged = await self._still_alone(judged, intruder)
+            judged = await self._still_alone(judged, unexpected_holder)
         event = self._conclusion(record, record.job, judged, vitals)
         await self._ledger.append(self.op, (self.device, event))
         self.why = judged.detail if isinstance(judged, verdict.Failed) else ""
@@ -392,7 +394,7 @@ class ScrubJob:
         return not isinstance(event, ev.Escalated)
 
     async def _last_vitals(self) -> tuple[Vitals | None, Fenced | None]:
-        """The vitals after the last step, and the intruder that appeared meanwhile.
+        """The vitals after the last step, and the unexpected holder that appeared meanwhile.
 
         The slot keeps resets of other devices away, because the driver is closed during a reset. One late answer is
         asked for again.
@@ -404,10 +406,10 @@ class ScrubJob:
                 vitals = await self._observer.vitals(self.device)
             return vitals, found()
 
-    async def _still_alone(self, judged: verdict.Verdict, intruder: Fenced | None) -> verdict.Verdict:
+    async def _still_alone(self, judged: verdict.Verdict, unexpected_holder: Fenced | None) -> verdict.Verdict:
         """Observe the device once more, after the last step and before the device is called clean."""
         facts = await self._observer.full(self._ledger.records[self.device])
-        fenced = intruder or self._fence(Step.HEALTH, facts)
+        fenced = unexpected_holder or self._fence(Step.HEALTH, facts)
         if fenced is not None:
             return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
         if self._cleared is not None and facts.observed_since > self._cleared:
@@ -495,7 +497,7 @@ class ScrubJob:
 
 @asynccontextmanager
 async def own_worker(observer: Observer, spawn: Callable[[], Awaitable[WorkerHandle]]) -> AsyncIterator[StartingWorker]:
-    """Start a worker that the observer does not take for an intruder. It is gone when the block ends."""
+    """Start a worker that the observer does not take for an unexpected holder. It is gone when the block ends."""
 
     async def start() -> WorkerHandle:
         worker = await spawn()
@@ -527,7 +529,7 @@ def _as_seen(facts: Facts) -> Facts:
 
 
 def _under_reset(facts: Facts) -> Facts:
-    """Only a holder that is seen can be an intruder on a device during its reset.
+    """Only a holder that is seen can be unexpected on a device during its reset.
 
     The files of slices go while their GPU is reset, so that the holders of the slices are unknown. A reset cannot
     be called back: to kill the worker would only keep it from making the slices again. The worker itself has proven

@@ -34,10 +34,10 @@ class Processes:
         proc: Path,
         container_of: Callable[[int], str | None],
         *,
-        full_sight: bool,
+        whole_node: bool,
         namespace: int | None = None,
     ) -> None:
-        """``full_sight``: the answer is None when any process is hidden.
+        """``whole_node``: the answer is None when any process is hidden.
 
         Without it, processes that we may not read are skipped. This is correct for simulated GPUs only: one user can
         read their files, so a process that we may not read cannot open them either (except root).
@@ -46,7 +46,7 @@ class Processes:
         """
         self._proc = proc
         self._container_of = container_of
-        self._full_sight = full_sight
+        self._whole_node = whole_node
         self._namespace = namespace
 
     def holders(
@@ -62,7 +62,7 @@ class Processes:
         ``is_bystander`` is called while the pid of the holder cannot pass to another process.
         """
         search = Search(files)
-        blind = self._full_sight and not sees_all(self._proc, self._namespace)
+        blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
         skipped = {os.getpid(), *exclude}
@@ -71,7 +71,7 @@ class Processes:
             if pid in skipped or (pid not in named and of_kernel(f"{self._proc}/{pid}")):
                 continue
             read = self._read(pid, search, named.get(pid, frozenset()), is_bystander)
-            blind = blind or (self._full_sight and read.blind)
+            blind = blind or (self._whole_node and read.blind)
             if read.unsure:
                 unknown |= read.devices
             for device in read.devices:

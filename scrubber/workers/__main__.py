@@ -38,7 +38,7 @@ def main() -> None:
     proc = Path("/proc")
     container_of = devices.container_of(assignment.address) or Containers(proc, assignment.pid_namespace).of
     observer = Processes(
-        proc, container_of, full_sight=assignment.full_sight, namespace=assignment.pid_namespace
+        proc, container_of, whole_node=assignment.whole_node, namespace=assignment.pid_namespace
     )  # fmt: skip
     known = Bystanders(tuple(map(Bystander.parse, assignment.bystanders)), proc, Path(assignment.pod_logs))
 

@@ -20,7 +20,7 @@ class Assignment:
 
     address: Address
     files: tuple[str, ...]
-    full_sight: bool
+    whole_node: bool
     service: int  # the pid of the service, which may have the device open and is no holder
     reach: tuple[str, ...] = ()  # the files of all devices that a reset takes down
     bystanders: tuple[str, ...] = ()  # the programs that may have the device open

@@ -59,7 +59,7 @@ class Bank:
         return all(lease.held(memory) is False for memory in self.root.glob("gpu*/memory"))
 
     def holders(self) -> set[int]:
-        observer = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
+        observer = Processes(Path("/proc"), self.backend.container_of, whole_node=False)
         looks = observer.holders({str(memory): [str(memory)] for memory in self.root.glob("gpu*/memory")})
         return {holder.pid for holders in looks.values() for holder in holders or ()}
 

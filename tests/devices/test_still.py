@@ -57,7 +57,7 @@ def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
 def eyes(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.observation_cache.SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
-    processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
+    processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 
@@ -128,7 +128,7 @@ class Forgetful(Listing):
 def forgetful(bank, tmp_path, monkeypatch):
     monkeypatch.setattr("scrubber.observe.observation_cache.SHARE", 1e-6)
     backend = Forgetful(bank.root)
-    processes = Counted(Path("/proc"), backend.container_of, full_sight=False)
+    processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
 
 

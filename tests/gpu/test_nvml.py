@@ -70,8 +70,8 @@ def holders(files: tuple[str, ...]) -> set[int]:
     Where some processes hide from root itself, as in a sandbox, those that may be looked into have to do.
     """
     own = proc.own_namespace(PROC)
-    for full_sight in (True, False):
-        look = Processes(PROC, lambda _pid: None, full_sight=full_sight, namespace=own)
+    for whole_node in (True, False):
+        look = Processes(PROC, lambda _pid: None, whole_node=whole_node, namespace=own)
         found = look.holders({"device": files})["device"]
         if found is not None:
             return {holder.pid for holder in found}

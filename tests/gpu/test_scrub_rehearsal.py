@@ -246,7 +246,7 @@ def test_a_part_that_hangs_is_ended_with_all_its_processes(stage, small, monkeyp
     namespace = proc.own_namespace(Path("/proc"))
     where = Where(one.uuid, one.pci, one.minor, 1, None, 1.0, str(stage.root.path), namespace)
     assert measured(part, where, 3.0).why == "it was not done within 3 s"
-    look = Processes(Path("/proc"), lambda _pid: None, full_sight=False)
+    look = Processes(Path("/proc"), lambda _pid: None, whole_node=False)
     ends = time.monotonic() + 5.0
     while look.holders({"gpu": (str(stage.root.node(one)),)})["gpu"] != ():
         assert time.monotonic() < ends

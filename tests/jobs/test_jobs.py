@@ -207,11 +207,11 @@ async def test_an_intruder_during_a_clear_ends_the_worker_at_once(world):
     device = world.uuids[0]
     running = await world.operations.scrub(device, None)
     await asyncio.sleep(0.35)
-    intruder = world.intrude(device, container=True)
+    unexpected_holder = world.intrude(device, container=True)
     await asyncio.sleep(0.3)
     assert running.finished.is_set()
     assert workers(world, device) == []
-    assert intruder.alive
+    assert unexpected_holder.alive
     last = results(world, device)[-1]
     assert (last.step, last.outcome, last.blame) == (Step.CLEAR, Outcome.ABORTED, Blame.TENANT)
     assert world.record(device).setback.count == 1

@@ -29,7 +29,7 @@ class Node:
         creation.create(self.root, 2, 4096)
         self.backend = Simulated(self.root)
         self.uuids = tuple(info.uuid for info in self.backend.inventory())
-        processes = Processes(Path("/proc"), self.backend.container_of, full_sight=False)
+        processes = Processes(Path("/proc"), self.backend.container_of, whole_node=False)
         self.sight = Observer(self.backend, processes, "boot", folder, 0.0, patience=PATIENCE)
         self.board_sampler = BoardSampler(self.sight, every=0.001)
 

@@ -53,7 +53,7 @@ class Eyes:
         [device] = backend.inventory()
         self.memory = layout.find(root, device.uuid).memory
         self.ends = ProcessEnds()
-        processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+        processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
         self.sight = Observer(backend, processes, "boot", root, 0.0, ends=self.ends)
         owned = lives.live(lives.GRANTED, ev.PutInUse(Owner(UID, lives.NOW, seen=True)))
         self.record: Record = replace(owned, device=device)

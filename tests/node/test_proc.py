@@ -27,7 +27,7 @@ def test_threads_of_the_kernel_are_looked_into_only_where_the_driver_lists_them(
     memory = tmp_path / "memory"
     memory.touch()
     process = launch(ASLEEP, memory)
-    observer, files = Processes(Path("/proc"), lambda _pid: None, full_sight=False), {"gpu": [str(memory)]}
+    observer, files = Processes(Path("/proc"), lambda _pid: None, whole_node=False), {"gpu": [str(memory)]}
     looked, separate = [], threads.separate
 
     def heard(task: str) -> list[str]:

@@ -78,7 +78,7 @@ def nobody(_pid: int) -> None:
 
 
 def look(file: Path, exclude: tuple[int, ...] = ()) -> tuple[Holder, ...]:
-    found = Processes(PROC, nobody, full_sight=False).holders({"gpu": [str(file)]}, exclude)["gpu"]
+    found = Processes(PROC, nobody, whole_node=False).holders({"gpu": [str(file)]}, exclude)["gpu"]
     assert found is not None
     return found
 
@@ -135,7 +135,7 @@ def test_one_look_answers_for_all_devices(tmp_path: Path, launch, names: str) ->
         launch(MAP, tmp_path / "a"),
         launch(f"import os, sys; os.open(sys.argv[2], 0); {OPEN}", *files["a"], *files["b"]),
     )
-    found = Processes(PROC, nobody, full_sight=False).holders(files)
+    found = Processes(PROC, nobody, whole_node=False).holders(files)
     users = {name: {holder.pid for holder in holders or ()} for name, holders in found.items()}
     assert users == {name: set() for name in names} | {"a": {one.pid, both.pid}, "b": {both.pid}}
 
@@ -151,7 +151,7 @@ def test_whoever_a_process_has_started_descends_from_it_while_it_runs(file: Path
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], start_new_session=True)"
     parent = launch(f"import subprocess, sys; {start}.wait()", file)
     (started,) = pids(file)
-    observer = Processes(PROC, nobody, full_sight=False)
+    observer = Processes(PROC, nobody, whole_node=False)
     assert observer.descends(started, {parent.pid})
     assert observer.descends(parent.pid, {parent.pid})
     assert not observer.descends(parent.pid, {started})
@@ -166,7 +166,7 @@ def test_who_has_lost_its_parent_descends_from_nobody(file: Path) -> None:
     start = f"subprocess.Popen([sys.executable, '-c', {OPEN!r}, sys.argv[1]], stdout=-1, start_new_session=True)"
     subprocess.run([sys.executable, "-c", f"import subprocess, sys; {start}.stdout.readline()", file], check=True)
     (orphan,) = pids(file)
-    observer = Processes(PROC, nobody, full_sight=False)
+    observer = Processes(PROC, nobody, whole_node=False)
     assert not observer.descends(orphan, {1})
     os.kill(orphan, 9)
 
@@ -180,7 +180,7 @@ def test_a_process_that_has_ended_and_was_not_collected_uses_nothing(file: Path,
 
 def test_the_container_is_asked_for_by_pid(file: Path, launch) -> None:
     process = launch(OPEN, file)
-    observer = Processes(PROC, {process.pid: "pod-a"}.get, full_sight=False)
+    observer = Processes(PROC, {process.pid: "pod-a"}.get, whole_node=False)
     [holder] = observer.holders({"gpu": [str(file)]})["gpu"] or ()
     assert holder.container == "pod-a"
 
@@ -236,7 +236,7 @@ def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: Nod
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
     (directory / "map_files/400000-401000").symlink_to(tmp_path / "file")
-    observer = Processes(node_proc.path, nobody, full_sight=True)
+    observer = Processes(node_proc.path, nobody, whole_node=True)
     assert observer.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
     (directory / "map_files/400000-401000").unlink()
     (directory / "map_files/400000-401000").symlink_to("/dev/full")
@@ -246,7 +246,7 @@ def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: Nod
 def test_a_mapping_that_cannot_be_looked_behind_spoils_the_proof(node_proc: NodeProc) -> None:
     directory = node_proc.add(7, "0::/\n")
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /any/name\n")
-    assert Processes(node_proc.path, nobody, full_sight=True).holders({"gpu": ["/dev/full"]}) == {"gpu": None}
+    assert Processes(node_proc.path, nobody, whole_node=True).holders({"gpu": ["/dev/full"]}) == {"gpu": None}
 
 
 def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> None:
@@ -259,7 +259,7 @@ def test_who_seems_dead_and_holds_the_device_is_nobody_that_can_be_named(node_pr
     """Whoever acts on the answer takes the dead for gone: another thread may have held on."""
     directory = node_proc.add(7, "0::/\n", state="Z")
     (directory / "fd/3").symlink_to(file)
-    assert Processes(node_proc.path, nobody, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": None}
+    assert Processes(node_proc.path, nobody, whole_node=True).holders({"gpu": [str(file)]}) == {"gpu": None}
 
 
 def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(node_proc: NodeProc, file: Path) -> None:
@@ -270,8 +270,8 @@ def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(nod
     (directory / "fd/3").symlink_to(file)
     other = file.with_name("other")
     other.touch()
-    for full_sight in (True, False):
-        observer = Processes(node_proc.path, hidden, full_sight=full_sight)
+    for whole_node in (True, False):
+        observer = Processes(node_proc.path, hidden, whole_node=whole_node)
         assert observer.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
 
 
@@ -288,13 +288,13 @@ def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node
             node_proc.add(pid, "0::/\n")
         return "pod-a"
 
-    assert Processes(node_proc.path, container_of, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": ()}
+    assert Processes(node_proc.path, container_of, whole_node=True).holders({"gpu": [str(file)]}) == {"gpu": ()}
     assert asked == [7]
 
 
 def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch) -> None:
     process, bystander = launch(OPEN, file), launch(OPEN, file)
-    observer = Processes(PROC, nobody, full_sight=False)
+    observer = Processes(PROC, nobody, whole_node=False)
     found = observer.holders({"gpu": [str(file)]}, is_bystander=lambda holder: holder.pid == bystander.pid)["gpu"]
     assert [holder.pid for holder in found or ()] == [process.pid]
     assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
@@ -304,7 +304,7 @@ def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, laun
     """A process may close a slice's file and keep its context."""
     idle, bystander = launch(f"import sys, time{SLEEP}"), launch(f"import sys, time{SLEEP}")
     gone = 2**22 + 1  # above the most that the kernel numbers
-    found = Processes(PROC, nobody, full_sight=False).holders(
+    found = Processes(PROC, nobody, whole_node=False).holders(
         {"gpu": [str(file)], "other": [str(file)]},
         is_bystander=lambda holder: holder.pid == bystander.pid,
         listed={"gpu": {idle.pid, bystander.pid, gone}, "unknown": {idle.pid}},
@@ -317,7 +317,7 @@ def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, laun
 
 def test_a_device_without_files_or_with_a_missing_one_is_not_proven_free(file: Path) -> None:
     files = {"none": [], "missing": [str(file), f"{file}-missing"], "good": [str(file)]}
-    found = Processes(PROC, nobody, full_sight=False).holders(files)
+    found = Processes(PROC, nobody, whole_node=False).holders(files)
     assert found == {"none": None, "missing": None, "good": ()}
 
 
@@ -339,7 +339,7 @@ def test_full_sight_of_all_processes_is_proof(tmp_path: Path, file: Path, launch
     process = launch(OPEN, file)
     free = tmp_path / "free"
     free.touch()
-    found = Processes(view(tmp_path, process.pid), nobody, full_sight=True).holders(
+    found = Processes(view(tmp_path, process.pid), nobody, whole_node=True).holders(
         {"a": [str(file)], "b": [str(free)]}
     )
     assert [holder.pid for holder in found["a"] or ()] == [process.pid]
@@ -352,8 +352,8 @@ def test_outside_the_initial_pid_namespace_nothing_is_proven(tmp_path: Path, fil
     (tmp_path / "container/self/ns").mkdir(parents=True)
     (tmp_path / "container/self/ns/pid").touch()
     for seen in (tmp_path / "container", tmp_path / "empty"):
-        assert Processes(seen, nobody, full_sight=True).holders({"gpu": [str(file)]}) == {"gpu": None}
-        assert Processes(seen, nobody, full_sight=False).holders({"gpu": [str(file)]}) == {"gpu": ()}
+        assert Processes(seen, nobody, whole_node=True).holders({"gpu": [str(file)]}) == {"gpu": None}
+        assert Processes(seen, nobody, whole_node=False).holders({"gpu": [str(file)]}) == {"gpu": ()}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")

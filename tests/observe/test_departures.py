@@ -37,7 +37,7 @@ class Place:
         self.root = root
         self.uuid = backend.inventory()[0].uuid
         self.ends = ProcessEnds()
-        processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+        processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
         self.sight = Observer(backend, processes, "boot", root, 0.0, ends=self.ends)
         self.pids: list[int] = []
 

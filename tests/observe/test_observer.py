@@ -40,7 +40,7 @@ def backend(tmp_path):
 
 @pytest.fixture
 def observer(backend, tmp_path):
-    processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+    processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0, patience=1.0)
 
 

@@ -106,7 +106,7 @@ async def test_w15_a_foreign_container_is_never_scrubbed_away(world):
         await world.operations.scrub(device, Path.SLOW)
 
 
-async def test_w16_without_all_processes_visible_nothing_happens(build):
+async def test_w16_without_whole_node_nothing_happens(build):
     world = build()
     for gpu in world.node.gpus.values():
         gpu.blind = True
@@ -231,24 +231,24 @@ async def test_s8_killed_around_a_start_the_device_counts_as_used(world, started
 
 async def test_s10_foreign_use_ends_a_proof(world):
     device = world.uuids[0]
-    intruder = world.intrude(device, container=True)
+    unexpected_holder = world.intrude(device, container=True)
     await world.reach(device, State.DIRTY)
-    assert rows(world, ev.Soiled, device)[-1].holders[0].pid == intruder.pid
-    world.node.end_container(intruder.container)
+    assert rows(world, ev.Soiled, device)[-1].holders[0].pid == unexpected_holder.pid
+    world.node.end_container(unexpected_holder.container)
     await world.reach(device, State.CLEAN)
 
 
 async def test_s10_a_holder_seen_during_a_full_disk_is_recorded_later(world):
     device = world.uuids[0]
     world.life.disk.full = True
-    intruder = world.intrude(device)
+    unexpected_holder = world.intrude(device)
     await asyncio.sleep(2)
-    world.node.leave(intruder)
+    world.node.leave(unexpected_holder)
     world.life.disk.full = False
     with pytest.raises(LedgerUnavailable, match="ask again"):
         await world.acquire("pod", device)
     await world.acquire("pod", device)
-    assert rows(world, ev.Soiled, device)[-1].holders[0].pid == intruder.pid
+    assert rows(world, ev.Soiled, device)[-1].holders[0].pid == unexpected_holder.pid
     assert len(jobs(world, device)) == 2
 
 

@@ -95,8 +95,8 @@ async def test_no_request_scrubs_a_device_in_use(world):
 
 async def test_an_operator_learns_which_holder_prevents_a_scrub(world):
     device = world.uuids[0]
-    intruder = world.intrude(device)
-    with pytest.raises(Refused, match=f"pid {intruder.pid}"):
+    unexpected_holder = world.intrude(device)
+    with pytest.raises(Refused, match=f"pid {unexpected_holder.pid}"):
         await world.operations.scrub(device, None)
 
 

@@ -43,7 +43,7 @@ class Floor:
 
 @pytest.fixture
 def floor(bank) -> Floor:
-    observer = Processes(Path("/proc"), bank.backend.container_of, full_sight=False)
+    observer = Processes(Path("/proc"), bank.backend.container_of, whole_node=False)
     return Floor(
         bank.root,
         bank.first,

@@ -20,7 +20,7 @@ FIRST_PROCESS = 1  # as in a container of its own, where it inherits every proce
 async def test_a_worker_of_pid_1_ends_no_other_worker(bank: Bank) -> None:
     """Nobody can be told by descent from that one."""
     address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
-    assignment = Assignment(address, files, full_sight=False, service=FIRST_PROCESS)
+    assignment = Assignment(address, files, whole_node=False, service=FIRST_PROCESS)
     nursery = Nursery(warm_cuda=False)
     busy, other = [await nursery.start_worker(assignment) for _ in range(2)]
     drills.stall_clears(bank.root, bank.first)

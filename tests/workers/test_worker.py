@@ -37,7 +37,7 @@ def at(bank) -> tuple[Address, tuple[str, ...]]:
 
 
 def assigned(address: Address, files: tuple[str, ...]) -> Assignment:
-    return Assignment(address, files, full_sight=False, service=os.getpid())
+    return Assignment(address, files, whole_node=False, service=os.getpid())
 
 
 async def do(worker: Worker, step: Step, order: Order = CLEAR, deadline: float = LONG) -> StepResult:

@@ -31,7 +31,7 @@ def test_an_assignment_is_heard_as_it_was_said() -> None:
     assignment = Assignment(
         Address("simulated", "/somewhere"),
         ("/a", "/b c"),
-        full_sight=True,
+        whole_node=True,
         service=4711,
         reach=("/a",),
         bystanders=("ns:/x",),

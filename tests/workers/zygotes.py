@@ -120,7 +120,7 @@ async def ending(child: Child) -> Ending:
 
 def on_first(bank) -> Assignment:
     address, files = bank.backend.address(bank.first, Care()), bank.backend.files(bank.first)
-    return Assignment(address, files, full_sight=False, service=os.getpid())
+    return Assignment(address, files, whole_node=False, service=os.getpid())
 
 
 async def stalled_clear(bank, nursery: Nursery) -> tuple[Worker, asyncio.Task[StepResult]]:

@@ -36,7 +36,7 @@ Eyes = Callable[..., Observer]
 
 def over(backend: Nvidia, folder: Path, patience: float) -> Observer:
     """The eyes of a service that has this backend."""
-    processes = Processes(Path("/proc"), backend.container_of, full_sight=False)
+    processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", folder, 0.0, patience=patience)
 
 
