@@ -318,7 +318,7 @@ class ScrubJob:
 
     @asynccontextmanager
     async def _turn(self, step: Step) -> AsyncIterator[Fenced | None]:
-        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared while the job waited for it."""
+        """Hold the slot of a step. After a clear, yields the unexpected holder that appeared during the wait."""
         slots, plan = self._context.slots, verdict.PLANS[self.path]
         async with AsyncExitStack() as turn:
             unexpected_holder = None
