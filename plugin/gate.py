@@ -59,7 +59,7 @@ class Gate:
             raise
 
     async def _acquire(self, ids: Sequence[str], op: str) -> str:
-        """Ask, and ask again while the service restarts: a refusal ends the pod."""
+        """Ask, and try again while the service restarts: a refusal ends the pod."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:

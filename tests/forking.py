@@ -37,6 +37,7 @@ SUBREAPER = 36  # for prctl
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 EXECUTED = subprocess.Popen
+SERVERS: set[int] = set()  # process ids of the servers that this process has started
 
 
 class Popen(subprocess.Popen[Any]):
@@ -76,6 +77,7 @@ class _Server:
         with theirs:
             command = [sys.executable, "-m", "tests.forking", str(theirs.fileno())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # it ends with the socket
+        SERVERS.add(self._process.pid)
 
     def fork(self, order: list[object], streams: list[int]) -> int:
         """The process id of a new child of this process."""

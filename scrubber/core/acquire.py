@@ -5,7 +5,7 @@ rules hold there.
 
 Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a deed.
 Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
-Rule 3: the answer ``Note`` means: record this event, observe again, ask again.
+Rule 3: the answer ``Note`` means: record this event, observe again, try again.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """A burn-in runs: cancel it, then ask again."""
+    """A burn-in runs: cancel it, then try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Record this event, observe again, ask again."""
+    """Record this event, observe again, try again."""
 
     event: ev.Event
 

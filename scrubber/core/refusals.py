@@ -34,7 +34,7 @@ def busy(deed: Deed, record: Record) -> answers.Wait:
 
 def being_reset(deed: Deed, record: Record) -> answers.Wait:
     """Its job has begun a reset, which cannot be cancelled."""
-    return answers.Wait(Reason.SCRUBBING, sentence(deed, record, "it is being reset; ask again"))
+    return answers.Wait(Reason.SCRUBBING, sentence(deed, record, "it is being reset; try again"))
 
 
 def final(answer: answers.Wait) -> answers.Refuse:

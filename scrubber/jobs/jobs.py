@@ -78,7 +78,7 @@ class Jobs:
         event = ev.ProbationStarted(recorded, by) if quarantined else ev.ScrubStarted(recorded)
         await context.ledger.append(op, (device, event))
         if self._stopping:  # stopped meanwhile: the next start of the service closes the job in the ledger
-            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
         job = self._running[device] = self.job_type(context, device, recorded, device_policy, op)
         job.begin()
         return job

@@ -20,7 +20,7 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 
 OVERRUN = 0.5  # seconds beyond a budget: an observation that begins at the end of the budget can still finish
-TOO_LATE = "cannot say in time whether the devices are free; ask again"
+TOO_LATE = "cannot say in time whether the devices are free; try again"
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
 
@@ -66,7 +66,7 @@ class ServiceContext:
     def require_running(self) -> None:
         """NotReady while the service stops."""
         if self.stopping:
-            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back")
+            raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
 
     def require_clearable(self, device: str, verb: str) -> None:
         """NotReady before anything is touched: without a clear, the other steps of a scrub are useless."""

@@ -234,7 +234,7 @@ class Handover:
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)
                 if job is None:  # the job ended while the ledger could not be written; the monitor closes it soon
-                    why = "its last scrub was interrupted; ask again"
+                    why = "its last scrub was interrupted; try again"
                     raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {device}: {why}")
                 running.append(job)
         return running
@@ -253,7 +253,7 @@ class Handover:
             raise NotReady(waiting[0].reason, waiting[0].message)
         if now >= budget:
             names = ", ".join(job.device for job in running)
-            raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; ask again")
+            raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; try again")
         if waiting or not running:  # without either, an event that was just recorded has changed the answers
             await asyncio.sleep(OBSERVE_EVERY if waiting else 0)
             return

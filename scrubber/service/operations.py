@@ -102,7 +102,7 @@ class Operations:
     async def _cancel_probation(self, device: str) -> Record:
         """The record after the probation was cancelled: the person's word replaces it."""
         if not await self._context.jobs.cancel_unless_resetting(device):
-            raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; ask again")
+            raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
         return self._context.record(device)
 
     async def _current_record(self, device: str, op: str) -> Record:

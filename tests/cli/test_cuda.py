@@ -276,5 +276,5 @@ def test_a_service_killed_in_the_middle_of_a_clear_takes_its_workers_along_and_b
     doomed.change(0, stops_at=None)
     doomed.start()
     assert doomed.settled(0, "clean").receipt is not None
-    assert any("cut off" in text for text in doomed.texts(0))
+    assert any("cancelled, nothing was proven" in text for text in doomed.texts(0))
     assert not doomed.dirty(0)

@@ -88,7 +88,7 @@ def test_a_run_directory_that_others_may_enter_is_broken(examine, kubelet, start
     only(found, "run-dir", "ok")
     service.run_dir.chmod(0o710)
     code, found = examine(kubelet.directory, service.run_dir)
-    assert (code, "others may enter" in only(found, "run-dir", "broken")) == (1, True)
+    assert (code, "other users may enter" in only(found, "run-dir", "broken")) == (1, True)
 
 
 def test_a_link_and_a_file_are_no_run_directory(examine, kubelet, short_tmp):

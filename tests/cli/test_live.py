@@ -249,7 +249,7 @@ def test_gpu_names_are_completed_from_the_service(autoclave, service):
         (["history", "no such"], "other than letters, digits and"),
         (["status", "0", "0"], "a device was named twice"),
         (["scrub", "0" * 64], "longer than 63 characters"),
-        (["quarantine", "0", "--reason", " "], "the reason is missing: say why"),
+        (["quarantine", "0", "--reason", " "], "the reason is missing: the ledger records it"),
         (["quarantine", "0", "--reason", "two\nlines"], "the reason holds a control character"),
         (["quarantine", "0", "--reason", "\x1b[2J"], "the reason holds a control character"),
         (["quarantine", "0", "--reason", LONG], "the reason has 501 characters, at most 500"),

@@ -132,7 +132,7 @@ async def test_w3_while_the_checkpoint_cannot_be_read_nothing_starts_and_nothing
     uuid, left = node.gpu(pod), node.memory(node.gpu(pod))
     (node.stage.kubelet_dir / checkpoint.NAME).write_text("{")
     assert (await node.kubelet.restart_container(pod, "main")).state is ContainerState.WAITING
-    assert "checkpoint cannot be read" in node.waiting(pod)
+    assert "cannot be read" in node.waiting(pod)
     assert (node.memory(uuid), await node.scrubs(uuid)) == (left, 1)
     await node.run("other")  # the kubelet writes it anew
     assert await node.kubelet.sync(pod)

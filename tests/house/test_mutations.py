@@ -139,7 +139,7 @@ PLANTED = [
     Mutant(OFFERING, "if withheld:", "if False:", tests=IN_OFFERING),
     Mutant(OFFERING, "if blocked and", "if False and", tests=IN_OFFERING),
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_scratch", "if True", tests=ROSTER),
-    Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else wanted", "if wanted else ()", tests=ROSTER),
+    Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else chosen", "if chosen else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),
     Mutant("scrubber/steps/verify.py", "if verified.mismatch is not None", "if False", tests=ROSTER),
     Mutant("scrubber/steps/verify.py", "if verified.covered_bytes == 0", "if False", tests=ROSTER),

@@ -335,7 +335,7 @@ def view(tmp_path: Path, *pids: int) -> Path:
 
 
 @pytest.mark.skipif(not initial_namespace(), reason="this test run is in a container")
-def test_full_sight_of_all_processes_is_proof(tmp_path: Path, file: Path, launch) -> None:
+def test_a_view_of_all_processes_is_proof(tmp_path: Path, file: Path, launch) -> None:
     process = launch(OPEN, file)
     free = tmp_path / "free"
     free.touch()
@@ -357,7 +357,7 @@ def test_outside_the_initial_pid_namespace_nothing_is_proven(tmp_path: Path, fil
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
-def test_with_full_sight_one_process_that_may_not_be_looked_into_spoils_the_proof(launch) -> None:
+def test_with_the_whole_node_visible_one_process_that_may_not_be_looked_into_spoils_the_proof(launch) -> None:
     """Somebody who is not root looks for users of a file of theirs, with a process of root's beside them."""
     process = launch("import time; print(1, flush=True); time.sleep(60)")
     code = """
@@ -372,7 +372,7 @@ with tempfile.TemporaryDirectory() as directory:
     for name in ("self", sys.argv[1]):
         (proc / name).symlink_to(f"/proc/{name}")
     processes.sees_all = lambda *_: True
-    looks = [Processes(proc, lambda pid: None, full_sight=full).holders({"gpu": [str(file)]}) for full in (True, False)]
+    looks = [Processes(proc, lambda pid: None, whole_node=full).holders({"gpu": [str(file)]}) for full in (True, False)]
     os.write(1, repr(looks).encode())
 """
     # Imported as root, because the checkout may not be readable to anybody else.

@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as directory:
         exec(code)
     os.close(says)
     assert os.read(hears, 1)
-    found = Processes(Path("/proc"), lambda pid: None, full_sight=False).holders({"gpu": [str(file)]})["gpu"]
+    found = Processes(Path("/proc"), lambda pid: None, whole_node=False).holders({"gpu": [str(file)]})["gpu"]
     os.kill(user, signal.SIGKILL)
     os.waitpid(user, 0)
     print([holder.pid == user for holder in found])

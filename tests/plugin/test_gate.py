@@ -184,7 +184,7 @@ async def test_a_service_that_restarts_is_asked_again(gate, door, listing, read)
     """Between its last answers and its end it says no to everybody; a pod must not fail for that."""
     reader = read(listing)
     await reader.until(all_well)
-    down = no(NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; ask again when it is back"))
+    down = no(NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back"))
     answers = iter([down, down, door.answer])
 
     async def in_turn(devices: list[str]) -> None:
@@ -198,7 +198,7 @@ async def test_a_service_that_restarts_is_asked_again(gate, door, listing, read)
 async def test_a_late_device_does_not_affect_the_others(gate, door, listing, read):
     reader = read(listing)
     await reader.until(all_well)
-    door.answer = no(NotReady(Reason.UNRESPONSIVE, "cannot say in time whether the devices are free; ask again"))
+    door.answer = no(NotReady(Reason.UNRESPONSIVE, "cannot say in time whether the devices are free; try again"))
     with pytest.raises(NotReady):
         await gate.acquire(GPU, devices(gate, A))
     assert all(shown[B] for shown in reader.lists)

@@ -259,7 +259,7 @@ async def test_an_unanswered_request_makes_all_unhealthy_until_a_new_answer(door
         await reader.until(everything(False), within=0.5)
         door.mute = False
         door.say(gpu(0), gpu(1))
-        await reader.until(everything(True), within=1.5)  # not only when it is time to ask again
+        await reader.until(everything(True), within=1.5)  # not only when it is time to try again
 
 
 class Scripted:

@@ -226,7 +226,7 @@ async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(node, 
     try:
         await deed
     except AutoclaveError as error:
-        assert "it is being reset; ask again" in str(error)  # noqa: PT017 - it may also be over in time
+        assert "it is being reset; try again" in str(error)  # noqa: PT017 - it may also be over in time
     await asyncio.sleep(30)
     resets = [it.result for it in rows(world, ev.StepFinished, device) if it.result.step is Step.RESET]
     begun = [it for it in rows(world, ev.StepStarted, device) if it.step is Step.RESET]
@@ -245,7 +245,7 @@ async def test_an_operator_cannot_cancel_a_reset(world):
     await world.operations.quarantine(device, "suspect", "ops")
     running = await world.operations.reinstate(device, "", "ops")
     await at(world, device, Step.RESET)
-    with pytest.raises(NotReady, match="it is being reset; ask again"):
+    with pytest.raises(NotReady, match="it is being reset; try again"):
         await world.operations.reinstate_without_proof(device, "no time", "ann")
     await running.finished.wait()
     assert running.receipt is not None

@@ -45,7 +45,7 @@ async def test_watchers_learn_of_a_withheld_device_before_the_refusal(world):
 
 
 async def test_a_withheld_and_deserted_device_is_released(world):
-    """Nobody would ask again for what is not offered, and so show that the last tenant is gone."""
+    """Nobody would try again for what is not offered, and so show that the last tenant is gone."""
     device = world.uuids[0]
     await world.acquire("pod", device, announced=True)
     written_down(world, pod=[device])

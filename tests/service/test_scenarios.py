@@ -245,7 +245,7 @@ async def test_s10_a_holder_seen_during_a_full_disk_is_recorded_later(world):
     await asyncio.sleep(2)
     world.node.leave(unexpected_holder)
     world.life.disk.full = False
-    with pytest.raises(LedgerUnavailable, match="ask again"):
+    with pytest.raises(LedgerUnavailable, match="try again"):
         await world.acquire("pod", device)
     await world.acquire("pod", device)
     assert rows(world, ev.Soiled, device)[-1].holders[0].pid == unexpected_holder.pid

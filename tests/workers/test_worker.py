@@ -342,7 +342,7 @@ from scrubber.workers.worker import Worker
 
 async def main(place, step):
     address, files = Address("simulated", place), (place + "/memory",)
-    assignment = Assignment(address, files, full_sight=False, service=os.getpid())
+    assignment = Assignment(address, files, whole_node=False, service=os.getpid())
     worker = await Nursery(warm_cuda=False).start_worker(assignment)
     zygote = open(f"/proc/self/task/{os.getpid()}/children").read()
     tell = lambda *_: print(worker.pid, zygote, flush=True)

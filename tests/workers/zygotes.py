@@ -22,6 +22,7 @@ from scrubber.workers import nursery as nurseries
 from scrubber.workers.nursery import Nursery
 from scrubber.workers.worker import Child, Ending, Worker
 from scrubber.workers.worker_wire import Assignment
+from tests import forking
 from tests.patience import WITHIN
 
 ASLEEP = "time.sleep(60)"
@@ -39,9 +40,13 @@ def living(life: str, before: str = "") -> tuple[str, ...]:
 
 
 def children(pid: int | None = None) -> list[int]:
-    """The processes that were started by one, or here, and not collected, dead ones included."""
+    """The children of a process, by default of this one, including dead children that were not reaped.
+
+    The fork server of the tests does not count.
+    """
     parent = os.getpid() if pid is None else pid
-    return [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    found = [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return [child for child in found if child not in forking.SERVERS]
 
 
 def descriptors() -> set[str]:
