@@ -4,6 +4,7 @@
 examples, every mutant and the tests with that mark. Tests that need a GPU run with ``-m gpu`` only.
 """
 
+import gc
 import ipaddress
 import os
 import shutil
@@ -91,6 +92,12 @@ def executed() -> Iterator[None]:
     """Start services and plugins by a new interpreter, for a test that looks at the process itself."""
     with forking.forking(forking.EXECUTED):
         yield
+
+
+def pytest_collection_finish() -> None:
+    """Collected tests stay until the end. Without this, each search for garbage walks through all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
