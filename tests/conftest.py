@@ -94,6 +94,10 @@ def executed() -> Iterator[None]:
         yield
 
 
+def pytest_unconfigure() -> None:
+    forking.close()
+
+
 def pytest_collection_finish() -> None:
     """Collected tests stay until the end. Without this, each search for garbage walks through all of them."""
     gc.collect()

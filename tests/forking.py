@@ -89,10 +89,21 @@ class _Server:
             finally:
                 LIBC.prctl(SUBREAPER, 0, 0, 0, 0)
 
+    def close(self) -> None:
+        """End the server."""
+        self._socket.close()
+        self._process.wait()
+
 
 @cache
 def _server(_pid: int) -> _Server:
     return _Server()
+
+
+def close() -> None:
+    """End the server of this process, if it has one."""
+    if _server.cache_info().currsize:
+        _server(os.getpid()).close()
 
 
 @contextmanager

@@ -32,8 +32,8 @@ def decide(
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
 
-    ``fresh``: the question does not show that the last tenant has ended, so a granted device is refused, whatever else
-    could make a yes of it. Only a grant from before a reboot does not count.
+    ``fresh``: the request does not say that the last owner has left. A device that was granted or in use in this boot
+    and driver instance is refused.
     """
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:

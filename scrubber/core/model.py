@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from policies.path import Path as Path  # noqa: PLC0414 - for rooms that must not import policies
+from policies.path import Path as Path  # noqa: PLC0414 - exported for packages that must not import policies
 from scrubber.core.measurements import Measurements, Mismatch, Uncovered
 from scrubber.core.names import named
 
@@ -334,7 +334,7 @@ class Record:
     last_receipt: str | None = None  # digest of the newest receipt ever given
     grant: Grant | None = None
     owner: Owner | None = None
-    tenancy_began: float | None = None  # uptime; from the grant until the next proof
+    tenancy_began: float | None = None  # uptime at which the tenancy began; until the next proof
     tenancy_ended: float | None = None  # uptime; when the last tenant with an admitted start released the device
     job: Job | None = None
     quarantine: Quarantine | None = None

@@ -35,7 +35,7 @@ def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:
 
 
 def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
-    """A holder on a device on which no start was admitted, or the first name for such a holder.
+    """Record a holder on a device without an owner, or the container of an owner without a name.
 
     Record it at once: an unannounced pod that has left before the next observation would be forgotten.
     """
@@ -81,7 +81,7 @@ def confirmed_by_checkpoint(record: Record, facts: Facts, now: Moment) -> ev.Put
 
 
 def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
-    """Another pod's container uses the owner's device: what it leaves there must not outlive it unnoticed."""
+    """Another pod's container uses the owner's device: the owner's next start then needs a clean device."""
     owner = record.owner
     if owner is None or owner.container is None or owner.crowded:
         return None

@@ -13,7 +13,7 @@ def is_valid(receipt: Receipt | None, facts: Facts, policy: Policy, now: Moment)
         return False
     if receipt.patterns != policy.clear.passes.patterns:  # a receipt of an older version does not name its patterns
         return False
-    # A proof also says that no process has used the device since. While the service was away, it could not observe.
+    # A proof also says that no process used the device since. A gap in the observations ends that certainty.
     if receipt.finished.uptime < facts.observed_since and not policy.proof.survives_restart:
         return False
     return now.uptime - receipt.finished.uptime <= policy.proof.max_age

@@ -118,7 +118,7 @@ def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
 def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
     """Yes. The start of an unannounced pod is admitted now.
 
-    Where nothing of the pod runs just now, it counts as not seen: its absence must not be taken for its end.
+    If the pod is not known to run now, it counts as not seen: until then its absence does not mean that it ended.
     """
     owner = record.owner
     if owner is None:
@@ -129,7 +129,7 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
 
 
 def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
-    """Another owner, or the first with a name: a new tenant, unless all holders are the starting pod's."""
+    """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
     if facts.holders is None:
         return _unproven(record)
     nameless = record.owner is not None and record.owner.container is None
@@ -156,7 +156,7 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
 
 
 def _bars(ailment: Ailment, policy: Policy) -> bool:
-    """The kubelet restarts a crashed container on the device it had. Only a refused start prevents that."""
+    """Whether the ailment forbids a restart. Otherwise the kubelet restarts a crashed container on the same device."""
     return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
 
 

@@ -123,7 +123,7 @@ def confine(
     last_try = found.detail if before is not None and record.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
     out = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
-    if found.kind is AilmentKind.OPERATOR:  # a person has not judged the errors of the device
+    if found.kind is AilmentKind.OPERATOR:  # an operator's quarantine judges no errors: newer errors still count as new
         return ev.Quarantined(out)
     judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
@@ -233,10 +233,11 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         return answers.Note(changed)
     if owner is None or container is not None or kept:
         return answers.Proceed()
-    # A device that was given to another pod waits for its start, which may be unannounced after a kubelet restart.
+    # If the checkpoint names another pod, keep the grant: that pod may still start, unannounced after a kubelet
+    # restart.
     if ownership.unannounced_pod_has_left(record, facts) and not facts.assigned_pods:
         return answers.Note(ev.Released("an unannounced pod has left it before its first start"))
-    # An owner that was never seen may still start. The next request for the device has a better reason to release it.
+    # An owner that was never seen may still start. A new request is better evidence that the owner ended.
     held = _held_for_another(record, facts)
     if facts.owner_alive is False and owner.seen and not held:
         return answers.Note(ev.Released("its owner is gone"))
@@ -253,7 +254,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
 
 
 def _held_for_another(record: Record, facts: Facts) -> bool:
-    """Whether an unannounced pod has ended and the device may be assigned to another pod, which is idle.
+    """Whether the recorded owner is an unannounced pod, while the device may belong to another pod, which is idle.
 
     The kubelet's checkpoint says so, if it can be read. After a grant that announces no start, the unannounced pod is
     the one that the device was granted to.
@@ -311,7 +312,7 @@ def _lasts(ailment: Ailment, facts: Facts) -> bool:
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:
-    """The ailment of a quarantined device that is gone. Its siblings need it: a device that is gone has no holder.
+    """The ailment of a quarantined device that is gone. Once recorded, the device is no sibling any more.
 
     A slice that is lost is not gone: slices are away for a moment while others are made.
     """

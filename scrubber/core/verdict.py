@@ -3,7 +3,7 @@
 Rule 1: a job passes when every step of its path ran, ended and passed. A missing result is a failure.
 Rule 2: memory that did not hold what was written, or a unit that computed wrongly, fails the whole job, whatever a
 later result says.
-Rule 3: coverage that was not measured is zero, and the verify must have read what the clear could cover.
+Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
 Rule 4: a step that passed must say how much memory or how many units it covered.
 Rule 5: the job must have done what the policy orders. A worker that did less has proven nothing. That is a fault of the
 service, not of the device, so the device stays dirty.

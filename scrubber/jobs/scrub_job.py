@@ -4,7 +4,7 @@ The job runs the steps of its path one after the other, each with a deadline, in
 Before each step the job records the step, observes the device and asks the fence. During each step it watches for
 unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
-A step that only reads begins while the device is still observed, because observations take most of a short path. The
+A step that only reads runs beside its observation, because observations take most of the time of a short path. The
 result of such a step counts only after the fence has let the step pass.
 
 The steps on memory share one worker, because one step reads what another step wrote. That worker has ended before
@@ -130,7 +130,7 @@ class ScrubJob:
     # -- for those who wait for the job
 
     async def updates(self) -> AsyncIterator[None]:
-        """One turn at every change until the job is over. Any number of callers may wait."""
+        """Yields once after each change until the job is over. Any number of callers may wait."""
         while not self.finished.is_set():
             await self._moved.wait()
             yield
@@ -175,7 +175,7 @@ class ScrubJob:
             self._end(self._context.now().uptime - started)
 
     def _end(self, seconds: float) -> None:
-        """Nothing more happens. The only place that logs the end of a job."""
+        """Mark the job as over, log its end, and wake the waiting callers. No other place logs the end."""
         del self._context.running[self.device]
         state = self._ledger.records[self.device].state
         about = {"op": self.op, "device": self.device, "job": self.id, "path": self.path.value}
@@ -213,8 +213,8 @@ class ScrubJob:
             async with self._worker(steps) as worker:
                 for step in steps:
                     async with self._turn(step) as unexpected_holder:
-                        # Recorded before the observation: a hook that wants the device, or a sibling of it, either
-                        # sees the step in the ledger, or is seen here.
+                        # Recorded before the observation: a request for the device or a sibling finds this step in the
+                        # ledger, or is noticed here.
                         await self._note(ev.StepStarted(self.id, step, self.path))
                         result = await self._result(worker, step, order, unexpected_holder, last=step is steps[-1])
                         await self._note(ev.StepFinished(self.id, result))
@@ -302,7 +302,7 @@ class ScrubJob:
 
     @asynccontextmanager
     async def _watching(self, step: Step) -> AsyncIterator[Callable[[], Fenced | None]]:
-        """Watch for unexpected holders inside the block. The function that it yields tells of one that appeared so far.
+        """Watch for unexpected holders inside the block. Yields a function that returns the one found so far, or None.
 
         An unexpected holder may have written to cleared and verified memory, even if it has left again.
         """
@@ -340,7 +340,7 @@ class ScrubJob:
         return replace(facts, domain_resetting=siblings.resetting(record, self._ledger.records.values()))
 
     def _siblings(self, records: Mapping[str, Record]) -> list[Record]:
-        """The siblings in the reset domain, as they are now. A queued job has not touched its device yet."""
+        """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
         record = records[self.device]
         if record.device.parent is not None and self._policy.reset.slices is Slices.RECREATE:
             return []  # the slice is made anew, alone
@@ -357,7 +357,8 @@ class ScrubJob:
         if step is not Step.RESET:
             await self._append_step(step, event)
             return
-        # Under the locks of the siblings: a grant of a sibling is recorded before the reset, or sees the reset.
+        # Under the siblings' locks: a grant of a sibling is recorded before the reset, or its decision finds the reset
+        # in the ledger.
         async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
             await self._append_step(step, event)
 

@@ -13,7 +13,7 @@ from scrubber.observe.observer import Observer
 ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  # these steps share one worker
 USES_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})  # for as long as they take
 MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
-PASSED_FOR = 60.0  # seconds for which a reset waits behind scrubs that test nothing: a self-test keeps it as long
+PASSED_FOR = 60.0  # seconds for which scrubs without a self-test may pass a waiting reset
 
 
 class Slots:
@@ -35,8 +35,8 @@ class Slots:
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
-        Only one job of a reset domain at a time gets to its reset: two jobs would take each other's workers for
-        holders. A job on the fast path waits until such a job is over. The number of workers on the node is limited.
+        One slow-path job at a time runs in a reset domain: two jobs would take each other's workers for holders.
+        Fast-path jobs wait for it. The number of workers on the node is limited.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:

@@ -79,7 +79,7 @@ class DriverRelease:
 
 
 class _Release:
-    """One release of the driver. If its caller gives up before the release begins, the release ends at once."""
+    """One release of the driver. After an early ``end``, ``begin`` reacquires the driver at once."""
 
     _numbers = itertools.count()
 

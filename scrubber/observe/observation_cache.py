@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from scrubber.core.model import Facts, Holder, Moment, Record, State
 
 SHARE = 1 / 300  # of a core: what routine full observations may cost
-LINGERS = 10.0  # seconds for which a foreign process stands as a holder: a pod may be waiting for the device
+LINGERS = 10.0  # seconds for which a cached holder is believed on a device without an owner: a pod may wait for it
 UNOBSERVED = 30.0  # seconds without an observation after which there is a gap: several rounds of the monitor
 ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
 
@@ -76,7 +76,7 @@ class ObservationCache:
     def witnessed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
         """The last full observation with a witness: a process that confirms it while the process runs.
 
-        None if the observation does not stand. On a device with an owner, the witness must belong to the owner; it need
+        None if the observation is too old. On a device with an owner, the witness must belong to the owner; it need
         not hold the device. Without an owner any holder is a witness, for a shorter time.
         """
         last = self._standing(record)

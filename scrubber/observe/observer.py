@@ -148,9 +148,9 @@ class Observer:
     async def _cached(self, record: Record) -> Facts | None:
         """The last full observation, while its witness still runs and the driver lists no new holder.
 
-        That is enough to say that the device has holders, and is never a no. A holder that the driver does not list
-        shows at the next full observation. That observation comes when the cost of the last one has become a small
-        share of the time since. The last observation before a container uses a device without an owner is always full.
+        This can prove that the device is used, never that it is free. A holder that the driver does not list shows
+        at the next full observation. The more a full observation costs, the later the next one comes. The last
+        observation before a container uses a device without an owner is always full.
         """
         question = self._cached_question(record)
         try:
@@ -177,9 +177,8 @@ class Observer:
     async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
         """Health and holders of the devices about which the driver alone can tell: one thread asks about all of them.
 
-        A device that is missing from the answer needs an observation of its own. So does a device that hangs, with all
-        devices behind it. Such a device delays one call: the next call leaves it out, or has no answer while the first
-        call has not returned.
+        A device that is missing from the answer needs its own observation: a device that hangs, and all devices after
+        it. The next call skips a device that hangs, or fails while this call hangs.
         """
         driver, epoch = cache(self._incarnation), self.epoch()  # the same for all devices
         prompt = [it for it in records if it.device.uuid not in self._late]
@@ -293,7 +292,7 @@ class Observer:
         if silent is None or silent.lost:
             return silent
         now = asyncio.get_running_loop().time()
-        # A second caller hears of a late call at once: that is the same answer, not a second one.
+        # While a late call hangs, further calls fail at once. That is the same late answer, so wait.
         return silent if now - self._late.setdefault(uuid, now) >= self.patience else None
 
     async def _logged(self, uuid: str) -> Vitals | None:
@@ -403,7 +402,7 @@ class Observer:
         return self._processes.descends(holder.pid, workers) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
-        """No file of a device that is gone or in a reset: its holders are unknown, which says nothing of the others."""
+        """The files of a device; none if it is gone or in a reset. Then only its own holders are unknown."""
         try:
             return () if self._in_reset(uuid) else self.backend.files(uuid)
         except DeviceError:

@@ -76,7 +76,7 @@ class ServiceContext:
 
     @asynccontextmanager
     async def locked(self, devices: Sequence[str], budget: float) -> AsyncIterator[None]:
-        """Hold the locks of the devices; NotReady when another holder waits for a driver beyond the budget."""
+        """Hold the locks of the devices; NotReady when another task keeps one beyond the budget."""
         async with AsyncExitStack() as locks:
             try:
                 async with asyncio.timeout(self.time_left(budget)):

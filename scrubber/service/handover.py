@@ -46,8 +46,8 @@ class Handover:
     ) -> dict[str, Grant | None]:
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
 
-        A grant is None where the policy leaves the wait to the announced start. ``fresh`` refuses a device that is
-        granted or in use. ``op`` is the caller's operation id for ledger and log.
+        A grant is None where, under policy ``gate: prestart``, the announced start waits for the device. ``fresh``
+        refuses a device that is granted or in use. ``op`` is the caller's operation id for ledger and log.
         """
         context = self._context
         op = context.operation(op)
@@ -127,7 +127,7 @@ class Handover:
     ) -> dict[str, A]:
         """The answers for all devices, decided concurrently, so that hanging drivers cost their time only once."""
         names = sorted(devices)
-        self._context.require_running()  # a job that the stop has cancelled says nothing about its device
+        self._context.require_running()  # otherwise a job that the stop cancelled would count as a failed scrub
         try:
             async with asyncio.timeout(self._context.time_left(budget)):
                 if len(names) == 1:  # the usual case: needs no task
@@ -167,7 +167,7 @@ class Handover:
     async def _final_answer(
         self, op: str, device: str, decision: Callable[[Record], Awaitable[A]], deed: Deed
     ) -> A | answers.Wait | answers.Refuse:
-        """Decide again after each event that had to be recorded or job that had to be cancelled first."""
+        """Decide. While the answer is to record an event or cancel a job first, do that and decide again."""
         for _ in range(MAX_ROUNDS):
             record = self._context.record(device)
             answer = await decision(record)
@@ -254,7 +254,7 @@ class Handover:
         if now >= budget:
             names = ", ".join(job.device for job in running)
             raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; try again")
-        if waiting or not running:  # without either, an event that was just recorded has changed the answers
+        if waiting or not running:  # without a job, an event was just recorded: decide again
             await asyncio.sleep(OBSERVE_EVERY if waiting else 0)
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]
@@ -270,7 +270,7 @@ def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:
 
 
 def _raise_refusals(replies: Mapping[str, Answer], joined: set[str], deed: Deed) -> None:
-    """Refuse all devices when one is refused, or is still dirty after the job in ``joined`` that scrubbed it."""
+    """Raise if one device is refused, or still needs a scrub after this request waited for its job (``joined``)."""
     for device, answer in replies.items():
         if isinstance(answer, answers.Refuse):
             raise Refused(answer.reason, answer.message)

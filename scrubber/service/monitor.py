@@ -22,8 +22,8 @@ from scrubber.service.service import Service
 logger = log.get("monitor")
 
 STAGGER = 0.004  # seconds between the starts of two observations, so that a request waits behind few of them
-ALARM_PAUSE, MAX_ALARM_PAUSE = 0.05, 0.4  # seconds at least between a round and the next one that an alarm starts
-MAX_END_PAUSE = 2.0  # seconds at most between two observations after process ends that change no state
+ALARM_PAUSE, MAX_ALARM_PAUSE = 0.05, 0.4  # shortest and longest pause in seconds before a round that an alarm starts
+MAX_END_PAUSE = 2.0  # longest pause in seconds while processes of a device keep ending without a change of its state
 CONCURRENT = 8  # devices observed at the same time, so that a request waits behind few of them
 QUIET_OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device that needed nothing
 QUIET_STATES = frozenset({State.CLEAN, State.QUARANTINED})  # in other states a holder may end, or a scrub may be due
@@ -54,7 +54,8 @@ class Monitor:
         self._ends = ends
         self._slots = asyncio.Semaphore(CONCURRENT)
         self._logged_failure = ""
-        self._process_ended: dict[str, bool] = {}  # devices under observation; whether another process ended since
+        # Devices that are reconciled because a process ended. True: another process has ended since.
+        self._process_ended: dict[str, bool] = {}
         self._end_pauses: dict[str, float] = {}  # seconds before the next of these observations
         self._quiet: dict[str, Record] = {}  # devices that needed nothing, with their records; oldest observation first
         self._inventory_due = 0.0
@@ -96,9 +97,10 @@ class Monitor:
                 pause = await self._wait_for_alarm(alarm, pause)
 
     async def _wait_for_alarm(self, alarm: int, pause: float) -> float:
-        """Return when the next round is due, at once after an alarm; the result is the next ``pause``.
+        """Wait until the next round is due: after the interval or an alarm, never before ``pause``.
 
-        ``pause`` grows while alarms follow each other: a pod can cause as many driver errors as it wants.
+        Returns the next ``pause``. It grows while alarms follow each other: a pod can cause as many driver errors as
+        it wants.
         """
         loop = asyncio.get_running_loop()
         earliest = loop.time() + pause

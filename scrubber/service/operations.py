@@ -100,13 +100,13 @@ class Operations:
             return await context.jobs.start(device, path, Trigger.REINSTATE, device_policy, op)
 
     async def _cancel_probation(self, device: str) -> Record:
-        """The record after the probation was cancelled: the person's word replaces it."""
+        """Cancel the probation, because a person decides now. Returns the new record; NotReady during a reset."""
         if not await self._context.jobs.cancel_unless_resetting(device):
             raise NotReady(Reason.SCRUBBING, f"cannot reinstate {device}: it is being reset; try again")
         return self._context.record(device)
 
     async def _current_record(self, device: str, op: str) -> Record:
-        """The record, after a reboot or a driver reload that it does not know of was recorded."""
+        """Record a reboot or driver reload that the record does not show yet. Returns the record."""
         context = self._context
         record = context.record(device)
         stale = proof.ended_by_restart(record, await context.observer.quick(record))
@@ -115,7 +115,7 @@ class Operations:
         return context.record(device)
 
     async def _require_free(self, record: Record) -> None:
-        """Refuse a job that would only fail at its first fence."""
+        """Refuse a job that would fail at once: holders are unknown, or a scrub may not end one of them."""
         device = record.device.uuid
         facts = await self._context.observer.full(record)
         policy = self._context.policy(device)

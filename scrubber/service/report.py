@@ -234,7 +234,7 @@ def _is_gone(record: Record) -> bool:
 
 
 def _since_last_grant(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:
-    """The entries since the last grant; of a device that is granted or in use, since the grant before it."""
+    """The entries since the last grant. For a device that is granted or in use, they begin one grant earlier."""
     begins = (ev.Discovered, ev.Granted, ev.GrantedUnproven)
     starts = [number for number, entry in enumerate(entries) if isinstance(entry.event, begins)]
     wanted = 2 if state in (State.GRANTED, State.IN_USE) else 1

@@ -14,7 +14,7 @@ RETRY_AFTER = 60.0  # seconds after a restore that failed
 
 
 class PendingRestores:
-    """One worker for each pending restore. A device that is gone gets no scrub that would restore it."""
+    """One worker for each pending restore. A device that is gone is not scrubbed, so no scrub restores it."""
 
     def __init__(self, context: ServiceContext) -> None:
         """Starts nothing yet."""

@@ -88,7 +88,7 @@ class Upkeep:
         return isinstance(answer, answers.Proceed) and not self._burn_in_due(record, device_policy)
 
     async def reconcile(self, device: str, op: str = "") -> Record | None:
-        """Observe a device, compare it with its record, and do the next action; the record if there is none."""
+        """Observe a device, compare it with its record, and act. Returns the record if nothing is left to do."""
         context = self._context
         if context.stopping:
             return None
@@ -157,7 +157,7 @@ class Upkeep:
         return since
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
-        """The facts, and what requests and other devices mean for this one."""
+        """The facts, with: is the device withheld, has it a successor, is a sibling being reset?"""
         records = self._context.ledger.records.values()
         successor, resetting = presence.successor(record, records), siblings.resetting(record, records)
         withheld = self._context.is_withheld(record)
