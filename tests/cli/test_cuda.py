@@ -64,15 +64,9 @@ class OnCuda(OnMachine):
     def change(self, number: int, **changes: object) -> None:
         self.cuda.change(self.stage.machine.gpu(number).uuid, **changes)
 
-    def clearing(self, number: int) -> None:
-        """Wait until its memory is being overwritten."""
-
-        async def until(admin: client.AdminClient) -> None:
-            status = await admin.status([str(number)])
-            while (job := status.devices[0].job) is None or job.step != "clear":
-                status = await admin.status([str(number)], newer_than=status.service.ledger_rows, wait=10)
-
-        service_call.ask(self.run_dir, until)
+    def stopped(self, number: int) -> None:
+        """Wait until a worker has come to where its GPU stops."""
+        self.cuda.stopped(self.stage.machine.gpu(number).uuid)
 
     def below(self, pid: int | None = None) -> list[int]:
         """All processes that the service has started and that still run."""
@@ -243,7 +237,7 @@ def test_the_zygotes_death_fails_a_job_and_no_more(service):
     service.settled(3, "clean")
     service.change(3, stops_at="write 1")
     scrubbing = service.popen("scrub", 3)
-    service.clearing(3)
+    service.stopped(3)
     (zygote,) = (pid for pid in service.below() if service.below(pid))
     os.kill(zygote, signal.SIGKILL)
     assert scrubbing.wait(WITHIN) == 1
@@ -266,7 +260,7 @@ def test_a_service_killed_in_the_middle_of_a_clear_takes_its_workers_along_and_b
     doomed.soil(0)
     doomed.change(0, stops_at="write 2")
     scrubbing = doomed.popen("scrub", 0)
-    doomed.clearing(0)
+    doomed.stopped(0)
     pids = doomed.below()
     os.kill(doomed.inner, signal.SIGKILL)
     doomed.process.wait(WITHIN)

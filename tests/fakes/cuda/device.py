@@ -122,6 +122,7 @@ class Device:
         self._launches[kernel] = self._launches.get(kernel, 0) + 1
         launch = f"{kernel} {self._launches[kernel]}"
         if launch == self.place.stops_at:
+            os.write(os.open(self.place.stop, os.O_RDWR | os.O_CLOEXEC), b"!")
             signal.pause()
         if launch == self.place.dies_at:
             os.kill(os.getpid(), self.place.dies_of)

@@ -33,6 +33,7 @@ def _equipped(folder: Path, gpu: Gpu, root: Root, size: int) -> CudaGpu:
     claims.mkdir(parents=True)
     memory.touch()
     os.truncate(memory, size)
+    os.mkfifo(folder / "stop")
     books = {"total": size + RESERVED, "reserved": RESERVED, "used": 0, "idle": 0, "claims": claims}
     gpu.set({f"memory.{name}": value for name, value in books.items()})
     return CudaGpu(str(memory), str(claims), gpu.pci, str(root.node(gpu)))

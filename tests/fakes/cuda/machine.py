@@ -37,6 +37,12 @@ class CudaGpu:
     taken_at: tuple[str, int] | None = None  # a launch, and how much somebody else takes then
 
 
+    @property
+    def stop(self) -> Path:
+        """A pipe. Who goes no further writes into it and keeps it open."""
+        return Path(self.claims).parent / "stop"
+
+
 @dataclass(frozen=True)
 class CudaMachine:
     """The file."""
@@ -60,6 +66,11 @@ class CudaMachine:
     def change(self, uuid: str, **changes: object) -> None:
         gpus = self.gpus
         self.write(gpus | {uuid: replace(gpus[uuid], **cast("Any", changes))})
+
+    def stopped(self, uuid: str) -> None:
+        """Wait until a process has come to the launch at which this GPU stops."""
+        with self.gpus[uuid].stop.open("rb") as stop:
+            assert stop.read(1)
 
     def environment(self, path: str = "") -> dict[str, str]:
         """For a process that shall see it; ``path`` is the PYTHONPATH that it has."""
