@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests import forking
@@ -85,6 +86,13 @@ def _forks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Start services and plugins as forks, which is faster."""
     with forking.forking(forking.Popen) if request.path.relative_to(ROOT).parts[0] in FORKS else nullcontext():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _default_logs() -> Iterator[None]:
+    """A test that sets up logging does so for itself alone."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -223,17 +223,14 @@ async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
 
     uuid = house.uuids[0]
     structlog.configure(processors=[structlog.processors.add_log_level, log.RepeatFilter(lambda: now[0]), keep])
-    try:
-        async with house.scrubber() as scrubber, house.admin() as admin:
-            await admin.quarantine(uuid, "it smells", "ann")
-            for _ in range(42):
-                with pytest.raises(Refused):
-                    await scrubber.acquire([uuid], announced=True)
-            now[0] = log.WINDOW
+    async with house.scrubber() as scrubber, house.admin() as admin:
+        await admin.quarantine(uuid, "it smells", "ann")
+        for _ in range(42):
             with pytest.raises(Refused):
                 await scrubber.acquire([uuid], announced=True)
-    finally:
-        structlog.reset_defaults()
+        now[0] = log.WINDOW
+        with pytest.raises(Refused):
+            await scrubber.acquire([uuid], announced=True)
     refused = [line for line in written if line["event"] == "no"]
     assert [line.get("left_out") for line in refused] == [None] * log.MAX_REPEATS + [37]
     assert len({line["op"] for line in refused}) == log.MAX_REPEATS + 1

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.api import client
-from scrubber.cli import service_call
 from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import SIZE, equip

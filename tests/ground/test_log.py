@@ -6,7 +6,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,13 +50,12 @@ class Pen:
 
 
 @pytest.fixture
-def read(monkeypatch) -> Iterator[Read]:
+def read(monkeypatch) -> Read:
     """The log as a program writes it in a pod."""
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
     log.configure("debug")
-    yield lambda: [json.loads(line) for line in said.getvalue().splitlines()]
-    structlog.reset_defaults()
+    return lambda: [json.loads(line) for line in said.getvalue().splitlines()]
 
 
 def test_repeated_lines_are_written_five_times_then_counted() -> None:

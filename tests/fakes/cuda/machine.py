@@ -36,7 +36,6 @@ class CudaGpu:
     fails_at: str | None = None  # a launch that the driver answers with an error
     taken_at: tuple[str, int] | None = None  # a launch, and how much somebody else takes then
 
-
     @property
     def stop(self) -> Path:
         """A pipe. Who goes no further writes into it and keeps it open."""
