@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests import forking
 
@@ -60,6 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("gate", max_examples=50, derandomize=True, deadline=None)
     settings.register_profile("night", max_examples=2000, deadline=None)
     settings.load_profile("night" if config.getoption("--night") else "gate")
+    if not config.getoption("--night"):
+        # Hypothesis also tries the constants of all modules that were imported so far. Then other tests in the same
+        # process, and each change of a constant, would change the examples of the gate.
+        providers._get_local_constants = providers.Constants  # no public setting
     # Nothing can be opened under a file, so whoever asks for the home directory fails, child processes included.
     os.environ["HOME"] = os.devnull
     for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:

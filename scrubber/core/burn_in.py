@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection
 
 from policies.model import Mode, Policy
-from scrubber.core import proof
+from scrubber.core import presence, proof
 from scrubber.core.model import Moment, Path, Record, State, Step, Trigger
 from scrubber.core.siblings import siblings
 
@@ -34,7 +34,7 @@ def spare_devices(record: Record, records: Collection[Record]) -> int:
     """
     near = {it.device.uuid: it for it in siblings(record, records)}
     tested = any(it.job is not None and it.job.trigger is Trigger.BURN_IN for it in records)
-    if tested or any(it.state is not State.CLEAN for it in near.values()):
+    if tested or any(it.state is not State.CLEAN and not presence.is_gone(it) for it in near.values()):
         return -1
     return sum(
         it.state is State.CLEAN and it.device.resource == record.device.resource

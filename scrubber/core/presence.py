@@ -8,7 +8,12 @@ from dataclasses import replace
 from scrubber.core.model import AilmentKind, Record, Vitals
 
 TAKEN_AWAY = frozenset({AilmentKind.REPLACED, AilmentKind.RELAID})  # on purpose: no person waits for the device
-GONE = TAKEN_AWAY | {AilmentKind.LOST}  # the device is not there, so no process can use it
+GONE = TAKEN_AWAY | {AilmentKind.LOST}
+
+
+def is_gone(record: Record) -> bool:
+    """Whether the device was missing when it was last observed. It may be in use again before that is recorded."""
+    return record.quarantine is not None and record.quarantine.ailment.kind in GONE
 
 
 def taken_away(record: Record) -> bool:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scrubber.core.model import Record, Step
-from scrubber.core.presence import GONE
 
 
 def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
-    """The other devices that a reset of this one takes down, without those that are gone: they have no holder."""
+    """The other devices that a reset of this one takes down. One that is gone may be back at any moment."""
     domain = record.device.reset_domain
     if domain is None:
         return []
-    others = (it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid)
-    return [it for it in others if it.quarantine is None or it.quarantine.ailment.kind not in GONE]
+    return [it for it in records if it.device.reset_domain == domain and it.device.uuid != record.device.uuid]
 
 
 def resetting(record: Record, records: Iterable[Record]) -> bool:

@@ -44,10 +44,15 @@ def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
     """May a container of this pod start on it?"""
     answer = _enforced(record, facts, policy, pod, now)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
-    unproven = isinstance(answer, answers.Refuse) and not facts.domain_resetting  # no container starts during a reset
-    if policy.mode is Mode.OBSERVE and in_tenancy and unproven:
+    if policy.mode is Mode.OBSERVE and in_tenancy and not facts.domain_resetting and _keeps_out(answer, facts):
         return _same_owner(record, facts, now) if _owned_by(record, pod) else _admit(facts, pod, now)
     return answer
+
+
+def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
+    """Whether the answer is no: refused, or to be released while there are holders, which no scrub would end."""
+    released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
+    return isinstance(answer, answers.Refuse) or (released and bool(facts.holders))
 
 
 def _enforced(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:

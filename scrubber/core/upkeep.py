@@ -312,7 +312,7 @@ def _lasts(ailment: Ailment, facts: Facts) -> bool:
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:
-    """The ailment of a quarantined device that is gone. Once recorded, the device is no sibling any more.
+    """The ailment of a quarantined device that is gone. Once recorded, resets of its siblings need not observe it.
 
     A slice that is lost is not gone: slices are away for a moment while others are made.
     """

@@ -427,8 +427,7 @@ def _silent(error: DeviceError) -> Vitals:
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
-    """True, False, or None where a sibling could not be observed."""
-    seen = [holders[sibling.device.uuid] for sibling in siblings]
-    if any(seen) or any(sibling.state in BUSY_STATES for sibling in siblings):
+    """True, False, or None where a sibling could not be observed. One that is gone counts if it is back."""
+    if any(holders[it.device.uuid] or it.state in BUSY_STATES for it in siblings):
         return True
-    return None if None in seen else False
+    return None if any(holders[it.device.uuid] is None and not presence.is_gone(it) for it in siblings) else False

@@ -30,6 +30,7 @@ logger = log.get("handover")
 Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
 ACCEPTED = (answers.HandOut, answers.Defer)
+NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
 OBSERVE_EVERY = 0.05  # seconds between observations while the last owner still has time to leave
 
 
@@ -89,7 +90,7 @@ class Handover:
         budget = context.now().uptime + min(context.policy(device).budgets.start for device in devices)
         joined: set[str] = set()
         starting_pod = owner
-        while True:
+        for _ in range(MAX_ROUNDS):
             async with context.locked(devices, budget):
                 assigned = owner or await self._assigned_pod(devices, op)
                 if starting_pod not in (None, assigned):
@@ -107,6 +108,7 @@ class Handover:
                 running = await self._start_jobs(replies, op, Deed.START_ON)
             joined |= {job.device for job in running}
             await self._wait(running, [], budget, budget, Deed.START_ON)
+        raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
     async def release(self, devices: Sequence[str], *, op: str = "") -> None:
         """Take devices back when the observation finds nobody on them; raise otherwise."""
@@ -178,8 +180,7 @@ class Handover:
                 await self._context.ledger.append(op, (device, answer.event))
             else:
                 return answer
-        why = f"internal error: no decision after {MAX_ROUNDS} rounds"
-        return answers.Refuse(Reason.INTERNAL, refusals.sentence(deed, self._context.record(device), why))
+        return answers.Refuse(Reason.INTERNAL, refusals.sentence(deed, self._context.record(device), NO_DECISION))
 
     async def _assigned_pod(self, devices: Sequence[str], op: str) -> str:
         """The one pod that the kubelet's checkpoint names for these devices."""

@@ -63,7 +63,9 @@ class StatusReporter:
             return gpu
         if gpu.replace(":", "", 1).isdecimal():  # an index stands for all slices of its GPU
             named = [record for record in records.values() if gpu in (record.device.name, str(record.device.index))]
-            present = [record for record in named if not _is_gone(record)]  # a replaced device may have the same index
+            present = [
+                record for record in named if not presence.is_gone(record)
+            ]  # a replaced device may have the same index
             found = present or named
         else:
             found = [record for uuid, record in records.items() if uuid.lower().startswith(gpu.lower())] if gpu else []
@@ -227,10 +229,6 @@ def _ailment(record: Record) -> str:
     """Why the device is quarantined, or will be when it is released; empty for a healthy device."""
     ailment = record.quarantine.ailment if record.quarantine is not None else record.ailment
     return ailment.kind.value if ailment is not None else ""
-
-
-def _is_gone(record: Record) -> bool:
-    return record.quarantine is not None and record.quarantine.ailment.kind in presence.GONE
 
 
 def _since_last_grant(entries: tuple[LedgerEntry, ...], state: State) -> tuple[LedgerEntry, ...]:

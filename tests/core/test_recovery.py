@@ -7,7 +7,7 @@ import pytest
 from policies.health import Periodic
 from policies.model import Paths
 from policies.xids import Action, required_action
-from scrubber.core import acquire, burn_in, offering, presence, remedy, siblings, start, upkeep
+from scrubber.core import acquire, burn_in, offering, presence, remedy, start, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import CancelJob, Note, Probe, Proceed, Refuse, Wait
 from scrubber.core.measurements import Mismatch
@@ -196,14 +196,6 @@ def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out
     assert after is not None
     assert after.ailment.kind is AilmentKind.REPLACED
     assert (after.next_probe is None) == (record.quarantine.next_probe is None), "what waited for a person still does"
-
-
-@pytest.mark.parametrize("kind", sorted(presence.GONE, key=str))
-def test_nobody_is_on_what_is_not_there(kind):
-    gone = replace(there("GPU-1", record=out(kind)))
-    gone = replace(gone, device=replace(gone.device, reset_domain="d"))
-    here = there("GPU-2", reset_domain="d")
-    assert siblings.siblings(here, [gone, here]) == []
 
 
 STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from policies.model import Paths
-from scrubber.core import answers, device_status, offering, presence, remedy, siblings, states, upkeep
+from scrubber.core import answers, device_status, offering, presence, remedy, states, upkeep
 from scrubber.core import events as ev
 from scrubber.core.answers import Note, Probe, Proceed
 from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, Vitals
@@ -139,13 +139,6 @@ def test_to_come_and_go_with_layouts_is_no_flapping():
         tried = live(out, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.PROBATION), "autoclave"), at=at)
         record = live(tried, lives.passed(tried, at), at=at)
     assert (record.state, record.returns) == (State.CLEAN, ())
-
-
-def test_nobody_is_on_what_is_not_there_so_it_keeps_no_neighbour_from_a_reset():
-    here = replace(lives.CLEAN, device=replace(lives.DEVICE, uuid="MIG-2", reset_domain="d"))
-    left = gone()
-    left = replace(left, device=replace(left.device, uuid="MIG-1", reset_domain="d"))
-    assert siblings.siblings(here, [left, here]) == []
 
 
 def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_returns():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scrubber.core import presence, siblings
+import pytest
+
+from scrubber.core import burn_in, presence, siblings
 from scrubber.core.model import Ailment, AilmentKind, Job, Record, Step
 from tests.core import lives
 
@@ -27,16 +29,21 @@ def test_siblings_are_the_other_devices_of_a_reset_domain():
     assert not siblings.resetting(alone, records)
 
 
-def test_a_device_that_is_gone_is_no_sibling():
-    """The ledger keeps a slice of an earlier layout. It must not block resets of the slices in its place."""
+@pytest.mark.parametrize("kind", sorted(presence.GONE, key=str))
+def test_a_device_that_is_gone_stays_a_sibling_and_is_no_spare(kind):
+    """It may come back at any moment."""
     info = replace(lives.DEVICE, reset_domain="GPU-p")
-    gone = replace(lives.QUARANTINED, device=info)
-    assert gone.quarantine is not None
-    assert gone.quarantine.ailment.kind is AilmentKind.LOST
-    sick = replace(gone, quarantine=replace(gone.quarantine, ailment=Ailment(AilmentKind.ECC, "")))
+    gone = replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(kind, ""), None))
     here = replace(lives.CLEAN, device=replace(info, uuid="GPU-2"))
-    assert siblings.siblings(here, [gone, here]) == []
-    assert siblings.siblings(here, [sick, here]) == [sick]
+    assert siblings.siblings(here, [gone, here]) == [gone]
+    assert burn_in.spare_devices(here, [gone, here]) == 0
+
+
+def test_no_burn_in_resets_a_sibling_that_is_not_idle():
+    info = replace(lives.DEVICE, reset_domain="GPU-p")
+    sick = replace(lives.QUARANTINED, device=info, quarantine=lives.quarantine(Ailment(AilmentKind.ECC, ""), None))
+    here = replace(lives.CLEAN, device=replace(info, uuid="GPU-2"))
+    assert burn_in.spare_devices(here, [sick, here]) == -1
 
 
 def test_a_gpu_that_waits_for_a_person_was_not_taken_away():

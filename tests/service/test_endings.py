@@ -138,7 +138,9 @@ async def test_errors_before_a_loss_count_as_well(world):
     assert world.state(device) is State.QUARANTINED
 
 
-async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(build):
+@pytest.fixture
+async def lost(build):
+    """A world with a device that is lost, and its sibling."""
     world = build(gpus=3)
     await world.start()
     await world.clean()
@@ -148,9 +150,25 @@ async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(build):
     world.node.gpus[one].lost = world.node.gpus[one].blind = True
     await asyncio.sleep(5)
     assert world.record(one).quarantine.ailment.kind is AilmentKind.LOST
+    return world, one, other
+
+
+async def test_a_lost_quarantined_device_does_not_stop_a_siblings_reset(lost):
+    world, _, other = lost
     running = await world.operations.scrub(other, Path.SLOW)
     await running.finished.wait()
     assert running.receipt is not None
+
+
+async def test_a_lost_device_that_is_back_in_use_stops_a_siblings_reset(lost):
+    world, one, other = lost
+    world.node.heal()
+    world.intrude(one)
+    assert world.record(one).quarantine.ailment.kind is AilmentKind.LOST
+    running = await world.operations.scrub(other, Path.SLOW)
+    await running.finished.wait()
+    assert running.receipt is None
+    assert "reset domain" in running.why
 
 
 class AMinuteOfTests(Hand):

@@ -396,3 +396,13 @@ async def test_a_driver_reload_ends_every_proof(world):
     await world.clean()
     assert "driver" in rows(world, ev.Distrusted)[0].why
     assert all(Step.RESET in world.node.gpus[device].deeds for device in world.uuids)
+
+
+async def test_observe_starts_a_pod_beside_a_foreign_process(build):
+    world = build(policy="observe")
+    await world.start()
+    device = world.uuids[0]
+    world.intrude(device)
+    await world.begin("pod", device)
+    assert len(rows(world, ev.GrantedUnproven, device)) == 1
+    assert world.state(device) is State.IN_USE

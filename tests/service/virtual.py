@@ -19,6 +19,13 @@ class KilledError(BaseException):
     """SIGKILL: no handler of errors may see it as one."""
 
 
+def is_kill(error: BaseException | None) -> bool:
+    """Whether the pretended SIGKILL is all that it is; tasks that ran beside each other make a group of it."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_kill, error.exceptions))
+    return isinstance(error, KilledError)
+
+
 class StuckError(AssertionError):
     """Somebody waits for what will never happen."""
 
@@ -81,7 +88,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _complain(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not isinstance(error, KilledError):
+        if not is_kill(error):
             self.complaints.append(f"{context['message']}: {error!r}")
 
     def run_in_executor(self, _executor: object, func: Callable[..., T], *args: object) -> asyncio.Future[T]:

@@ -45,7 +45,7 @@ from tests.service.hand import Hand
 from tests.service.mender import Mender
 from tests.service.node import Kind, Node, Process
 from tests.service.truth import A_SLOW_LOOK, WATCH_EVERY, Truth
-from tests.service.virtual import KilledError, VirtualLoop
+from tests.service.virtual import VirtualLoop, is_kill
 
 KEEP = 40  # rows: so few that every longer history is compacted on its way
 
@@ -209,7 +209,7 @@ class World:
     def _judge_end(self, task: asyncio.Task[Any]) -> None:
         """A caller is answered, refused in our own words, or killed together with the service."""
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, (AutoclaveError, KilledError)):
+        if error is not None and not isinstance(error, AutoclaveError) and not is_kill(error):
             self.loop.complaints.append(f"{task.get_name()} died of {error!r}")
 
     async def clean(self, *devices: str) -> None:
