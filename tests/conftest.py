@@ -20,6 +20,7 @@ import pytest
 import structlog
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from tests import forking
 
@@ -64,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("--night"):
         # Hypothesis also tries the constants of all modules that were imported so far. Then other tests in the same
         # process, and each change of a constant, would change the examples of the gate.
-        providers._get_local_constants = providers.Constants  # no public setting
+        providers._get_local_constants = Constants  # there is no public setting
     # Nothing can be opened under a file, so whoever asks for the home directory fails, child processes included.
     os.environ["HOME"] = os.devnull
     for name in [name for name in os.environ if name.startswith(("AUTOCLAVE_", "XDG_"))]:
