@@ -1,4 +1,4 @@
-"""What it costs to look: a scrape of a service with as many devices as 8 GPUs in 7 slices each, under its HTTP door."""
+"""What a scrape costs: a service with 8 GPUs of 7 slices each, without the HTTP server."""
 
 from __future__ import annotations
 

@@ -62,29 +62,29 @@ class ScrubberServicer:
     """
 
     def Acquire(self, request, context):
-        """May these devices go to a new tenant? All or none. Clean devices are granted at once, others are scrubbed within
-        the policy's allocate budget. An error means no.
+        """Asks for devices for a new tenant. All are granted, or none. Clean devices are granted at once. Others are scrubbed
+        first, within the policy's allocate budget. An error means no.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Start(self, request, context):
-        """A container of this owner is about to start on these devices. An error means it must not.
+        """Asks whether a container of this owner may start on these devices. An error means no.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """The last user of these devices is gone. Believed only when nobody is found on them.
+        """Takes devices back after their last owner. Refused while a device still has a holder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """All devices with what may be said of their health: at once, at every change, and every two seconds without one.
+        """Sends all devices and their health: at once, at every change, and every two seconds without a change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -287,7 +287,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scrub(self, request, context):
-        """Scrub devices now, or join the jobs that run; progress until all are done. Leaving the stream stops nothing.
+        """Scrubs devices now, or joins the jobs that run. Sends progress until all are done. The end of the stream stops no
+        job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -300,7 +301,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Reinstate(self, request, context):
-        """Bring a device back by a scrub on the slow path; progress until it is done.
+        """Ends a quarantine by a scrub on the slow path. Sends progress until it is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,7 @@ async def test_a_whole_node_is_all_right_until_its_plugin_and_its_kubelet_are_ki
         assert levels(found)["kubelet"] == "ok"
         await node.kubelet.kill()
         code, found = await asyncio.to_thread(examine, node.kubelet_dir, node.root / "run")
-        assert (code, "takes no connections at" in only(found, "kubelet", "broken")) == (1, True)
+        assert (code, "accepts no connections at" in only(found, "kubelet", "broken")) == (1, True)
     finally:
         await node.clear_away(keep=False)
 
@@ -72,13 +72,13 @@ def test_a_service_that_listens_and_never_answers_is_broken(examine, kubelet, sh
     assert "cannot reach the scrub service" in only(found, "service", "broken")
 
 
-def test_a_door_of_the_plugin_that_was_removed_is_broken(examine, kubelet, started):
+def test_a_removed_socket_of_the_plugin_is_broken(examine, kubelet, started):
     service = started()
     _, found = examine(kubelet.directory, service.run_dir)
-    only(found, "service-door", "ok")
+    only(found, "scrubber-socket", "ok")
     (service.run_dir / "scrubber.sock").unlink()
     code, found = examine(kubelet.directory, service.run_dir)
-    assert "scrubber.sock: no such file or directory" in only(found, "service-door", "broken")
+    assert "scrubber.sock: no such file or directory" in only(found, "scrubber-socket", "broken")
     assert (code, levels(found)["service"]) == (1, "ok")
 
 
@@ -88,7 +88,7 @@ def test_a_run_directory_that_others_may_enter_is_broken(examine, kubelet, start
     only(found, "run-dir", "ok")
     service.run_dir.chmod(0o710)
     code, found = examine(kubelet.directory, service.run_dir)
-    assert (code, "other users may enter" in only(found, "run-dir", "broken")) == (1, True)
+    assert (code, "other users may write to" in only(found, "run-dir", "broken")) == (1, True)
 
 
 def test_a_link_and_a_file_are_no_run_directory(examine, kubelet, short_tmp):

@@ -13,7 +13,7 @@ from plugin.testing.holdings import DeviceHolding
 from tests.live import Service
 
 KUBELET = {"kubelet-dir", "kubelet", "checkpoint", "double-allocation", "plugin", "plugin-dir", "rival-plugin"}
-SERVICE = {"service", "service-door", "ledger", "ledger-set-aside", "policy", "concession", "device", "disk"}
+SERVICE = {"service", "scrubber-socket", "ledger", "ledger-set-aside", "policy", "concession", "device", "disk"}
 HERE = {"run-dir", "clock"}
 EVERYTHING = KUBELET | SERVICE | HERE
 NVIDIA = {

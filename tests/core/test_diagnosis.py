@@ -111,7 +111,7 @@ def test_a_service_that_answers_with_anything_else_is_broken_too(facts, error, t
     [broken] = [it for it in found if it.level is not Level.OK]
     assert (broken.name, told in broken.text) == ("service", True)
     assert not {it.name for it in found} & {
-        "service-door",
+        "scrubber-socket",
         "ledger",
         "ledger-set-aside",
         "policy",

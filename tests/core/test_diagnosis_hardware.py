@@ -22,8 +22,12 @@ def loaded_with(**options):
         ({}, Level.OK, "the driver is loaded: 580.142"),
         ({"libraries": ()}, Level.OK, "loaded"),
         ({"libraries": ("570.1", "580.142")}, Level.OK, "loaded"),
-        ({"libraries": ("590.10",)}, Level.BROKEN, "is loaded is 580.142, its library that is installed is 590.10"),
-        ({"driver": ABSENT}, Level.BROKEN, "the driver for GPUs of NVIDIA is not there"),
+        (
+            {"libraries": ("590.10",)},
+            Level.BROKEN,
+            "the loaded driver is 580.142, but the installed driver library is 590.10",
+        ),
+        ({"driver": ABSENT}, Level.BROKEN, "the NVIDIA driver is not loaded"),
         ({"driver": DENIED}, Level.BROKEN, "cannot tell which driver is loaded: permission denied"),
     ],
 )
@@ -41,7 +45,7 @@ def test_the_driver_is_loaded_and_of_one_version_with_its_library(changes, level
             Level.BROKEN,
             "no GPU: CuPy is installed",
         ),
-        ({}, Level.BROKEN, "it has not loaded CuPy, or not yet"),
+        ({}, Level.BROKEN, "CuPy is not loaded yet"),
     ],
 )
 @pytest.mark.parametrize("here", ["", "CuPy is not installed"])
@@ -55,7 +59,7 @@ def test_whether_memory_can_be_overwritten_is_for_the_service_to_say(said, level
 @pytest.mark.parametrize(("here", "level"), [("", Level.OK), ("CuPy is not installed", Level.BROKEN)])
 def test_while_the_service_says_nothing_it_is_told_which_python_was_asked(here, level):
     found = only(replace(stands(cupy=base.Python("/opt/python", here)), answer=HIDDEN), "cupy")
-    assert (found[0], "installed for /opt/python, which looks;" in found[1]) == (level, True)
+    assert (found[0], "installed for /opt/python, which runs this check;" in found[1]) == (level, True)
 
 
 def test_without_a_driver_its_absence_alone_is_said_of_it():
@@ -67,7 +71,10 @@ def test_real_gpus_that_nobody_guards_are_a_warning_and_nothing_else_is_said_of_
     unguarded = replace(of_others(), posture=POSTURE)
     assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
     level, text = only(unguarded, "driver")
-    assert (level, text.endswith("is loaded (580.142), and the scrub service works on others")) == (Level.WARNING, True)
+    assert (level, text.endswith("is loaded (580.142), but the scrub service uses another backend")) == (
+        Level.WARNING,
+        True,
+    )
 
 
 @pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True), (ABSENT, False)])

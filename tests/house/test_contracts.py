@@ -1,7 +1,7 @@
-"""The import contracts bite: each planted import breaks the contract that is meant for it.
+"""Each planted import breaks its contract.
 
-What is planted stands in the graph of imports alone, which is read once: to read all sources anew takes longer than to
-judge them. That a line in a file comes to the same is shown for one.
+Imports are planted in the import graph, which is read once. Reading all sources again takes longer than checking the
+contracts. One test plants a line in a file and shows that the result is the same.
 """
 
 import ast
@@ -28,17 +28,25 @@ KINDS: dict[str, Any] = {
     "protected": protected.ProtectedContract,
 }
 
-PURE, FLOORS, MEMORY = "core is pure", "scrubber: floors", "hands and eyes have no memory"
-DOOR, HOUSES, POLICIES = "one door", "houses:", "policies are asked by the scrubber only"
-PROTOBUF, WIRE, CYCLE = "protobuf stops at the doors", "our wire types stay in api", "no import cycle"
+PURE, FLOORS, MEMORY = "core is pure", "scrubber: floors", "steps, devices and observers know no ledger"
+DOOR, HOUSES, POLICIES = "plugin imports the scrubber's client", "packages:", "only the scrubber imports policies"
+PROTOBUF, WIRE, CYCLE = (
+    "only the gRPC modules import protobuf",
+    "only scrubber.api imports its generated types",
+    "no import cycle",
+)
 PLUGIN, KNOWS_NONE, STAND_IN, SMALL = (
-    "plugin: floors", "registration knows no device", "the kubelet stand-in stands alone", "the plugin stays small",
+    "plugin: floors", "registration imports nothing", "the kubelet stand-in imports nothing", "the plugin stays small",
 )  # fmt: skip
-REPORTS = "the API server's client is loaded by name"
-FIGURES = "of the plugin, dashboards know the figures"
-HANDS, CUPY = "what takes a GPU into its hands", "CuPy is loaded by name"
-CUDA, NO_NVML = "CUDA's room is entered", "CUDA's room knows no NVML"
-STEPS, LOOKS, DRIVER = "steps do not know each other", "looks never act", "the plugin never loads a driver library"
+REPORTS = "only plugin.cluster.apiserver imports"
+FIGURES = "of the plugin, dashboards import the metrics only"
+HANDS, CUPY = "the service process imports nothing that opens a GPU", "no module imports CuPy"
+CUDA, NO_NVML = "only what opens a GPU imports scrubber.cuda", "scrubber.cuda imports no NVML"
+STEPS, LOOKS, DRIVER = (
+    "no step imports another step",
+    "observations never act",
+    "the plugin never loads a driver library",
+)
 
 PLANTED = [
     ("scrubber/core/acquire.py", "import time", PURE),

@@ -122,7 +122,7 @@ def gather(run_dir: Path, kubelet_dir: Path, host_root: Path, cdi_kind: str = ""
     answer = _answer(run_dir)
     return base.NodeFacts(
         answer=answer,
-        door=_socket(run_dir / "scrubber.sock"),
+        scrubber_socket=_socket(run_dir / "scrubber.sock"),
         run_dir=_directory(run_dir, links=False),  # as the service does: a link can be redirected
         kubelet_dir=_directory(kubelet_dir, links=True),
         kubelet=_socket(kubelet_dir / "kubelet.sock"),

@@ -53,7 +53,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """A socket, and why it takes no connections."""
+    """A socket, and why it accepts no connections."""
 
     path: str
     fault: CheckFault | None = None
@@ -172,7 +172,7 @@ class NodeFacts:
 
     now: float
     answer: views.Status | AutoclaveError
-    door: Socket
+    scrubber_socket: Socket
     run_dir: Directory
     kubelet_dir: Directory
     kubelet: Socket

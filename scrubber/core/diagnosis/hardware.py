@@ -24,17 +24,19 @@ def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
     driver = facts.posture.driver
     if not facts.guards_nvidia:
         if isinstance(driver, str):
-            text = f"a driver for GPUs of NVIDIA is loaded ({driver}), and the scrub service works on others"
-            yield base.warning("driver", text, "start `autoclave scrubber --backend nvidia` if they are to be guarded")
+            text = f"the NVIDIA driver is loaded ({driver}), but the scrub service uses another backend"
+            yield base.warning(
+                "driver", text, "to protect the NVIDIA GPUs, start `autoclave scrubber --backend nvidia`"
+            )
         return
     if isinstance(driver, base.CheckFault):
-        text = "cannot tell which driver is loaded" if driver.denied else "the driver for GPUs of NVIDIA is not there"
+        text = "cannot tell which driver is loaded" if driver.denied else "the NVIDIA driver is not loaded"
         remedy = f"load it (`modprobe nvidia`), or {HOST_ROOT}"
         yield base.unseen("driver", text, driver, remedy)
         return
     installed = facts.posture.libraries
     if installed and driver not in installed:
-        text = f"the driver that is loaded is {driver}, its library that is installed is {', '.join(installed)}"
+        text = f"the loaded driver is {driver}, but the installed driver library is {', '.join(installed)}"
         yield base.broken("driver", text, "reboot the node, or unload the driver and load the new one")
     else:
         yield base.ok("driver", f"the driver is loaded: {driver}")
@@ -46,7 +48,7 @@ def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not _looked_into(facts):
         return
     if isinstance(options, base.CheckFault):
-        yield base.unseen(name, "cannot tell what the driver was loaded with", options, HOST_ROOT)
+        yield base.unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
         return
     found = [*_untold(options), *_switched_off(options), *_too_old(facts)]
     yield from found
@@ -57,21 +59,19 @@ def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _untold(options: Mapping[str, str]) -> Iterator[base.Finding]:
     for option in (*_OPTIONS, _HOST_MEMORY):
         if option not in options:
-            text = f"cannot tell what the driver was loaded with: it does not say {option}"
-            remedy = f"look what hides /proc/driver/nvidia/params, or {HOST_ROOT}"
+            text = f"cannot tell which options the driver was loaded with: {option} is not listed"
+            remedy = f"find out what hides /proc/driver/nvidia/params, or {HOST_ROOT}"
             yield base.broken("scrub-on-free", text, remedy)
 
 
 def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
-    remedy = "take it out of the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
+    remedy = "remove it from the driver's module options (/etc/modprobe.d, kernel command line) and reboot"
     for place, key in _keys(options):
         if key == _NO_SCRUB:
-            text = (
-                f"RMDisableScrubOnFree is set{place}: what a tenant frees keeps its bytes where our clear cannot reach"
-            )
+            text = f"RMDisableScrubOnFree is set{place}: freed memory keeps its bytes where no clear can reach it"
             yield base.broken("scrub-on-free", text, remedy)
         elif key == _NO_FAST_SCRUB:
-            text = f"RMDisableFastScrubber is set{place}: the driver zeroes freed memory the slow way"
+            text = f"RMDisableFastScrubber is set{place}: the driver uses its slow way to zero freed memory"
             yield base.warning("scrub-on-free", text, remedy)
     if _ZERO.fullmatch(options.get(_HOST_MEMORY, "1")):
         text = f"{_HOST_MEMORY} is off: a tenant may be given host memory with the bytes of another"
@@ -99,14 +99,14 @@ def _too_old(facts: base.NodeFacts) -> Iterator[base.Finding]:
         if number is not None and (int(number[1]), int(number[2])) < SCRUBS_SINCE:
             text = (
                 f"GPU {device.name} ({device.device}) is older than Turing (compute capability {device.compute}): "
-                "there are no kernels to clear it, so that it is never handed out, "
-                "and its driver zeroes nothing when it is freed"
+                "there are no kernels to clear it, so it is never handed out, "
+                "and its driver does not zero freed memory"
             )
-            yield base.warning("scrub-on-free", text, "do not share this GPU between tenants in another way")
+            yield base.warning("scrub-on-free", text, "do not share this GPU between tenants by other means")
 
 
 _INSTALL = (
-    "install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12, one of the two, where the service runs; "
+    "where the service runs, install autoclave[cuda13], or autoclave[cuda12] for a driver of CUDA 12, but not both; "
     "then restart it"
 )
 
@@ -121,14 +121,18 @@ def _cupy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if service.cupy:
         yield base.ok("cupy", f"CuPy {service.cupy} is loaded for the service: memory can be overwritten and read back")
         return
-    why = service.lacks or "it has not loaded CuPy, or not yet"
-    text = f"the scrub service can overwrite no memory, so that it hands out no GPU: {why}"
-    yield base.broken("cupy", text, _INSTALL if service.lacks else "look again in a minute, then at its log")
+    why = service.lacks or "CuPy is not loaded yet"
+    text = f"the scrub service cannot overwrite memory, so it hands out no GPU: {why}"
+    yield base.broken(
+        "cupy",
+        text,
+        _INSTALL if service.lacks else "check again in a minute; if CuPy is still missing, read the log of the service",
+    )
 
 
 def _cupy_here(python: base.Python) -> base.Finding:
     """Without an answer of the service, only the Python of the doctor can be checked."""
-    doubt = f"for {python.path}, which looks; the scrub service does not say what it runs on"
+    doubt = f"for {python.path}, which runs this check; the scrub service does not say which Python it uses"
     if python.lacks:
         return base.broken("cupy", f"CuPy is not installed {doubt}", _INSTALL)
     return base.ok("cupy", f"CuPy is installed {doubt}")
@@ -141,7 +145,9 @@ def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if isinstance(signs, base.CheckFault):
         yield base.unseen("vgpu-host", "cannot tell whether virtual machines share these GPUs", signs, HOST_ROOT)
     elif signs:
-        text = f"this node shares its GPUs with virtual machines ({'; '.join(signs)}): its driver zeroes nothing"
+        text = (
+            f"virtual machines share the GPUs of this node ({'; '.join(signs)}): the driver does not zero freed memory"
+        )
         yield base.broken("vgpu-host", text, "use containers and virtual machines on different nodes")
     else:
         yield base.ok("vgpu-host", "no GPU is shared with virtual machines")
@@ -173,7 +179,7 @@ def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
         text = "nvidia-persistenced does not run: an idle GPU loses its settings, and its first use takes seconds"
         yield base.warning("persistence", text, remedy)
     else:
-        yield base.ok("persistence", "nvidia-persistenced keeps idle GPUs as they are")
+        yield base.ok("persistence", "nvidia-persistenced runs: idle GPUs keep their settings")
 
 
 def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -183,28 +189,30 @@ def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     found = [finding for config in toolkit.configs for finding in _wishes(config)]
     yield from found
     if toolkit.configs and not found:
-        yield base.ok(name, "no container gets a GPU by naming it")
+        yield base.ok(name, "no container can get a GPU by naming it in an environment variable")
     elif not toolkit.configs and toolkit.installed:
         text = f"the container toolkit has no configuration, and {ENVIRONMENT} is true by default: {_ANY_POD}"
         yield base.broken(name, text, _DENY)
     elif not toolkit.configs:
-        text = "no container toolkit of NVIDIA was found in its usual places, nor what it grants"
-        yield base.warning(name, text, f"if it is elsewhere, look yourself that {ENVIRONMENT} is false; or {HOST_ROOT}")
+        text = "the NVIDIA container toolkit was not found in its usual places, so its settings could not be checked"
+        yield base.warning(
+            name, text, f"if it is installed elsewhere, make sure that {ENVIRONMENT} is false; or {HOST_ROOT}"
+        )
 
 
-_ANY_POD = "any pod gets any GPU that it names in NVIDIA_VISIBLE_DEVICES, unasked"
+_ANY_POD = "any pod can name any GPU in NVIDIA_VISIBLE_DEVICES and gets it without a request"
 _DENY = f"set {ENVIRONMENT} = false in the toolkit's config.toml, and a strategy of the plugin other than envvar"
 
 
 def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
     name = "container-toolkit"
     if config.fault is not None:
-        yield base.unseen(name, f"cannot tell what {config.path} grants", config.fault, "repair it")
+        yield base.unseen(name, f"cannot read {config.path}", config.fault, "repair it")
         return
     if config.by_environment:
         yield base.broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
     if config.by_mounts:
-        text = f"{MOUNTS} is true in {config.path}: a pod that may mount host paths gets any GPU, unasked"
+        text = f"{MOUNTS} is true in {config.path}: a pod that may mount host paths gets any GPU without a request"
         remedy = "set it to false unless the plugin's strategy is volume-mounts; then let no tenant mount host paths"
         yield base.warning(name, text, remedy)
 
@@ -226,8 +234,8 @@ def _cdi(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 _NAME_GPUS = (
-    "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml`, again after each new driver; "
-    "or let the plugin have another --strategy or --cdi-kind"
+    "`nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml`, "
+    "again after each driver update; or give the plugin another --strategy or --cdi-kind"
 )
 
 

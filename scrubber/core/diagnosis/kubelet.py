@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scrubber.core.diagnosis import base
 
-OTHER_DIRECTORY = "name the kubelet's with --kubelet-dir, or mount it here"
+OTHER_DIRECTORY = "name the kubelet's directory with --kubelet-dir, or mount it here"
 
 
 def _kubelet_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -23,9 +23,9 @@ def _kubelet(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     it = facts.kubelet
     if it.fault is None:
-        yield base.ok("kubelet", f"the kubelet takes connections at {it.path}")
+        yield base.ok("kubelet", f"the kubelet accepts connections at {it.path}")
         return
-    text = f"the kubelet takes no connections at {it.path}: {it.fault.text}"
+    text = f"the kubelet accepts no connections at {it.path}: {it.fault.text}"
     yield base.broken("kubelet", text, base.as_root(it.fault, "start the kubelet, or read its log if it runs"))
 
 
@@ -36,13 +36,13 @@ def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if fault is None:
         yield base.ok("checkpoint", "the kubelet's checkpoint can be read: it names the pod of each device")
     elif fault.absent:
-        text = "there is no checkpoint of the kubelet yet; without it no container starts on a GPU"
+        text = "the kubelet has no checkpoint yet; without it, no container starts on a GPU"
         remedy = "start `autoclave plugin`: the kubelet writes it when the first plugin lists its devices"
         yield base.warning("checkpoint", text, remedy)
     else:
         remedy = (
-            "if the kubelet was restarted with it, drain the node: the kubelet believes every GPU free; "
-            "otherwise it writes a new one"
+            "if the kubelet was restarted with this checkpoint, drain the node, because the kubelet takes every GPU "
+            "for free; otherwise it writes a new one"
         )
         text = fault.text if fault.denied else f"no container starts on a GPU: {fault.text}"
         yield base.broken("checkpoint", text, base.as_root(fault, remedy))
@@ -56,7 +56,9 @@ def _double_allocation(facts: base.NodeFacts) -> Iterator[base.Finding]:
     for device, pods in sorted(double):
         text = f"the kubelet gave {device} to several pods at once: {', '.join(sorted(pods))}"
         yield base.broken(
-            "double-allocation", text, "delete all of these pods but the one that runs; if more than one runs, all"
+            "double-allocation",
+            text,
+            "if only one of these pods runs, delete the others; if several run, delete all of them",
         )
     if not double:
         yield base.ok("double-allocation", "the kubelet gave no GPU to two pods")
@@ -79,7 +81,7 @@ def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.broken("plugin", text, base.as_root(it.fault, OTHER_DIRECTORY))
         return
     if not it.found:
-        text = f"no device plugin serves in {it.directory}: no pod gets a GPU through us"
+        text = f"no device plugin serves in {it.directory}: no pod gets a GPU through Autoclave"
         yield base.broken("plugin", text, "start `autoclave plugin`")
         return
     alive = any(socket.fault is None for socket in it.found)
@@ -90,8 +92,8 @@ def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _endpoint(socket: base.Socket, alive: bool) -> base.Finding:  # noqa: FBT001 - one caller
     """A killed plugin leaves its sockets behind. A socket of a resource that is no longer offered does no harm."""
     if socket.fault is None:
-        return base.ok("plugin", f"the device plugin takes connections at {socket.path}")
-    text = f"the device plugin takes no connections at {socket.path}: {socket.fault.text}"
+        return base.ok("plugin", f"the device plugin accepts connections at {socket.path}")
+    text = f"the device plugin accepts no connections at {socket.path}: {socket.fault.text}"
     if alive:
         return base.warning("plugin", text, "remove the file if that resource is not offered any more")
     return base.broken(

@@ -60,7 +60,7 @@ LOSSES = {
         "it cannot inspect processes of other users, which may use a GPU, so nothing is handed out",
     ),
     Capability.SYS_PTRACE: (base.Level.BROKEN, "it cannot prove that no process uses a GPU, so nothing is handed out"),
-    Capability.KILL: (base.Level.WARNING, "it cannot end what a tenant left behind"),
+    Capability.KILL: (base.Level.WARNING, "it cannot end the processes that a tenant left behind"),
     Capability.SYS_ADMIN: (
         base.Level.BROKEN,
         "it cannot see which processes have a GPU mapped, so nothing is handed out",
@@ -76,7 +76,9 @@ def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
         text = "cannot tell which container a process belongs to"
         yield base.unseen("cgroups", text, versions, "mount the host's /sys here, under --host-root")
     else:
-        yield base.ok("cgroups", f"control groups are in use, {versions}: they tell which container a process is of")
+        yield base.ok(
+            "cgroups", f"control groups are in use, {versions}: they tell to which container a process belongs"
+        )
 
 
 def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -85,7 +87,7 @@ def _kernel_log(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     name, fault = "kernel-log", facts.posture.kernel_log
     if fault is None:
-        yield base.ok(name, "the kernel's log can be read: it tells of XIDs and SXids")
+        yield base.ok(name, "the kernel log can be read: the driver reports XIDs and SXids there")
         return
     text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen"
     remedy = "let the service have the host's /dev/kmsg, and CAP_SYSLOG (in a pod: privileged)"
@@ -98,7 +100,7 @@ def _clock(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.now < YEAR_2024:
         yield base.warning("clock", "the clock was never set: the times in the ledger mean nothing", remedy)
     elif facts.status is not None and facts.now < facts.status.service.started:
-        text = "the clock was put back since the scrub service started: the times in the ledger are out of order"
+        text = "the clock was set back since the scrub service started: the times in the ledger are out of order"
         yield base.warning("clock", text, remedy)
     else:
         yield base.ok("clock", "the clock is set")
@@ -117,12 +119,10 @@ def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
     left = f"{room.free_bytes // 2**20} MiB" + ("" if room.free_files is None else f" and {room.free_files} files")
     remedy = f"make room in {place}, or move it with --state-dir"
     if room.free_bytes < FEW_BYTES or files < FEW_FILES:
-        text = (
-            f"the ledger in {place} has room for {left} only: its next write may fail, and nothing is handed out then"
-        )
+        text = f"the ledger in {place} has room for only {left}: if the next write fails, nothing is handed out"
         yield base.broken("disk", text, remedy)
     elif room.free_bytes < LOW_BYTES or files < LOW_FILES:
-        yield base.warning("disk", f"the ledger in {place} has room for {left} only", remedy)
+        yield base.warning("disk", f"the ledger in {place} has room for only {left}", remedy)
     else:
         yield base.ok("disk", f"the ledger in {place} has room for {left}")
 
@@ -146,21 +146,21 @@ def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
     sockets = facts.posture.rivals
     if sockets.fault is not None:
         text = f"cannot tell whether another plugin serves in {sockets.directory}"
-        yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's with --kubelet-dir")
+        yield base.unseen("rival-plugin", text, sockets.fault, "name the kubelet's directory with --kubelet-dir")
         return
     hidden = [(it.path, it.fault) for it in sockets.found if it.fault is not None and not it.fault.dead]
     for path, fault in hidden:
         yield base.unseen("rival-plugin", f"cannot tell whether another plugin serves at {path}", fault, OUSTED)
-    texts = [f"another plugin for GPUs of NVIDIA serves at {it.path}" for it in sockets.found if it.fault is None]
+    texts = [f"another plugin for NVIDIA GPUs serves at {it.path}" for it in sockets.found if it.fault is None]
     texts += list(_twice(facts))
     for text in texts:
         yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", OUSTED)
     if not texts and not hidden:
-        yield base.ok("rival-plugin", "no other plugin for GPUs of NVIDIA was seen")
+        yield base.ok("rival-plugin", "no other plugin for NVIDIA GPUs was found")
 
 
 OUSTED = (
-    "remove the other plugin (of NVIDIA's GPU operator: devicePlugin.enabled=false), then restart `autoclave plugin`"
+    "remove the other plugin (in NVIDIA's GPU Operator: devicePlugin.enabled=false), then restart `autoclave plugin`"
 )
 
 
@@ -177,7 +177,7 @@ def _twice(facts: base.NodeFacts) -> Iterator[str]:
     for device, places in sorted(names.items()):
         ours = device in known if known is not None else device.startswith(("GPU-", "MIG-"))
         if ours and (len(places) > 1 or any("::" in place for place in places)):
-            yield f"the kubelet knows {device} under names that are not ours alone ({', '.join(sorted(places))})"
+            yield f"the kubelet knows {device} under names that another plugin registered ({', '.join(sorted(places))})"
 
 
 CHECKS = (_pid_namespace, _privileges, _cgroups, _kernel_log, _clock, _disk, _plugin_dir, _rivals)

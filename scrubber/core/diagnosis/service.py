@@ -15,7 +15,7 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
             about = f"version {it.version}, backend {it.backend}, policy {it.policy}"
             yield base.ok("service", f"the scrub service answers: {about}")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE):
-            yield base.ok("service", "the scrub service answers, and waits for its ledger")
+            yield base.ok("service", "the scrub service answers, but cannot use its ledger")
         case Unreachable(message=message):
             text, _, remedy = message.partition("; ")  # the message ends with its remedy
             yield base.broken("service", text, remedy or "give a shorter --run-dir")
@@ -24,15 +24,16 @@ def _service(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.broken("service", text, "read its log; restart it")
 
 
-def _door(facts: base.NodeFacts) -> Iterator[base.Finding]:
+def _scrubber_socket(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The plugin's socket file may be gone while the operators' socket still answers."""
     if facts.status is None:
         return
-    if facts.door.fault is not None:
-        text = f"the plugin cannot ask the scrub service at {facts.door.path}: {facts.door.fault.text}"
-        yield base.broken("service-door", text, "restart `autoclave scrubber`")
+    it = facts.scrubber_socket
+    if it.fault is not None:
+        text = f"the plugin cannot ask the scrub service at {it.path}: {it.fault.text}"
+        yield base.broken("scrubber-socket", text, "restart `autoclave scrubber`")
     else:
-        yield base.ok("service-door", f"the scrub service takes connections of the plugin at {facts.door.path}")
+        yield base.ok("scrubber-socket", f"the scrub service accepts connections of the plugin at {it.path}")
 
 
 def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -44,10 +45,10 @@ def _run_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     elif not it.ours:
         yield base.broken("run-dir", f"the run directory {it.path} belongs to another user", base.OTHER_USER)
     elif not it.private:
-        text = f"other users may enter the run directory {it.path}, and put their own socket in the place of ours"
+        text = f"other users may write to the run directory {it.path}, and could replace the socket by their own"
         yield base.broken("run-dir", text, f"find out what changed its mode; `chmod 0700 {it.path}`")
     else:
-        yield base.ok("run-dir", f"the run directory {it.path} is ours alone")
+        yield base.ok("run-dir", f"no other user may enter the run directory {it.path}")
 
 
 def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -58,7 +59,7 @@ def _ledger(facts: base.NodeFacts) -> Iterator[base.Finding]:
         case views.Status(service=it):
             yield base.ok("ledger", f"the last write to the ledger in {it.state_dir} succeeded: {it.ledger_rows} rows")
         case AutoclaveError(reason=Reason.LEDGER_UNAVAILABLE, message=message):
-            remedy = "mend what it names: the service tries again by itself"
+            remedy = "repair what the message names; the service then tries again by itself"
             yield base.broken("ledger", f"there is no ledger, so {message}", remedy)
 
 
@@ -67,8 +68,12 @@ def _set_aside(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     service = facts.status.service
     for name in service.set_aside:
-        remedy = "`autoclave ledger export` it, quarantine again what was out, move it away, restart the service"
-        text = f"a damaged ledger was set aside as {name} in {service.state_dir}, and quarantines with it"
+        remedy = (
+            "`autoclave ledger export` it, quarantine the same devices again, move the file away, restart the service"
+        )
+        text = (
+            f"a damaged ledger was set aside as {name} in {service.state_dir}; the quarantines in it are not in force"
+        )
         yield base.warning("ledger-set-aside", text, remedy)
     if not service.set_aside:
         yield base.ok("ledger-set-aside", "no damaged ledger was set aside")
@@ -81,7 +86,9 @@ def _policy(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if service.policy_fault:
         # Broken: the service would not start with the policy as it is written.
         text = f"the newest policy is not in force, the old one is: {service.policy_fault}"
-        remedy = "mend the file until `autoclave policy check FILE` finds nothing: it is loaded by itself"
+        remedy = (
+            "correct the file until `autoclave policy check FILE` finds no fault; the service then loads it by itself"
+        )
         yield base.broken("policy", text, remedy)
     else:
         yield base.ok("policy", f"the newest policy is in force: {service.policy}")
@@ -92,10 +99,10 @@ def _concessions(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     service = facts.status.service
     for sentence in service.concessions:
-        remedy = f"if that is not meant, take it out of policy {service.policy}"
+        remedy = f"if this is not intended, remove it from policy {service.policy}"
         yield base.warning("concession", f"the policy gives up a promise: {sentence}", remedy)
     if not service.concessions:
-        yield base.ok("concession", f"policy {service.policy} gives up no promise for the devices there are")
+        yield base.ok("concession", f"policy {service.policy} gives up no promise for the devices of this node")
 
 
-CHECKS = (_service, _door, _run_dir, _ledger, _set_aside, _policy, _concessions)
+CHECKS = (_service, _scrubber_socket, _run_dir, _ledger, _set_aside, _policy, _concessions)
