@@ -96,7 +96,7 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, deed: D
 
 
 def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
-    """Whether a grant can be given again without a scrub: announced, never started on, in the same kubelet life."""
+    """Whether a grant can be given again without a scrub: announced, never started on, in this run of the kubelet."""
     grant = record.grant
     if grant is None or record.owner is not None or not proof.is_valid(record.receipt, facts, policy, now):
         return False

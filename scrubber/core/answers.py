@@ -95,7 +95,7 @@ class Blocked:
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class StartProbation:
     """Start the probation of a quarantined device."""
 
     path: Path
@@ -112,4 +112,4 @@ class Offer:
 AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | Note
 StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Refuse | Note
 ReleaseAnswer = Proceed | Refuse | Note
-TendAnswer = Note | Scrub | Probe | CancelJob | Blocked | Proceed
+TendAnswer = Note | Scrub | StartProbation | CancelJob | Blocked | Proceed

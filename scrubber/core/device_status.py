@@ -70,7 +70,7 @@ def device_status(
         receipt=receipt_view(record.receipt) if record.receipt else None,
         owner=(record.owner.container or "unknown") if record.owner else "",
         job=job_status(record.job, *progress) if record.job else None,
-        quarantine=quarantine_status(out, upkeep.trial(record, policy), now) if out else None,
+        quarantine=quarantine_status(out, upkeep.probation_path(record, policy), now) if out else None,
         policy_rule=rule,
         setback=record.setback.detail if record.setback else "",
         slice=device.slice,

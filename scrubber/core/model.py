@@ -267,7 +267,7 @@ class Grant:
 
     id: str
     at: Moment
-    epoch: str  # the life of the kubelet in which it was given
+    epoch: str  # the run of the kubelet in which it was given
     announced: bool  # the caller will call Start before a container uses the device
     receipt: str | None  # None under policy ``observe`` only
     until_release: bool = False  # ended by Release only, never inferred

@@ -48,7 +48,7 @@ def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | 
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
     """Whether an unannounced pod, such as a monitor, has let go of a device that was granted to another pod.
 
-    The grant must be proven, announced and of this life of the kubelet. Then no container starts on it without asking,
+    The grant must be proven, announced and of this run of the kubelet. Then no container starts on it without asking,
     and no holder was on it when it was granted. An unannounced pod of any other grant may be the owner: it keeps the
     device while it lives. So does a container that is in no pod, which the kubelet does not know.
     """

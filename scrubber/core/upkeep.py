@@ -40,7 +40,9 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
         raise ValueError(f"{record.device.uuid} has no job to cancel")
     proven = verdict.proven_fault(record.job)
     if proven is not None:  # a fault that a step has proven counts, also in a cancelled job
-        return ev.Quarantined(Quarantine(proven, _since(record, now), "autoclave", record.baseline, _probes(record)))
+        return ev.Quarantined(
+            Quarantine(proven, _since(record, now), "autoclave", record.baseline, _probations(record))
+        )
     if record.quarantine is None:
         return ev.ScrubInterrupted(record.job.id, why)
     waits = record.quarantine.next_probe is None
@@ -48,13 +50,13 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
     return ev.Quarantined(replace(record.quarantine, next_probe=again, last_try=why))
 
 
-def probation(record: Record, policy: Policy, now: Moment) -> answers.Probe | None:
+def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:
     """The trial of a quarantined device, once it is due. Without a due time the device waits for a person."""
     due = record.quarantine.next_probe if record.quarantine else None
-    return None if due is None or now.uptime < due else answers.Probe(trial(record, policy))
+    return None if due is None or now.uptime < due else answers.StartProbation(probation_path(record, policy))
 
 
-def trial(record: Record, policy: Policy) -> Path:
+def probation_path(record: Record, policy: Policy) -> Path:
     """Which path ends the quarantine: the one that its ailment needs, and no less than outside a quarantine."""
     asked = remedy.of(record.quarantine.ailment).course.path if record.quarantine else Path.SLOW
     return Path.SLOW if Path.SLOW in (asked, proof.next_path(record, policy)) else Path.FAST
@@ -72,7 +74,7 @@ def tend(record: Record, facts: Facts, policy: Policy, now: Moment, chance: floa
         facts = replace(facts, vitals=replace(facts.vitals, relaid=False))
     ailment = _new_ailment(record, facts, policy)
     if ailment is not None:
-        return _isolate(record, ailment, facts.vitals, policy, now, chance)
+        return _ailment_found(record, ailment, facts.vitals, policy, now, chance)
     noted = _harmless_errors(record, facts.vitals, now)
     if noted is not None:
         return answers.Note(noted)
@@ -98,7 +100,7 @@ def _tend_free(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     return _tend_idle(record, facts, policy, now)
 
 
-def confine(
+def quarantine(
     record: Record, ailment: Ailment, by: str, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
 ) -> ev.Quarantined:
     """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
@@ -111,7 +113,7 @@ def confine(
     if len(recent) >= rules.flap_limit and not person and not excused:
         detail = f"{ailment.detail}; {FLAPPING.format(count=len(recent))}"
         ailment = Ailment(AilmentKind.FLAPPING, detail, sticky=True)
-    before, probes = record.quarantine, _probes(record)
+    before, probes = record.quarantine, _probations(record)
     found = ailment
     if before is not None and _keeps_reason(before, ailment):
         ailment = before.ailment
@@ -150,7 +152,7 @@ def _since(record: Record, now: Moment) -> Moment:
     return record.quarantine.since if record.quarantine else now
 
 
-def _probes(record: Record) -> int:
+def _probations(record: Record) -> int:
     return record.quarantine.probes if record.quarantine else 0
 
 
@@ -196,13 +198,13 @@ def history(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
     return replace(noted, grave=xids.worst_finding(policy.quarantine.xids, vitals.xids, vitals.xids) is not None)
 
 
-def _isolate(
+def _ailment_found(
     record: Record, ailment: Ailment, vitals: Vitals | None, policy: Policy, now: Moment, chance: float
 ) -> answers.Note:
     if record.state in (State.GRANTED, State.IN_USE):
         return answers.Note(ev.AilmentFound(ailment))
     by = "an operator" if ailment.kind is AilmentKind.OPERATOR else "autoclave"
-    return answers.Note(confine(record, ailment, by, vitals, policy, now, chance))
+    return answers.Note(quarantine(record, ailment, by, vitals, policy, now, chance))
 
 
 def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
@@ -286,14 +288,14 @@ def _tend_hung(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
 
 def _tend_quarantined(
     record: Record, facts: Facts, policy: Policy, now: Moment, chance: float
-) -> answers.Note | answers.Probe | answers.Proceed:
+) -> answers.Note | answers.StartProbation | answers.Proceed:
     """No probation while the ailment lasts or the device is gone: it could only fail."""
     gone = _gone(record, facts)
     if gone is not None:
-        return answers.Note(confine(record, gone, "autoclave", facts.vitals, policy, now, chance))
+        return answers.Note(quarantine(record, gone, "autoclave", facts.vitals, policy, now, chance))
     worse_ailment = _worse_in_quarantine(record, facts.vitals, policy)
     if worse_ailment is not None:
-        return answers.Note(confine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
+        return answers.Note(quarantine(record, worse_ailment, "autoclave", facts.vitals, policy, now, chance))
     due = probation(record, policy, now)
     seen = facts.vitals  # None while another device is reset
     absent = seen is None or seen.lost or seen.unresponsive or seen.partial

@@ -87,18 +87,18 @@ class LeaveDirty:
 
 
 @dataclass(frozen=True, slots=True)
-class StayConfined:
+class StayInQuarantine:
     """The probation could not be completed: the device stays in quarantine, for the same reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class Confine:
+class EnterQuarantine:
     """A fault of the device: quarantine it."""
 
     ailment: Ailment
 
 
-Consequence = Escalate | LeaveDirty | StayConfined | Confine
+Consequence = Escalate | LeaveDirty | StayInQuarantine | EnterQuarantine
 
 
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
@@ -144,9 +144,9 @@ def proven_fault(job: Job) -> Ailment | None:
 
 
 def consequence(
-    failure: Failed, path: Path, *, escalate: bool, confined: bool, given_up: bool = False
+    failure: Failed, path: Path, *, escalate: bool, quarantined: bool, given_up: bool = False
 ) -> Consequence:  # fmt: skip
-    """What follows a failed path. ``confined``: the device is on probation, so it stays in quarantine.
+    """What follows a failed path. ``quarantined``: the device is on probation, so it stays in quarantine.
 
     ``given_up``: the service has waited long enough for a process that does not end.
     """
@@ -154,11 +154,11 @@ def consequence(
     if failure.blame is Blame.DEVICE and path is Path.FAST and escalate and not logged:
         return Escalate(Path.SLOW)
     if failure.blame is Blame.DEVICE:
-        return Confine(failure.ailment)
-    if confined:
-        return StayConfined()
+        return EnterQuarantine(failure.ailment)
+    if quarantined:
+        return StayInQuarantine()
     stuck = failure.ailment.kind is AilmentKind.STUCK_PROCESS
-    return Confine(failure.ailment) if stuck and given_up else LeaveDirty()
+    return EnterQuarantine(failure.ailment) if stuck and given_up else LeaveDirty()
 
 
 def write_receipt(record: Record, job: Job, passed: Passed, policy: tuple[str, str], now: Moment) -> Receipt:

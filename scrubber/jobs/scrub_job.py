@@ -424,15 +424,15 @@ class ScrubJob:
         if isinstance(judged, verdict.Passed):
             name = (self.device_policy.rule, self._policy.proof_digest)
             return ev.ScrubPassed(job.id, verdict.write_receipt(record, job, judged, name, now))
-        escalate, confined = self._policy.paths.escalate, record.quarantine is not None
+        escalate, quarantined = self._policy.paths.escalate, record.quarantine is not None
         given_up = pauses.given_up(record, self._policy, now)
-        match verdict.consequence(judged, job.path, escalate=escalate, confined=confined, given_up=given_up):
+        match verdict.consequence(judged, job.path, escalate=escalate, quarantined=quarantined, given_up=given_up):
             case verdict.Escalate(path):
                 return ev.Escalated(job.id, judged.detail, path)
-            case verdict.Confine(ailment):
+            case verdict.EnterQuarantine(ailment):
                 chance = int(self._context.token(2), 16) / 2**16
-                return upkeep.confine(record, ailment, "autoclave", vitals, self._policy, now, chance)
-            case verdict.StayConfined():
+                return upkeep.quarantine(record, ailment, "autoclave", vitals, self._policy, now, chance)
+            case verdict.StayInQuarantine():
                 return upkeep.interruption(record, judged.detail, now)
             case verdict.LeaveDirty():
                 return ev.ScrubFailed(job.id, judged.detail)

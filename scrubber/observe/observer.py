@@ -307,7 +307,7 @@ class Observer:
         return None if uuid in self._release.resetting or self._in_reset(uuid) else self.backend.reported(uuid)
 
     def epoch(self) -> str:
-        """Names this life of the kubelet."""
+        """Names this run of the kubelet."""
         return kubelet_epoch(self._kubelet_dir)
 
     def driver_released(self, *uuids: str) -> AbstractAsyncContextManager[None]:

@@ -54,7 +54,7 @@ class Operations:
             if record.state not in (State.GRANTED, State.IN_USE):
                 vitals = await context.observer.vitals(device)
                 policy = context.policy(device)
-                event = upkeep.confine(record, ailment, by, vitals, policy, context.now(), context.chance())
+                event = upkeep.quarantine(record, ailment, by, vitals, policy, context.now(), context.chance())
             await context.ledger.append(context.operation(op), (device, event))
             await context.jobs.cancel(device)
 

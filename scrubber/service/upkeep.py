@@ -116,7 +116,7 @@ class Upkeep:
                     case answers.Blocked(why):
                         context.blocked[device] = why
                         return None
-                    case answers.Scrub() | answers.Probe() if (
+                    case answers.Scrub() | answers.StartProbation() if (
                         obstacle := context.clear_obstacle(record.device)
                     ) is not None:
                         context.blocked[device] = f"cannot clear its memory: {obstacle}"
@@ -124,7 +124,7 @@ class Upkeep:
                     case answers.Scrub(path, trigger):
                         await context.jobs.start(device, path, trigger, device_policy, op)
                         return None
-                    case answers.Probe(path):
+                    case answers.StartProbation(path):
                         await context.jobs.start(device, path, Trigger.PROBATION, device_policy, op)
                         return None
                     case answers.Proceed():

@@ -31,7 +31,7 @@ OWNED = [record for record in NAMED if record.owner and not record.owner.unannou
 GRANTED = [record for record in LIVES.values() if record.state is State.GRANTED]
 RUNNING = [record for record in LIVES.values() if record.job is not None]
 IN_USE = {State.GRANTED, State.IN_USE}
-DEEDS = (answers.Scrub, answers.Probe)
+DEEDS = (answers.Scrub, answers.StartProbation)
 ENOUGH = 5  # notes that one question may lead to
 
 
@@ -56,7 +56,7 @@ def events_of(record, answer):
             return (ev.GrantedUnproven(lives.grant(record, proven=False), why),)
         case answers.Scrub(path, trigger):
             return (ev.ScrubStarted(lives.job(path, trigger, "job-9")),)
-        case answers.Probe(path):
+        case answers.StartProbation(path):
             return (ev.ProbationStarted(lives.job(path, name="job-9"), "autoclave"),)
     return ()
 

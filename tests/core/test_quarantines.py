@@ -19,7 +19,7 @@ PERSONS = Ailment(AilmentKind.OPERATOR, "it hums (asked by ann)", sticky=True)
 
 def out(record: Record, ailment: Ailment) -> Quarantine:
     """Quarantined for it a minute later."""
-    return upkeep.confine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
+    return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
 
 
 def test_who_is_taken_out_by_a_person_is_out_for_a_persons_word_unless_it_needs_a_person_for_more():
@@ -45,7 +45,7 @@ def test_what_is_out_and_comes_back_no_more_often_for_being_lost_does_not_flap()
 
 
 def test_what_is_not_known_is_tried_the_slow_way():
-    assert upkeep.trial(lives.CLEAN, ENFORCE) is Path.SLOW
+    assert upkeep.probation_path(lives.CLEAN, ENFORCE) is Path.SLOW
 
 
 def test_a_step_that_found_no_device_any_more_failed_for_the_device_which_is_lost():
@@ -58,9 +58,9 @@ def test_a_step_that_found_no_device_any_more_failed_for_the_device_which_is_los
 
 def test_who_cannot_be_ended_is_waited_for_unless_somebody_says_that_it_was_long_enough():
     stuck = verdict.failed(Step.EVICT, Blame.TENANT, "x", Ailment(AilmentKind.STUCK_PROCESS, "x"))
-    assert verdict.consequence(stuck, Path.FAST, escalate=True, confined=False) == verdict.LeaveDirty()
-    given_up = verdict.consequence(stuck, Path.FAST, escalate=True, confined=False, given_up=True)
-    assert given_up == verdict.Confine(stuck.ailment)
+    assert verdict.consequence(stuck, Path.FAST, escalate=True, quarantined=False) == verdict.LeaveDirty()
+    given_up = verdict.consequence(stuck, Path.FAST, escalate=True, quarantined=False, given_up=True)
+    assert given_up == verdict.EnterQuarantine(stuck.ailment)
 
 
 def test_who_asks_for_a_device_in_the_reset_of_a_test_hears_that_it_is_scrubbed():

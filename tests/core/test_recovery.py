@@ -9,7 +9,7 @@ from policies.model import Paths
 from policies.xids import Action, required_action
 from scrubber.core import acquire, burn_in, offering, presence, remedy, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import CancelJob, Note, Probe, Proceed, Refuse, Wait
+from scrubber.core.answers import CancelJob, Note, Proceed, Refuse, StartProbation, Wait
 from scrubber.core.measurements import Mismatch
 from scrubber.core.model import Ailment, AilmentKind, Outcome, Path, Sign, Step, Trigger, Vitals, Xid
 from scrubber.core.remedy import Course
@@ -22,7 +22,7 @@ COUNTED = Vitals(xids=(Xid(1, 13), Xid(2, 43), Xid(3, 13)))
 
 def out(kind, **more):
     """A device in quarantine for this, as the service takes it out."""
-    taken = upkeep.confine(lives.DIRTY, Ailment(kind, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+    taken = upkeep.quarantine(lives.DIRTY, Ailment(kind, "so it is"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
     return replace(live(lives.DIRTY, taken), **more)
 
 
@@ -30,8 +30,8 @@ def tend(record, vitals=lives.WELL, at=LATE):
     return upkeep.tend(record, facts(vitals=vitals), ENFORCE, at, 0.0)
 
 
-FIRST = {AilmentKind.RELAID: Probe(Path.SLOW)}  # as of one that was never seen
-TRIED = {Course.WAIT: Probe(Path.FAST), Course.RESET: Probe(Path.SLOW)}
+FIRST = {AilmentKind.RELAID: StartProbation(Path.SLOW)}  # as of one that was never seen
+TRIED = {Course.WAIT: StartProbation(Path.FAST), Course.RESET: StartProbation(Path.SLOW)}
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
@@ -62,7 +62,7 @@ def test_a_fast_path_that_was_passed_pays_no_slow_one(owed, left):
 
 
 def test_a_slow_path_that_is_owed_is_not_forgotten_over_a_lesser_trial():
-    assert tend(out(AilmentKind.HEAT, due_path=Path.SLOW)) == Probe(Path.SLOW)
+    assert tend(out(AilmentKind.HEAT, due_path=Path.SLOW)) == StartProbation(Path.SLOW)
 
 
 STILL = rows(
@@ -82,11 +82,13 @@ STILL = rows(
 @pytest.mark.parametrize(("kind", "vitals"), STILL)
 def test_as_long_as_it_is_told_still_nothing_is_tried_and_then_it_is(kind, vitals):
     assert tend(out(kind), vitals) == Proceed()
-    assert isinstance(tend(out(kind)), Probe)
+    assert isinstance(tend(out(kind)), StartProbation)
 
 
 def test_another_sign_than_the_reason_is_no_reason_to_wait():
-    assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == Probe(Path.FAST)
+    assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == StartProbation(
+        Path.FAST
+    )
 
 
 def there(uuid, place="0000:3b:00.0", record=lives.CLEAN, **more):
@@ -118,12 +120,12 @@ def test_a_gpu_that_was_pulled_is_remembered_as_such_and_comes_back_by_evidence_
     assert gone.quarantine is not None
     assert gone.quarantine.ailment == Ailment(AilmentKind.REPLACED, "GPU-2 is in its place")
     assert tend(gone, Vitals(lost=True), later(100_000)) == Proceed()
-    assert tend(gone, at=later(100_000)) == Probe(Path.SLOW)
+    assert tend(gone, at=later(100_000)) == StartProbation(Path.SLOW)
 
 
 def test_what_became_of_a_trial_is_kept():
     trial = live(out(AilmentKind.HEAT), ev.ProbationStarted(lives.job(Path.FAST), "autoclave"))
-    failed = upkeep.confine(
+    failed = upkeep.quarantine(
         trial, Ailment(AilmentKind.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
     )
     assert (failed.quarantine.last_try, failed.quarantine.probes) == ("clear failed", 1)
@@ -155,7 +157,7 @@ def test_a_trial_has_to_do_with_what_is_reported_after_its_beginning():
     assert tend(record, burst, lives.NOW) == Proceed()
     heard = tend(record, burst)
     assert heard == Note(ev.ErrorsNoted(((48, 1), (95, 1)), 2))
-    assert tend(live(record, heard.event), burst) == Probe(Path.SLOW)
+    assert tend(live(record, heard.event), burst) == StartProbation(Path.SLOW)
 
 
 def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
@@ -202,10 +204,10 @@ STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)})
 
 
 def test_a_sick_device_comes_back_by_no_less_than_a_well_one_has_to_pass():
-    assert upkeep.trial(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
-    assert upkeep.trial(out(AilmentKind.HEAT), STRICT) is Path.SLOW
+    assert upkeep.probation_path(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
+    assert upkeep.probation_path(out(AilmentKind.HEAT), STRICT) is Path.SLOW
     rebooted = live(out(AilmentKind.HEAT), ev.Distrusted("x", lives.REBOOTED))
-    assert upkeep.trial(rebooted, ENFORCE) is Path.SLOW
+    assert upkeep.probation_path(rebooted, ENFORCE) is Path.SLOW
 
 
 CUT = [
@@ -235,29 +237,33 @@ def test_a_reason_that_waits_for_a_person_is_not_forgotten_over_a_failed_trial_o
         Ailment(AilmentKind.RESET_FAILED, "refused"),
         Ailment(AilmentKind.OPERATOR, "suspect", sticky=True),
     ):
-        after = upkeep.confine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
+        after = upkeep.quarantine(trial, ailment, "ann", None, ENFORCE, LATE, 0.0).quarantine
         assert (after.ailment, after.last_try) == (proven.quarantine.ailment, ailment.detail)
 
 
 def test_of_a_device_that_keeps_coming_back_what_was_proven_stays_the_reason():
     flapping = replace(lives.CLEAN, returns=(lives.NOW.wall,) * 9)
     for kind, told in ((AilmentKind.MEMORY_FAULT, AilmentKind.MEMORY_FAULT), (AilmentKind.HEAT, AilmentKind.FLAPPING)):
-        found = upkeep.confine(flapping, Ailment(kind, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
+        found = upkeep.quarantine(flapping, Ailment(kind, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
         assert found.quarantine.ailment.kind is told
         assert found.quarantine.next_probe is None
 
 
 def test_a_quarantine_says_which_errors_were_judged_with_it():
     told = Vitals(lost=True, xids=(Xid(7, 13), Xid(8, 79), Xid(9, 13)))
-    found = upkeep.confine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", told, ENFORCE, lives.NOW, 0.0)
+    found = upkeep.quarantine(lives.CLEAN, Ailment(AilmentKind.LOST, "x"), "autoclave", told, ENFORCE, lives.NOW, 0.0)
     assert found.quarantine.errors == ((13, 2), (79, 1))
     again = live(lives.CLEAN, found)
-    assert upkeep.confine(again, Ailment(AilmentKind.LOST, "x"), "me", told, ENFORCE, LATE, 0.0).quarantine.errors == ()
+    assert (
+        upkeep.quarantine(again, Ailment(AilmentKind.LOST, "x"), "me", told, ENFORCE, LATE, 0.0).quarantine.errors == ()
+    )
 
 
 def test_a_persons_word_is_no_judgement_of_what_was_reported():
     told = Vitals(xids=(Xid(9, 79),))
-    word = upkeep.confine(lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0)
+    word = upkeep.quarantine(
+        lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0
+    )
     assert word.quarantine.baseline == lives.CLEAN.baseline
 
 
@@ -274,7 +280,7 @@ def test_in_use_what_asks_for_more_is_recorded_and_decides_about_a_restart():
 @pytest.mark.parametrize("offset", [-1e9, 1e9])
 def test_a_clock_that_was_wrong_makes_no_device_flap(offset):
     record = replace(lives.DIRTY, returns=(LATE.wall + abs(offset),) * 5)
-    taken = upkeep.confine(record, Ailment(AilmentKind.HEAT, "hot"), "autoclave", None, ENFORCE, LATE, 0.0)
+    taken = upkeep.quarantine(record, Ailment(AilmentKind.HEAT, "hot"), "autoclave", None, ENFORCE, LATE, 0.0)
     assert taken.quarantine.ailment.kind is AilmentKind.HEAT
 
 

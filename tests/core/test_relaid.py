@@ -8,7 +8,7 @@ from hypothesis import given
 from policies.model import Paths
 from scrubber.core import answers, device_status, offering, presence, remedy, states, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Note, Probe, Proceed
+from scrubber.core.answers import Note, Proceed, StartProbation
 from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger, Vitals
 from tests.core import lives
 from tests.core.lives import ENFORCE, RELAID, facts, later, live, rows
@@ -87,7 +87,7 @@ def test_once_nobody_has_it_any_more_it_is_seen_for_what_it_is():
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.RELAID])
 def test_whatever_it_was_out_for_it_is_not_there_to_have_that(kind):
     first = Ailment(kind, "so it is")
-    record = slice_of(live(lives.CLEAN, upkeep.confine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
+    record = slice_of(live(lives.CLEAN, upkeep.quarantine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
     out = after(record, RELAID).quarantine
     assert out is not None
     assert out.ailment.kind is AilmentKind.RELAID
@@ -127,7 +127,7 @@ def test_one_that_returns_is_dirty_and_proven_like_one_that_was_never_seen(polic
     out = gone()
     assert out.receipt is None
     assert not offering.offer(out, policy, later(20_000)).healthy
-    assert tend(out, lives.WELL, later(20_000), policy) == Probe(path)
+    assert tend(out, lives.WELL, later(20_000), policy) == StartProbation(path)
 
 
 def test_to_come_and_go_with_layouts_is_no_flapping():
@@ -163,7 +163,7 @@ def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_pe
 @given(record=lives.records(), policy=lives.policies(), at=lives.moments())
 def test_whatever_was_before_what_was_laid_out_anew_is_neither_scrubbed_nor_clean(record, policy, at):
     found = tend(record, RELAID, at, policy)
-    assert not isinstance(found, answers.Probe | answers.Scrub)
+    assert not isinstance(found, answers.StartProbation | answers.Scrub)
     if isinstance(found, Note):
         then = states.apply(record, ev.LedgerEntry(0, lives.DEVICE.uuid, at, "op", found.event))
         assert then.state is not State.CLEAN

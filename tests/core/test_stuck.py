@@ -10,7 +10,7 @@ import pytest
 from policies.model import Evict, Policy
 from scrubber.core import events as ev
 from scrubber.core import pauses, remedy, upkeep, verdict
-from scrubber.core.answers import Blocked, Note, Probe, Proceed
+from scrubber.core.answers import Blocked, Note, Proceed, StartProbation
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -29,7 +29,7 @@ from scrubber.core.model import (
     Xid,
 )
 from scrubber.core.remedy import Course
-from scrubber.core.verdict import Confine, LeaveDirty, StayConfined
+from scrubber.core.verdict import EnterQuarantine, LeaveDirty, StayInQuarantine
 from tests.core import lives
 from tests.core.lives import ENFORCE, FOREIGN, LEFTOVER, NOW, OF_A, OF_B, RUTHLESS, facts, later, live, rows
 
@@ -109,30 +109,30 @@ def test_the_reason_is_what_evict_says_of_the_process():
 
 THEN = rows(
     ("it is waited for", SICK, Blame.TENANT, False, False, LeaveDirty()),
-    ("it was waited for long enough", SICK, Blame.TENANT, False, True, Confine(SICK)),
-    ("its device is out for something else", SICK, Blame.TENANT, True, True, StayConfined()),
+    ("it was waited for long enough", SICK, Blame.TENANT, False, True, EnterQuarantine(SICK)),
+    ("its device is out for something else", SICK, Blame.TENANT, True, True, StayInQuarantine()),
     ("somebody else is on it", lives.LOST, Blame.TENANT, False, True, LeaveDirty()),
     ("a fault of ours", lives.LOST, Blame.SERVICE, False, True, LeaveDirty()),
 )
 
 
-@pytest.mark.parametrize(("ailment", "blame", "confined", "given_up", "then"), THEN)
+@pytest.mark.parametrize(("ailment", "blame", "quarantined", "given_up", "then"), THEN)
 @pytest.mark.parametrize("path", Path)
-def test_what_follows(ailment, blame, confined, given_up, then, path):
+def test_what_follows(ailment, blame, quarantined, given_up, then, path):
     failure = verdict.failed(Step.EVICT, blame, "x", ailment)
-    assert verdict.consequence(failure, path, escalate=True, confined=confined, given_up=given_up) == then
+    assert verdict.consequence(failure, path, escalate=True, quarantined=quarantined, given_up=given_up) == then
 
 
 # -- and back
 
 
 def out(record: Record = lives.DIRTY, vitals: Vitals | None = None) -> Record:
-    event = upkeep.confine(record, SICK, "autoclave", vitals, ENFORCE, NOW, 0.0)
+    event = upkeep.quarantine(record, SICK, "autoclave", vitals, ENFORCE, NOW, 0.0)
     return live(record, ev.ScrubStarted(lives.job()), event)
 
 
 BACK = rows(
-    ("nobody is on it any more", (), RUTHLESS, Probe(Path.FAST)),
+    ("nobody is on it any more", (), RUTHLESS, StartProbation(Path.FAST)),
     ("it is still there", (STUCK,), ENFORCE, Proceed()),
     ("it left state D and is still there", (LEFTOVER,), RUTHLESS, Proceed()),
     ("somebody else came", (FOREIGN,), ENFORCE, Proceed()),
@@ -147,9 +147,9 @@ def test_it_is_tried_again_by_itself_once_nobody_is_on_it(holders, policy, answe
 
 
 def test_what_is_owed_is_not_forgotten_over_that():
-    assert upkeep.tend(out(replace(lives.DIRTY, due_path=Path.SLOW)), facts(), ENFORCE, later(90), 0.0) == Probe(
-        Path.SLOW
-    )
+    assert upkeep.tend(
+        out(replace(lives.DIRTY, due_path=Path.SLOW)), facts(), ENFORCE, later(90), 0.0
+    ) == StartProbation(Path.SLOW)
 
 
 # -- while its pod counts as alive: a killed container's process stays in its control group
@@ -191,7 +191,7 @@ def test_it_is_left_alone_until_it_ends_and_then_in_quarantine():
     assert isinstance(out, Note)
     assert isinstance(out.event, ev.Quarantined)
     assert out.event.quarantine.ailment.kind is AilmentKind.STUCK_PROCESS
-    assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == Probe(Path.FAST)
+    assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == StartProbation(Path.FAST)
 
 
 def test_a_person_is_told_where_to_look():
@@ -207,7 +207,7 @@ def test_to_come_back_from_that_is_no_flapping_and_does_not_undo_any():
     )
     assert live(tried, lives.passed(tried)).returns == (1.0,)
     flapped = replace(lives.DIRTY, returns=(NOW.wall,) * 9)
-    found = upkeep.confine(flapped, SICK, "autoclave", None, ENFORCE, NOW, 0.0).quarantine
+    found = upkeep.quarantine(flapped, SICK, "autoclave", None, ENFORCE, NOW, 0.0).quarantine
     assert (found.ailment, found.next_probe is None) == (SICK, False)
 
 
@@ -224,4 +224,4 @@ def test_a_reboot_ends_the_process_and_the_device_is_tried_on_the_slow_path():
     after = live(out(), ev.Distrusted("the node was rebooted", lives.REBOOTED))
     assert after.state is State.QUARANTINED
     seen = facts(incarnation=lives.REBOOTED)
-    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == Probe(Path.SLOW)
+    assert upkeep.tend(after, seen, ENFORCE, later(90_000), 0.0) == StartProbation(Path.SLOW)

@@ -8,7 +8,7 @@ from policies.health import Probation, QuarantinePolicy
 from policies.model import Evict, Eviction
 from scrubber.core import events as ev
 from scrubber.core import ownership, upkeep
-from scrubber.core.answers import Blocked, Note, Probe, Proceed, Scrub
+from scrubber.core.answers import Blocked, Note, Proceed, Scrub, StartProbation
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -156,13 +156,14 @@ TEND = rows(
     ("a sick device in quarantine is where it should be", lives.QUARANTINED, facts(vitals=XID_79), ENFORCE, Proceed()),
 )  # fmt: skip
 TEND_DUE = rows(
-    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, Probe(Path.SLOW)),
+    ("probation begins", lives.QUARANTINED, facts(), ENFORCE, StartProbation(Path.SLOW)),
     ("what is not there is not tried", lives.QUARANTINED, facts(vitals=Vitals(lost=True)), ENFORCE, Proceed()),
     ("W16 probation does not begin without a look", lives.QUARANTINED, facts(None), ENFORCE, Proceed()),
     ("probation waits for whoever is on it", lives.QUARANTINED, facts((OF_A,)), RUTHLESS, Proceed()),
     ("probation waits for a host process", lives.QUARANTINED, facts((FOREIGN,)), ENFORCE, Proceed()),
     ("an orphan does not keep a device in quarantine for ever",
-     lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE, Probe(Path.SLOW)),
+     lives.live(lives.DIRTY, ev.Quarantined(lives.quarantine())), facts((LEFTOVER,)), ENFORCE,
+     StartProbation(Path.SLOW)),
     ("a sticky quarantine waits for a person", lives.STICKY, facts(), ENFORCE, Proceed()),
 )  # fmt: skip
 
@@ -187,7 +188,7 @@ def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_coun
     ("record", "at", "answer"),
     [
         (lives.QUARANTINED, later(59.9), None),
-        (lives.QUARANTINED, later(60), Probe(Path.SLOW)),
+        (lives.QUARANTINED, later(60), StartProbation(Path.SLOW)),
         (lives.STICKY, later(1e9), None),
         (lives.CLEAN, later(1e9), None),
     ],
@@ -204,7 +205,7 @@ PROBATION = ENFORCE.model_copy(update={"quarantine": QuarantinePolicy(probation=
 
 
 def confine(record, ailment=LOST, *, vitals=None, chance=1.0, policy=PROBATION):
-    return upkeep.confine(record, ailment, "autoclave", vitals, policy, AT, chance).quarantine
+    return upkeep.quarantine(record, ailment, "autoclave", vitals, policy, AT, chance).quarantine
 
 
 def tried(probes):

@@ -25,7 +25,7 @@ from scrubber.core.model import (
     Vitals,
     Xid,
 )
-from scrubber.core.verdict import Confine, Escalate, Failed, LeaveDirty, Passed, StayConfined
+from scrubber.core.verdict import EnterQuarantine, Escalate, Failed, LeaveDirty, Passed, StayInQuarantine
 from tests.core import lives
 from tests.core.lives import ENFORCE, NOW, finished, result, results
 
@@ -245,24 +245,24 @@ def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
 def test_what_the_driver_has_reported_is_judged_at_once_as_no_path_takes_it_back():
     reported = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
     failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
-    assert verdict.consequence(failure, Path.FAST, escalate=True, confined=False) == Confine(reported)
+    assert verdict.consequence(failure, Path.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
 
 
 CONSEQUENCES = [
     (Blame.DEVICE, Path.FAST, True, False, Escalate(Path.SLOW)),
     (Blame.DEVICE, Path.FAST, True, True, Escalate(Path.SLOW)),
-    (Blame.DEVICE, Path.FAST, False, False, Confine(lives.LOST)),
-    (Blame.DEVICE, Path.SLOW, True, False, Confine(lives.LOST)),
-    (Blame.DEVICE, Path.SLOW, False, True, Confine(lives.LOST)),
+    (Blame.DEVICE, Path.FAST, False, False, EnterQuarantine(lives.LOST)),
+    (Blame.DEVICE, Path.SLOW, True, False, EnterQuarantine(lives.LOST)),
+    (Blame.DEVICE, Path.SLOW, False, True, EnterQuarantine(lives.LOST)),
     *((blame, path, True, False, LeaveDirty()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
-    *((blame, path, True, True, StayConfined()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
+    *((blame, path, True, True, StayInQuarantine()) for blame in (Blame.TENANT, Blame.SERVICE) for path in Path),
 ]
 
 
-@pytest.mark.parametrize(("blame", "path", "escalate", "confined", "then"), CONSEQUENCES)
-def test_what_follows_a_failure(blame, path, escalate, confined, then):
+@pytest.mark.parametrize(("blame", "path", "escalate", "quarantined", "then"), CONSEQUENCES)
+def test_what_follows_a_failure(blame, path, escalate, quarantined, then):
     failure = verdict.failed(Step.CLEAR, blame, "so it was", lives.LOST)
-    assert verdict.consequence(failure, path, escalate=escalate, confined=confined) == then
+    assert verdict.consequence(failure, path, escalate=escalate, quarantined=quarantined) == then
 
 
 def test_a_failure_without_a_diagnosis_is_a_failed_scrub():

@@ -91,7 +91,7 @@ def test_what_the_scrub_itself_takes_is_no_fault_of_the_device_and_says_what_to_
         "clear covered 96.80%, the policy wants 99.50%; not covered: 32B the context of the scrub itself, 0B in use "
         "before the scrub; no fault of the device: give it a rule with clear.min_coverage 0.968",
     )
-    assert verdict.consequence(judged, Path.SLOW, escalate=True, confined=False) == LeaveDirty()
+    assert verdict.consequence(judged, Path.SLOW, escalate=True, quarantined=False) == LeaveDirty()
     assert isinstance(without(own=32, least=968), Passed), "what it says is enough"
 
 
