@@ -1,4 +1,4 @@
-"""Which holders the policy lets a scrub end."""
+"""Whether the policy lets a scrub end the holders of a device. What counts as a leftover is decided in ``leftover``."""
 
 from __future__ import annotations
 

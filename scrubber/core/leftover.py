@@ -1,4 +1,4 @@
-"""Which processes a scrub may end. The decisions and the deeds ask here, and nowhere else.
+"""Which processes are leftovers of the last owner, and which processes a scrub may end.
 
 A leftover was started while a tenant had the device on which its start was admitted. Any process from before or after
 that time, or from a time without an admitted start, is foreign: an operator's shell, for example. A process that

@@ -1,7 +1,8 @@
-"""How long to wait: for a scrub, before the next try, and for a process that does not end."""
+"""How long to wait: for a scrub, for the next probation, and for a process that does not end."""
 
 from __future__ import annotations
 
+from policies.health import Probation
 from policies.model import Policy
 from scrubber.core.model import Moment, Quarantine, Record, Setback
 
@@ -15,6 +16,11 @@ def growing(first: float, factor: float, longest: float, times: int) -> float:
     for _ in range(times):  # step by step: a power overflows after some weeks of tries
         pause = min(pause * factor, longest)
     return pause
+
+
+def until_probation(rules: Probation, probations: int, chance: float) -> float:
+    """How long a quarantined device rests. ``chance`` in [0, 1) spreads the probations of several devices."""
+    return growing(rules.first, rules.factor, rules.longest, probations) * (0.8 + 0.2 * chance)
 
 
 def after_interruption(quarantine: Quarantine) -> float:

@@ -117,7 +117,7 @@ def quarantine(
     found = ailment
     if before is not None and _keeps_reason(before, ailment):
         ailment = before.ailment
-    pause = pauses.growing(rules.first, rules.factor, rules.longest, probes) * (0.8 + 0.2 * chance)
+    pause = pauses.until_probation(rules, probes, chance)
     # A device that waits for a person goes on waiting: a failed reinstatement must not start a probation.
     person = remedy.of(ailment).course is remedy.Course.PERSON
     sticky = person or (before is not None and before.next_probe is None)
