@@ -32,8 +32,8 @@ def decide(
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
 
-    ``fresh``: the request does not say that the last owner has left. A device that was granted or in use in this boot
-    and driver instance is refused.
+    ``fresh``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Without it,
+    the request says that the last owner has left.
     """
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
@@ -54,7 +54,7 @@ def decide(
 
 
 def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
-    """The answer under policy ``observe``: yes, with the reason for the no."""
+    """The answer under policy ``observe``: yes, with the reason why it would be no otherwise."""
     match answer:
         case answers.Wait(_, message) | answers.Refuse(_, message):
             return answers.HandOut(unproven=message)

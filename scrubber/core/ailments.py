@@ -39,7 +39,7 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailme
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
     worst_xid = xids.worst_finding(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
     reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
-    if vitals.lost or vitals.unresponsive:  # it reports nothing else
+    if vitals.lost or vitals.unresponsive:  # the device itself reports nothing else; logged errors still count
         yield silent(vitals)
         yield from reported
         return

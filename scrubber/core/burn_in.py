@@ -14,7 +14,7 @@ SPREAD = 0.25  # of the pause between two tests: the pauses of two devices may d
 
 
 def is_due(record: Record, records: Collection[Record], policy: Policy, now: Moment) -> bool:
-    """Whether to test an idle device. Each has a pause of its own length, so that no fleet tests in step."""
+    """Whether to test an idle device. Each has a pause of its own length, so that a fleet is not tested all at once."""
     rules = policy.periodic
     if not rules.every or policy.mode is Mode.OBSERVE or record.state is not State.CLEAN:
         return False

@@ -1,9 +1,9 @@
 """Which processes are leftovers of the last owner, and which processes a scrub may end.
 
-A leftover was started while a tenant had the device on which its start was admitted. Any process from before or after
-that time, or from a time without an admitted start, is foreign: an operator's shell, for example. A process that
-another program started meanwhile cannot be told from what the tenant started. Workers load this module, so it does not
-know policies: ``eviction`` says what a policy allows.
+A leftover was started while a tenant whose start was admitted had the device. Any process from before or after that
+time, or from a time without an admitted start, is foreign: an operator's shell, for example. A process that another
+program started during that time cannot be distinguished from a process that the tenant started. Workers load this
+module, so it does not know policies: ``eviction`` says what a policy allows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ Span = tuple[float, float]  # uptime: from the grant to the recorded end
 
 
 def start_admitted(record: Record) -> bool:
-    """Whether the device has an owner whose start was admitted. A grant that announces no start counts as one."""
+    """Whether the device has an owner whose start was admitted.
+
+    A grant that announces no start counts as an admitted start.
+    """
     if record.owner is not None and not record.owner.unannounced:
         return True
     return record.grant is not None and not record.grant.announced
@@ -31,7 +34,10 @@ def span(record: Record) -> Span | None:
 
 
 def may_end(holder: Holder, tenancy: Span | None, *, leftovers: bool, foreign: bool) -> bool:
-    """Whether this process may be ended, given which kinds may be: never a process of a live container."""
+    """Whether this process may be ended: never a process of a live container.
+
+    ``leftovers``, ``foreign``: whether processes of this kind may be ended.
+    """
     if holder.container is not None:
         return False
     left = tenancy is not None and tenancy[0] <= holder.started <= tenancy[1]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 OWN_IDLE = "in use by the driver itself on an idle device"
 OWN_CONTEXT = "the context of the scrub itself"
-OWN_BOOKS = "the driver's own books of what was taken"
+OWN_BOOKS = "the driver's own bookkeeping for the memory that the scrub took"
 OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # no scrub can cover these: no fault of the device
 
 

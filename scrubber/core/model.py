@@ -128,7 +128,7 @@ class DeviceInfo:
     resource: str = "nvidia.com/gpu"
     numa_node: int | None = None
     pci_address: str | None = None
-    reset_domain: str | None = None  # devices that a reset of one takes down together
+    reset_domain: str | None = None  # the same for all devices that go down together when one of them is reset
     island: str | None = None  # devices that are connected by fast links
     nodes: tuple[str, ...] = ()  # device files of this device alone, under /dev
     minor: int | None = None  # N in /dev/nvidiaN; not the index
@@ -144,7 +144,10 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that has a device open or mapped. ``container`` is None for a process without a container."""
+    """A process that has a device open or mapped.
+
+    ``container`` is its pod, or its container outside any pod; None for a process in neither.
+    """
 
     pid: int
     started: float  # seconds since boot; with the pid it identifies one process
@@ -281,7 +284,7 @@ class Owner:
     since: Moment
     seen: bool = False  # whether the owner was ever seen running
     crowded: bool = False  # whether another pod's container was ever seen on the device as well
-    unannounced: bool = False  # seen on the device without an admitted start or an entry in the checkpoint
+    unannounced: bool = False  # seen on it with neither an admitted start nor an entry in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +337,7 @@ class Record:
     last_receipt: str | None = None  # digest of the newest receipt ever given
     grant: Grant | None = None
     owner: Owner | None = None
-    tenancy_began: float | None = None  # uptime at which the tenancy began; until the next proof
+    tenancy_began: float | None = None  # uptime at which the tenancy began; kept until the next proof
     tenancy_ended: float | None = None  # uptime; when the last tenant with an admitted start released the device
     job: Job | None = None
     quarantine: Quarantine | None = None
@@ -355,13 +358,13 @@ class Facts:
     incarnation: Incarnation
     epoch: str
     holders: tuple[Holder, ...] | None  # None when they could not be determined
-    observed_since: float = 0.0  # uptime since when the service would have noticed a holder
+    observed_since: float = 0.0  # uptime: since then the service would have noticed any holder
     owner_alive: bool | None = None  # None when there is no owner, or when that could not be determined
     starting_pod_alive: bool | None = None  # the same for the pod that is about to start
     siblings_busy: bool | None = None  # whether another device of the reset domain has a holder or an owner
     vitals: Vitals | None = None
     domain_resetting: bool = False  # a sibling is being reset, which takes this device down as well
     successor: str | None = None  # the GPU that is at its PCI address now
-    withheld: bool = False  # it was asked for in vain: the kubelet believes it free
+    withheld: bool = False  # a request for it was refused: the kubelet believes that it is free
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
-    hung_since: float | None = None  # uptime since when all holders hang in the kernel at each observation
+    hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation

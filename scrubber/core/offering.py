@@ -18,7 +18,7 @@ def offer(
 ) -> answers.Offer:
     """Whether to advertise this device as Healthy, and why.
 
-    ``withheld``: it was asked for in vain lately. ``blocked``: what is in the way of its next scrub.
+    ``withheld``: a request for it was refused lately. ``blocked``: what is in the way of its next scrub.
     """
     answer = _by_record(record, policy, now)
     if not answer.healthy:

@@ -13,7 +13,7 @@ STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can b
 
 
 def live_container(holders: tuple[Holder, ...]) -> str | None:
-    """The live container among these holders, if there is one."""
+    """The live pod, or container outside any pod, of the first holder that has one; None if none has."""
     return next((holder.container for holder in holders if holder.container is not None), None)
 
 
@@ -46,11 +46,11 @@ def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | 
 
 
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
-    """Whether an unannounced pod, such as a monitor, has let go of a device that was granted to another pod.
+    """Whether an unannounced pod, such as a monitoring agent, has left a device that was granted to another pod.
 
-    The grant must be proven, announced and of this run of the kubelet. Then no container starts on it without asking,
-    and no holder was on it when it was granted. An unannounced pod of any other grant may be the owner: it keeps the
-    device while it lives. So does a container that is in no pod, which the kubelet does not know.
+    The grant must be proven, announced and of this run of the kubelet. Then no container starts on the device without
+    asking, and the device had no holder when it was granted. After any other grant the unannounced pod may be the
+    owner: it keeps the device while it lives. So does a container in no pod, because the kubelet does not know it.
     """
     grant, owner, assigned = record.grant, record.owner, facts.assigned_pods
     if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():

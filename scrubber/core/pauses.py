@@ -7,11 +7,11 @@ from policies.model import Policy
 from scrubber.core.model import Moment, Quarantine, Record, Setback
 
 INTERRUPTED_FIRST = 60.0  # seconds until a probation that a crash or a reboot interrupted is tried again ...
-INTERRUPTED_LONGEST = 3600.0  # ... doubling up to this: the trial itself may be what brings the node down
+INTERRUPTED_LONGEST = 3600.0  # ... doubling up to this: the probation itself may be what brings the node down
 
 
 def growing(first: float, factor: float, longest: float, times: int) -> float:
-    """A pause that grew so many times."""
+    """The pause ``first``, grown ``times`` times by ``factor`` up to ``longest``."""
     pause = first
     for _ in range(times):  # step by step: a power overflows after some weeks of tries
         pause = min(pause * factor, longest)
@@ -47,6 +47,6 @@ def setback(record: Record, why: str, at: Moment) -> Setback:
 
 
 def given_up(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether the job has waited for processes that do not end for as long as the policy says."""
+    """Whether processes that do not end have delayed the scrubs of this device for the policy's ``give_up`` time."""
     since = setback(record, "", now).stuck_since
     return since is not None and now.uptime - since.uptime >= policy.evict.give_up

@@ -19,7 +19,7 @@ def is_gone(record: Record) -> bool:
 def taken_away(record: Record) -> bool:
     """Whether the device was taken away on purpose. Its vitals say whether it is back.
 
-    A GPU that waits for a person still waits after a new MIG layout: that is no repair.
+    A GPU that waits for a person is not taken away by a new MIG layout: that is no repair.
     """
     out = record.quarantine
     if out is None or out.ailment.kind not in TAKEN_AWAY:
@@ -38,7 +38,7 @@ def successor(record: Record, records: Iterable[Record]) -> str | None:
 
 
 def slice_vitals(vitals: Vitals, parent: Vitals | None) -> Vitals:
-    """The vitals of a slice that is lost: its GPU has another layout, if the GPU itself is there and says so."""
+    """The vitals of a slice. If it is lost while its GPU is there and answers, the GPU has another MIG layout."""
     if not vitals.lost or parent is None or parent.unresponsive or parent.partial or parent.reset_required:
         return vitals
     return replace(vitals, relaid=parent.relaid or not parent.lost)

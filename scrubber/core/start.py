@@ -26,7 +26,7 @@ EACH_CONTAINER = "another container of the pod is about to start, and policy wan
 
 
 def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
-    """The one pod that all of these devices are written down for. None, or more than one, is a no."""
+    """The one pod that the kubelet's checkpoint names for all of these devices. No pod, or several, is a refusal."""
     for device, pods in owners.items():
         if not pods:
             why = f"cannot start on {device}: the kubelet's checkpoint names no pod for it"
@@ -50,7 +50,7 @@ def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
 
 
 def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
-    """Whether the answer is no: refused, or to be released while there are holders, which no scrub would end."""
+    """Whether the answer is no: a refusal, or a release while there are holders, because no scrub would end them."""
     released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
     return isinstance(answer, answers.Refuse) or (released and bool(facts.holders))
 
@@ -91,7 +91,7 @@ def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Mom
     if facts.holders is None:
         return _unproven(record)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
-        return answers.Note(ev.Released("its proof ended before it was started on"))
+        return answers.Note(ev.Released("its proof ended before a container started on it"))
     if policy.model is Starts.PER_CONTAINER and _may_have_run(record, facts):
         return _busy(record) if facts.holders else answers.Note(ev.Released(EACH_CONTAINER))
     return _admit(facts, pod, now)
@@ -123,7 +123,7 @@ def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
 def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
     """Yes. The start of an unannounced pod is admitted now.
 
-    If the pod is not known to run now, it counts as not seen: until then its absence does not mean that it ended.
+    If the pod is not known to run now, it counts as not seen: until it is seen, its absence does not mean its end.
     """
     owner = record.owner
     if owner is None:
@@ -156,7 +156,7 @@ def _owned_by(record: Record, pod: str) -> bool:
 
 
 def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
-    """Counts as seen where the pod itself is seen before its containers: then its absence later means its end."""
+    """Yes. A pod that is alive before its container starts counts as seen: if it is absent later, it has ended."""
     return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
 
 

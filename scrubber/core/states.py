@@ -16,7 +16,7 @@ The table does not show everything. Four small machines run beside it, in fields
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
   into a quarantine; until then the device is not offered, and no scrub may start on it.
 * ``due_path``: the slow path stays due from the start of a slow scrub, or from a grave error before the first
-  observation, until one passes. A burn-in leaves it alone.
+  observation, until a slow scrub passes. The start of a burn-in does not change it.
 * ``setback`` and ``quarantine.probes``: how often a scrub or a probation has failed. Both set the next pause.
 * ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
   makes it the owner; ``ownership`` says when it has left.
@@ -174,7 +174,7 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
         case ev.Distrusted():
             return _distrust(record, event, at)
         case ev.Granted() | ev.GrantedUnproven():
-            # A process from an earlier grant on which no start was admitted is foreign: the tenancy begins anew.
+            # If no start was admitted so far, the tenancy begins anew: processes from before this grant are foreign.
             began = record.tenancy_began if leftover.span(record) is not None else at.uptime
             receipt = record.receipt if isinstance(event, ev.Granted) else None
             ended = _ended(record, at) if record.owner is not None else record.tenancy_ended

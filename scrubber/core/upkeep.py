@@ -35,7 +35,10 @@ RETRY_LONGEST = 60.0  # ... doubling up to this: a process may stay for days, an
 
 
 def interruption(record: Record, why: str, now: Moment) -> ev.Event:
-    """How a cancelled job is recorded. A device on probation returns to quarantine, for the same reason."""
+    """How a job that was cancelled or could not be completed is recorded.
+
+    A device on probation returns to quarantine, for the same reason.
+    """
     if record.job is None:
         raise ValueError(f"{record.device.uuid} has no job to cancel")
     proven = verdict.proven_fault(record.job)
@@ -51,13 +54,13 @@ def interruption(record: Record, why: str, now: Moment) -> ev.Event:
 
 
 def probation(record: Record, policy: Policy, now: Moment) -> answers.StartProbation | None:
-    """The trial of a quarantined device, once it is due. Without a due time the device waits for a person."""
+    """The probation of a quarantined device, once it is due. Without a due time the device waits for a person."""
     due = record.quarantine.next_probe if record.quarantine else None
     return None if due is None or now.uptime < due else answers.StartProbation(probation_path(record, policy))
 
 
 def probation_path(record: Record, policy: Policy) -> Path:
-    """Which path ends the quarantine: the one that its ailment needs, and no less than outside a quarantine."""
+    """The path of the probation: the one that its ailment needs, or that of the next scrub if more thorough."""
     asked = remedy.of(record.quarantine.ailment).course.path if record.quarantine else Path.SLOW
     return Path.SLOW if Path.SLOW in (asked, proof.next_path(record, policy)) else Path.FAST
 
@@ -106,7 +109,7 @@ def quarantine(
     """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
     rules = policy.quarantine.probation
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
-    # A quarantined device that is lost has not returned once more, and its ailment must say that it is lost.
+    # A device that is lost while in quarantine did not return in between; and its ailment must say that it is lost.
     lost = record.quarantine is not None and ailment.kind in presence.GONE
     person = remedy.of(ailment).course is remedy.Course.PERSON  # an ailment that needs a person is worse than flapping
     excused = lost or ailment.kind in remedy.BLAMELESS
@@ -125,7 +128,8 @@ def quarantine(
     last_try = found.detail if before is not None and record.job is not None else ""
     since = now if ailment.kind in presence.TAKEN_AWAY else _since(record, now)
     out = Quarantine(ailment, since, by, record.baseline, probes, due, last_try)
-    if found.kind is AilmentKind.OPERATOR:  # an operator's quarantine judges no errors: newer errors still count as new
+    # An operator's quarantine judges no errors: errors since the present baseline still count as new.
+    if found.kind is AilmentKind.OPERATOR:
         return ev.Quarantined(out)
     judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
@@ -224,7 +228,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         and _abandoned(record, policy, now)
     ):
         # The device is not offered, so no request for it would ever show that the grant was abandoned.
-        why = "it fell sick" if record.ailment is not None else "it was asked for in vain"
+        why = "it fell sick" if record.ailment is not None else "a request for it was refused"
         return answers.Note(ev.Released(f"{why} before a container started on it"))
     changed = (
         ownership.confirmed_by_checkpoint(record, facts, now)
@@ -258,8 +262,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
 def _held_for_another(record: Record, facts: Facts) -> bool:
     """Whether the recorded owner is an unannounced pod, while the device may belong to another pod, which is idle.
 
-    The kubelet's checkpoint says so, if it can be read. After a grant that announces no start, the unannounced pod is
-    the one that the device was granted to.
+    The kubelet's checkpoint says so, if it can be read. If not, the answer is yes after an announced grant, otherwise
+    no: after a grant that announces no start, the unannounced pod is the one that the device was granted to.
     """
     grant, owner = record.grant, record.owner
     if owner is None or not owner.unannounced:
@@ -270,7 +274,7 @@ def _held_for_another(record: Record, facts: Facts) -> bool:
 
 
 def _hangs_after_its_end(record: Record, facts: Facts) -> bool:
-    """Whether all holders hang, although the kubelet has taken the device from its owner or was refused it."""
+    """Whether all holders hang, after the kubelet took the device from its owner or a request for it was refused."""
     owner = record.owner
     if owner is None or not ownership.all_holders_hang(facts):
         return False
@@ -316,7 +320,7 @@ def _lasts(ailment: Ailment, facts: Facts) -> bool:
 def _gone(record: Record, facts: Facts) -> Ailment | None:
     """The ailment of a quarantined device that is gone. Once recorded, resets of its siblings need not observe it.
 
-    A slice that is lost is not gone: slices are away for a moment while others are made.
+    A lost slice is gone only if its GPU has another layout: slices are away for a moment while others are made.
     """
     if facts.vitals is None or not facts.vitals.lost or record.quarantine is None:
         return None
@@ -346,7 +350,7 @@ def _relaid(out: Quarantine, facts: Facts) -> Ailment | None:
 
 
 def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) -> Ailment | None:
-    """A worse ailment of a quarantined device: it needs a reset or a person, and its present one does not."""
+    """A new ailment of a quarantined device, if ``remedy.rank`` puts it above the ailment of the quarantine."""
     if vitals is None or vitals.lost or record.quarantine is None or record.quarantine.next_probe is None:
         return None  # a device that is not there gets no worse
     found = diagnose(vitals, record.baseline, policy)
@@ -387,6 +391,9 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
 
 
 def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether no container started in time. A caller that announces starts asks again before it needs the device."""
+    """Whether the time for a first start is over: at once if starts are announced, else after the start budget.
+
+    A caller that announces starts asks again before it needs the device.
+    """
     grant = record.grant
     return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)

@@ -102,7 +102,7 @@ Consequence = Escalate | LeaveDirty | StayInQuarantine | EnterQuarantine
 
 
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
-    """Whether the results of a job's present path, and all before it, prove the device clean and healthy."""
+    """Whether a job's present path proves the device clean and healthy. A hardware fault found before counts too."""
     ran = tuple(result for result in job.results if result.path is job.path)
     fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, PLANS[job.path])
     if fault is not None:
@@ -271,12 +271,12 @@ def _miscounted(clear: Findings) -> Failed | None:
     if explained <= rest and all(part.bytes >= 0 for part in clear.uncovered):
         return None
     parts = ", ".join(f"{part.bytes} for {part.cause}" for part in clear.uncovered)
-    detail = f"clear says of {rest} uncovered bytes that they are {parts}: it counts wrongly"
+    detail = f"clear explains {rest} uncovered bytes as {parts}: it counts wrongly"
     return failed(Step.CLEAR, Blame.DEVICE, detail)
 
 
 def _too_little(done: Done, policy: Policy) -> Failed | None:
-    """Clear and verify must each cover what the policy orders, of the larger allocatable size."""
+    """Clear and verify must each cover the share that the policy orders, of the larger of their allocatable sizes."""
     allocatable, least = _allocatable(done), policy.clear.min_coverage
     for step in MEASURED:
         covered = done[step].findings.covered_bytes or 0
@@ -323,7 +323,7 @@ def _not_tested(done: Done) -> Failed | None:
     elif ARITHMETIC not in found.tests:
         why = f"ran {_listed(found.tests)}, but not {ARITHMETIC}: selftest.time in the policy may be too short"
     elif not proven <= covered <= allocatable:
-        why = f"says it covered {covered} bytes; {proven} of {allocatable} were read back before"
+        why = f"says it covered {covered} bytes, but {proven} of {allocatable} were read back before"
     elif found.units != units:
         why = f"says that {found.units or 'no'} units computed; scratch overwrote {units}"
     return failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}") if why else None

@@ -176,8 +176,8 @@ def spec(*names, kind="nvidia.com/gpu", **changes):
         ((spec("GPU-1"),), Level.OK, "name 1 devices"),
         ((spec("GPU-2"), spec("GPU-1")), Level.OK, "name 2 devices"),
         ((spec("0", "all"),), Level.WARNING, "names GPU-1"),
-        ((spec("GPU-1", kind="example.com/gpu"),), Level.WARNING, "is there"),
-        ((), Level.WARNING, "is there"),
+        ((spec("GPU-1", kind="example.com/gpu"),), Level.WARNING, "exists"),
+        ((), Level.WARNING, "exists"),
         ((spec(fault=DENIED),), Level.WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
     ],
 )
@@ -194,9 +194,9 @@ def test_a_gpu_that_no_cdi_specification_names_is_a_warning(specs, level, words)
         ((spec("GPU-7"),), "nvidia.com/gpu", False, [(Level.OK, "name 1 devices")]),
         ((spec("0", "MIG-7"),), "nvidia.com/gpu", False, [(Level.OK, "name 2 devices")]),
         ((spec("0", "all"),), "nvidia.com/gpu", False, [(Level.BROKEN, "names a GPU by its UUID")]),
-        ((spec("GPU-7"),), "example.com/gpu", False, [(Level.BROKEN, "of the kind example.com/gpu is there")]),
-        ((), "nvidia.com/gpu", False, [(Level.BROKEN, "is there")]),
-        ((spec(fault=DENIED),), "nvidia.com/gpu", False, [(Level.WARNING, "denied"), (Level.BROKEN, "is there")]),
+        ((spec("GPU-7"),), "example.com/gpu", False, [(Level.BROKEN, "of the kind example.com/gpu exists")]),
+        ((), "nvidia.com/gpu", False, [(Level.BROKEN, "exists")]),
+        ((spec(fault=DENIED),), "nvidia.com/gpu", False, [(Level.WARNING, "denied"), (Level.BROKEN, "exists")]),
         ((spec(fault=DENIED), spec("GPU-1")), "nvidia.com/gpu", True, [(Level.WARNING, "denied")]),
     ],
 )

@@ -168,7 +168,7 @@ SICK_BEFORE = live(lives.IN_USE, STUCK_IN_USE.event)
 HELD = rows(
     ("the kubelet has taken it from its pod", lives.IN_USE, hung(HANGS, given=[]), STUCK_IN_USE),
     ("... and given it to another", lives.IN_USE, hung(HANGS, given=["pod-b"]), STUCK_IN_USE),
-    ("it was asked for in vain", lives.IN_USE, hung(HANGS, withheld=True), STUCK_IN_USE),
+    ("a request for it was refused", lives.IN_USE, hung(HANGS, withheld=True), STUCK_IN_USE),
     ("not for long enough", lives.IN_USE, hung(HANGS, withheld=True, seconds=GIVE_UP - 0.01), Blocked(TOLD)),
     ("just now", lives.IN_USE, replace(hung(HANGS, withheld=True), hung_since=None), Blocked(TOLD)),
     ("it is its pod's still", lives.IN_USE, hung(HANGS, given=["pod-a"]), Proceed()),

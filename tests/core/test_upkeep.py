@@ -135,7 +135,7 @@ TEND = rows(
     ("W20 its owner is gone, a stranger has it open", lives.IN_USE, facts((OF_B,), alive=False), ENFORCE, CROWD),
     ("W20 the same, once that is written down", lives.CROWDED, facts((OF_B,), alive=False), ENFORCE, Proceed()),
     ("a grant that was asked for in vain and abandoned", lives.GRANTED, replace(facts(), withheld=True), ENFORCE,
-     Note(ev.Released("it was asked for in vain before a container started on it"))),
+     Note(ev.Released("a request for it was refused before a container started on it"))),
     ("a device in use that falls sick is left alone", lives.IN_USE, facts((OF_A,), alive=True, vitals=XID_79), ENFORCE,
      Note(ev.AilmentFound(XID))),
     ("a granted device that falls sick", lives.GRANTED, facts(vitals=XID_79), ENFORCE, Note(ev.AilmentFound(XID))),

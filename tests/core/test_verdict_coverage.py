@@ -160,7 +160,7 @@ def test_a_remainder_that_contradicts_the_coverage_is_counting_wrongly(parts):
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame) == (Step.CLEAR, Blame.DEVICE)
     told = ", ".join(f"{size} for cause {number}" for number, size in enumerate(parts))
-    assert judged.detail == f"clear says of 100 uncovered bytes that they are {told}: it counts wrongly"
+    assert judged.detail == f"clear explains 100 uncovered bytes as {told}: it counts wrongly"
 
 
 @pytest.mark.parametrize("parts", [(), (100,), (60, 40), (60,), (0,)])
@@ -209,9 +209,9 @@ def test_a_self_test_that_ran_no_test_is_none_whatever_the_step_says():
 UNTESTED = [
     ({"tests": ("address", "random")},
      "ran address, random, but not arithmetic: selftest.time in the policy may be too short"),
-    ({"covered_bytes": None}, "says it covered 0 bytes; 1000 of 1000 were read back before"),
-    ({"covered_bytes": 999}, "says it covered 999 bytes; 1000 of 1000 were read back before"),
-    ({"covered_bytes": 1001}, "says it covered 1001 bytes; 1000 of 1000 were read back before"),
+    ({"covered_bytes": None}, "says it covered 0 bytes, but 1000 of 1000 were read back before"),
+    ({"covered_bytes": 999}, "says it covered 999 bytes, but 1000 of 1000 were read back before"),
+    ({"covered_bytes": 1001}, "says it covered 1001 bytes, but 1000 of 1000 were read back before"),
     ({"units": 131}, "says that 131 units computed; scratch overwrote 132"),
     ({"units": 133}, "says that 133 units computed; scratch overwrote 132"),
     ({"units": None}, "says that no units computed; scratch overwrote 132"),

@@ -35,7 +35,7 @@ def test_the_rest_is_told_by_cause_and_adds_up():
 
 def test_what_the_driver_needs_for_its_books_is_told_as_that():
     causes = uncovered(account(taken=COVERED + 2**20), COVERED, idle=0)
-    assert causes[-1] == Uncovered("the driver's own books of what was taken", 2**20)
+    assert causes[-1] == Uncovered("the driver's own bookkeeping for the memory that the scrub took", 2**20)
 
 
 def test_only_the_context_and_what_the_driver_itself_needs_are_ours():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from scrubber.core import views
 from scrubber.core.diagnosis import base
 
-HOST_ROOT = "mount the host's here and name it with --host-root"
+HOST_ROOT = "mount the host's directories here and name their place with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin
 SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes freed memory
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
@@ -79,7 +79,7 @@ def _switched_off(options: Mapping[str, str]) -> Iterator[base.Finding]:
 
 
 def _keys(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each registry key in effect, with its device, read as the driver does: without spaces, in any case.
+    """Each registry key in effect, with its device, read as the driver does: without spaces, in upper or lower case.
 
     A value that is not zero counts as set. The driver ignores a key without a value.
     """
@@ -213,7 +213,7 @@ def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
         yield base.broken(name, f"{ENVIRONMENT} is not false in {config.path}: {_ANY_POD}", _DENY)
     if config.by_mounts:
         text = f"{MOUNTS} is true in {config.path}: a pod that may mount host paths gets any GPU without a request"
-        remedy = "set it to false unless the plugin's strategy is volume-mounts; then let no tenant mount host paths"
+        remedy = "set it to false; with the plugin's strategy volume-mounts, let no tenant mount host paths instead"
         yield base.warning(name, text, remedy)
 
 
@@ -243,7 +243,7 @@ def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
     """What the specifications lack. While the devices are not known, one UUID is enough."""
     missing = sorted(_handed_out(facts) - named)
     if not named:
-        return "is there, which the strategies cdi-cri and cdi-annotations need"
+        return "exists, but the strategies cdi-cri and cdi-annotations need one"
     if missing:
         return f"names {', '.join(missing)}"
     return "" if any(name.startswith(("GPU-", "MIG-")) for name in named) else "names a GPU by its UUID"

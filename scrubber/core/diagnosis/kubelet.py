@@ -41,8 +41,8 @@ def _checkpoint(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.warning("checkpoint", text, remedy)
     else:
         remedy = (
-            "if the kubelet was restarted with this checkpoint, drain the node, because the kubelet takes every GPU "
-            "for free; otherwise it writes a new one"
+            "if the kubelet was restarted with this checkpoint, drain the node, because the kubelet believes "
+            "that every GPU is free; otherwise the kubelet writes a new checkpoint"
         )
         text = fault.text if fault.denied else f"no container starts on a GPU: {fault.text}"
         yield base.broken("checkpoint", text, base.as_root(fault, remedy))

@@ -30,7 +30,7 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
             yield base.broken(name, text, NODE_NAMESPACE)
     elif facts.status is not None:
         text = "cannot tell whether the scrub service sees every process of this node"
-        yield base.unseen(name, text, service, f"ask from where the service runs, or {NODE_NAMESPACE}")
+        yield base.unseen(name, text, service, f"run this check where the service runs, or {NODE_NAMESPACE}")
     elif isinstance(here, base.CheckFault):
         yield base.unseen(name, "cannot tell which PID namespace this is", here, "mount /proc")
     elif not here:
@@ -112,7 +112,7 @@ def _disk(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     place = facts.status.service.state_dir
     if isinstance(room, base.CheckFault):
-        text, remedy = f"cannot tell how much room there is in {place}", "ask from where the service runs"
+        text, remedy = f"cannot tell how much room there is in {place}", "run this check where the service runs"
         yield base.unseen("disk", text, room, remedy, base.Level.WARNING)
         return
     files = float("inf") if room.free_files is None else room.free_files
