@@ -27,7 +27,8 @@ from threading import Lock
 from typing import Any
 
 PROGRAMS = [[sys.executable, "-m", "scrubber", name] for name in ("scrubber", "plugin")]
-BEFORE_MAIN = ("PYTHON", "LD_")  # only a new interpreter obeys these variables
+BEFORE_MAIN = ("PYTHON", "LD_")  # only a new interpreter obeys these variables ...
+IGNORED = "PYTHONDONTWRITEBYTECODE"  # ... and tests/conftest.py takes this one away, later than HERE is read
 NO_FORK = ("executable", "preexec_fn", "pass_fds", "shell")
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 STREAMS = ("p2cread", "c2pwrite", "errwrite")
@@ -58,7 +59,7 @@ class Popen(subprocess.Popen[Any]):
 
 
 def _before_main(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(BEFORE_MAIN)}
+    return {name: value for name, value in env.items() if name.startswith(BEFORE_MAIN) and name != IGNORED}
 
 
 def _limits() -> list[tuple[int, int]]:

@@ -19,8 +19,8 @@ from tests.service.foretold import Fate, Foretold
 from tests.service.noise import SLOT, Event, Noise
 from tests.service.world import World
 
-DAY = 72  # slots
-LOUD = 44  # so that there are about 10,000 events
+DAY, MORNING = 72, 24  # slots
+LOUD = 44  # so that a day has about 10,000 events
 INTERVAL = 20.0
 A_ROUND = INTERVAL + 0.5
 A_HUNG_ROUND = 12.0  # by so much devices that hang may keep a round from its end
@@ -183,10 +183,9 @@ class Play:
     def _compare(self, when: str) -> None:
         self.world.check()
         for device, fate in self.foretold.fates.items():
-            told = f"{device} {when}: {fate}\n{self.world.record(device)}\n{self._lately(device)}"
-            assert self._standing(device) == _standing(fate), told
-            assert healthy(self.world, device) == fate.offered, told
-            assert self._heard(device) == fate.heard, told
+            found = self._standing(device), healthy(self.world, device), self._heard(device)
+            foretold = _standing(fate), fate.offered, fate.heard
+            assert found == foretold, f"{device} {when}: {fate}\n{self.world.record(device)}\n{self._lately(device)}"
 
     def _lately(self, device: str) -> str:
         lines = self.world.story(device).splitlines() if device else []
@@ -265,13 +264,16 @@ async def live_through(build, seed: int, slots: int) -> Play:
     return play
 
 
-async def test_a_day_of_noise_ends_as_predicted(build):
-    play = await live_through(build, 1, DAY)
-    assert sum(play.passed.values()) > 10_000
-    assert play.silenced > 50
+async def test_a_morning_of_noise_ends_as_predicted(build):
+    play = await live_through(build, 1, MORNING)
+    assert sum(play.passed.values()) > 3_000
+    assert play.silenced > 15
 
 
 @pytest.mark.night
-@pytest.mark.parametrize("seed", range(2, 22))
-async def test_other_days_of_noise_end_as_predicted(build, seed):
-    await live_through(build, seed, DAY)
+@pytest.mark.parametrize("seed", range(1, 22))
+async def test_days_of_noise_end_as_predicted(build, seed):
+    play = await live_through(build, seed, DAY)
+    if seed == 1:
+        assert sum(play.passed.values()) > 10_000
+        assert play.silenced > 50

@@ -18,7 +18,8 @@ from scrubber.core.model import AilmentKind, Path, Sign, State
 from tests.service.asking import healthy, rows
 from tests.service.test_signs import ALL
 
-A_ROUND = 1.1
+INTERVAL = 5.0  # of the monitor: the tests mostly wait for what must not happen
+A_ROUND = INTERVAL + 0.1
 LONG = 200.0  # a trial would have come after a minute, and the next one two minutes later
 Befall = Callable[[Any, str], None]
 
@@ -107,7 +108,7 @@ async def world(build, tmp_path):
     """Two devices, clean under a policy that takes every sign seriously."""
     file = tmp_path / "all.yaml"
     file.write_text(ALL)
-    world = build(policy=str(file))
+    world = build(policy=str(file), interval=INTERVAL)
     await world.start()
     await world.clean()
     return world
@@ -247,8 +248,11 @@ async def test_harmless_errors_are_noted_and_quarantine_nothing(world, codes, us
 async def test_one_late_answer_is_not_an_ailment(world):
     device = world.uuids[0]
     flag("hangs")(world, device)
+    looking = world.spawn(world.life.monitor.round())
     await asyncio.sleep(3.5)  # longer than one look waits, and shorter than two
     mend(world, device)
+    await looking
+    assert world.node.hung_at > 0
     await asyncio.sleep(LONG)
     assert quarantines(world, device) == []
     assert healthy(world, device)

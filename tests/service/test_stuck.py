@@ -13,6 +13,16 @@ from tests.service.asking import healthy, let_on, written_down
 GIVE_UP = 600.0  # of the default policy
 LAST_TRY = 70.0  # seconds at most from then to the end of the scrub that finds it: a pause, and the scrub
 LONG = 1000.0
+INTERVAL = 3.0  # of the monitor: the tests mostly wait for what must not happen
+
+
+@pytest.fixture
+async def world(build):
+    """Two clean devices under policy ``default``."""
+    it = build(interval=INTERVAL)
+    await it.start()
+    await it.clean()
+    return it
 
 
 async def left_behind(world, *, stuck):
@@ -66,7 +76,7 @@ async def test_a_holder_that_may_stay_never_quarantines_the_device(world, contai
 
 
 async def test_a_policy_that_waits_never_gives_up_on_a_leftover(build):
-    world = build(policy="observe")
+    world = build(policy="observe", interval=INTERVAL)
     await world.start()
     device, process = await left_behind(world, stuck=True)
     await asyncio.sleep(LONG)
