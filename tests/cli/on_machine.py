@@ -28,7 +28,7 @@ needs_namespace = pytest.mark.skipif(not ENTERS, reason="no pid namespace may be
 PATIENT = """\
 defaults:
   evict: {foreign: terminate, grace: 100ms}
-  clear: {min_coverage: 0.8}
+  clear: {min_coverage: 0.7}
   selftest: {time: 1s}
   quarantine: {probation: {first: 1h, longest: 1h}}
 """

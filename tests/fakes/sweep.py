@@ -35,12 +35,6 @@ class Held:
 Call = Callable[[Held], object]
 
 
-def _pci() -> object:
-    info = pynvml.nvmlPciInfo_t()
-    info.bus = 0x1B
-    return info
-
-
 def _placement() -> object:
     return byref(pynvml.c_nvmlGpuInstancePlacement_t(6, 1))
 
@@ -51,10 +45,6 @@ def _ci_placement() -> object:
 
 def _gi_array() -> object:
     return (pynvml.c_nvmlGpuInstance_t * 8)()
-
-
-def _ci_array() -> object:
-    return (pynvml.c_nvmlComputeInstance_t * 8)()
 
 
 def _sram() -> Structure:
@@ -79,21 +69,21 @@ def _words(text: str) -> tuple[str, ...]:
 
 # Of a GPU, with nothing else to say: the name of the wrapper follows from the function's.
 _PLAIN = _words("""
-    UUID Name Serial Brand Index MinorNumber PciInfo_v3 CudaComputeCapability Architecture NumGpuCores MemoryInfo
-    BAR1MemoryInfo NumaNodeId MemoryBusWidth ComputeRunningProcesses_v3 GraphicsRunningProcesses_v3
-    MPSComputeRunningProcesses_v3 EccMode RemappedRows RowRemapperHistogram RetiredPagesPendingStatus RepairStatus
-    PersistenceMode ComputeMode AccountingMode PowerManagementLimit PowerManagementDefaultLimit EnforcedPowerLimit
-    PowerManagementLimitConstraints PowerUsage CurrentClocksEventReasons CurrentClocksThrottleReasons
-    SupportedEventTypes CurrPcieLinkGeneration MaxPcieLinkGeneration CurrPcieLinkWidth MaxPcieLinkWidth PerformanceState
-    PcieReplayCounter MigMode MaxMigDeviceCount VirtualizationMode HostVgpuMode Attributes_v2 GpuInstanceId
+    UUID Name MinorNumber PciInfo_v3 CudaComputeCapability Architecture
+    MemoryBusWidth ComputeRunningProcesses_v3 GraphicsRunningProcesses_v3
+    MPSComputeRunningProcesses_v3 EccMode RemappedRows RetiredPagesPendingStatus
+    PersistenceMode ComputeMode AccountingMode PowerManagementLimit PowerManagementDefaultLimit
+    PowerUsage CurrentClocksEventReasons
+    SupportedEventTypes CurrPcieLinkGeneration MaxPcieLinkGeneration CurrPcieLinkWidth PerformanceState
+    PcieReplayCounter MigMode MaxMigDeviceCount VirtualizationMode GpuInstanceId
     ComputeInstanceId DeviceHandleFromMigDeviceHandle
 """)
 
 # Of a GPU, and one number: a clock, a sensor, a link, a cause ...
 _NUMBERED = _words("""
     ClockInfo MaxClockInfo ApplicationsClock DefaultApplicationsClock Temperature TemperatureV
-    TemperatureThreshold NvLinkState NvLinkVersion NvLinkRemoteDeviceType RetiredPages RetiredPages_v2
-    MigDeviceHandleByIndex GpuInstanceById GpuInstanceRemainingCapacity
+    TemperatureThreshold NvLinkState NvLinkRemoteDeviceType
+    MigDeviceHandleByIndex GpuInstanceById
 """)
 
 _RESETS = ("ApplicationsClocks", "GpuLockedClocks", "MemoryLockedClocks")
@@ -133,33 +123,15 @@ CALLS: dict[str, Call] = {
     "nvmlDeviceGetHandleByUUID": lambda _: pynvml.nvmlDeviceGetHandleByUUID("GPU-none"),
     "nvmlDeviceGetHandleByPciBusId_v2": lambda _: pynvml.nvmlDeviceGetHandleByPciBusId("0000:1b:00.0"),
     "nvmlDeviceGetMemoryInfo_v2": lambda held: pynvml.nvmlDeviceGetMemoryInfo(held.gpu, pynvml.nvmlMemory_v2),
-    "nvmlDeviceGetMemoryAffinity": lambda held: pynvml.nvmlDeviceGetMemoryAffinity(held.gpu, 1, 0),
     "nvmlDeviceGetSramEccErrorStatus": lambda held: pynvml.nvmlDeviceGetSramEccErrorStatus(held.gpu, byref(_sram())),
     "nvmlDeviceGetTotalEccErrors": lambda held: pynvml.nvmlDeviceGetTotalEccErrors(held.gpu, 1, 0),
-    "nvmlDeviceGetMemoryErrorCounter": lambda held: pynvml.nvmlDeviceGetMemoryErrorCounter(held.gpu, 1, 0, 2),
     "nvmlDeviceGetFieldValues": lambda held: pynvml.nvmlDeviceGetFieldValues(held.gpu, [230]),
     "nvmlDeviceGetNvLinkRemotePciInfo_v2": lambda held: pynvml.nvmlDeviceGetNvLinkRemotePciInfo(held.gpu, 0),
-    "nvmlDeviceGetTopologyCommonAncestor": lambda held: pynvml.nvmlDeviceGetTopologyCommonAncestor(
-        held.gpu, held.other
-    ),
-    "nvmlDeviceGetP2PStatus": lambda held: pynvml.nvmlDeviceGetP2PStatus(held.gpu, held.other, 0),
-    "nvmlDeviceGetGpuFabricInfo": lambda held: pynvml.nvmlDeviceGetGpuFabricInfo(
-        held.gpu, byref(pynvml.c_nvmlGpuFabricInfo_t())
-    ),
     "nvmlDeviceGetGpuFabricInfoV": lambda held: pynvml.nvmlDeviceGetGpuFabricInfoV(
         held.gpu, byref(pynvml.c_nvmlGpuFabricInfoV_t())
     ),
-    "nvmlDeviceIsMigDeviceHandle": lambda held: pynvml.nvmlDeviceIsMigDeviceHandle(held.gpu),
     "nvmlDeviceSetPowerManagementLimit": lambda held: pynvml.nvmlDeviceSetPowerManagementLimit(held.gpu, 300000),
     "nvmlDeviceSetApplicationsClocks": lambda held: pynvml.nvmlDeviceSetApplicationsClocks(held.gpu, 3201, 900),
-    "nvmlDeviceSetGpuLockedClocks": lambda held: pynvml.nvmlDeviceSetGpuLockedClocks(held.gpu, 500, 900),
-    "nvmlDeviceSetMemoryLockedClocks": lambda held: pynvml.nvmlDeviceSetMemoryLockedClocks(held.gpu, 500, 900),
-    "nvmlDeviceClearAccountingPids": lambda held: pynvml.nvmlDeviceClearAccountingPids(held.gpu),
-    "nvmlDeviceClearEccErrorCounts": lambda held: pynvml.nvmlDeviceClearEccErrorCounts(held.gpu, 0),
-    "nvmlDeviceQueryDrainState": lambda _: pynvml.nvmlDeviceQueryDrainState(_pci()),
-    "nvmlDeviceModifyDrainState": lambda _: pynvml.nvmlDeviceModifyDrainState(_pci(), 0),
-    "nvmlDeviceRemoveGpu": lambda _: pynvml.nvmlDeviceRemoveGpu(_pci()),
-    "nvmlDeviceDiscoverGpus": lambda _: pynvml.nvmlDeviceDiscoverGpus(_pci()),
     "nvmlEventSetCreate": lambda _: pynvml.nvmlEventSetCreate(),
     "nvmlEventSetWait_v2": lambda held: pynvml.nvmlEventSetWait(held.events, 0),
     "nvmlDeviceRegisterEvents": lambda held: pynvml.nvmlDeviceRegisterEvents(held.gpu, 8, held.events),
@@ -169,25 +141,13 @@ CALLS: dict[str, Call] = {
     ),
     "nvmlDeviceGetGpuInstanceProfileInfo": lambda held: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(held.gpu, 0, 1),
     "nvmlDeviceGetGpuInstanceProfileInfoV": lambda held: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(held.gpu, 0, 2),
-    "nvmlDeviceGetGpuInstancePossiblePlacements_v2": lambda held: pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
-        held.gpu, WHOLE_GI_1G, None, byref(c_uint())
-    ),
     "nvmlDeviceCreateGpuInstance": lambda held: pynvml.nvmlDeviceCreateGpuInstance(held.gpu, WHOLE_GI_1G),
     "nvmlDeviceCreateGpuInstanceWithPlacement": lambda held: pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
         held.gpu, WHOLE_GI_1G, _placement()
     ),
     "nvmlGpuInstanceGetInfo": lambda held: pynvml.nvmlGpuInstanceGetInfo(held.gi),
     "nvmlGpuInstanceDestroy": lambda held: pynvml.nvmlGpuInstanceDestroy(held.gi),
-    "nvmlGpuInstanceGetComputeInstances": lambda held: pynvml.nvmlGpuInstanceGetComputeInstances(
-        held.gi, WHOLE_CI_1G, _ci_array(), byref(c_uint())
-    ),
     "nvmlGpuInstanceGetComputeInstanceById": lambda held: pynvml.nvmlGpuInstanceGetComputeInstanceById(held.gi, 0),
-    "nvmlGpuInstanceGetComputeInstanceProfileInfo": lambda held: pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-        held.gi, 0, 0, 1
-    ),
-    "nvmlGpuInstanceGetComputeInstanceProfileInfoV": lambda held: pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-        held.gi, 0, 0, 2
-    ),
     "nvmlGpuInstanceCreateComputeInstance": lambda held: pynvml.nvmlGpuInstanceCreateComputeInstance(
         held.gi, WHOLE_CI_1G
     ),

@@ -277,10 +277,10 @@ def test_passes_find_what_differs_span_by_span(card, cells):
 
 
 def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
-    monkeypatch.setattr(device, "_MOST_SPANS", 3)
+    monkeypatch.setattr(device, "_MOST_SPANS", 2)
     monkeypatch.setattr(memory, "RUNGS", (PAGE,))
     held = memory.take(card)
-    assert len(held.spans) > 6
+    assert len(held.spans) > 4
     assert len(card.sweep(Deed.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
 
 

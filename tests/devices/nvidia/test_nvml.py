@@ -70,14 +70,14 @@ def test_what_an_error_means(rig, code: int) -> None:
 
 def test_only_what_a_device_does_not_know_is_none(rig) -> None:
     for code in CODES:
-        rig.gpu(0).fail("nvmlDeviceGetSerial", code)
+        rig.gpu(0).fail("nvmlDeviceGetPersistenceMode", code)
         with rig.library.session() as nvml:
             handle = nvml.handle(rig.gpu(0).uuid)
             if KINDS.get(code) is NotSupportedError:
-                assert nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle) is None
+                assert nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, handle) is None
             else:
                 with pytest.raises(DeviceError):
-                    nvml.ask_optional(pynvml.nvmlDeviceGetSerial, handle)
+                    nvml.ask_optional(pynvml.nvmlDeviceGetPersistenceMode, handle)
 
 
 def test_nobody_gets_in_while_it_is_let_go_and_everybody_may_take_it_up(rig) -> None:

@@ -16,7 +16,7 @@ from tests.fakes.cuda.machine import SITE, CudaGpu, CudaMachine
 from tests.fakes.nvml.host import Root
 from tests.fakes.nvml.machine import Gpu
 
-SIZE = 16 * PAGE
+SIZE = 8 * PAGE
 RESERVED = 2 * PAGE
 
 

@@ -28,9 +28,7 @@ typedef unsigned long long u64;
 /* A struct that carries its version says its own size and its number. */
 #define VERSION(type, number) ((u32)(sizeof(type) | ((u32)(number) << 24)))
 
-typedef struct { u64 total, free, used; } Memory;
 typedef struct { u32 version; u64 total, reserved, free, used; } MemoryV2;
-typedef struct { u64 total, free, used; } Bar1;
 typedef struct { u32 pid; u64 used; u32 gi, ci; } Process;
 typedef struct {
     char legacy[16];
@@ -44,10 +42,7 @@ typedef struct {
     union { double real; u32 small; u64 large; } value;
 } FieldValue;
 typedef struct { u32 version, sensor; int degrees; } TemperatureV1;
-typedef struct { u32 version, channel, tpc; } RepairStatus;
 typedef struct { u32 version; u64 counts[11]; u32 exceeded; } SramStatus;
-typedef struct { u32 max, high, partial, low, none; } RowHistogram;
-typedef struct { unsigned char cluster[16]; u32 status, clique, state; } Fabric;
 typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique, state, health; } FabricV2;
 typedef struct { u32 version; unsigned char cluster[16]; u32 status, clique, state, health; unsigned char summary; } FabricV3;
 typedef struct { struct Handle *device; u64 type, data; u32 gi, ci; } EventData;
@@ -62,16 +57,7 @@ typedef struct {
     u64 memory_mb;
     char name[96];
 } GiProfileV2;
-typedef struct { u32 id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpegs, ofas; } CiProfile;
-typedef struct {
-    u32 version, id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpegs, ofas;
-    char name[96];
-} CiProfileV2;
 typedef struct { struct Handle *device; u32 id, profile; Placement placement; } GiInfo;
 typedef struct { struct Handle *device, *instance; u32 id, profile; Placement placement; } CiInfo;
-typedef struct {
-    u32 multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gi_slices, ci_slices;
-    u64 memory_mb;
-} Attributes;
 
 #endif

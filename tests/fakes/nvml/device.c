@@ -128,16 +128,6 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, Handle **out)
     return NOT_FOUND;
 }
 
-API int nvmlDeviceGetIndex(const Handle *device, u32 *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    *out = at.slice >= 0 ? (u32)at.slice : 0;
-    for (int gpu = 0; at.slice < 0 && gpu < at.gpu; gpu++)
-        *out += present(gpu);
-    return OK;
-}
-
 /* --- one number, or one text ------------------------------------------------------------------------------------- */
 
 #define TEXT(symbol, key)                                                                                              \
@@ -149,7 +139,6 @@ API int nvmlDeviceGetIndex(const Handle *device, u32 *out)
 
 TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetName, "name")
-TEXT(nvmlDeviceGetSerial, "serial")
 
 #define NUMBER(symbol, key)                                                                                            \
     API int symbol(const Handle *device, u32 *out)                                                                     \
@@ -158,11 +147,8 @@ TEXT(nvmlDeviceGetSerial, "serial")
         return get_u32(&at, out, key);                                                                                 \
     }
 
-NUMBER(nvmlDeviceGetBrand, "brand")
 NUMBER(nvmlDeviceGetMinorNumber, "minor")
 NUMBER(nvmlDeviceGetArchitecture, "architecture")
-NUMBER(nvmlDeviceGetNumaNodeId, "numa_node_id") /* of memory that is a node of its own: only on coherent platforms */
-NUMBER(nvmlDeviceGetNumGpuCores, "cores")
 NUMBER(nvmlDeviceGetMemoryBusWidth, "memory.bus_width")
 NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, "retired.pending")
 NUMBER(nvmlDeviceGetPersistenceMode, "persistence_mode")
@@ -170,17 +156,14 @@ NUMBER(nvmlDeviceGetComputeMode, "compute_mode")
 NUMBER(nvmlDeviceGetAccountingMode, "accounting_mode")
 NUMBER(nvmlDeviceGetPowerManagementLimit, "power.limit")
 NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, "power.default")
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, "power.limit")
 NUMBER(nvmlDeviceGetPowerUsage, "power.usage")
 NUMBER(nvmlDeviceGetPerformanceState, "pstate")
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
 NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, "pcie.max_gen")
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, "pcie.width")
-NUMBER(nvmlDeviceGetMaxPcieLinkWidth, "pcie.max_width")
 NUMBER(nvmlDeviceGetPcieReplayCounter, "pcie.replays")
 NUMBER(nvmlDeviceGetMaxMigDeviceCount, "mig_mode.max")
 NUMBER(nvmlDeviceGetVirtualizationMode, "virtualization_mode")
-NUMBER(nvmlDeviceGetHostVgpuMode, "host_vgpu_mode")
 
 #define LONG_NUMBER(symbol, key)                                                                                       \
     API int symbol(const Handle *device, u64 *out)                                                                     \
@@ -190,7 +173,6 @@ NUMBER(nvmlDeviceGetHostVgpuMode, "host_vgpu_mode")
     }
 
 LONG_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, "clock.reasons")
-LONG_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, "clock.reasons")
 LONG_NUMBER(nvmlDeviceGetSupportedEventTypes, "event_types")
 
 #define NUMBER_OF(symbol, key) /* of a clock, a sensor ... */                                                          \
@@ -218,7 +200,6 @@ NUMBER_OF(nvmlDeviceGetTemperatureThreshold, "temperature.limit")
 PAIR(nvmlDeviceGetCudaComputeCapability, "compute.major", "compute.minor")
 PAIR(nvmlDeviceGetEccMode, "ecc.current", "ecc.pending")
 PAIR(nvmlDeviceGetMigMode, "mig_mode.current", "mig_mode.pending")
-PAIR(nvmlDeviceGetPowerManagementLimitConstraints, "power.min", "power.max")
 
 API int nvmlDeviceGetTemperatureV(const Handle *device, TemperatureV1 *out)
 {
@@ -227,21 +208,6 @@ API int nvmlDeviceGetTemperatureV(const Handle *device, TemperatureV1 *out)
     if (out->version != VERSION(TemperatureV1, 1))
         return VERSION_MISMATCH;
     return get_u32(&at, (u32 *)&out->degrees, "temperature.%u", out->sensor);
-}
-
-API int nvmlDeviceGetMemoryAffinity(const Handle *device, u32 words, u64 *out, u32 scope)
-{
-    ABOUT(device);
-    u32 node = 0;
-    (void)scope;
-    int code = get_u32(&at, &node, "numa_node");
-    if (code)
-        return code;
-    if (node / 64 >= words)
-        return INSUFFICIENT_SIZE;
-    memset(out, 0, words * sizeof *out);
-    out[node / 64] = 1ull << node % 64;
-    return OK;
 }
 
 API int nvmlDeviceGetPciInfo_v3(const Handle *device, Pci *out)
@@ -279,28 +245,6 @@ API int nvmlDeviceGetMemoryInfo_v2(const Handle *device, MemoryV2 *out)
     if (out->version != VERSION(MemoryV2, 2))
         return VERSION_MISMATCH;
     return memory(&at, out);
-}
-
-/* The old form counts what the driver keeps for itself as used. */
-API int nvmlDeviceGetMemoryInfo(const Handle *device, Memory *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    MemoryV2 whole = {0};
-    int code = memory(&at, &whole);
-    if (code == OK)
-        *out = (Memory){whole.total, whole.free, whole.reserved + whole.used};
-    return code;
-}
-
-API int nvmlDeviceGetBAR1MemoryInfo(const Handle *device, Bar1 *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    int code = get_u64(&at, &out->total, "bar1.total");
-    out->used = number(&at, "bar1.used");
-    out->free = out->total - out->used;
-    return code;
 }
 
 /* --- processes --------------------------------------------------------------------------------------------------- */
@@ -360,12 +304,6 @@ API int nvmlDeviceGetTotalEccErrors(const Handle *device, u32 error, u32 counter
     return ecc_off(&at) ? NOT_SUPPORTED : get_u64(&at, out, "ecc.total.%u.%u", error, counter);
 }
 
-API int nvmlDeviceGetMemoryErrorCounter(const Handle *device, u32 error, u32 counter, u32 location, u64 *out)
-{
-    ABOUT(device);
-    return ecc_off(&at) ? NOT_SUPPORTED : get_u64(&at, out, "ecc.at.%u.%u.%u", error, counter, location);
-}
-
 API int nvmlDeviceGetRemappedRows(const Handle *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failure)
 {
     ABOUT(device);
@@ -377,62 +315,6 @@ API int nvmlDeviceGetRemappedRows(const Handle *device, u32 *corrected, u32 *unc
     if (code == OK)
         code = get_u32(&at, pending, "remap.pending");
     return code ? code : get_u32(&at, failure, "remap.failure");
-}
-
-API int nvmlDeviceGetRowRemapperHistogram(const Handle *device, RowHistogram *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    const char *value = told(&at, "remap.histogram");
-    if (!value || sscanf(value, "%u %u %u %u %u", &out->max, &out->high, &out->partial, &out->low, &out->none) != 5)
-        return NOT_SUPPORTED;
-    return OK;
-}
-
-/* "ADDRESS TIME, ..." */
-static int retired_pages(const At *at, u32 cause, u32 *count, u64 *pages, u64 *times)
-{
-    u64 page, time;
-    u32 found = 0;
-    int length;
-    NEEDS(count);
-    const char *next = told(at, "retired.%u", cause);
-    if (!next)
-        return NOT_SUPPORTED;
-    for (; sscanf(next, " %lli %llu%n", (long long *)&page, &time, &length) == 2; next += next[length] == ',') {
-        next += length;
-        length = 0;
-        if (found++ >= *count || !pages)
-            continue;
-        pages[found - 1] = page;
-        if (times)
-            times[found - 1] = time;
-    }
-    bool fits = found <= *count && (pages || !found);
-    *count = found;
-    return fits ? OK : INSUFFICIENT_SIZE;
-}
-
-API int nvmlDeviceGetRetiredPages(const Handle *device, u32 cause, u32 *count, u64 *pages)
-{
-    ABOUT(device);
-    return retired_pages(&at, cause, count, pages, NULL);
-}
-
-API int nvmlDeviceGetRetiredPages_v2(const Handle *device, u32 cause, u32 *count, u64 *pages, u64 *times)
-{
-    ABOUT(device);
-    return retired_pages(&at, cause, count, pages, times);
-}
-
-API int nvmlDeviceGetRepairStatus(const Handle *device, RepairStatus *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    if (out->version != VERSION(RepairStatus, 1))
-        return VERSION_MISMATCH;
-    int code = get_u32(&at, &out->channel, "repair.channel");
-    return code ? code : get_u32(&at, &out->tpc, "repair.tpc");
 }
 
 API int nvmlDeviceGetSramEccErrorStatus(const Handle *device, SramStatus *out)

@@ -101,14 +101,6 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(const Handle *device, u32 index, Han
     return OK;
 }
 
-API int nvmlDeviceIsMigDeviceHandle(const Handle *device, u32 *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    *out = at.slice >= 0;
-    return OK;
-}
-
 #define OF_SLICE(symbol, part)                                                                                         \
     API int symbol(const Handle *device, u32 *out)                                                                     \
     {                                                                                                                  \
@@ -133,26 +125,6 @@ API int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(const Handle *device, Handl
 static u32 of_profile(const At *at, u32 profile, const char *what)
 {
     return value_of(state_text("gpu.%d.profile.%u.%s", at->gpu, profile, what));
-}
-
-API int nvmlDeviceGetAttributes_v2(const Handle *device, Attributes *out)
-{
-    ABOUT(device);
-    NEEDS(out);
-    if (at.slice < 0)
-        return NOT_SUPPORTED;
-    u32 profile = value_of(state_text("gpu.%d.gi.%d.profile", at.gpu, at.gi));
-    *out = (Attributes){
-        .multiprocessors = of_profile(&at, profile, "multiprocessors"),
-        .copy_engines = of_profile(&at, profile, "copy_engines"),
-        .decoders = of_profile(&at, profile, "decoders"),
-        .jpegs = of_profile(&at, profile, "jpegs"),
-        .ofas = of_profile(&at, profile, "ofas"),
-        .gi_slices = of_profile(&at, profile, "slices"),
-        .ci_slices = value_of(state_text("gpu.%d.mig.%d.slices", at.gpu, at.slice)),
-        .memory_mb = of_profile(&at, profile, "memory_mb"),
-    };
-    return OK;
 }
 
 /* --- profiles of GPU instances ----------------------------------------------------------------------------------- */
@@ -276,33 +248,6 @@ API int nvmlDeviceGetGpuInstanceById(const Handle *device, u32 gi, Handle **out)
     return OK;
 }
 
-API int nvmlDeviceGetGpuInstancePossiblePlacements_v2(const Handle *device, u32 id, Placement *out, u32 *count)
-{
-    ABOUT_GPU(device);
-    int profile = profile_by_id(&at, id);
-    if (profile < 0 || !count)
-        return INVALID_ARGUMENT;
-    u32 found = 0, room = *count, size = of_profile(&at, (u32)profile, "size");
-    for (u32 start = 0; start < 8; start++)
-        if (starts_at(&at, (u32)profile, start) && found++ < room && out)
-            out[found - 1] = (Placement){start, size};
-    *count = found;
-    return !out || found <= room ? OK : INSUFFICIENT_SIZE;
-}
-
-API int nvmlDeviceGetGpuInstanceRemainingCapacity(const Handle *device, u32 id, u32 *out)
-{
-    ABOUT_GPU(device);
-    int profile = profile_by_id(&at, id);
-    if (profile < 0 || !out)
-        return INVALID_ARGUMENT;
-    u32 size = of_profile(&at, (u32)profile, "size");
-    *out = 0;
-    for (u32 start = 0; start < 8; start++)
-        *out += starts_at(&at, (u32)profile, start) && free_between(&at, start, size);
-    return OK;
-}
-
 API int nvmlGpuInstanceGetInfo(const Handle *instance, GiInfo *out)
 {
     OPENED(instance, 1 << GPU_INSTANCE);
@@ -399,59 +344,12 @@ API int nvmlGpuInstanceDestroy(const Handle *instance)
 
 static const u32 ci_slices[CI_PROFILES] = {1, 2, 3, 4, 7, 8, 6, 1, 7};
 
-static int ci_profile(const At *at, u32 profile, CiProfile *out)
+static int ci_profile_known(const At *at, u32 profile)
 {
     if (profile >= CI_PROFILES)
         return INVALID_ARGUMENT;
-    u32 gi_profile = (u32)number(at, "profile"), whole = of_profile(at, gi_profile, "slices");
-    if (ci_slices[profile] > whole || profile >= 5) /* the later ones are for other GPUs */
-        return NOT_SUPPORTED;
-    *out = (CiProfile){
-        .id = profile,
-        .slices = ci_slices[profile],
-        .instances = whole / ci_slices[profile],
-        .multiprocessors = of_profile(at, gi_profile, "multiprocessors") * ci_slices[profile] / whole,
-        .copy_engines = of_profile(at, gi_profile, "copy_engines"),
-    };
-    return OK;
-}
-
-API int nvmlGpuInstanceGetComputeInstanceProfileInfo(const Handle *instance, u32 profile, u32 engine, CiProfile *out)
-{
-    OPENED(instance, 1 << GPU_INSTANCE);
-    NEEDS(out);
-    return engine ? NOT_SUPPORTED : ci_profile(&at, profile, out);
-}
-
-API int nvmlGpuInstanceGetComputeInstanceProfileInfoV(const Handle *instance, u32 profile, u32 engine, CiProfileV2 *out)
-{
-    OPENED(instance, 1 << GPU_INSTANCE);
-    NEEDS(out);
-    if (out->version != VERSION(CiProfileV2, 2))
-        return VERSION_MISMATCH;
-    CiProfile old;
-    int code = engine ? NOT_SUPPORTED : ci_profile(&at, profile, &old);
-    if (code)
-        return code;
-    memcpy(&out->id, &old, sizeof old); /* the same numbers in the same order */
-    snprintf(out->name, sizeof out->name, "MIG %uc", old.slices);
-    return OK;
-}
-
-API int nvmlGpuInstanceGetComputeInstances(const Handle *instance, u32 profile, Handle **out, u32 *count)
-{
-    OPENED(instance, 1 << GPU_INSTANCE);
-    if (!out || !count || profile >= CI_PROFILES)
-        return INVALID_ARGUMENT;
-    *count = 0;
-    for (int slot = 0; slot < SLOTS; slot++) {
-        const char *gi = state_text("gpu.%d.mig.%d.gi", at.gpu, slot);
-        if (gi && atoi(gi) == at.gi && value_of(state_text("gpu.%d.mig.%d.profile", at.gpu, slot)) == profile) {
-            int ci = atoi(state_text("gpu.%d.mig.%d.ci", at.gpu, slot));
-            out[(*count)++] = handle_of(COMPUTE_INSTANCE, at.gpu, -1, at.gi, ci);
-        }
-    }
-    return OK;
+    u32 whole = of_profile(at, (u32)number(at, "profile"), "slices");
+    return ci_slices[profile] > whole || profile >= 5 ? NOT_SUPPORTED : OK; /* the later ones are for other GPUs */
 }
 
 API int nvmlGpuInstanceGetComputeInstanceById(const Handle *instance, u32 ci, Handle **out)
@@ -543,11 +441,10 @@ static int write_ci(const At *at, u32 profile, u32 start, int ci, int slot)
 
 static int create_ci(const At *at, u32 profile, u32 first, u32 last, Handle **out)
 {
-    CiProfile known;
     NEEDS(out);
     if (privileged() != OK)
         return NO_PERMISSION;
-    int refused = ci_profile(at, profile, &known);
+    int refused = ci_profile_known(at, profile);
     u32 start = first;
     while (!refused && start <= last && !ci_fits(at, start, ci_slices[profile]))
         start++;

@@ -1,4 +1,4 @@
-/* What root may change: settings of a GPU, and whether it is there at all. */
+/* What root may change: the settings of a GPU. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,12 +47,6 @@ SETTER(nvmlDeviceSetComputeMode, "compute_mode", "compute_mode", 3)
 SETTER(nvmlDeviceSetAccountingMode, "accounting_mode", "accounting_mode", 1)
 SETTER(nvmlDeviceSetEccMode, "ecc.pending", "ecc.pending", 1)
 
-API int nvmlDeviceClearAccountingPids(const Handle *device)
-{
-    ABOUT_GPU(device);
-    return allowed(&at, "accounting_mode", true);
-}
-
 API int nvmlDeviceSetPowerManagementLimit(const Handle *device, u32 milliwatts)
 {
     ABOUT_GPU(device);
@@ -84,23 +78,11 @@ API int nvmlDeviceResetApplicationsClocks(const Handle *device)
     return refused ? refused : set_clocks(&at, number(&at, "clock.app_default.2"), number(&at, "clock.app_default.0"));
 }
 
-/* Locked clocks can be set and taken away, and never be asked for: only the state file shows them. */
-static int lock(const At *at, const char *key, u32 low, u32 high)
-{
-    int refused = allowed(at, key, low <= high);
-    return refused ? refused : change(at, key, "%u %u", low, high);
-}
-
+/* The stand-in never answers what a clock is locked to: only the state file shows it. */
 static int unlock(const At *at, const char *key)
 {
     int refused = allowed(at, key, true);
     return refused ? refused : change(at, key, "none");
-}
-
-API int nvmlDeviceSetGpuLockedClocks(const Handle *device, u32 low, u32 high)
-{
-    ABOUT_GPU(device);
-    return lock(&at, "clock.locked.gpu", low, high);
 }
 
 API int nvmlDeviceResetGpuLockedClocks(const Handle *device)
@@ -109,98 +91,8 @@ API int nvmlDeviceResetGpuLockedClocks(const Handle *device)
     return unlock(&at, "clock.locked.gpu");
 }
 
-API int nvmlDeviceSetMemoryLockedClocks(const Handle *device, u32 low, u32 high)
-{
-    ABOUT_GPU(device);
-    return lock(&at, "clock.locked.memory", low, high);
-}
-
 API int nvmlDeviceResetMemoryLockedClocks(const Handle *device)
 {
     ABOUT_GPU(device);
     return unlock(&at, "clock.locked.memory");
-}
-
-API int nvmlDeviceClearEccErrorCounts(const Handle *device, u32 counter)
-{
-    ABOUT_GPU(device);
-    char key[KEY];
-    int refused = allowed(&at, "ecc.total.0.0", counter <= 1);
-    for (u32 error = 0; !refused && error <= 1; error++) {
-        snprintf(key, sizeof key, "ecc.total.%u.%u", error, counter);
-        refused = change(&at, key, "0");
-    }
-    return refused;
-}
-
-/* --- taking a GPU away, and finding it again --------------------------------------------------------------------- */
-
-static int on_the_bus(const Pci *pci, bool also_absent)
-{
-    u32 found[3];
-    for (int gpu = gpus(); gpu-- > 0;) {
-        const char *where = state_text("gpu.%d.pci", gpu);
-        if (where && sscanf(where, "%x:%x:%x", found, found + 1, found + 2) == 3 && found[0] == pci->domain &&
-            found[1] == pci->bus && found[2] == pci->device && (also_absent || present(gpu)))
-            return gpu;
-    }
-    return -1;
-}
-
-static int about_pci(At *at, const Pci *pci, bool also_absent)
-{
-    NEEDS(pci);
-    if (privileged() != OK)
-        return NO_PERMISSION;
-    at->gpu = on_the_bus(pci, also_absent);
-    return at->gpu < 0 ? NOT_FOUND : trouble(at);
-}
-
-static bool busy(const At *at)
-{
-    static const char *const kinds[] = {"compute", "graphics", "mps"};
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        const char *list = told(at, "processes.%s", kinds[i]);
-        if (list && *list)
-            return true;
-    }
-    return number(at, "persistence_mode") != 0;
-}
-
-API int nvmlDeviceQueryDrainState(const Pci *pci, u32 *out)
-{
-    ABOUT_MACHINE();
-    if (!pci || !out)
-        return INVALID_ARGUMENT;
-    at.gpu = on_the_bus(pci, false);
-    *out = at.gpu < 0 ? 0 : (u32)number(&at, "drained");
-    return at.gpu < 0 ? NOT_FOUND : trouble(&at);
-}
-
-API int nvmlDeviceModifyDrainState(const Pci *pci, u32 wanted)
-{
-    ABOUT_MACHINE();
-    int refused = about_pci(&at, pci, false);
-    if (refused)
-        return refused;
-    return wanted && number(&at, "persistence_mode") ? IN_USE : change(&at, "drained", "%u", wanted);
-}
-
-API int nvmlDeviceRemoveGpu(const Pci *pci)
-{
-    ABOUT_MACHINE();
-    int refused = about_pci(&at, pci, false);
-    if (refused)
-        return refused;
-    return busy(&at) || !number(&at, "drained") ? IN_USE : change(&at, "absent", "1");
-}
-
-API int nvmlDeviceDiscoverGpus(const Pci *pci)
-{
-    ABOUT_MACHINE();
-    int refused = about_pci(&at, pci, true);
-    if (refused)
-        return refused;
-    int code = change(&at, "absent", "0");
-    return code ? code : change(&at, "drained", "0");
 }

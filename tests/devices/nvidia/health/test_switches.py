@@ -73,4 +73,4 @@ def test_an_event_of_nvml_alone_is_numbered_on_the_kernels_clock(rig, kmsg, list
     after = uptime() - ago
     (xid,) = backend.vitals(place.uuid).xids
     assert before <= xid.at <= after
-    assert xid.number == int(xid.at * 1e6)
+    assert xid.number == round(xid.at * 1e6)
