@@ -7,6 +7,7 @@ import select
 import signal
 import sqlite3
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def service(short_tmp):
     running = Service(short_tmp, 1)
     yield running
     if running.process.poll() is None:
+        running.stop()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A service for tests that change nothing that another test looks at: GPU 0 stays clean."""
+    with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as root:
+        running = Service(Path(root), 2)
+        yield running
         running.stop()
 
 
@@ -72,21 +82,21 @@ def gone_within(handle, seconds):
     return bool(poll.poll(seconds * 1000))
 
 
-def test_files_are_private_to_the_user_of_the_service(service):
+def test_files_are_private_to_the_user_of_the_service(shared):
     def mode(path: Path) -> int:
         return stat.S_IMODE(path.stat().st_mode)
 
-    assert mode(service.run_dir) == mode(service.root / "state") == 0o700
-    assert mode(service.run_dir / "scrubber.sock") == mode(service.run_dir / "admin.sock") == 0o600
-    assert mode(service.root / "state/ledger.db") == 0o600
+    assert mode(shared.run_dir) == mode(shared.root / "state") == 0o700
+    assert mode(shared.run_dir / "scrubber.sock") == mode(shared.run_dir / "admin.sock") == 0o600
+    assert mode(shared.root / "state/ledger.db") == 0o600
 
 
-def test_the_service_is_small_and_loads_no_cuda(service):
-    service.settled(0, "clean")
-    status = Path(f"/proc/{service.process.pid}/status").read_text()
+def test_the_service_is_small_and_loads_no_cuda(shared):
+    shared.settled(0, "clean")
+    status = Path(f"/proc/{shared.process.pid}/status").read_text()
     resident = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
     assert resident <= MOST_RESIDENT
-    maps = Path(f"/proc/{service.process.pid}/maps").read_text()
+    maps = Path(f"/proc/{shared.process.pid}/maps").read_text()
     assert not [name for name in ("numpy", "cupy", "libcuda", "libnvidia") if name in maps]
 
 
@@ -265,17 +275,17 @@ def test_an_unopenable_ledger_refuses_all_requests_with_its_reason(service):
     assert device(service).state in {"clean", "scrubbing"}
 
 
-def test_two_services_never_share_a_set_of_gpus(service, short_tmp):
+def test_two_services_never_share_a_set_of_gpus(shared, short_tmp):
     other = short_tmp / "other"
-    flags = ["--backend", "simulated", "--simulated-dir", service.simulated_dir, "--run-dir", other / "run"]
-    run = service.popen("scrubber", *flags, "--state-dir", other / "state", stderr=-1)
+    flags = ["--backend", "simulated", "--simulated-dir", shared.simulated_dir, "--run-dir", other / "run"]
+    run = shared.popen("scrubber", *flags, "--state-dir", other / "state", stderr=-1)
     assert "another autoclave scrubber uses the GPUs" in run.communicate(timeout=WITHIN)[1]
     assert run.returncode == 2
 
 
-def test_the_log_names_each_incident_of_a_device(service):
-    uuid = service.settled(0, "clean").device
-    service_call.ask(service.run_dir, lambda admin: admin.quarantine(uuid, "smells", "user ann (uid 7)"))
-    said = service.hear("quarantined by")
+def test_the_log_names_each_incident_of_a_device(shared):
+    uuid = shared.settled(1, "clean").device
+    service_call.ask(shared.run_dir, lambda admin: admin.quarantine(uuid, "smells", "user ann (uid 7)"))
+    said = shared.hear("quarantined by")
     assert (said["level"], said["device"]) == ("warning", uuid)
     assert "smells" in said["event"]

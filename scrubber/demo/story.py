@@ -228,7 +228,7 @@ async def _killed(play: Play) -> None:
     play.check(True, "no GPU is offered while the service is down")
     drills.heal(stage.simulated, uuid)
     await stage.start()
-    device = await stage.settled(KILLED, lambda device: device.receipt is not None)
+    device = await stage.settled(KILLED, lambda device: device.receipt is not None or device.quarantine is not None)
     async with stage.admin() as admin:
         history = await admin.history(uuid)
         others = (await admin.status()).devices
@@ -237,6 +237,8 @@ async def _killed(play: Play) -> None:
     honest = interrupted and all(receipt["job"] != cut for receipt in receipts)
     play.check(honest, "after the restart the interrupted job proves nothing")
     play.check(device.state == "clean", "GPU 2 is scrubbed again from the start, and ends clean")
+    if device.quarantine is not None:
+        raise Refused(Reason.NOT_READY, f"GPU 2 is not offered again: {device.why}")
     await stage.kubelet.until(lambda: stage.kubelet.devices(RESOURCE)[uuid] == "Healthy")
     await _run(play, "d", 1)
     found = tenants.scan(stage.simulated, uuid, play.secret_of("c"))

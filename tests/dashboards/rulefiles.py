@@ -15,7 +15,6 @@ import scrubber.metrics.table
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "dashboards"
 RUNBOOKS = ROOT / "docs" / "runbooks"
-UNIT_TESTS = sorted((Path(__file__).parent / "rules").glob("*.yaml"))
 
 SCRAPED = frozenset(
     {"cluster", "node", "job"}
@@ -40,6 +39,7 @@ def rules(name: str) -> list[dict[str, Any]]:
     return [rule for group in read(FOLDER / name)["groups"] for rule in group["rules"]]
 
 
+UNIT_TESTS = {path: read(path) for path in sorted((Path(__file__).parent / "rules").glob("*.yaml"))}
 ALERTS = rules("alerts.yaml")
 RECORDED = {rule["record"]: promql.parse(rule["expr"]) for rule in rules("rules.yaml")}
 

@@ -1,19 +1,11 @@
 """What the queries of the pages mean: promtool evaluates them with invented series."""
 
-import json
-import shutil
-import subprocess
-
-import pytest
-
 from dashboards import query, shipped, style
 from plugin.metrics import table as plugin
 from scrubber.metrics import table
-from tests.dashboards import rulefiles
+from tests.dashboards import promtool
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
-)
+pytestmark = promtool.needed
 
 SCOPE = query.QueryScope(("cluster", "node"))
 BUILD = 'autoclave_build_info{node="n1"}'
@@ -22,27 +14,25 @@ ALIVE = {BUILD: "1x60"}
 DEAD = {BUILD: "1x10 stale"}
 
 
-def answers(tmp_path, expression, series, expected):
-    """Evaluate after half an hour, with a sample every half minute and a time range of 10 minutes."""
+def asked(expression, series, expected):
+    """A unit test that evaluates after half an hour, with a sample every half minute and a range of 10 minutes."""
     shown = {**shipped.EVERYTHING, "__range": "10m"}
-    asked = {
+    question = {
         "expr": shipped.filled(expression, shown),
         "eval_time": "30m",
         "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
     }
-    run(tmp_path, {"interval": "30s", "input_series": listed(series), "promql_expr_test": [asked]})
+    return unit_test("30s", series, [question])
 
 
-def listed(series):
-    return [{"series": name, "values": values} for name, values in series.items()]
+def unit_test(interval, series, questions):
+    listed = [{"series": name, "values": values} for name, values in series.items()]
+    test = {"interval": interval, "input_series": listed, "promql_expr_test": questions}
+    return {"evaluation_interval": "1m", "tests": [test]}
 
 
-def run(tmp_path, test):
-    file = tmp_path / "asked.yaml"
-    rules = [str(rulefiles.FOLDER / "rules.yaml")]
-    file.write_text(json.dumps({"rule_files": rules, "evaluation_interval": "1m", "tests": [test]}))
-    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def answers(tmp_path, expression, series, expected):
+    promtool.run_unit_tests(tmp_path, {"query": asked(expression, series, expected)})
 
 
 CASES = {
@@ -210,9 +200,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("expression", "series", "expected"), CASES.values(), ids=CASES)
-def test_a_query_returns_what_its_name_says(tmp_path, expression, series, expected):
-    answers(tmp_path, expression, series, expected)
+def test_each_query_returns_what_its_name_says(tmp_path):
+    promtool.run_unit_tests(tmp_path, {name: asked(*case) for name, case in CASES.items()})
 
 
 SAID = {
@@ -240,14 +229,14 @@ def one_of_each(values):
 
 def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     """A zero would be green. All series ended 50 minutes ago; the time range is 3 hours."""
-    asked = shipped.panel_queries({"__range": "3h"})
+    queries = shipped.panel_queries({"__range": "3h"})
     kinds = {
         (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)
     }
-    figures = [it for it in asked if kinds.get((it.page, it.panel)) == "stat"]
+    figures = [it for it in queries if kinds.get((it.page, it.panel)) == "stat"]
     zeros = [{"expr": f"({it.expression}) == 0", "eval_time": "250m", "exp_samples": []} for it in figures]
     assert len(zeros) > 30
-    run(tmp_path, {"interval": "1m", "input_series": listed(one_of_each("1x200 stale")), "promql_expr_test": zeros})
+    promtool.run_unit_tests(tmp_path, {"zeros": unit_test("1m", one_of_each("1x200 stale"), zeros)})
 
 
 def test_a_replaced_gpu_does_not_count_as_quarantined(tmp_path):
@@ -270,16 +259,16 @@ def test_versions_are_shown_also_during_an_update(tmp_path):
         f'autoclave_build_info{{node="n1", version="{it}", backend="nvidia", instance="{it}"}}': "1x60" for it in "12"
     }
     policy = {'autoclave_policy_info{node="n1", policy="p", digest="d"}': "1x60"}
-    asked = next(
+    versions = next(
         it.expression for it in shipped.panel_queries() if (it.page, it.panel) == ("autoclave-node", "Versions")
     )
     answers(
-        tmp_path, f"count({asked})", update | policy | {'autoclave_policy_concessions{node="n1"}': "0x60"}, {"{}": 1}
+        tmp_path, f"count({versions})", update | policy | {'autoclave_policy_concessions{node="n1"}': "0x60"}, {"{}": 1}
     )
 
 
 def test_a_quarantine_is_marked_once_however_long_the_steps_are(tmp_path):
     out = {f'autoclave_quarantined{{{GPU}, reason="lost"}}': "_x21 1x60"}  # 10 minutes 30 seconds after the begin
     event = next(it["expr"] for it in shipped.pages()["autoclave-fleet"]["annotations"]["list"])
-    asked = shipped.filled(event, {**shipped.EVERYTHING, "__interval": "5m"})
-    answers(tmp_path, f"sum_over_time(({asked})[25m:5m])", out, {f'{{{GPU}, reason="lost"}}': 1})
+    marks = shipped.filled(event, {**shipped.EVERYTHING, "__interval": "5m"})
+    answers(tmp_path, f"sum_over_time(({marks})[25m:5m])", out, {f'{{{GPU}, reason="lost"}}': 1})

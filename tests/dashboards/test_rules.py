@@ -1,8 +1,6 @@
 """Rules use existing metrics and labels, and promtool shows that they work."""
 
 import re
-import shutil
-import subprocess
 
 import promql_parser as promql
 import pytest
@@ -16,11 +14,10 @@ from policies import load, xids
 from policies.xidtable import Action
 from scrubber.core.model import AilmentKind, State
 from scrubber.metrics import counters
-from tests.dashboards import rulefiles
-from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE, UNIT_TESTS
+from tests.dashboards import promtool, rulefiles
+from tests.dashboards.rulefiles import ALERTS, FOLDER, RECORDED, SERIES, TABLE
 
 EXPRESSIONS = {**RECORDED, **{rule["alert"]: promql.parse(rule["expr"]) for rule in ALERTS}}
-promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
 
 AILMENTS = {ailment.value for ailment in AilmentKind}
 WORDS = {  # the values that a condition may name, by label
@@ -35,12 +32,6 @@ WORDS = {  # the values that a condition may name, by label
     "job": {"autoclave-scrubber", "autoclave-plugin"},
     "policy": {"observe"},
 }
-
-
-def run(*args):
-    done = subprocess.run(["promtool", *args], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.fail(f"{done.stdout}{done.stderr}", pytrace=False)
 
 
 def test_rules_use_existing_metrics_and_labels():
@@ -125,16 +116,20 @@ def test_recording_rules_exist_for_the_pages():
 def test_the_manifest_holds_the_same_rules_and_is_up_to_date():
     path = FOLDER / "kubernetes" / "prometheusrule.yaml"
     assert path.read_text() == prometheusrule.render(), "run `make docs`"
-    groups = [group for name in prometheusrule.SOURCES for group in rulefiles.read(FOLDER / name)["groups"]]
-    assert rulefiles.read(path)["spec"]["groups"] == groups
+    assert rulefiles.read(path)["spec"]["groups"] == promtool.GROUPS
 
 
-@promtool
+@promtool.needed
 def test_promtool_accepts_the_rules():
-    run("check", "rules", *(str(FOLDER / name) for name in prometheusrule.SOURCES))
+    promtool.run("check", "rules", *(FOLDER / name for name in prometheusrule.SOURCES))
 
 
-@promtool
-@pytest.mark.parametrize("path", UNIT_TESTS, ids=lambda path: path.stem)
-def test_promtool_unit_tests_pass(path):
-    run("test", "rules", str(path))
+@promtool.needed
+def test_promtool_unit_tests_pass(tmp_path):
+    tests = {
+        f"{path.stem}, {test['name']}": {**file, "tests": [test]}
+        for path, file in rulefiles.UNIT_TESTS.items()
+        for test in file["tests"]
+    }
+    assert len(tests) == sum(len(file["tests"]) for file in rulefiles.UNIT_TESTS.values())
+    promtool.run_unit_tests(tmp_path, tests)

@@ -188,14 +188,16 @@ async def test_it_waits_for_the_other_one_to_go(short_tmp):
         assert await doctor.ended() == 0
 
 
-@pytest.mark.parametrize("directory", ["etc/cdi", "run/cdi"])
-async def test_where_containers_are_given_gpus_by_cdi_none_starts_before_they_have_names(short_tmp, directory):
+async def test_containers_wait_until_cdi_names_their_gpus(short_tmp):
     async with AsyncExitStack() as alive:
         node = Node(short_tmp, alive, plugin={"strategy": ["cdi-cri"]}, doctor={"wait": "1s"})
         assert await node.once("doctor (plugin)") == 1
-        (short_tmp / directory).mkdir(parents=True)
-        specification = short_tmp / directory / "nvidia.yaml"
+        specification = short_tmp / "etc/cdi/nvidia.yaml"
+        specification.parent.mkdir(parents=True)
         specification.write_text("kind: nvidia.com/gpu\ndevices: [{name: all}, {name: '0'}]\n")
         assert await node.once("doctor (plugin)") == 1
         specification.write_text("kind: nvidia.com/gpu\ndevices: [{name: GPU-1}]\n")
+        assert await node.once("doctor (plugin)") == 0
+        (short_tmp / "run/cdi").mkdir(parents=True)
+        specification.rename(short_tmp / "run/cdi/nvidia.yaml")
         assert await node.once("doctor (plugin)") == 0

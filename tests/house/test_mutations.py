@@ -4,8 +4,8 @@ A mutant is one small change to a *copy* of the tree: a comparison turned round,
 swapped for its neighbour, a row of a table gone. The gate runs the planted mutants, each against the one file of tests
 that protects its promise. ``make mutate`` also runs every generated mutant, against all tests of the core.
 
-The mutants of a worker share one judge: a process that has imported pytest and the libraries, and nothing of Autoclave.
-The judge forks for every mutant.
+The mutants of a worker share one judge: a process that has imported pytest, the libraries, and modules of the copy that
+no mutant changes and that import no module that a mutant changes. The judge forks for every mutant.
 """
 
 import ast
@@ -39,7 +39,8 @@ LONG = 300.0  # seconds; a net for tests that hang, no bound on the speed of the
 JUDGE = """
 import json, os, sys
 import asyncinotify, grpc.aio, hypothesis, hypothesis.stateful, pydantic, pytest, pytest_asyncio, ruamel.yaml, structlog
-assert not {"scrubber", "policies", "tests"} & sys.modules.keys()
+import policies.load, scrubber.core.events, scrubber.core.views, scrubber.devices.simulated.tenants, tests.core.nodes
+assert not sys.modules.keys() & set(sys.argv[1:])
 for line in sys.stdin:
     output, sys.dont_write_bytecode, arguments = json.loads(line)
     if (child := os.fork()) == 0:
@@ -152,6 +153,8 @@ PLANTED = [
     Mutant("scrubber/steps/selftest.py", "if not tested.covered_bytes and not tested.units", "if False", tests=ROSTER),
 ]
 
+CHANGED = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
+
 # Mutants that nobody could tell from the original, each with the reason. Where a test could, write the test instead.
 EQUIVALENT: dict[str, str] = {
     "offering _by_record: State.QUARANTINED => State.IN_USE": "its quarantine is answered above it",
@@ -225,7 +228,8 @@ def copy(tmp_path_factory):
 def judge(copy):
     """The process that runs tests against the copy."""
     env = {**os.environ, "PYTHONPATH": str(copy)}
-    command = [sys.executable, "-X", "faulthandler", "-c", JUDGE]
+    modules = [file.removesuffix(".py").replace("/", ".") for file in CHANGED]
+    command = [sys.executable, "-X", "faulthandler", "-c", JUDGE, *modules]
     with subprocess.Popen(
         command, cwd=copy, env=env, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -237,10 +241,9 @@ def judge(copy):
 @pytest.fixture
 def tree(copy):
     """The copy, which a test leaves as it was: a mutant left behind would turn the tests red for the next one."""
-    files = {*GENERATED_FROM, *(mutant.file for mutant in PLANTED)}
-    before = {file: (copy / file).read_bytes() for file in files}
+    before = {file: (copy / file).read_bytes() for file in CHANGED}
     yield copy
-    assert {file: (copy / file).read_bytes() for file in files} == before
+    assert {file: (copy / file).read_bytes() for file in CHANGED} == before
 
 
 @dataclass(frozen=True)

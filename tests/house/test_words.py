@@ -5,10 +5,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-ROOMS = ("scrubber", "plugin", "policies", "dashboards")
+from tests.house.test_style import HOUSES, ROOT, modules, place
+
 REPLACED = {
     "claimant": "the starting pod",
     "comeback": "pending restore",
@@ -62,12 +61,9 @@ def words(name: str) -> set[str]:
 def test_a_replaced_word_is_in_no_name_of_the_product():
     replaced = {*REPLACED, *(f"{word}s" for word in REPLACED)}
     found = []
-    for file in sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py") if "_pb2" not in file.name):
-        place = str(file.relative_to(ROOT))
-        defined = {*names(ast.parse(file.read_text())), *Path(place).with_suffix("").parts}
-        found += [
-            f"{place}: {name}" for name in sorted(defined - CONTRACTS.get(place, set())) if words(name) & replaced
-        ]
+    for file, tree in modules(*HOUSES):
+        defined = {*names(tree), *file.relative_to(ROOT).with_suffix("").parts} - CONTRACTS.get(place(file), set())
+        found += [f"{place(file)}: {name}" for name in sorted(defined) if words(name) & replaced]
     assert found == []
 
 

@@ -10,9 +10,12 @@ import pytest
 from plugin.devices import MigStrategy
 from plugin.listing import Listing
 from plugin.registration import endpoint, kubelet, registry, watch
+from plugin.testing.kubelet import Kubelet
 from scrubber.api import client
+from tests.live import Service
 from tests.patience import WITHIN
-from tests.plugin.scrub_server import ScrubServer
+from tests.plugin.live_plugin import Plugin
+from tests.plugin.scrub_server import ScrubServer, gpu
 
 
 @pytest.fixture
@@ -36,6 +39,50 @@ async def door(short_tmp):
     await door.open()
     yield door
     await door.close()
+
+
+@pytest.fixture
+async def scrub_server(short_tmp):
+    """A service for a plugin that runs as a process; the test speaks for it. It has two devices."""
+    (short_tmp / "run").mkdir(mode=0o700)
+    scrub_server = ScrubServer(short_tmp / "run")
+    scrub_server.say(gpu(0), gpu(1))
+    await scrub_server.open()
+    yield scrub_server
+    await scrub_server.close()
+
+
+@pytest.fixture
+async def service(short_tmp):
+    """The real service, with two clean GPUs."""
+    service = await asyncio.to_thread(Service, short_tmp, 2)
+    for index in range(2):
+        await asyncio.to_thread(service.settled, index, "clean")
+    yield service
+    await asyncio.to_thread(service.stop)
+
+
+@pytest.fixture(name="kubelet")
+async def running_kubelet(short_tmp):
+    """A kubelet that runs."""
+    it = Kubelet(short_tmp)
+    await it.start()
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def plugin(short_tmp):
+    """Start plugins; all are ended with the test."""
+    started: list[Plugin] = []
+
+    async def plugin(*flags: object, **more: str) -> Plugin:
+        started.append(await Plugin(short_tmp, *flags, **more).start())
+        return started[-1]
+
+    yield plugin
+    for each in started:
+        await each.clear_away()
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
+from plugin.kubelet_api import deviceplugin_pb2 as wire
+from plugin.kubelet_api import deviceplugin_pb2_grpc
 from tests.patience import WITHIN
 
 
@@ -79,3 +83,11 @@ class Plugin:
     def has_its_own_network(self):
         """Whether it is in another network namespace than the test."""
         return Path(f"/proc/{self.process.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink()
+
+
+async def allocate(root, *ids):
+    """Ask the plugin itself, as a kubelet with an old list in its head would."""
+    async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
+        requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
+        stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
+        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)

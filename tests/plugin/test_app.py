@@ -11,79 +11,17 @@ import grpc
 import grpc.aio
 import pytest
 
-from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.registration import watch
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
-from tests.live import Service
-from tests.patience import WITHIN
-from tests.plugin.live_plugin import Plugin
+from tests.plugin.live_plugin import allocate
 from tests.plugin.scraping import scrape
 from tests.plugin.scrub_server import ScrubServer, gpu
 
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
 HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments"}
-
-
-@pytest.fixture
-def run_dir(short_tmp):
-    """Where the service of a test has its socket."""
-    (short_tmp / "run").mkdir(mode=0o700)
-    return short_tmp / "run"
-
-
-@pytest.fixture
-async def door(run_dir):
-    """A service that the test speaks for, with two devices."""
-    door = ScrubServer(run_dir)
-    door.say(gpu(0), gpu(1))
-    await door.open()
-    yield door
-    await door.close()
-
-
-@pytest.fixture
-async def kubelet(short_tmp):
-    """A kubelet that runs."""
-    kubelet = Kubelet(short_tmp)
-    await kubelet.start()
-    yield kubelet
-    await kubelet.stop()
-
-
-@pytest.fixture
-async def plugin(short_tmp):
-    """Start plugins; all are ended with the test."""
-    started: list[Plugin] = []
-
-    async def plugin(*flags: object, **more: str) -> Plugin:
-        started.append(await Plugin(short_tmp, *flags, **more).start())
-        return started[-1]
-
-    yield plugin
-    for each in started:
-        await each.clear_away()
-
-
-@pytest.fixture
-async def service(short_tmp):
-    """The real service, with four clean GPUs."""
-    service = await asyncio.to_thread(Service, short_tmp, 4)
-    for index in range(4):
-        await asyncio.to_thread(service.settled, index, "clean")
-    yield service
-    await asyncio.to_thread(service.stop)
-
-
-async def allocate(root, *ids):
-    """Ask the plugin itself, as a kubelet with an old list in its head would."""
-    async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
-        stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
-        requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
-        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)
 
 
 async def quarantine(service, uuid):
@@ -94,7 +32,7 @@ async def quarantine(service, uuid):
 async def test_a_pod_gets_a_clean_gpu_and_starts(service, kubelet, plugin):
     await plugin()
     await kubelet.registered(GPU)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     pod = Pod.of("train", {GPU: 2})
     await kubelet.run(pod)
     assert (pod.phase, pod.message) == (Phase.RUNNING, "")
@@ -105,7 +43,7 @@ async def test_a_pod_gets_a_clean_gpu_and_starts(service, kubelet, plugin):
 
 async def test_an_unhealthy_device_is_not_handed_out_whatever_the_kubelet_believes(service, kubelet, plugin, short_tmp):
     await plugin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     bad, *good = kubelet.devices(GPU)
     await quarantine(service, bad)
     await kubelet.until(lambda: kubelet.devices(GPU)[bad] == "Unhealthy")
@@ -118,10 +56,10 @@ async def test_an_unhealthy_device_is_not_handed_out_whatever_the_kubelet_believ
 
 async def test_no_restart_of_anybody_makes_an_unhealthy_device_healthy(service, kubelet, plugin):
     first = await plugin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 4})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     bad = next(iter(kubelet.devices(GPU)))
     await quarantine(service, bad)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
 
     first.process.send_signal(signal.SIGHUP)
     await first.hear("SIGHUP is ignored: the plugin has nothing to reload")
@@ -135,18 +73,18 @@ async def test_no_restart_of_anybody_makes_an_unhealthy_device_healthy(service, 
     await first.stop()
     second = await plugin()
     await kubelet.registered(GPU)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
     assert kubelet.devices(GPU)[bad] == "Unhealthy"
 
     second.process.kill()
     await second.ended()
     await plugin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
     assert kubelet.devices(GPU)[bad] == "Unhealthy"
 
     await asyncio.to_thread(service.kill)
     await asyncio.to_thread(service.start)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 3})
+    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
     assert kubelet.devices(GPU)[bad] == "Unhealthy"
 
 
@@ -157,23 +95,23 @@ async def test_without_a_service_no_resource_is_registered(kubelet, plugin, shor
     assert len(it.heard) == 1
     assert kubelet.registrations == []
     (short_tmp / "run").mkdir(mode=0o700)
-    door = ScrubServer(short_tmp / "run")
-    door.say(gpu(0))
-    await door.open()
+    scrub_server = ScrubServer(short_tmp / "run")
+    scrub_server.say(gpu(0))
+    await scrub_server.open()
     await kubelet.registered(GPU)
-    await door.close()
+    await scrub_server.close()
 
 
-async def test_a_resource_that_appears_later_is_registered_then(door, kubelet, plugin):
+async def test_a_resource_that_appears_later_is_registered_then(scrub_server, kubelet, plugin):
     await plugin("--mig-strategy", "mixed", "--resource-prefix", "a.io")
     await kubelet.registered("a.io/gpu")
-    door.say(gpu(0), gpu(1), gpu(2, mig=True, resource="nvidia.com/mig-1g.10gb"))
+    scrub_server.say(gpu(0), gpu(1), gpu(2, mig=True, resource="nvidia.com/mig-1g.10gb"))
     await kubelet.registered("a.io/mig-1g.10gb")
     assert kubelet.capacity == {"a.io/gpu": 2, "a.io/mig-1g.10gb": 1}
 
 
-async def test_the_kubelet_finds_the_plugin_in_its_registry(door, short_tmp, plugin):
-    assert door.devices
+@pytest.mark.usefixtures("scrub_server")
+async def test_the_kubelet_finds_the_plugin_in_its_registry(short_tmp, plugin):
     (short_tmp / "registry").mkdir()
     kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
     await kubelet.start()
@@ -185,9 +123,9 @@ async def test_the_kubelet_finds_the_plugin_in_its_registry(door, short_tmp, plu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("missing", ["nothing", "kubelet", "service"])
-async def test_a_signal_ends_it_cleanly_and_at_once(door, kubelet, plugin, short_tmp, number, missing):
+async def test_a_signal_ends_it_cleanly_and_at_once(scrub_server, kubelet, plugin, short_tmp, number, missing):
     if missing == "service":
-        await door.close()
+        await scrub_server.close()
     if missing == "kubelet":
         await kubelet.stop()
         (short_tmp / "kubelet.sock").unlink()
@@ -206,8 +144,8 @@ async def test_a_signal_ends_it_cleanly_and_at_once(door, kubelet, plugin, short
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 
 
-async def test_a_second_instance_is_refused_and_the_first_goes_on(door, kubelet, plugin):
-    assert door.devices
+@pytest.mark.usefixtures("scrub_server")
+async def test_a_second_instance_is_refused_and_the_first_goes_on(kubelet, plugin):
     first = await plugin()
     await kubelet.registered(GPU)
     second = await plugin()
@@ -244,18 +182,18 @@ async def test_wrong_usage_is_one_line_and_exit_code_2(plugin, flags, told):
     assert it.heard == []
 
 
-async def test_a_socket_name_that_is_too_long_exits_2(door, short_tmp, plugin):
+async def test_a_socket_name_that_is_too_long_exits_2(scrub_server, short_tmp, plugin):
     deep = short_tmp / ("d" * (107 - len(f"{short_tmp}//autoclave/nvidia.com_gpu.sock")))
     deep.mkdir()
-    door.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
+    scrub_server.say(gpu(0), gpu(1, mig=True, resource="nvidia.com/mig-1g.10gb"))
     it = await plugin("--kubelet-dir", deep, "--mig-strategy", "mixed")
     assert await it.ended() == 2
     assert it.said.startswith(f"autoclave: cannot use socket path {deep}")
     assert it.said.count("\n") == 1
 
 
-async def test_flags_win_over_the_environment_and_that_over_the_file(door, short_tmp, kubelet, plugin):
-    assert door.devices
+@pytest.mark.usefixtures("scrub_server")
+async def test_flags_win_over_the_environment_and_that_over_the_file(short_tmp, kubelet, plugin):
     file = short_tmp / "plugin.yaml"
     file.write_text("resource-prefix: file.io\nstrategy: [envvar, volume-mounts]\npass_device_specs: true\n")
     by_file = await plugin(AUTOCLAVE_CONFIG=str(file))
@@ -269,8 +207,8 @@ async def test_flags_win_over_the_environment_and_that_over_the_file(door, short
 
 
 @pytest.mark.usefixtures("executed")
-async def test_it_stays_small(door, kubelet, plugin):
-    door.say(*(gpu(index) for index in range(8)))
+async def test_it_stays_small(scrub_server, kubelet, plugin):
+    scrub_server.say(*(gpu(index) for index in range(8)))
     it = await plugin("--metrics-address", "127.0.0.1:0")
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 8})
     await scrape((await it.hear("showing metrics"))["address"])
@@ -305,10 +243,10 @@ def _jail_works() -> str:
     return "" if tried.returncode == 0 else f"this user cannot make namespaces: {tried.stderr.strip()}"
 
 
-async def test_it_needs_no_capability_no_network_no_token_and_no_writable_root(door, kubelet, plugin, short_tmp):
+@pytest.mark.usefixtures("scrub_server")
+async def test_it_needs_no_capability_no_network_no_token_and_no_writable_root(kubelet, plugin, short_tmp):
     if why := _jail_works():
         pytest.skip(why)
-    assert door.devices
     it = await plugin(before=["unshare", "--net", "--mount", "sh", "-c", JAIL, str(short_tmp)])
     await kubelet.registered(GPU)
     assert {value for name, value in it.status().items() if name.startswith("Cap")} == {"0" * 16}

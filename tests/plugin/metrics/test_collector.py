@@ -9,20 +9,16 @@ from dataclasses import dataclass
 import grpc.aio
 import pytest
 
-from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.kubelet_api import deviceplugin_pb2_grpc
 from plugin.metrics import table
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from scrubber import __version__
 from scrubber.api import client
 from scrubber.ground.errors import Reason, Refused
-from tests.live import Service
-from tests.patience import WITHIN
 from tests.plugin import kubelet_server
-from tests.plugin.live_plugin import Plugin
+from tests.plugin.live_plugin import Plugin, allocate
 from tests.plugin.scraping import get, scrape
-from tests.plugin.scrub_server import ScrubServer, gpu, no, yes
+from tests.plugin.scrub_server import gpu, no, yes
 
 GPU = "nvidia.com/gpu"
 SILENT = "every device is unhealthy: the scrub service does not answer"
@@ -31,7 +27,7 @@ IN_USE = Refused(Reason.IN_USE, "cannot hand out GPU-0000: a process is still on
 
 @dataclass
 class Shown:
-    """A plugin with a door."""
+    """A plugin that shows its metrics."""
 
     plugin: Plugin
     address: str
@@ -44,55 +40,14 @@ class Shown:
 
 
 @pytest.fixture
-async def door(short_tmp):
-    """A service that the test speaks for, with two devices."""
-    (short_tmp / "run").mkdir(mode=0o700)
-    door = ScrubServer(short_tmp / "run")
-    door.say(gpu(0), gpu(1))
-    await door.open()
-    yield door
-    await door.close()
-
-
-@pytest.fixture
-async def kubelet(short_tmp):
-    """A kubelet that runs."""
-    kubelet = Kubelet(short_tmp)
-    await kubelet.start()
-    yield kubelet
-    await kubelet.stop()
-
-
-@pytest.fixture
-async def shown(short_tmp):
-    """Start plugins that show their figures; all are ended with the test."""
-    started: list[Plugin] = []
+def shown(plugin):
+    """Start plugins that show their figures."""
 
     async def shown(*flags: object) -> Shown:
-        started.append(await Plugin(short_tmp, "--metrics-address", "127.0.0.1:0", *flags).start())
-        return Shown(started[-1], (await started[-1].hear("showing metrics"))["address"])
+        it = await plugin("--metrics-address", "127.0.0.1:0", *flags)
+        return Shown(it, (await it.hear("showing metrics"))["address"])
 
-    yield shown
-    for each in started:
-        await each.clear_away()
-
-
-@pytest.fixture
-async def service(short_tmp):
-    """The real service, with two clean GPUs."""
-    service = await asyncio.to_thread(Service, short_tmp, 2)
-    for index in range(2):
-        await asyncio.to_thread(service.settled, index, "clean")
-    yield service
-    await asyncio.to_thread(service.stop)
-
-
-async def allocate(root, *ids):
-    """Ask the plugin itself, as a kubelet with an old list in its head would."""
-    async with grpc.aio.insecure_channel(f"unix:{root}/autoclave/nvidia.com_gpu.sock") as channel:
-        requests = [wire.ContainerAllocateRequest(devices_ids=ids)]
-        stub = deviceplugin_pb2_grpc.DevicePluginStub(channel)
-        return await stub.Allocate(wire.AllocateRequest(container_requests=requests), timeout=WITHIN)
+    return shown
 
 
 def registered(figures, outcome):
@@ -141,8 +96,8 @@ async def test_metrics_of_a_day_lead_to_their_receipts(service, kubelet, shown, 
     assert figures.strangers() == []
 
 
-async def test_a_kubelet_that_restarts_is_registered_with_again(door, kubelet, shown):
-    assert door.devices
+@pytest.mark.usefixtures("scrub_server")
+async def test_a_kubelet_that_restarts_is_registered_with_again(kubelet, shown):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await kubelet.stop()
@@ -161,8 +116,8 @@ async def test_a_kubelet_that_restarts_is_registered_with_again(door, kubelet, s
     assert await it.ready() == (200, "ready\n")
 
 
-async def test_a_registration_through_the_registry_is_counted(door, shown, short_tmp):
-    assert door.devices
+@pytest.mark.usefixtures("scrub_server")
+async def test_a_registration_through_the_registry_is_counted(shown, short_tmp):
     (short_tmp / "registry").mkdir()
     kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
     await kubelet.start()
@@ -173,8 +128,8 @@ async def test_a_registration_through_the_registry_is_counted(door, shown, short
     await kubelet.stop()
 
 
-async def test_a_reason_is_one_short_line_whatever_others_say(door, shown, short_tmp):
-    assert door.devices
+@pytest.mark.usefixtures("scrub_server")
+async def test_a_reason_is_one_short_line_whatever_others_say(shown, short_tmp):
     kubelet = kubelet_server.Kubelet(short_tmp)
     kubelet.refusal = "first\nsecond " + "x" * 1000
     await kubelet.start()
@@ -186,11 +141,11 @@ async def test_a_reason_is_one_short_line_whatever_others_say(door, shown, short
     await kubelet.stop()
 
 
-async def test_a_silent_service_is_reported_until_it_answers(door, kubelet, shown):
-    door.silence = 0.2
+async def test_a_silent_service_is_reported_until_it_answers(scrub_server, kubelet, shown):
+    scrub_server.silence = 0.2
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-    await door.close()
+    await scrub_server.close()
     await it.plugin.hear(SILENT)
     figures = await it.scrape()
     assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (0, 0, (0, 2))
@@ -198,25 +153,25 @@ async def test_a_silent_service_is_reported_until_it_answers(door, kubelet, show
     assert status == 503
     assert why.startswith("not ready: the scrub service does not answer: cannot reach the scrub service at /")
     assert await get(it.address, "/healthz") == (200, "ok\n")
-    await door.open()
+    await scrub_server.open()
     await it.plugin.hear("the scrub service answers again")
     figures = await it.scrape()
     assert (figures.of(table.SCRUBBER), figures.of(table.READY), listed(figures)) == (1, 1, (2, 0))
     assert await it.ready() == (200, "ready\n")
 
 
-async def test_probes_see_the_start_and_hear_what_it_waits_for(door, shown, short_tmp):
-    await door.close()
+async def test_probes_see_the_start_and_hear_what_it_waits_for(scrub_server, shown, short_tmp):
+    await scrub_server.close()
     it = await shown()
     await it.plugin.hear("waiting for the scrub service")
     status, why = await it.ready()
     assert (status, "the scrub service does not answer: cannot reach" in why, why.count("\n")) == (503, True, 1)
     assert await get(it.address, "/healthz") == (200, "ok\n")
-    door.say()
-    await door.open()
+    scrub_server.say()
+    await scrub_server.open()
     await it.plugin.hear("devices known")
     assert await it.ready() == (503, "not ready: there is no device to offer\n")
-    door.say(gpu(0))
+    scrub_server.say(gpu(0))
     await it.plugin.hear("waiting for the kubelet")
     assert await it.ready() == (503, f"not ready: {GPU} is not registered: the plugin has not registered yet\n")
     figures = await it.scrape()
@@ -229,11 +184,10 @@ async def test_probes_see_the_start_and_hear_what_it_waits_for(door, shown, shor
     await kubelet.stop()
 
 
-async def test_an_address_that_is_taken_ends_it_with_one_line(door, short_tmp):
-    assert door.devices
+async def test_an_address_that_is_taken_ends_it_with_one_line(plugin, short_tmp):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        it = await Plugin(short_tmp, "--metrics-address", address).start()
+        it = await plugin("--metrics-address", address)
         assert await it.ended() == 2
     assert it.said == (
         f"autoclave: cannot serve metrics at {address}: address already in use; "
@@ -242,7 +196,7 @@ async def test_an_address_that_is_taken_ends_it_with_one_line(door, short_tmp):
     assert not list((short_tmp / "autoclave").glob("*.sock"))
 
 
-async def test_many_pods_add_no_series(door, kubelet, shown):
+async def test_many_pods_add_no_series(scrub_server, kubelet, shown):
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
 
@@ -253,20 +207,20 @@ async def test_many_pods_add_no_series(door, kubelet, shown):
         await kubelet.delete(pod)
 
     async def refusal() -> None:
-        door.answer = no(IN_USE)
+        scrub_server.answer = no(IN_USE)
         assert (await kubelet.admit(Pod.of("refused", {GPU: 1}))).phase is Phase.FAILED
-        door.answer = yes
+        scrub_server.answer = yes
 
     await round_(0)
     await refusal()
     first = await it.scrape()
-    for number in range(1, 200):
+    for number in range(1, 20):
         await round_(number)
     await refusal()
     last = await it.scrape()
     assert last.strangers() == []
     assert last.series == first.series
-    assert hooks(last, "Allocate", "ok") == 200
+    assert hooks(last, "Allocate", "ok") == 20
     assert last.of(table.HOOK_REFUSALS, hook="Allocate", reason="in-use") == 2
     shown_rows = {row.name for row in table.TABLE if {name for name, _ in last.series} & set(row.series)}
     assert shown_rows == {row.name for row in table.TABLE}
@@ -275,13 +229,13 @@ async def test_many_pods_add_no_series(door, kubelet, shown):
     assert {"process_resident_memory_bytes", "process_cpu_seconds_total"} <= {name for name, _ in last.series}
 
 
-async def test_prometheus_own_linter_finds_nothing(door, kubelet, shown):
+@pytest.mark.usefixtures("scrub_server")
+async def test_prometheus_own_linter_finds_nothing(kubelet, shown):
     if (promtool := shutil.which("promtool")) is None:
         pytest.skip("promtool is not installed (Debian: prometheus)")
     it = await shown()
     await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
     await kubelet.run(Pod.of("train", {GPU: 1}))
-    assert door.asked
     _, text = await get(it.address, "/metrics")
     linted = await asyncio.to_thread(
         subprocess.run, [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
