@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground.errors import LedgerUnavailable
 
@@ -36,16 +36,6 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """An event that is legal and not yet durable."""
-
-    device: str
-    at: Moment
-    op: str
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """The stored data: the records at the last compaction, and the entries since then."""
 
@@ -66,8 +56,8 @@ class Store(Protocol):
         """Everything that was appended, verified; CorruptLedgerError if it is damaged."""
         ...
 
-    def append(self, drafts: Sequence[Draft]) -> tuple[LedgerEntry, ...]:
-        """All events are durable, in this order, with rising numbers.
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+        """All events are durable, in this order. The numbers of the drafts do not count; the result has rising ones.
 
         After an error none of them counts: rows that reached the file are deleted before the next write or load of
         this store (only a process that dies before that may find them). A later call succeeds once the cause is gone.
