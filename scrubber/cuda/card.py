@@ -26,7 +26,7 @@ class CardBusyError(CudaError):
     """The GPU cannot be used now, because something else on the node prevents it. The device is not at fault."""
 
 
-class Deed(Enum):
+class Sweep(Enum):
     """The operation on each vector of a memory."""
 
     WRITE = "write"
@@ -94,7 +94,7 @@ class Card(Protocol):
         """The address of new device memory; None if there is no free block of this size."""
         ...
 
-    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """Apply the operation to all spans in order; returns the result for each span."""
         ...
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered
-from scrubber.core.model import DeviceInfo, Holder, Vitals
+from scrubber.core.measurements import Scratched, Tested
+from scrubber.core.model import DeviceInfo, Findings, Holder, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 Users = Callable[[], tuple[Holder, ...] | None]  # the holders of a device; None: they cannot be proven
@@ -58,27 +58,6 @@ class Care:
     slices: str = "wait"  # how a slice is reset
     settings: Mapping[str, object] = field(default_factory=dict)  # settings to apply besides the baseline
     reset_seconds: float = 60.0  # the time limit of the reset step
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """What a clear has covered, and the data that it found before."""
-
-    covered_bytes: int
-    allocatable_bytes: int
-    residue_bytes: int
-    mismatch: Mismatch | None = None
-    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that were left, without their values
-    uncovered: tuple[Uncovered, ...] = ()  # allocatable memory that was not covered
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What a verify has read."""
-
-    covered_bytes: int
-    allocatable_bytes: int
-    mismatch: Mismatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +182,11 @@ class Gpu(Protocol):
         """Reset the device and wait until it is back; returns how it was reset, in a few words for operators."""
         ...
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
         """Count the bytes that are not zero, then write and read back each pattern; ``key`` makes the random data."""
         ...
 
-    def verify(self, progress: Progress) -> Verified:
+    def verify(self, progress: Progress) -> Findings:
         """Read all memory: each byte must be zero."""
         ...
 

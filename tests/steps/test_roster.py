@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched, Uncovered
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
-from scrubber.devices.base import Cleared, Gpu, Progress, Verified
+from scrubber.devices.base import Gpu, Progress
 from scrubber.devices.simulated import chip, drills, tenants
 from scrubber.devices.simulated.documents import Resetting
 from scrubber.devices.simulated.gpu import SimulatedGpu
@@ -25,22 +25,22 @@ SECRET = b"the launch code is 0000"
 class LazyGpu(SimulatedGpu):
     """Says that it cleared, and did not."""
 
-    def clear(self, *_: object) -> Cleared:
+    def clear(self, *_: object) -> Findings:
         """Nothing at all."""
         size = self._place.memory.stat().st_size
-        return Cleared(size, size, 0)
+        return Findings(size, size, 0)
 
 
 class EmptyGpu(SimulatedGpu):
     """Reaches no memory, and finds nothing wrong with it."""
 
-    def clear(self, *_: object) -> Cleared:
+    def clear(self, *_: object) -> Findings:
         """Nothing was reached."""
-        return Cleared(0, 4096, 0)
+        return Findings(0, 4096, 0)
 
-    def verify(self, *_: object) -> Verified:
+    def verify(self, *_: object) -> Findings:
         """Nothing was reached."""
-        return Verified(0, 4096)
+        return Findings(0, 4096)
 
 
 class TellingGpu(SimulatedGpu):
@@ -64,7 +64,7 @@ class ListeningGpu(SimulatedGpu):
 
     heard: dict[str, object]
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
         """With the key."""
         self.heard["clear"] = key
         return super().clear(key, patterns, progress)

@@ -42,7 +42,7 @@ class PendingRestore:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRestores:
+class PendingRestoreFiles:
     """The stored pending restores of one GPU and its slices."""
 
     folder: Path
