@@ -104,7 +104,6 @@ class _WorkerStarter:
     namespace: int | None
 
     async def start(self, device: str, policy: Policy) -> Worker:
-        """A worker for a scrub."""
         care = _care(policy)
         assignment = Assignment(
             self.backend.address(device, care),

@@ -72,7 +72,6 @@ class _Kernel(Protocol):
 
     def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[object, ...], *, shared_mem: int = 0) -> None:
         """Launch it."""
-        ...
 
 
 def opened(uuid: str, pci_address: str) -> CupyCard:

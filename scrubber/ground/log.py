@@ -55,7 +55,6 @@ class _Unfailing(structlog.WriteLogger):
     """
 
     def msg(self, message: str) -> None:
-        """Write a line if possible."""
         with suppress(OSError):
             super().msg(message)
 

@@ -80,9 +80,6 @@ class Ledger:
         self.announcements = 0  # how many there were so far
         self._set_records(loaded or store.load())
 
-    def _load(self) -> None:
-        self._set_records(self._store.load())
-
     def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in replay(loaded.snapshot, loaded.entries)}
         self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
@@ -122,7 +119,7 @@ class Ledger:
 
         Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
-        await self._write(self._load)
+        self._set_records(await self._write(self._store.load))
         self._stale = False
         seen = {device: event for device, event in self._unwritten.items() if self._counts(device, event)}
         if seen:

@@ -50,11 +50,9 @@ class Store(Protocol):
     @property
     def head(self) -> Head:
         """The newest acknowledged row."""
-        ...
 
     def load(self) -> Loaded:
         """Everything that was appended, verified; CorruptLedgerError if it is damaged."""
-        ...
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """All events are durable, in this order. The numbers of the drafts do not count; the result has rising ones.
@@ -63,14 +61,12 @@ class Store(Protocol):
         this store (only a process that dies before that may find them). A later call succeeds once the cause is gone.
         ValueError means that an event can never be stored.
         """
-        ...
 
     def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest ``limit`` entries since a wall time, of one device or of all, newest last.
 
         Compacted entries are not included.
         """
-        ...
 
     def compact(self, fold: Fold, keep: int, at: Moment) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot; returns how many rows were folded.
@@ -78,8 +74,6 @@ class Store(Protocol):
         ``fold`` gets the old snapshot and the folded entries only. After an error ``load`` returns the data either
         before or after the compaction; both give the same records.
         """
-        ...
 
     def close(self) -> None:
         """Release all files and locks; may be called twice."""
-        ...

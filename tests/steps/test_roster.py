@@ -12,7 +12,7 @@ from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched, Uncovered
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
 from scrubber.devices.base import Gpu, Progress
-from scrubber.devices.simulated import chip, drills, tenants
+from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.devices.simulated.documents import Resetting
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.steps import roster
@@ -160,11 +160,11 @@ def left_on_the_chip(bank) -> int:
     """How much of a tenant's secret is there after a scratch."""
     tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
     tenants.release(bank.root, bank.first)
-    assert tenants.scan_chip(bank.root, bank.first, SECRET) == 2
+    assert layout.find(bank.root, bank.first).chip.read_bytes().count(SECRET) == 2
     assert perform(Step.SCRATCH, bank) == Report(
         Outcome.PASSED, findings=Findings(units=chip.UNITS, units_reached=chip.UNITS, units_faulty=0)
     )
-    return tenants.scan_chip(bank.root, bank.first, SECRET)
+    return layout.find(bank.root, bank.first).chip.read_bytes().count(SECRET)
 
 
 def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:

@@ -188,7 +188,6 @@ class NvidiaGpu:
             return StoredSettings()
 
     def _apply_pending(self) -> None:
-        """Apply the pending restores of the GPU and of its slices."""
         notes = self._notes()
         pending = notes.read() if notes else {}
         if notes is None or not pending:

@@ -37,7 +37,6 @@ class PendingRestore:
     layout: Layout
 
     def __bool__(self) -> bool:
-        """Whether there is anything to restore."""
         return self.persistence or bool(self.layout)
 
 
