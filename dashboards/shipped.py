@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
 # The default values of all variables: everything, over an hour.
 EVERYTHING = {"cluster": ".*", "node": ".*", "gpu": ".*", "__interval": "1m", "__rate_interval": "2m",
               "__range": "3600s"}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class PanelQuery:
-    """One query of one panel, with all variables replaced. A range query is not ``instant``."""
-
-    page: str
-    panel: str
-    ref: str
-    expression: str
-    instant: bool
 
 
 def pages() -> dict[str, dict[str, Any]]:
@@ -38,18 +26,6 @@ def panels(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield from panel["panels"]
         else:
             yield panel
-
-
-def panel_queries(chosen: Mapping[str, str] | None = None) -> Iterator[PanelQuery]:
-    """All queries for these values of variables (see ``EVERYTHING``): of panels, then of annotations."""
-    values = {**EVERYTHING, **(chosen or {})}
-    for uid, page in sorted(pages().items()):
-        for panel in panels(page):
-            for target in panel["targets"]:
-                expression = filled(target["expr"], values)
-                yield PanelQuery(uid, panel["title"], target["refId"], expression, target["instant"])
-        for event in page["annotations"]["list"]:
-            yield PanelQuery(uid, f"annotation {event['name']}", "A", filled(event["expr"], values), instant=False)
 
 
 def filled(expression: str, values: Mapping[str, str]) -> str:

@@ -12,9 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-import grpc.aio
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from plugin import config, response
@@ -34,11 +32,6 @@ from scrubber.ground.errors import FatalError
 from scrubber.ground.http_server import HttpServer
 
 logger = log.get("app")
-
-
-class _Registration(Protocol):
-    async def run(self) -> None:
-        """Serve and stay registered until cancelled."""
 
 
 def run(chosen: Config) -> int:
@@ -128,18 +121,16 @@ async def _register(
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
             plugin = DevicePlugin(resource, listing, gate, counters, chosen.style, shared_nodes)
-            registration = _registration(chosen, resource, plugin, counters)
-            tasks.create_task(registration.run(), name=f"registration of {resource}")
+            tasks.create_task(_registered(chosen, resource, plugin, counters), name=f"registration of {resource}")
         known = listing.resources()
 
 
-def _registration(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> _Registration:
-    def add(server: grpc.aio.Server) -> None:
-        deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(plugin, server)
-
+async def _registered(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> None:
+    add, at = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin), chosen.kubelet_dir
     if chosen.registration is RegistrationMethod.REGISTRY:
-        return registry.RegistryRegistration(resource, add, chosen.kubelet_dir, chosen.registry_dir, counters.record)
-    return kubelet.KubeletRegistration(resource, add, chosen.kubelet_dir, counters.record)
+        await registry.RegistryRegistration(resource, add, at, chosen.registry_dir, counters.record).run()
+    else:
+        await kubelet.KubeletRegistration(resource, add, at, counters.record).run()
 
 
 def _shared_nodes(root: Path) -> list[str]:

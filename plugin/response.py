@@ -30,7 +30,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from plugin import dns_names
 from plugin.devices import Device
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 
@@ -39,13 +38,12 @@ SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 MOUNTS = "/var/run/nvidia-container-devices"
 MOUNTED = "/dev/null"
-ANNOTATION = "nvidia-device-plugin_"
+ANNOTATION = "cdi.k8s.io/nvidia-device-plugin_"
 
 # A comma, a slash or the word "all" instead of an id would hand out devices that the gate did not check.
 DEVICE_ID = re.compile(r"(GPU|MIG)-[A-Za-z0-9-]*[A-Za-z0-9]")
 # CDI allows a single letter, but the parser in the container runtimes fails on it.
 KIND = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]/[A-Za-z][A-Za-z0-9_.-]*[A-Za-z0-9]")
-PREFIX = re.compile(rf"{dns_names.LABEL}(\.{dns_names.LABEL})*/")
 
 
 class Strategy(str, Enum):
@@ -66,7 +64,6 @@ class Style:
 
     strategies: tuple[Strategy, ...] = (Strategy.CDI_CRI,)
     cdi_kind: str = "nvidia.com/gpu"
-    cdi_annotation_prefix: str = "cdi.k8s.io/"
     pass_device_specs: bool = False
     dev_root: str = "/"  # where the host has the device nodes: / or the root of a driver container
 
@@ -91,11 +88,6 @@ def check(style: Style) -> None:
             f"cannot use CDI kind {style.cdi_kind!r}: use vendor/class, as in nvidia.com/gpu; each part starts with a "
             "letter, ends with a letter or digit, and has only these and '_', '-' and '.'"
         )
-    if not PREFIX.fullmatch(style.cdi_annotation_prefix):
-        raise ValueError(
-            f"cannot use CDI annotation prefix {style.cdi_annotation_prefix!r}: use a lower-case domain and a slash, "
-            "as in cdi.k8s.io/"
-        )
     if not style.dev_root.startswith("/"):
         raise ValueError(f"cannot use device root {style.dev_root!r}: use an absolute path of the host")
 
@@ -115,7 +107,7 @@ def respond(
     names = [f"{style.cdi_kind}={each}" for each in ids]
     response = wire.ContainerAllocateResponse()
     if names and Strategy.CDI_ANNOTATIONS in style.strategies:
-        response.annotations[f"{style.cdi_annotation_prefix}{ANNOTATION}{allocation}"] = ",".join(names)
+        response.annotations[f"{ANNOTATION}{allocation}"] = ",".join(names)
     if Strategy.CDI_CRI in style.strategies:
         response.cdi_devices.extend(wire.CDIDevice(name=name) for name in names)
     if Strategy.ENVVAR in style.strategies:

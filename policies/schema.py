@@ -47,7 +47,6 @@ class _FileSchema(GenerateJsonSchema):
         return made
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        """Each field with its text."""
         made = super().model_schema(schema)
         for name, text in _field_texts(schema["cls"]):
             made["properties"][name]["description"] = text

@@ -104,7 +104,6 @@ class _WorkerStarter:
     namespace: int | None
 
     async def start(self, device: str, policy: Policy) -> Worker:
-        """A worker for a scrub."""
         care = _care(policy)
         assignment = Assignment(
             self.backend.address(device, care),
@@ -147,7 +146,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
     opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), check)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
-    ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters)
+    ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters.recorded)
     counters.watch(record.device for record in ledger.records.values() if not presence.taken_away(record))
     return ledger
 

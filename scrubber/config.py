@@ -169,20 +169,12 @@ class ScrubberConfig(Model):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """A configuration, and the origin of each value."""
-
-    config: ScrubberConfig
-    origins: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class _Given:
     value: object
     origin: str
 
 
-def resolve(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Resolved:
+def resolve(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> ScrubberConfig:
     """The configuration in force; FatalError with all faults. Flags that are None were not given."""
     given = dict(_from_file(file)) if file is not None else {}
     given.update(_from_environment(environ))
@@ -190,8 +182,7 @@ def resolve(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, o
     data = {name: it.value for name, it in given.items()}
     if problems := validation.problems(ScrubberConfig, data):
         raise FatalError(f"cannot use {'; '.join(_sentence(problem, given) for problem in problems)}")
-    origins = {name: given[name].origin if name in given else "default" for name in ScrubberConfig.model_fields}
-    return Resolved(validation.build(ScrubberConfig, data), origins)
+    return validation.build(ScrubberConfig, data)
 
 
 def _sentence(problem: validation.Problem, given: Mapping[str, _Given]) -> str:

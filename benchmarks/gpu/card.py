@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from scrubber.cuda import device, memory, warmth
-from scrubber.cuda.card import Deed, Found, KernelProgram, Span, Step, Unit
+from scrubber.cuda.card import Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.coverage import Account
 from scrubber.cuda.device import CupyCard
 from scrubber.cuda.memory import GpuMemory
@@ -59,10 +59,10 @@ class MeasuredCard(CupyCard):
         self._left -= size if address is not None else 0
         return address
 
-    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """As the worker does it."""
         self._launched = False
-        return super().sweep(deed, pattern, spans, step)
+        return super().sweep(kind, pattern, spans, step)
 
     def shared_of(self, program: KernelProgram) -> int:
         """Bytes of shared memory that the driver calls the kernel's own."""
@@ -82,12 +82,12 @@ class MeasuredCard(CupyCard):
             raise RuntimeError("cannot tell how long the device took: no launch was seen")
         return self._told_seconds()
 
-    def _begin(self, deed: Deed, pattern: Pattern, span: Span, place: int) -> None:
+    def _begin(self, kind: Sweep, pattern: Pattern, span: Span, place: int) -> None:
         first, last = self._clock()
         if not self._launched:
             self._runtime.eventRecord(first, 0)
             self._launched = True
-        super()._begin(deed, pattern, span, place)
+        super()._begin(kind, pattern, span, place)
         self._runtime.eventRecord(last, 0)  # again and again: the last one counts
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import resource
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from scrubber.devices.simulated import tenants
 
 GPUS = 4
 LOOPBACK = "127.0.0.1"
-PORTS = 3  # of the service, of the plugin, of Prometheus
 NAME, CLUSTER = "gpu-node-1", "trial"  # the labels that scraping adds
 WITHIN = 30.0  # seconds to wait for a condition
 UNTIDY = "untidy"  # pods with this prefix leave data behind
@@ -160,17 +157,3 @@ class TrialNode:
         for pid in tuple(self._processes):
             self.end(pid)
         await self.stage.clear_away(keep=False)
-
-
-def free_ports() -> int:
-    """The first of three free ports on the loopback, outside the range that the kernel assigns."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        first = random.randrange(1024, lowest - PORTS)  # noqa: S311 - so that two who look at once find others
-        if not any(_answers(port) for port in range(first, first + PORTS)):
-            return first
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((LOOPBACK, port)) == 0

@@ -45,7 +45,6 @@ class Endpoint:
         self._channel: grpc.aio.Channel | None = None
 
     def __str__(self) -> str:
-        """The name in the kubelet's messages."""
         return f"{self.resource} at {self.path}"
 
     async def connect(self, deadline: float | None) -> None:

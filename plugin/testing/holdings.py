@@ -30,7 +30,6 @@ class Holdings:
         self._held: dict[Key, DeviceHolding] = dict(held)
 
     def __iter__(self) -> Iterator[tuple[Key, DeviceHolding]]:
-        """All records."""
         return iter(self._held.items())
 
     def put(self, key: Key, holding: DeviceHolding) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 
 from plugin.kubelet_api import podresources_pb2
 from plugin.testing.allocation import AllocationFailed, KubeletPanic
-from plugin.testing.journal import Call, Journal, RegistrationCall, StandInFault, Start
+from plugin.testing.journal import Journal, StandInFault
 from plugin.testing.life import Life
 from plugin.testing.logs import Logs
 from plugin.testing.pods import Container, ContainerKind, ContainerState, ContainerStatus, Phase, Pod, PodStatus
@@ -59,6 +59,10 @@ class Kubelet:
         self._quirks, self._timing, self._registry = quirks, timing, registry
         self._logs = Logs(logs)
         self._journal = Journal()
+        self.calls = self._journal.calls  # every call to a plugin, also those that have not ended
+        self.starts = self._journal.starts  # every start of a container
+        self.registrations = self._journal.registrations  # every attempt to register
+        self.warnings = self._journal.warnings  # messages that a real kubelet only logs
         self._life: Life | None = None
         self._workers: dict[str, asyncio.Lock] = {}  # each pod starts one container at a time
         self._orphans: dict[str, Pod] = {}  # force-deleted pods whose containers still run
@@ -116,26 +120,6 @@ class Kubelet:
         return await self._act(self._readmit())
 
     # -- its state
-
-    @property
-    def calls(self) -> list[Call]:
-        """Every call to a plugin, also those that have not ended."""
-        return self._journal.calls
-
-    @property
-    def starts(self) -> list[Start]:
-        """Every start of a container."""
-        return self._journal.starts
-
-    @property
-    def registrations(self) -> list[RegistrationCall]:
-        """Every attempt to register."""
-        return self._journal.registrations
-
-    @property
-    def warnings(self) -> list[str]:
-        """Messages that a real kubelet only logs."""
-        return self._journal.warnings
 
     @property
     def capacity(self) -> dict[str, int]:

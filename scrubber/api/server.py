@@ -306,7 +306,6 @@ class _Refusing(grpc.GenericRpcHandler):
         self._servers = servers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
-        """The same refusal for every method."""
 
         async def refuse(_request: bytes, context: Context) -> bytes:
             message = f"cannot grant anything: {self._servers.message}"

@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import click
 
@@ -25,14 +24,6 @@ Devices = Mapping[str, views.DeviceStatus]
 MISSING = views.ScrubResult(
     clean=False, state="unknown", why="the service sent no result", reason=Reason.INTERNAL.value
 )
-
-
-class Show(Protocol):
-    """Shows one progress message."""
-
-    def __call__(self, message: views.ScrubProgress) -> None:
-        """Show the message."""
-        ...
 
 
 def wait(run_dir: Path, work: Callable[[client.AdminClient], Awaitable[int]]) -> int:
@@ -85,7 +76,7 @@ def _refusal(it: views.ScrubProgress, name: str) -> str:
 
 
 @contextmanager
-def _shown(devices: Devices) -> Iterator[Show]:
+def _shown(devices: Devices) -> Iterator[Callable[[views.ScrubProgress], None]]:
     if not sys.stderr.isatty():
         yield _Lines(devices)
         return

@@ -206,7 +206,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One event with its number, device, time and operation."""
+    """One event with its number, device, time and operation. Number 0: not in the ledger yet."""
 
     seq: int
     device: str

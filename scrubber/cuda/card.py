@@ -26,7 +26,7 @@ class CardBusyError(CudaError):
     """The GPU cannot be used now, because something else on the node prevents it. The device is not at fault."""
 
 
-class Deed(Enum):
+class Sweep(Enum):
     """The operation on each vector of a memory."""
 
     WRITE = "write"
@@ -92,12 +92,9 @@ class Card(Protocol):
 
     def allocate(self, size: int) -> int | None:
         """The address of new device memory; None if there is no free block of this size."""
-        ...
 
-    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """Apply the operation to all spans in order; returns the result for each span."""
-        ...
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Run the program until each multiprocessor ran it, with a limit; returns the multiprocessors that ran it."""
-        ...

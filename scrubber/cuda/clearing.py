@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from scrubber.core.measurements import Mismatch, joined
+from scrubber.core.model import Findings
 from scrubber.cuda import patterns
 from scrubber.cuda.card import Found, Progress
 from scrubber.cuda.memory import GpuMemory, counted, mismatch
@@ -13,26 +13,11 @@ from scrubber.cuda.memory import GpuMemory, counted, mismatch
 PLACES = 8  # the most offsets of old data that are reported
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """The old data before the first write, and the bytes that did not hold a pattern."""
+def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress) -> Findings:
+    """Count the old data, then write and read back each pattern in order.
 
-    residue_bytes: int
-    residue_at: tuple[int, ...]  # where it begins, in the first spans with old data
-    mismatch: Mismatch | None
-    covered: int  # bytes, as counted by the device in the last comparison; 0 without a pattern
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """The bytes that were not zero, and the number of compared bytes as counted by the device."""
-
-    mismatch: Mismatch | None
-    covered: int
-
-
-def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progress) -> Cleared:
-    """Count the old data, then write and read back each pattern in order."""
+    Covered are the bytes that the device counted in the last comparison; none without a pattern.
+    """
     chosen = [patterns.named(name, key) for name in names]
     step = counted(progress, memory.size * (1 + 2 * len(chosen)))
     residue = [found for found in memory.compare(patterns.ZERO, step) if found.count]
@@ -43,13 +28,14 @@ def clear(memory: GpuMemory, key: bytes, names: Sequence[str], progress: Progres
         found = memory.compare(pattern, step)
         wrong, covered = joined(wrong, mismatch(found, pattern)), _covered(found)
     places = tuple(found.offset for found in residue[:PLACES])
-    return Cleared(sum(found.count for found in residue), places, wrong, covered)
+    left = sum(found.count for found in residue)
+    return Findings(covered, residue_bytes=left, mismatch=wrong, residue_at=places)
 
 
-def verify(memory: GpuMemory, progress: Progress) -> Verified:
+def verify(memory: GpuMemory, progress: Progress) -> Findings:
     """Read all memory: each byte must be zero."""
     found = memory.compare(patterns.ZERO, counted(progress, memory.size))
-    return Verified(mismatch(found, patterns.ZERO), _covered(found))
+    return Findings(_covered(found), mismatch=mismatch(found, patterns.ZERO))
 
 
 def _covered(found: Sequence[Found]) -> int:

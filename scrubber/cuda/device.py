@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Protocol
 
 from scrubber.cuda import warmth
-from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Deed, Found, KernelProgram, Span, Step, Unit
+from scrubber.cuda.card import NOWHERE, CardBusyError, CudaError, Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern
 
@@ -44,7 +44,7 @@ NOT_NOW = frozenset(
     }
 )
 THREADS = 256
-BLOCKS = {Deed.WRITE: 8, Deed.CHECK: 4, Deed.INVERT: 4, Deed.INVERT_DOWN: 4}  # that fit on a multiprocessor
+BLOCKS = {Sweep.WRITE: 8, Sweep.CHECK: 4, Sweep.INVERT: 4, Sweep.INVERT_DOWN: 4}  # that fit on a multiprocessor
 ROUNDS = 64  # of the computation in one launch
 TRIES = 20  # the device chooses where blocks run
 
@@ -54,7 +54,7 @@ _NOTHING = _FOUND.pack(0, NOWHERE, 0)
 _TO_DEVICE, _TO_HOST = 1, 2
 _QUIETLY = 1 | 2  # an event without busy waiting and without timing
 _MULTIPROCESSORS, _CAPABILITY, _SHARED_MEMORY = 16, (75, 76), 97  # attributes of a device
-_KERNELS = {Deed.WRITE: "write", Deed.CHECK: "check", Deed.INVERT: "invert", Deed.INVERT_DOWN: "invert"}
+_KERNELS = {Sweep.WRITE: "write", Sweep.CHECK: "check", Sweep.INVERT: "invert", Sweep.INVERT_DOWN: "invert"}
 _WORD, _TWICE = 4, 2  # bytes; the keyed pattern and the zeros after it
 _KEPT = 240  # overwritten registers of a thread
 _IN_A_SCRUB = (KernelProgram.SCRATCH, KernelProgram.REGISTERS, KernelProgram.EXACT)
@@ -72,7 +72,6 @@ class _Kernel(Protocol):
 
     def __call__(self, grid: tuple[int], block: tuple[int], args: tuple[object, ...], *, shared_mem: int = 0) -> None:
         """Launch it."""
-        ...
 
 
 def opened(uuid: str, pci_address: str) -> CupyCard:
@@ -130,11 +129,11 @@ class CupyCard:
                 return None
             raise self._error("take memory of", error, error.status) from error
 
-    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """Start the operation on all spans, then wait for span after span."""
-        with self._translated(f"{deed.value} memory of"):
+        with self._translated(f"{kind.value} memory of"):
             parts = (spans[at : at + _MOST_SPANS] for at in range(0, len(spans), _MOST_SPANS))
-            return tuple(it for part in parts for it in self._swept(deed, pattern, part, step))
+            return tuple(it for part in parts for it in self._swept(kind, pattern, part, step))
 
     def everywhere(self, program: KernelProgram, number: int) -> tuple[Unit, ...]:
         """Launch blocks that fill a multiprocessor each, until each multiprocessor ran one."""
@@ -157,17 +156,17 @@ class CupyCard:
         self._events = [self._runtime.eventCreateWithFlags(_QUIETLY) for _ in range(_MOST_SPANS)]
         self._found = self._runtime.malloc(_FOUND.size * _MOST_SPANS + _UNIT.size * _MOST_UNITS)
         self._units = self._found + _FOUND.size * _MOST_SPANS
-        for deed in Deed:  # the first launch takes memory too
-            self._swept(deed, ZERO, (Span(self._found, 0, 0),), lambda _size: None)
+        for kind in Sweep:  # the first launch takes memory too
+            self._swept(kind, ZERO, (Span(self._found, 0, 0),), lambda _size: None)
         for program in self.loaded:
             self._ran(program, 0)
 
-    def _swept(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> list[Found]:
+    def _swept(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> list[Found]:
         self._put(self._found, _NOTHING * len(spans))
         for number, (span, event) in enumerate(
             zip(spans, self._events, strict=False)
         ):  # spare events are for longer parts
-            self._begin(deed, pattern, span, self._found + _FOUND.size * number)
+            self._begin(kind, pattern, span, self._found + _FOUND.size * number)
             self._runtime.eventRecord(event, 0)
         for span, event in zip(spans, self._events, strict=False):
             self._runtime.eventSynchronize(event)
@@ -176,17 +175,17 @@ class CupyCard:
         try:
             return [Found.decoded(*words) for words in _FOUND.iter_unpack(raw)]
         except CudaError as error:
-            raise CudaError(f"cannot {deed.value} memory of {self.name}: {error}") from error
+            raise CudaError(f"cannot {kind.value} memory of {self.name}: {error}") from error
 
-    def _begin(self, deed: Deed, pattern: Pattern, span: Span, place: int) -> None:
+    def _begin(self, kind: Sweep, pattern: Pattern, span: Span, place: int) -> None:
         long, short = self._cupy.uint64, self._cupy.uint32
         words = [long(span.address), long(span.size // VECTOR), long(span.start // VECTOR)]
         words += [short(pattern.kind), long(pattern.first), long(pattern.second)]
-        if deed in (Deed.INVERT, Deed.INVERT_DOWN):
-            words.append(short(deed is Deed.INVERT_DOWN))
-        if deed is not Deed.WRITE:
+        if kind in (Sweep.INVERT, Sweep.INVERT_DOWN):
+            words.append(short(kind is Sweep.INVERT_DOWN))
+        if kind is not Sweep.WRITE:
             words.append(long(place))
-        self._kernel(_KERNELS[deed])((self.units * BLOCKS[deed],), (THREADS,), tuple(words))
+        self._kernel(_KERNELS[kind])((self.units * BLOCKS[kind],), (THREADS,), tuple(words))
 
     def _ran(self, program: KernelProgram, number: int) -> list[Unit]:
         long, short = self._cupy.uint64, self._cupy.uint32
@@ -244,16 +243,16 @@ class CupyCard:
             raise CardBusyError(f"cannot open {self.name}: {error}") from error
 
     @contextmanager
-    def _translated(self, deed: str) -> Iterator[None]:
+    def _translated(self, action: str) -> Iterator[None]:
         """Turn errors of CUDA into CudaError or CardBusyError."""
         try:
             yield
         except (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError) as error:
-            raise self._error(deed, error, error.status) from error
+            raise self._error(action, error, error.status) from error
 
-    def _error(self, deed: str, error: Exception, status: int) -> CudaError:
+    def _error(self, action: str, error: Exception, status: int) -> CudaError:
         kind = CardBusyError if status in NOT_NOW else CudaError
-        return kind(f"cannot {deed} {self.name}: CUDA says {error}")
+        return kind(f"cannot {action} {self.name}: CUDA says {error}")
 
 
 def _plain(pci_address: str) -> str:

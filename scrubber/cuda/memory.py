@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scrubber.core.measurements import Mismatch
-from scrubber.cuda.card import Card, CudaError, Deed, Found, Progress, Span, Step
+from scrubber.cuda.card import Card, CudaError, Found, Progress, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern
 
 RUNGS = (2**33, 2**30, 2**28, 2**25, 2**21)  # bytes; the last one is the page size of the driver
@@ -31,11 +31,11 @@ class GpuMemory:
 
     def write(self, pattern: Pattern, step: Step) -> None:
         """Write the pattern to all memory."""
-        self.card.sweep(Deed.WRITE, pattern, self.spans, step)
+        self.card.sweep(Sweep.WRITE, pattern, self.spans, step)
 
     def compare(self, pattern: Pattern, step: Step) -> tuple[Found, ...]:
         """Compare all memory with the pattern; the differences of each span."""
-        return self._compared(Deed.CHECK, pattern, self.spans, step)
+        return self._compared(Sweep.CHECK, pattern, self.spans, step)
 
     def check(self, pattern: Pattern, step: Step) -> Mismatch | None:
         """Compare all memory with the pattern; the differences as one finding."""
@@ -43,16 +43,16 @@ class GpuMemory:
 
     def invert(self, pattern: Pattern, step: Step, *, down: bool = False) -> Mismatch | None:
         """Write the flipped pattern to all memory; returns the differences from the pattern before."""
-        deed, spans = (Deed.INVERT_DOWN, self.spans[::-1]) if down else (Deed.INVERT, self.spans)
-        return mismatch(self._compared(deed, pattern, spans, step), pattern)
+        kind, spans = (Sweep.INVERT_DOWN, self.spans[::-1]) if down else (Sweep.INVERT, self.spans)
+        return mismatch(self._compared(kind, pattern, spans, step), pattern)
 
-    def _compared(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def _compared(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         """Run the operation; CudaError unless the device compared each byte of each span."""
-        found = self.card.sweep(deed, pattern, spans, step)
+        found = self.card.sweep(kind, pattern, spans, step)
         for span, it in zip(spans, found, strict=True):
             if it.compared != span.size:
                 counted = f"{it.compared} of the {span.size} bytes from {span.start} on were compared, as it counts"
-                raise CudaError(f"cannot {deed.value} memory of {self.card.name}: {counted}")
+                raise CudaError(f"cannot {kind.value} memory of {self.card.name}: {counted}")
         return found
 
 

@@ -92,6 +92,9 @@ class Stage:
 
     def __post_init__(self) -> None:
         """Make the directories. Nothing runs yet."""
+        self.kubelet_dir, self.pod_logs = self.root / "kubelet", self.root / "pods"
+        self.simulated = self.root / "gpus"
+        self.ledger = paths.ledger(self.root / "state")
         self.kubelet_dir.mkdir(exist_ok=True)
         places = ("--run-dir", str(self.root / "run"), "--kubelet-dir", str(self.kubelet_dir), "--log-format", "json")
         gpus = ("--simulated-dir", str(self.simulated), "--simulated-gpus", str(self.gpus))
@@ -102,26 +105,6 @@ class Stage:
         self.plugin = ServiceProgram(("plugin", *places, *self.flags), self.root / "plugin.log")
         self.containers = self.runs(self.simulated)
         self.kubelet = Kubelet(self.kubelet_dir, self.containers, logs=self.pod_logs)
-
-    @property
-    def kubelet_dir(self) -> Path:
-        """The directory with the socket and the checkpoint of the kubelet."""
-        return self.root / "kubelet"
-
-    @property
-    def pod_logs(self) -> Path:
-        """The directory with the log directories of the pods."""
-        return self.root / "pods"
-
-    @property
-    def simulated(self) -> Path:
-        """The directory with the simulated GPUs."""
-        return self.root / "gpus"
-
-    @property
-    def ledger(self) -> Path:
-        """The ledger of the service."""
-        return paths.ledger(self.root / "state")
 
     def memory_of(self, gpu: int) -> Path:
         """The file with the memory of a GPU."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered
-from scrubber.core.model import DeviceInfo, Holder, Vitals
+from scrubber.core.measurements import Scratched, Tested
+from scrubber.core.model import DeviceInfo, Findings, Holder, Vitals
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in total
 Users = Callable[[], tuple[Holder, ...] | None]  # the holders of a device; None: they cannot be proven
@@ -61,27 +61,6 @@ class Care:
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
-    """What a clear has covered, and the data that it found before."""
-
-    covered_bytes: int
-    allocatable_bytes: int
-    residue_bytes: int
-    mismatch: Mismatch | None = None
-    residue_at: tuple[int, ...] = ()  # offsets of the first bytes that were left, without their values
-    uncovered: tuple[Uncovered, ...] = ()  # allocatable memory that was not covered
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """What a verify has read."""
-
-    covered_bytes: int
-    allocatable_bytes: int
-    mismatch: Mismatch | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Readings:
     """The sensor values of a whole GPU; None for a value that the GPU does not report."""
 
@@ -101,99 +80,78 @@ class Backend(Protocol):
 
     def lacks(self, device: DeviceInfo) -> str | None:
         """What is missing to overwrite the device's memory, and what to do; None if nothing. No driver call."""
-        ...
 
     def inventory(self) -> tuple[DeviceInfo, ...]:
         """All devices that are present or were present since the service started.
 
         While the driver is released: the devices that are already known.
         """
-        ...
 
     def driver(self) -> str:
         """The id of this driver instance; it changes when the driver is loaded again. Answers while released."""
-        ...
 
     def has_holders(self, uuid: str) -> bool | None:
         """Whether the driver knows a holder. After True or None (unknown), do a full observation."""
-        ...
 
     def listed_holders(self, uuid: str) -> frozenset[int]:
         """The processes that the driver lists as holders. The list may be incomplete."""
-        ...
 
     def vitals(self, uuid: str) -> Vitals:
         """The health that the device reports now."""
-        ...
 
     def quick_observation(self, uuid: str) -> tuple[Vitals, bool | None]:
         """``vitals`` and ``has_holders`` in one call, which calls the driver once for values that both need."""
-        ...
 
     def reported(self, uuid: str) -> Vitals | None:
         """The logged signs, as partial vitals; None without a log. Answers while released; no driver call."""
-        ...
 
     def readings(self) -> Mapping[str, Readings]:
         """The sensor values of whole GPUs, sliced or not, by UUID, without GPUs that cannot be read.
 
         For metrics only. May fail while the driver is released.
         """
-        ...
 
     def files(self, uuid: str) -> tuple[str, ...]:
         """The paths that a holder of the device has open or mapped. Answers while the driver is released."""
-        ...
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:
         """The paths of all devices that a reset of this device affects, with its own paths."""
-        ...
 
     def address(self, uuid: str, care: Care) -> Address:
         """The address of the device for a worker, with the policy values that the worker needs."""
-        ...
 
     def container_of(self, pid: int) -> str | None:
         """The container of a process, None if it is in none."""
-        ...
 
     def living(self) -> Mapping[str, int]:
         """All containers that have a live process, each with one of its processes."""
-        ...
 
     def pending_restores(self) -> Mapping[str, Address]:
         """The whole devices, offered or not, with a pending restore, without those that are being reset.
 
         The settings step of a worker at that address does only this restore. Answers while released.
         """
-        ...
 
     def in_reset(self, uuid: str) -> bool:
         """Whether a reset that affects the device is running, even if the worker that began it has ended."""
-        ...
 
     def alarm(self) -> int | None:
         """A file that becomes readable when a device logs a sign; None if the backend has no such file.
 
         Call ``vitals`` to read the sign. No driver call.
         """
-        ...
 
     def clear_alarm(self) -> None:
         """Reset the alarm file: it becomes readable at the next sign."""
-        ...
 
     def close(self) -> None:
         """Close the alarm."""
-        ...
 
     def release_driver(self) -> None:
         """Stop using the driver: a reset needs a driver that no process uses. May be called several times."""
-        ...
 
     def reacquire_driver(self) -> None:
         """Open the driver again; called once for each ``release_driver``. May take long."""
-        ...
 
 
 class Gpu(Protocol):
@@ -201,28 +159,21 @@ class Gpu(Protocol):
 
     def reset(self) -> str:
         """Reset the device and wait until it is back; returns how it was reset, in a few words for operators."""
-        ...
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
         """Count the bytes that are not zero, then write and read back each pattern; ``key`` makes the random data."""
-        ...
 
-    def verify(self, progress: Progress) -> Verified:
+    def verify(self, progress: Progress) -> Findings:
         """Read all memory: each byte must be zero."""
-        ...
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the memory on the chip, read it back, and leave zeros."""
-        ...
 
     def selftest(self, key: bytes, seconds: float, progress: Progress) -> Tested:
         """Test memory and arithmetic for at most ``seconds``, then write zeros and read them back."""
-        ...
 
     def restore_settings(self) -> tuple[str, ...]:
         """Restore the baseline settings; returns each changed setting with its old and new value."""
-        ...
 
     def vitals(self) -> Vitals:
         """The health that the device reports now."""
-        ...

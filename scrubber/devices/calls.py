@@ -117,7 +117,6 @@ class _Thread(threading.Thread):
     """Makes one call after another. A daemon thread: a stuck call does not delay the exit of the interpreter."""
 
     def __init__(self) -> None:
-        """Start the thread."""
         super().__init__(name="device-call", daemon=True)
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.start()

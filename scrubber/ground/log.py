@@ -55,7 +55,6 @@ class _Unfailing(structlog.WriteLogger):
     """
 
     def msg(self, message: str) -> None:
-        """Write a line if possible."""
         with suppress(OSError):
             super().msg(message)
 
@@ -71,9 +70,7 @@ def get(room: str) -> structlog.typing.FilteringBoundLogger:
 
 def hide_process_names(_logger: object, method: str, line: EventDict) -> EventDict:
     """Remove the names of processes from every line above level debug."""
-    if method == "debug":
-        return line
-    return {key: process_names.without_names(value) if isinstance(value, str) else value for key, value in line.items()}
+    return line if method == "debug" else process_names.without_names(line)
 
 
 @dataclass(slots=True)

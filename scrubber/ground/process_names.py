@@ -7,6 +7,7 @@ contains none. Logs, which others may collect, leave names out; the ledger and `
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 NAMELESS = "a process"
 _NAMES = re.compile(r'"[^"]*"(?= \(pid \d| in no container| in container )')
@@ -23,6 +24,6 @@ def quoted(command: str) -> str:
     return '"' + shown.replace('"', "'") + '"'
 
 
-def without_names(sentence: str) -> str:
-    """The same sentence with "a process" in place of each name. The pid stays, so that operators find the process."""
-    return _NAMES.sub(NAMELESS, sentence)
+def without_names(line: Mapping[str, object]) -> dict[str, object]:
+    """The same line with "a process" in place of each name. The pid stays, so that operators find the process."""
+    return {key: _NAMES.sub(NAMELESS, value) if isinstance(value, str) else value for key, value in line.items()}

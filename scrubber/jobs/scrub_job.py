@@ -62,19 +62,15 @@ class WorkerHandle(Protocol):
     @property
     def pid(self) -> int:
         """The process id."""
-        ...
 
     async def do(self, step: Step, path: ScrubPath, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """Run one step. There is always a result: a worker that is late or dies is a result too."""
-        ...
 
     async def finish(self, last: StepResult) -> StepResult:
         """Dismiss the worker. Returns ``last`` if the worker then ended well, and a failed result otherwise."""
-        ...
 
     async def kill(self) -> None:
         """Make sure that the worker is gone."""
-        ...
 
 
 StartingWorker = asyncio.Task[WorkerHandle]  # the worker may still be starting while its device is observed

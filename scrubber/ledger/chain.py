@@ -58,7 +58,7 @@ class MissingTail:
     records: str
 
 
-def content(draft: store.Draft) -> Content:
+def content(draft: LedgerEntry) -> Content:
     """A draft as text; ValueError when it cannot be stored."""
     kind, body = codec.encode(draft.event)
     return Content(draft.device, draft.at, draft.op, kind, body)

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from scrubber.ground.errors import FatalError
 
 
-@dataclass(frozen=True, slots=True)
 class Places:
     """The files of a ledger; their names follow from that of the database."""
 
-    database: Path
-
-    @property
-    def wal(self) -> Path:
-        """SQLite's write-ahead log: part of the data."""
-        return self.database.with_name(self.database.name + "-wal")
-
-    @property
-    def shm(self) -> Path:
-        """SQLite's index of the log: shared memory, rebuilt at need."""
-        return self.database.with_name(self.database.name + "-shm")
-
-    @property
-    def head(self) -> Path:
-        """The newest row's number and hash."""
-        return self.database.with_name(self.database.name.removesuffix(".sqlite") + ".head")
-
-    @property
-    def lock(self) -> Path:
-        """The file that the writer holds a lock on."""
-        return self.database.with_name(self.database.name.removesuffix(".sqlite") + ".lock")
-
-    @property
-    def fresh(self) -> Path:
-        """Where a new ledger is created before it is renamed to ``database``."""
-        return self.database.with_name(self.database.name + ".new")
+    def __init__(self, database: Path) -> None:
+        """Paths only: no file is opened."""
+        name = database.name.removesuffix(".sqlite")
+        self.database = database
+        self.wal = database.with_name(database.name + "-wal")  # SQLite's write-ahead log: part of the data
+        self.shm = database.with_name(database.name + "-shm")  # SQLite's index of the log: rebuilt at need
+        self.head = database.with_name(name + ".head")  # the newest row's number and hash
+        self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
+        self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
 
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""

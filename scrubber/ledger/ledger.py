@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from scrubber.core import event_text, states
 from scrubber.core import events as ev
@@ -22,9 +22,12 @@ from scrubber.core.events import Event, LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground import aio, log
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger.store import Draft, Head, Loaded, Store
+from scrubber.ledger.store import Loaded, Store
 
 T = TypeVar("T")
+Listener = Callable[[Sequence[LedgerEntry], Sequence[Record | None], float], None]
+"""Gets the entries of each write, the record before each entry, and the seconds that the write took. Must not block."""
+
 logger = log.get("ledger")
 NOTABLE = (
     ev.Soiled,
@@ -39,18 +42,6 @@ SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a de
 SIGHTINGS = (ev.Soiled, ev.PutInUse)  # they end a proof: forgetting them on a full disk would keep the proof valid
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
-
-
-class LedgerListener(Protocol):
-    """Is called for each recorded event. It must not block."""
-
-    def row(self, entry: LedgerEntry, before: Record | None) -> None:
-        """The entry is true; ``before`` is the record before it."""
-        ...
-
-    def written(self, seconds: float) -> None:
-        """How long the write took."""
-        ...
 
 
 def replay(records: Sequence[Record], entries: Sequence[LedgerEntry]) -> tuple[Record, ...]:
@@ -71,7 +62,7 @@ class Ledger:
         keep: int = KEEP,
         fold_at_once: int = FOLD_AT_ONCE,
         loaded: Loaded | None = None,
-        listener: LedgerListener | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Load everything from the store, unless the caller passes what it has just loaded."""
         self._listener = listener
@@ -89,28 +80,16 @@ class Ledger:
         self.announcements = 0  # how many there were so far
         self._set_records(loaded or store.load())
 
-    def _load(self) -> None:
-        self._set_records(self._store.load())
-
     def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in replay(loaded.snapshot, loaded.entries)}
-        self._head = loaded.head
+        self.records: Mapping[str, Record] = MappingProxyType(self._records)  # the current ones, by UUID
+        self.head = loaded.head  # the newest row; a copy elsewhere shows whether the last rows were cut off
         self._rows = len(loaded.entries)
-
-    @property
-    def records(self) -> Mapping[str, Record]:
-        """The current record of each device, by UUID."""
-        return MappingProxyType(self._records)
-
-    @property
-    def head(self) -> Head:
-        """The newest row. A copy elsewhere shows whether the last rows were cut off."""
-        return self._head
 
     @property
     def seq(self) -> int:
         """The number of the newest row."""
-        return self._head.seq
+        return self.head.seq
 
     async def append(self, op: str, *events: tuple[str, Event]) -> None:
         """Record the events of one operation, all or none. A cancelled caller still waits for the end of the write."""
@@ -140,7 +119,7 @@ class Ledger:
 
         Returns the devices of these sightings. The sightings are kept until they are on the disk.
         """
-        await self._write(self._load)
+        self._set_records(await self._write(self._store.load))
         self._stale = False
         seen = {device: event for device, event in self._unwritten.items() if self._counts(device, event)}
         if seen:
@@ -162,8 +141,8 @@ class Ledger:
 
     async def _record(self, op: str, events: Sequence[tuple[str, Event]]) -> None:
         at = self._now()
-        changed, before = self._applied(op, at, events)
-        drafts = [Draft(device, at, op, event) for device, event in events]
+        drafts = [LedgerEntry(0, device, at, op, event) for device, event in events]
+        changed, before = self._applied(drafts)
         began = asyncio.get_running_loop().time()
         entries = await self._write(lambda: self._store.append(drafts))
         self.fault = None  # only a successful write clears the fault: a readable ledger may still be read-only
@@ -172,27 +151,23 @@ class Ledger:
         self._rows += len(drafts)
         if self._rows >= self._most:
             self._rows -= await self._write(lambda: self._store.compact(replay, self._keep, at))
-        self._head = self._store.head
+        self.head = self._store.head
 
-    def _applied(
-        self, op: str, at: Moment, events: Sequence[tuple[str, Event]]
-    ) -> tuple[dict[str, Record], list[Record | None]]:
+    def _applied(self, drafts: Sequence[LedgerEntry]) -> tuple[dict[str, Record], list[Record | None]]:
         """The changed records, and the record before each event."""
         changed: dict[str, Record] = {}
         found: list[Record | None] = []
-        for device, event in events:
-            before = changed.get(device, self._records.get(device))
+        for draft in drafts:
+            before = changed.get(draft.device, self._records.get(draft.device))
             found.append(before)
-            changed[device] = states.apply(before, LedgerEntry(0, device, at, op, event))
+            changed[draft.device] = states.apply(before, draft)
         return changed, found
 
     def _notify(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
         if self._listener is None:
             return
         try:
-            self._listener.written(seconds)
-            for entry, record in zip(entries, before, strict=True):
-                self._listener.row(entry, record)
+            self._listener(entries, before, seconds)
         except Exception:  # the events are recorded: an error in the metrics must not undo that
             logger.exception("cannot count what was recorded")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
@@ -42,16 +43,13 @@ class SqliteStore:
             self._acknowledge(loaded.head)
             return loaded
 
-    def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write the events to the disk in one transaction."""
         contents = [chain.content(draft) for draft in drafts]
         with self._writing() as (connection, head):
             rows = chain.seal(head, contents)
             database.insert(connection, rows)
-        return tuple(
-            LedgerEntry(row.seq, draft.device, draft.at, draft.op, draft.event)
-            for row, draft in zip(rows, drafts, strict=True)
-        )
+        return tuple(replace(draft, seq=row.seq) for row, draft in zip(rows, drafts, strict=True))
 
     def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest entries, newest last. It opens a new connection, so any thread may call it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scrubber.core.events import Event, LedgerEntry
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment, Record
 from scrubber.ground.errors import LedgerUnavailable
 
@@ -36,16 +36,6 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """An event that is legal and not yet durable."""
-
-    device: str
-    at: Moment
-    op: str
-    event: Event
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """The stored data: the records at the last compaction, and the entries since then."""
 
@@ -60,27 +50,23 @@ class Store(Protocol):
     @property
     def head(self) -> Head:
         """The newest acknowledged row."""
-        ...
 
     def load(self) -> Loaded:
         """Everything that was appended, verified; CorruptLedgerError if it is damaged."""
-        ...
 
-    def append(self, drafts: Sequence[Draft]) -> tuple[LedgerEntry, ...]:
-        """All events are durable, in this order, with rising numbers.
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+        """All events are durable, in this order. The numbers of the drafts do not count; the result has rising ones.
 
         After an error none of them counts: rows that reached the file are deleted before the next write or load of
         this store (only a process that dies before that may find them). A later call succeeds once the cause is gone.
         ValueError means that an event can never be stored.
         """
-        ...
 
     def history(self, device: str | None, since: float | None, limit: int) -> tuple[LedgerEntry, ...]:
         """The newest ``limit`` entries since a wall time, of one device or of all, newest last.
 
         Compacted entries are not included.
         """
-        ...
 
     def compact(self, fold: Fold, keep: int, at: Moment) -> int:
         """Fold all but the newest ``keep`` rows into the snapshot; returns how many rows were folded.
@@ -88,8 +74,6 @@ class Store(Protocol):
         ``fold`` gets the old snapshot and the folded entries only. After an error ``load`` returns the data either
         before or after the compaction; both give the same records.
         """
-        ...
 
     def close(self) -> None:
         """Release all files and locks; may be called twice."""
-        ...

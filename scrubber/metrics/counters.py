@@ -6,7 +6,7 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry
 
@@ -48,6 +48,12 @@ class ServiceCounters:
                 self._instruments.export_zero(row, device.name, device.uuid)
 
     # -- the ledger
+
+    def recorded(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:
+        """Count a write to the ledger and its rows; ``before`` has the record before each row."""
+        self._instruments.observe(table.LEDGER_APPEND, value=seconds)
+        for entry, record in zip(entries, before, strict=True):
+            self.row(entry, record)
 
     def row(self, entry: LedgerEntry, before: Record | None) -> None:
         """Count a stored row; ``before`` is the record before it."""
@@ -127,10 +133,6 @@ class ServiceCounters:
         for holder in found.holders:
             self._instruments.count(table.PROCESSES, _kind(holder))
         self._instruments.count(table.TERMINATED, by=len(found.terminated))
-
-    def written(self, seconds: float) -> None:
-        """Count a ledger write of this duration."""
-        self._instruments.observe(table.LEDGER_APPEND, value=seconds)
 
     # -- what the ledger does not hold, or not at once
 

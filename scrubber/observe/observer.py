@@ -422,7 +422,6 @@ class Observer:
 
 
 def _silent(error: DeviceError) -> Vitals:
-    """The vitals of a device that did not answer."""
     return Vitals(lost=True) if isinstance(error, DeviceLostError) else Vitals(unresponsive=True, why=str(error))
 
 

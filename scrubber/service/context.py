@@ -13,7 +13,6 @@ from scrubber.core.model import DeviceInfo, Facts, Moment, Record, State, Vitals
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import InvalidRequest, NotReady, Reason
 from scrubber.jobs.jobs import Jobs
-from scrubber.jobs.locks import DeviceLocks
 from scrubber.ledger.ledger import Ledger
 from scrubber.node.checkpoint import CheckpointError
 from scrubber.observe.observer import Observer
@@ -41,11 +40,6 @@ class ServiceContext:
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     stopping: bool = False
     _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)  # `since` of the record; withheld until
-
-    @property
-    def locks(self) -> DeviceLocks:
-        """The lock of each device."""
-        return self.jobs.locks
 
     def record(self, device: str) -> Record:
         """The record of a device; InvalidRequest when no device has this UUID."""
@@ -80,7 +74,7 @@ class ServiceContext:
         async with AsyncExitStack() as locks:
             try:
                 async with asyncio.timeout(self.time_left(budget)):
-                    await locks.enter_async_context(self.locks.of(devices))
+                    await locks.enter_async_context(self.jobs.locks.of(devices))
             except TimeoutError:
                 raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
             yield

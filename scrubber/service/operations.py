@@ -23,7 +23,7 @@ class Operations:
     async def scrub(self, device: str, path: Path | None, *, op: str = "") -> ScrubJob:
         """Start a scrub now, or join the job that runs. ``path`` None takes the path that is due."""
         context = self._context
-        async with context.locks.of([device]):
+        async with context.jobs.locks.of([device]):
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             record = context.record(device)
@@ -47,7 +47,7 @@ class Operations:
     async def quarantine(self, device: str, reason: str, by: str, *, op: str = "") -> None:
         """Quarantine a device. A device in use is reported sick now and quarantined when it is released."""
         context = self._context
-        async with context.locks.of([device]):
+        async with context.jobs.locks.of([device]):
             record = context.record(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
             event: ev.Event = ev.AilmentFound(upkeep.quarantined_by_operator(record, f"{reason} (asked by {by})"))
@@ -61,7 +61,7 @@ class Operations:
     async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
         """Start the slow path on a quarantined device; the device is back when it passes."""
         context = self._context
-        async with context.locks.of([device]):
+        async with context.jobs.locks.of([device]):
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             running = context.jobs.of(device)
@@ -84,7 +84,7 @@ class Operations:
     async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
         """End a quarantine on a person's word, then scrub the device like after any pod."""
         context = self._context
-        async with context.locks.of([device]):
+        async with context.jobs.locks.of([device]):
             op = context.operation(op)
             await context.close_orphaned_job(device, op)
             if context.record(device).quarantine is None:

@@ -51,7 +51,7 @@ class Upkeep:
         orphaned = record is not None and record.job is not None and context.jobs.of(device.uuid) is None
         if orphaned or (record is not None and record.device == device):
             return  # reconcile closes an orphaned job first
-        async with context.locks.of([device.uuid]):
+        async with context.jobs.locks.of([device.uuid]):
             if record is None:
                 policy = context.active_policy.device_policy(device).policy
                 before = upkeep.history(await context.observer.vitals(device.uuid), policy)
@@ -95,7 +95,7 @@ class Upkeep:
         vitals = await context.observer.vitals(device, context.record(device).device.parent)
         if vitals is not None:
             self._report(device, vitals)
-        async with context.locks.of([device]):
+        async with context.jobs.locks.of([device]):
             op = context.operation(op)
             if await context.close_orphaned_job(device, op):
                 return None

@@ -57,4 +57,3 @@ class StepModule(Protocol):
 
     def run(self, order: Order, bench: Bench) -> Report:
         """Run the step."""
-        ...

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from scrubber.core.measurements import Mismatch
-from scrubber.core.model import Findings, Outcome
+from scrubber.core.model import Outcome
 from scrubber.steps.base import Bench, Order, Report
 
 
 def run(_order: Order, bench: Bench) -> Report:
     """Passes when bytes were read and all of them were zero."""
     verified = bench.gpu.verify(bench.progress)
-    findings = Findings(
-        covered_bytes=verified.covered_bytes,
-        allocatable_bytes=verified.allocatable_bytes,
-        mismatch=verified.mismatch,
-    )
     if verified.mismatch is not None:
-        return Report(Outcome.FAILED, _describe(verified.mismatch), findings=findings)
-    if verified.covered_bytes == 0:
-        return Report(Outcome.FAILED, "nothing was read back", findings=findings)
-    return Report(Outcome.PASSED, findings=findings)
+        return Report(Outcome.FAILED, _describe(verified.mismatch), findings=verified)
+    if not verified.covered_bytes:
+        return Report(Outcome.FAILED, "nothing was read back", findings=verified)
+    return Report(Outcome.PASSED, findings=verified)
 
 
 def _describe(wrong: Mismatch) -> str:

@@ -109,11 +109,9 @@ class _Zygote:
 
     @property
     def lost(self) -> bool:
-        """Whether the zygote can fork no more children."""
         return bool(self._why)
 
     async def fork(self) -> Child:
-        """A connected child."""
         await self._in_time(self._ready, self._began, _WARM_WITHIN)
         asked, asked_at = self._ask(), asyncio.get_running_loop().time()
         connected = False

@@ -82,7 +82,7 @@ class Child:
         self._connecting = False
         self._killed = False
         self._running = True
-        self._orphaned = False
+        self.orphaned = False  # whether the zygote was lost before the child ended
         self._zygote_reaped = False
         self._ended: asyncio.Future[Ending] = loop.create_future()
         loop.add_reader(handle, self._on_end)
@@ -100,11 +100,6 @@ class Child:
             self._connecting = False
         if self._killed:
             raise BrokenError("it was killed before it could be heard")
-
-    @property
-    def orphaned(self) -> bool:
-        """Whether the zygote was lost before the child ended."""
-        return self._orphaned
 
     @property
     def complaint(self) -> str:
@@ -169,7 +164,7 @@ class Child:
 
     def orphan(self) -> None:
         """Kill the child: the zygote is lost, and will not report how the child ends."""
-        self._orphaned = True
+        self.orphaned = True
         self.kill()
         if not self._running:
             self._settle(None)
@@ -184,7 +179,7 @@ class Child:
         self._mark_ended()
         if self._zygote_reaped:
             self._reap()
-        if self._orphaned:
+        if self.orphaned:
             self._settle(None)
         else:
             asyncio.get_running_loop().call_later(_REPORTED_WITHIN, self._settle, None)
@@ -202,7 +197,7 @@ class Child:
 
     def _settle(self, status: int | None) -> None:
         if not self._ended.done():
-            self._ended.set_result(Ending(status, self._orphaned))
+            self._ended.set_result(Ending(status, self.orphaned))
 
 
 class Tail(asyncio.Protocol):
@@ -237,15 +232,11 @@ class Worker:
     def __init__(self, child: Child, assignment: worker_wire.Assignment) -> None:
         """Send the assignment. A child that is gone already is noticed by the first step."""
         self._child = child
+        self.pid = child.pid  # the child is no holder of the device, although it has the device open
         try:
             child.send(worker_wire.encode(assignment))
         except BrokenError:
             child.kill()
-
-    @property
-    def pid(self) -> int:
-        """The process id of the child. The child is no holder of the device, although it has the device open."""
-        return self._child.pid
 
     async def do(self, step: Step, path: Path, order: Order, deadline: float, on_progress: Progress) -> StepResult:
         """Run one step. The worker can run another step only after a report of its child."""

@@ -12,9 +12,10 @@ import pytest
 from policies import load
 from scrubber.cli import service_call
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
 from scrubber.devices.simulated import creation, documents, layout, lease, tenants
-from scrubber.ledger import opening, store
+from scrubber.ledger import opening
 
 
 @pytest.fixture
@@ -24,7 +25,9 @@ def state(tmp_path):
     device = DeviceInfo("GPU-1", 0, "Simulated GPU", 4096)
     found = events.Discovered(device, Incarnation("boot", "driver"))
     opened, _ = opening.open_or_set_aside(tmp_path / "ledger.db", at)
-    opened.append([store.Draft("GPU-1", at, "op1", found), store.Draft("GPU-1", at, "op2", events.Described(device))])
+    opened.append(
+        [LedgerEntry(0, "GPU-1", at, "op1", found), LedgerEntry(0, "GPU-1", at, "op2", events.Described(device))]
+    )
     opened.close()
     return tmp_path
 

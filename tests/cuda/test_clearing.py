@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core.measurements import Mismatch
+from scrubber.core.model import Findings
 from scrubber.cuda import clearing, memory, patterns
-from scrubber.cuda.card import CudaError, Deed, Found, Span, Step
+from scrubber.cuda.card import CudaError, Found, Span, Step, Sweep
 from scrubber.cuda.patterns import Pattern, PatternKind
 from tests.fakes.cuda.card import HostCard
 from tests.fakes.cuda.gpu import PAGE, HostGpu
@@ -75,7 +76,7 @@ def test_what_was_there_is_counted_and_placed_and_gone(gpu):
     gpu.cells[5000:5006] = list(b"secret")
     gpu.cells[5 * PAGE + 3] = 7
     cleared = clearing.clear(held, KEY, PASSES, nothing)
-    assert cleared == clearing.Cleared(7, (5000, 5 * PAGE + 3), None, SIZE)
+    assert cleared == Findings(SIZE, residue_bytes=7, residue_at=(5000, 5 * PAGE + 3))
     assert not gpu.cells.any()
 
 
@@ -100,7 +101,7 @@ def test_a_bit_that_flips_between_the_passes_is_found_by_the_verify(gpu):
     held = taken(gpu)
     clearing.clear(held, KEY, PASSES, nothing)
     gpu.cells[3 * PAGE + 9] ^= 0x04
-    assert clearing.verify(held, nothing) == clearing.Verified(Mismatch(3 * PAGE + 9, 0, 4, 1), SIZE)
+    assert clearing.verify(held, nothing) == Findings(SIZE, mismatch=Mismatch(3 * PAGE + 9, 0, 4, 1))
 
 
 def test_a_device_that_writes_nothing_is_found_by_the_random_pattern_alone(gpu):
@@ -128,17 +129,17 @@ def test_every_pass_goes_over_all_of_the_memory_in_the_same_order(gpu):
 
 def test_what_is_turned_round_downwards_begins_at_the_top_of_the_whole(gpu, monkeypatch):
     held = taken(gpu)
-    order: list[tuple[Deed, int]] = []
+    order: list[tuple[Sweep, int]] = []
     gpu.cells[PAGE + 3], gpu.cells[6 * PAGE + 5] = 7, 9
     sweep = held.card.sweep
 
-    def watched(deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
-        order.extend((deed, span.start // PAGE) for span in spans)
-        return sweep(deed, pattern, spans, step)
+    def watched(kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        order.extend((kind, span.start // PAGE) for span in spans)
+        return sweep(kind, pattern, spans, step)
 
     monkeypatch.setattr(held.card, "sweep", watched)
     assert held.invert(patterns.ZERO, lambda _size: None, down=True) == Mismatch(PAGE + 3, 0, 7, 2)
-    assert order == [(Deed.INVERT_DOWN, place) for place in (4, 0)]
+    assert order == [(Sweep.INVERT_DOWN, place) for place in (4, 0)]
     assert (gpu.cells == 0xFF).all()
 
 

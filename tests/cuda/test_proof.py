@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from scrubber.core.measurements import Scratched
+from scrubber.core.model import Findings
 from scrubber.cuda import clearing, device, memory, onchip, selftest
-from scrubber.cuda.card import NOWHERE, Card, CardBusyError, CudaError, Deed, Found, KernelProgram
+from scrubber.cuda.card import NOWHERE, Card, CardBusyError, CudaError, Found, KernelProgram, Sweep
 from scrubber.cuda.patterns import ZERO
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
@@ -95,21 +96,21 @@ def bench(request) -> Bench:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("deed", COMPARISONS)
-def test_what_was_not_compared_once_and_whole_is_no_answer(bench, deed, fault):
+@pytest.mark.parametrize("kind", COMPARISONS)
+def test_what_was_not_compared_once_and_whole_is_no_answer(bench, kind, fault):
     held = memory.take(bench.card)
     for name, does in FAULTS[fault].items():
         setattr(bench.gpu.faults, name, does)
     with pytest.raises(CudaError, match=r"memory of GPU-.*: \d+ of the \d+ bytes from \d+ on were compared"):
-        COMPARISONS[deed](held)
+        COMPARISONS[kind](held)
 
 
-@pytest.mark.parametrize("deed", COMPARISONS)
-def test_a_kernel_that_never_ran_is_no_answer(real, monkeypatch, deed):
+@pytest.mark.parametrize("kind", COMPARISONS)
+def test_a_kernel_that_never_ran_is_no_answer(real, monkeypatch, kind):
     held = memory.take(real.card)
     monkeypatch.setattr(real.cupy.RawKernel, "__call__", lambda *_words, **_more: None)
     with pytest.raises(CudaError, match=f"memory of {UUID}: 0 of the .* bytes from .* on were compared"):
-        COMPARISONS[deed](held)
+        COMPARISONS[kind](held)
 
 
 def test_one_span_of_many_that_was_left_out_is_found(bench):
@@ -123,12 +124,12 @@ def test_one_span_of_many_that_was_left_out_is_found(bench):
 
 
 @pytest.mark.parametrize("told", [(0, 5 << 8), (3, NOWHERE)], ids=["a place and no count", "a count and no place"])
-@pytest.mark.parametrize("deed", ["check", "invert"])
-def test_an_answer_that_contradicts_itself_is_none(bench, deed, told):
+@pytest.mark.parametrize("kind", ["check", "invert"])
+def test_an_answer_that_contradicts_itself_is_none(bench, kind, told):
     held = memory.take(bench.card)
-    setattr(bench.gpu, deed, lambda _at, vectors, *_more: (*told, vectors))
+    setattr(bench.gpu, kind, lambda _at, vectors, *_more: (*told, vectors))
     with pytest.raises(CudaError, match="contradicts itself"):
-        COMPARISONS[deed](held)
+        COMPARISONS[kind](held)
 
 
 def test_results_that_nobody_has_written_contradict_themselves():
@@ -254,7 +255,7 @@ def test_stack_prints_and_heap_leave_their_room_to_the_scrub(real):
     """A page for the context and one for results: all else is covered."""
     held = memory.take(real.card)
     assert (held.size, real.gpu.used) == (SIZE - 2 * PAGE, SIZE)
-    assert clearing.clear(held, KEY, ("zero",), unwatched).covered == SIZE - 2 * PAGE
+    assert clearing.clear(held, KEY, ("zero",), unwatched).covered_bytes == SIZE - 2 * PAGE
 
 
 def test_no_event_is_made_once_the_memory_is_taken(real, monkeypatch):
@@ -262,7 +263,7 @@ def test_no_event_is_made_once_the_memory_is_taken(real, monkeypatch):
     for name in ("eventCreate", "eventCreateWithFlags", "malloc"):
         monkeypatch.setattr(real.cupy.cuda.runtime, name, lambda *_words: pytest.fail("it takes memory"))
     clearing.clear(held, KEY, ("random", "zero"), unwatched)
-    assert clearing.verify(held, unwatched) == clearing.Verified(None, held.size)
+    assert clearing.verify(held, unwatched) == Findings(held.size)
 
 
 @pytest.mark.parametrize("work", WORK)
@@ -281,7 +282,7 @@ def test_parts_of_a_long_row_of_spans_are_told_in_their_order(real, monkeypatch,
     marked = [span for number, span in enumerate(held.spans) if number % 2]
     for span in marked:
         real.gpu.bytes_at(span.address, 1)[:] = 1
-    found = real.card.sweep(Deed.CHECK, ZERO, held.spans, steps.append)
+    found = real.card.sweep(Sweep.CHECK, ZERO, held.spans, steps.append)
     assert [it.offset for it in found if it.count] == [span.start for span in marked]
     assert [it.compared for it in found] == steps == [span.size for span in held.spans]
 

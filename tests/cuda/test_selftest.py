@@ -10,7 +10,7 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Scratched
 from scrubber.cuda import memory, onchip, selftest
-from scrubber.cuda.card import Deed, Found, Span, Step, Unit
+from scrubber.cuda.card import Found, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, keyed, repeated
 from scrubber.cuda.selftest import Clock
 from tests.fakes.cuda.card import HostCard
@@ -55,11 +55,11 @@ class Watched(HostCard):
 
     def __init__(self, gpu: HostGpu) -> None:
         super().__init__(gpu)
-        self.sweeps: list[tuple[Deed, Pattern]] = []
+        self.sweeps: list[tuple[Sweep, Pattern]] = []
 
-    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
-        self.sweeps.append((deed, pattern))
-        return super().sweep(deed, pattern, spans, step)
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+        self.sweeps.append((kind, pattern))
+        return super().sweep(kind, pattern, spans, step)
 
 
 @pytest.fixture
@@ -75,14 +75,19 @@ def test_a_good_device_passes_all_tests_and_is_zero_afterwards(bench):
     assert bench.told[-1][0] == bench.told[-1][1]
 
 
-def held(pattern: Pattern) -> list[tuple[Deed, Pattern]]:
-    return [(Deed.WRITE, pattern), (Deed.CHECK, pattern)]
+def held(pattern: Pattern) -> list[tuple[Sweep, Pattern]]:
+    return [(Sweep.WRITE, pattern), (Sweep.CHECK, pattern)]
 
 
-def turned(byte: int) -> list[tuple[Deed, Pattern]]:
+def turned(byte: int) -> list[tuple[Sweep, Pattern]]:
     """Upwards, then downwards back."""
     there, back = repeated(byte), repeated(byte ^ 0xFF)
-    return [(Deed.WRITE, there), (Deed.INVERT, there), (Deed.INVERT_DOWN, back), (Deed.CHECK, there)]
+    return [
+        (Sweep.WRITE, there),
+        (Sweep.INVERT, there),
+        (Sweep.INVERT_DOWN, back),
+        (Sweep.CHECK, there),
+    ]
 
 
 def test_the_memory_is_tested_as_the_manual_says(bench):
@@ -95,7 +100,7 @@ def test_the_memory_is_tested_as_the_manual_says(bench):
         *(it for byte in (0x00, 0x55, 0x33, 0x0F) for it in turned(byte)),
         *(it for pattern in random for it in held(pattern)),
         *held(last),
-        (Deed.CHECK, last),
+        (Sweep.CHECK, last),
         *held(ZERO),
     ]
 

@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
-from dashboards import outages, shipped
+from dashboards import outages
 from dashboards.trial import day
-from dashboards.trial.node import CLUSTER, NAME, TrialNode, free_ports
+from dashboards.trial.node import CLUSTER, NAME, TrialNode
 from dashboards.trial.prometheus import Prometheus
 from scrubber.demo.containers import mark
 from scrubber.ledger import audit
 from scrubber.metrics import table
 from tests.dashboards import rulefiles
+from tests.dashboards.panel_queries import PanelQuery, panel_queries
+from tests.dashboards.ports import free_ports
 from tests.patience import WITHIN
 
 pytestmark = pytest.mark.night
@@ -60,9 +62,9 @@ class Seen:
     def __init__(self, prometheus: Prometheus, node: TrialNode, began: float) -> None:
         self.ask, self.node, self.began, self.now = prometheus.ask, node, began, time.time()
         shown = {"cluster": CLUSTER, "node": NAME, "__rate_interval": RATE, "__range": f"{self.now - began:.0f}s"}
-        self.panel_queries = list(shipped.panel_queries(shown))
+        self.panel_queries = list(panel_queries(shown))
 
-    def answer(self, question: shipped.PanelQuery) -> list[dict[str, Any]]:
+    def answer(self, question: PanelQuery) -> list[dict[str, Any]]:
         if question.instant:
             return self.at_the_end(question.expression)
         asked = question.expression

@@ -9,6 +9,7 @@ import pytest
 from dashboards import build, query, shipped, style
 from scrubber.core.model import State
 from tests.dashboards import pagerules, rulefiles
+from tests.dashboards.panel_queries import panel_queries
 from tests.dashboards.rulefiles import RECORDED, SERIES, TABLE
 
 PAGES = shipped.pages()
@@ -154,7 +155,7 @@ def test_a_selector_rejects_an_unknown_label():
 
 
 def test_every_panel_query_is_complete():
-    asked = list(shipped.panel_queries({"node": "n1"}))
+    asked = list(panel_queries({"node": "n1"}))
     assert {it.page for it in asked} == set(PAGES)
     assert [it for it in asked if re.search(r"\$[a-z_{]", it.expression)] == []
     assert any('node=~"n1"' in it.expression for it in asked)

@@ -4,6 +4,7 @@ from dashboards import query, shipped, style
 from plugin.metrics import table as plugin
 from scrubber.metrics import table
 from tests.dashboards import promtool
+from tests.dashboards.panel_queries import panel_queries
 
 pytestmark = promtool.needed
 
@@ -229,7 +230,7 @@ def one_of_each(values):
 
 def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
     """A zero would be green. All series ended 50 minutes ago; the time range is 3 hours."""
-    queries = shipped.panel_queries({"__range": "3h"})
+    queries = panel_queries({"__range": "3h"})
     kinds = {
         (uid, panel["title"]): panel["type"] for uid, page in shipped.pages().items() for panel in shipped.panels(page)
     }
@@ -242,14 +243,14 @@ def test_without_scrapes_no_panel_shows_a_zero(tmp_path):
 def test_a_replaced_gpu_does_not_count_as_quarantined(tmp_path):
     out = 'autoclave_quarantined{node="n1", gpu="0", uuid="GPU-a", reason="replaced"}'
     other = 'autoclave_quarantined{node="n1", gpu="1", uuid="GPU-b", reason="lost"}'
-    told = {it.panel: it.expression for it in shipped.panel_queries() if it.page == "autoclave-fleet"}
+    told = {it.panel: it.expression for it in panel_queries() if it.page == "autoclave-fleet"}
     answers(tmp_path, told["In quarantine"], {out: "1x60", other: "1x60"}, {"{}": 1})
 
 
 def test_the_fleet_is_unhealthy_while_a_plugin_is_down_or_not_ready(tmp_path):
     alive = {BUILD: "1x60", 'autoclave_ready{node="n1"}': "1x60"}
     dead = {'autoclave_plugin_build_info{node="n1"}': "1x10 stale", 'autoclave_plugin_ready{node="n2"}': "0x60"}
-    told = {it.panel: it.expression for it in shipped.panel_queries() if it.page == "autoclave-fleet"}
+    told = {it.panel: it.expression for it in panel_queries() if it.page == "autoclave-fleet"}
     for figure in ("Nodes silent", "Nodes not ready"):
         answers(tmp_path, told[figure], alive | dead, {"{}": 1})
 
@@ -259,9 +260,7 @@ def test_versions_are_shown_also_during_an_update(tmp_path):
         f'autoclave_build_info{{node="n1", version="{it}", backend="nvidia", instance="{it}"}}': "1x60" for it in "12"
     }
     policy = {'autoclave_policy_info{node="n1", policy="p", digest="d"}': "1x60"}
-    versions = next(
-        it.expression for it in shipped.panel_queries() if (it.page, it.panel) == ("autoclave-node", "Versions")
-    )
+    versions = next(it.expression for it in panel_queries() if (it.page, it.panel) == ("autoclave-node", "Versions"))
     answers(
         tmp_path, f"count({versions})", update | policy | {'autoclave_policy_concessions{node="n1"}': "0x60"}, {"{}": 1}
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.trial.node import PORTS, free_ports
+from tests.dashboards.ports import PORTS, free_ports
 from tests.patience import WITHIN
 
 needs_prometheus = pytest.mark.skipif(

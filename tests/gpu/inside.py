@@ -1,4 +1,4 @@
-"""What tests do to a real GPU: each deed in a process of its own, for CUDA is given back by a process's end alone.
+"""What tests do to a real GPU: each kind in a process of its own, for CUDA is given back by a process's end alone.
 
 ``python -m tests.gpu.inside NAME``: where it is comes in on stdin, what was seen goes out on stdout, as JSON.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.gpu.card import MeasuredCard, Where, fresh, opened, unheard, unwatched, zeroed
 from scrubber.cuda import clearing, memory, onchip, selftest
-from scrubber.cuda.card import Deed, KernelProgram, Span
+from scrubber.cuda.card import KernelProgram, Span, Sweep
 from scrubber.cuda.images import image_for
 from scrubber.cuda.patterns import VECTOR, ZERO, Pattern, PatternKind, repeated
 from scrubber.cuda.selftest import Clock
@@ -49,7 +49,7 @@ def kernels(where: Where) -> list[str]:
 
 
 def model(where: Where) -> list[str]:
-    """Every deed on every pattern, held against numpy; what did not agree. Memory begins far into the whole."""
+    """Every kind on every pattern, held against numpy; what did not agree. Memory begins far into the whole."""
     card = opened(where)
     address = _allocated(card, SMALL)
     wrong = []
@@ -67,13 +67,13 @@ def flips(where: Where) -> list[str]:
     card = opened(where)
     address = _allocated(card, SMALL)
     span, pattern = Span(address, SMALL, 2**40), fresh("flips")
-    card.sweep(Deed.WRITE, pattern, [span], unheard)
+    card.sweep(Sweep.WRITE, pattern, [span], unheard)
     wrong = []
     for place in (*PLACES, SMALL - 1, random.randrange(SMALL)):  # noqa: S311 - any place will do
         [held] = _got(card, address + place, 1)
         flipped = held ^ 1 << place % 8
         _put(card, address + place, bytes([flipped]))
-        [found] = card.sweep(Deed.CHECK, pattern, [span], unheard)
+        [found] = card.sweep(Sweep.CHECK, pattern, [span], unheard)
         if (found.count, found.offset, found.got) != (1, span.start + place, flipped):
             wrong.append(f"{place}: {found}")
         _put(card, address + place, bytes([held]))
@@ -163,26 +163,26 @@ def zeros(where: Where) -> int:
 
 
 DEEDS: dict[str, Callable[[Where], Any]] = {
-    deed.__name__: deed
-    for deed in (kernels, model, flips, ladder, cleared, scratched, computed, units, tested, endless, zeros)
+    kind.__name__: kind
+    for kind in (kernels, model, flips, ladder, cleared, scratched, computed, units, tested, endless, zeros)
 }
 
 
 def _compared(card: MeasuredCard, pattern: Pattern, span: Span) -> list[str]:
     """Written, checked against itself and against another, then turned round and back where that can be."""
     wanted = _model(pattern, span)
-    card.sweep(Deed.WRITE, pattern, [span], unheard)
+    card.sweep(Sweep.WRITE, pattern, [span], unheard)
     wrong = [] if _got(card, span.address, span.size) == wanted.tobytes() else ["write"]
     for other in (pattern, ZERO, Pattern(PatternKind.ADDRESS, 1, 2), fresh("another")):
-        [found] = card.sweep(Deed.CHECK, other, [span], unheard)
+        [found] = card.sweep(Sweep.CHECK, other, [span], unheard)
         if (found.count, found.offset, found.got) != _difference(wanted, _model(other, span), span.start):
             wrong.append(f"check against {other}: {found}")
     if pattern.kind is PatternKind.KEYED:
         return wrong
-    for deed, now in ((Deed.INVERT, pattern), (Deed.INVERT_DOWN, pattern.flipped())):
-        [found] = card.sweep(deed, now, [span], unheard)
+    for kind, now in ((Sweep.INVERT, pattern), (Sweep.INVERT_DOWN, pattern.flipped())):
+        [found] = card.sweep(kind, now, [span], unheard)
         if found.count or _got(card, span.address, span.size) != _model(now.flipped(), span).tobytes():
-            wrong.append(f"{deed.value}: {found}")
+            wrong.append(f"{kind.value}: {found}")
     return wrong
 
 

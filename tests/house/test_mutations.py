@@ -143,7 +143,7 @@ PLANTED = [
     Mutant("scrubber/devices/simulated/gpu.py", "if faults.skip_clears else chosen", "if chosen else ()", tests=ROSTER),
     Mutant("scrubber/steps/clear.py", "if cleared.mismatch is not None", "if False", tests=ROSTER),
     Mutant("scrubber/steps/verify.py", "if verified.mismatch is not None", "if False", tests=ROSTER),
-    Mutant("scrubber/steps/verify.py", "if verified.covered_bytes == 0", "if False", tests=ROSTER),
+    Mutant("scrubber/steps/verify.py", "if not verified.covered_bytes", "if False", tests=ROSTER),
     Mutant("scrubber/steps/scratch.py", "if found.faulty", "if False", tests=ROSTER),
     Mutant("scrubber/steps/scratch.py", "found.reached != found.units or", "", tests=ROSTER),
     Mutant("scrubber/steps/scratch.py", " or found.reached <= 0", "", tests=ROSTER),

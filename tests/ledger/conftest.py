@@ -8,19 +8,20 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
-from scrubber.ledger import opening, sqlite, store
+from scrubber.ledger import opening, sqlite
 
 NOW = Moment(1_750_000_000.25, 1234.5)
 
-Drafter = Callable[..., store.Draft]
+Drafter = Callable[..., LedgerEntry]
 Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
 
 
 @pytest.fixture
 def draft() -> Drafter:
-    def make(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> store.Draft:
-        return store.Draft(device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
+    def make(why: str = "its pod is gone", device: str = "GPU-1", wall: float = NOW.wall) -> LedgerEntry:
+        return LedgerEntry(0, device, Moment(wall, NOW.uptime), "op-1", events.Released(why))
 
     return make
 

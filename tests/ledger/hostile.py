@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import audit, opening, sqlite, store
+from scrubber.ledger import audit, opening, sqlite
 
 NOW = Moment(1_750_000_000.0, 1.0)
 
@@ -21,7 +22,7 @@ NOW = Moment(1_750_000_000.0, 1.0)
 def append(ledger: sqlite.SqliteStore, why: str) -> str | None:
     """What the refusal said, if it was one."""
     try:
-        ledger.append([store.Draft("GPU-1", NOW, "op", events.Released(why))])
+        ledger.append([LedgerEntry(0, "GPU-1", NOW, "op", events.Released(why))])
     except LedgerUnavailable as error:
         return error.message
     return None

@@ -34,7 +34,7 @@ class MemoryStore:
         entries = chain.entries(chain.check(self._cut, self._rows, self.head))
         return store.Loaded(snapshot, entries, self.head)
 
-    def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """As durable as memory is."""
         self._check_open()
         rows = chain.seal(self.head, [chain.content(draft) for draft in drafts])

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import FatalError
 from scrubber.ledger import audit, chain, database, files, opening, sqlite, store
@@ -23,7 +24,7 @@ READ = {it: f"SELECT {it} FROM entries WHERE seq = ?" for it in COLUMNS}  # noqa
 CAST = "CASE typeof(?1) WHEN 'blob' THEN CAST(?1 AS TEXT) ELSE ?1 END"  # bytes that are no longer text, as text
 WRITE = {it: f"UPDATE entries SET {it} = {CAST} WHERE seq = ?2" for it in COLUMNS}  # noqa: S608 - our own column names
 
-Drafter = Callable[..., store.Draft]
+Drafter = Callable[..., LedgerEntry]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("sample") / "ledger.sqlite"
     ledger, _ = opening.open_or_set_aside(path, NOW)
     for number in range(34):
-        ledger.append([store.Draft(f"GPU-{number % 2}", NOW, "op-1", events.Released(f"reason {number}"))])
+        ledger.append([LedgerEntry(0, f"GPU-{number % 2}", NOW, "op-1", events.Released(f"reason {number}"))])
     ledger.compact(lambda records, _: records, 20, NOW)
     ledger.close()
     return path

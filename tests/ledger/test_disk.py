@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import audit, database, opening, sqlite, store
@@ -25,7 +26,7 @@ HERE = Path(__file__).parent
 NOW = Moment(1_750_000_000.0, 1.0)
 KILLS = 20
 
-Drafter = Callable[..., store.Draft]
+Drafter = Callable[..., LedgerEntry]
 Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
 
 

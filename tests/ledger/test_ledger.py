@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import DeviceInfo, Incarnation, Moment, Owner, State
 from scrubber.core.states import IllegalEventError
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import ledger as ledgers
 from scrubber.ledger import ledger as module
 from scrubber.ledger.ledger import Ledger
-from scrubber.ledger.store import Draft
 from tests.ledger.memory_store import MemoryStore
 
 BOOT = Incarnation("boot-1", "driver-1")
@@ -163,8 +163,8 @@ async def test_what_a_failed_write_has_left_on_the_disk_all_the_same_is_not_reco
     with pytest.raises(LedgerUnavailable):
         await ledger.append("op", used("GPU-1"), used("GPU-2"))
     store.broken = False
-    MemoryStore.append(store, [Draft("GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True))),
-                               Draft("GPU-1", NOW, "op", ev.Released("it left"))])  # fmt: skip
+    MemoryStore.append(store, [LedgerEntry(0, "GPU-1", NOW, "op", ev.PutInUse(Owner("somebody", NOW, seen=True))),
+                               LedgerEntry(0, "GPU-1", NOW, "op", ev.Released("it left"))])  # fmt: skip
     await ledger.append("op", found("GPU-3"))
     assert (ledger.records["GPU-1"].state, ledger.records["GPU-2"].state) == (State.DIRTY, State.IN_USE)
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger import audit, chain, database, files, headfile, opening, sqlite, store
@@ -23,7 +24,7 @@ from scrubber.ledger import audit, chain, database, files, headfile, opening, sq
 NOW = Moment(1_750_000_000.25, 1234.5)
 NAME = "ledger.sqlite.corrupt-20250615T150640Z"
 
-Drafter = Callable[..., store.Draft]
+Drafter = Callable[..., LedgerEntry]
 Opener = Callable[[], tuple[sqlite.SqliteStore, opening.SetAside | None]]
 
 

@@ -18,7 +18,7 @@ from tests.ledger import memory_store
 AT = Moment(1_750_000_000.0, 1.0)
 NOBODY = Record(DeviceInfo("GPU-1", 0, "H100", 1), Incarnation("boot", "driver"), State.UNKNOWN, Moment(0.0, 0.0))
 
-Drafter = Callable[..., store.Draft]
+Drafter = Callable[..., LedgerEntry]
 
 
 @pytest.fixture(params=["memory", "sqlite"])

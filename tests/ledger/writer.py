@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 from scrubber.core import events
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Moment
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import opening, store
+from scrubber.ledger import opening
 
 NOW = Moment(1_750_000_000.0, 1.0)
 
@@ -29,7 +30,7 @@ def main(path: Path, count: int, *words: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     say("open")
     for number in range(count):
-        draft = store.Draft("GPU-1", NOW, "op", events.Released(f"{number} " + "x" * 200))
+        draft = LedgerEntry(0, "GPU-1", NOW, "op", events.Released(f"{number} " + "x" * 200))
         try:
             [entry] = ledger.append([draft])
         except LedgerUnavailable as error:

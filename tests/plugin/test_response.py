@@ -105,10 +105,6 @@ TABLE = {
         ANNOTATIONS, [A, B], (),
         {"annotations": {f"cdi.k8s.io/{KEY}": f"nvidia.com/gpu={A.uuid},nvidia.com/gpu={B.uuid}"}},
     ),
-    "annotations with a prefix of one's own": (
-        replace(ANNOTATIONS, cdi_annotation_prefix="custom.cdi.k8s.io/"), [A], (),
-        {"annotations": {f"custom.cdi.k8s.io/{KEY}": f"nvidia.com/gpu={A.uuid}"}},
-    ),
     "no device, no names and no annotation": (
         Style(strategies=(Strategy.CDI_ANNOTATIONS, Strategy.CDI_CRI)), [], (), {}
     ),
@@ -223,7 +219,6 @@ def test_an_unknown_strategy_is_refused_with_those_there_are(word):
         Style(strategies=tuple(Strategy), pass_device_specs=True, dev_root="/run/nvidia/driver"),
         Style(cdi_kind=NVIDIAS),
         Style(cdi_kind="Acme_Corp-1.com/gp.u_x-1"),
-        Style(cdi_annotation_prefix="nvidia.cdi.k8s.io/"),
     ],
 )
 def test_a_sound_style_passes(style):
@@ -241,14 +236,6 @@ def test_a_sound_style_passes(style):
 def test_a_cdi_kind_that_no_runtime_takes_is_refused(kind):
     with pytest.raises(ValueError, match="cannot use CDI kind"):
         response.check(Style(cdi_kind=kind))
-
-
-@pytest.mark.parametrize(
-    "prefix", ["", "/", "cdi.k8s.io", "cdi..io/", "CDI.k8s.io/", "-cdi.io/", "a/b/", "cdi.k8s.io/\n"]
-)
-def test_an_annotation_prefix_that_is_no_domain_is_refused(prefix):
-    with pytest.raises(ValueError, match="cannot use CDI annotation prefix"):
-        response.check(Style(cdi_annotation_prefix=prefix))
 
 
 @pytest.mark.parametrize("root", ["", "run/nvidia/driver", "."])

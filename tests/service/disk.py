@@ -36,7 +36,7 @@ class Disk:
         self._live()
         return self.inner.load()
 
-    def append(self, drafts: Sequence[store.Draft]) -> tuple[LedgerEntry, ...]:
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
         """Write all rows or none, while this life lasts."""
         self._live()
         self.attempts += 1

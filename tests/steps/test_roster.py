@@ -11,8 +11,8 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched, Uncovered
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
-from scrubber.devices.base import Cleared, Gpu, Progress, Verified
-from scrubber.devices.simulated import chip, drills, tenants
+from scrubber.devices.base import Gpu, Progress
+from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.devices.simulated.documents import Resetting
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.steps import roster
@@ -25,22 +25,22 @@ SECRET = b"the launch code is 0000"
 class LazyGpu(SimulatedGpu):
     """Says that it cleared, and did not."""
 
-    def clear(self, *_: object) -> Cleared:
+    def clear(self, *_: object) -> Findings:
         """Nothing at all."""
         size = self._place.memory.stat().st_size
-        return Cleared(size, size, 0)
+        return Findings(size, size, 0)
 
 
 class EmptyGpu(SimulatedGpu):
     """Reaches no memory, and finds nothing wrong with it."""
 
-    def clear(self, *_: object) -> Cleared:
+    def clear(self, *_: object) -> Findings:
         """Nothing was reached."""
-        return Cleared(0, 4096, 0)
+        return Findings(0, 4096, 0)
 
-    def verify(self, *_: object) -> Verified:
+    def verify(self, *_: object) -> Findings:
         """Nothing was reached."""
-        return Verified(0, 4096)
+        return Findings(0, 4096)
 
 
 class TellingGpu(SimulatedGpu):
@@ -64,7 +64,7 @@ class ListeningGpu(SimulatedGpu):
 
     heard: dict[str, object]
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
         """With the key."""
         self.heard["clear"] = key
         return super().clear(key, patterns, progress)
@@ -160,11 +160,11 @@ def left_on_the_chip(bank) -> int:
     """How much of a tenant's secret is there after a scratch."""
     tenants.occupy(bank.root, bank.first, SECRET, "pod-a")
     tenants.release(bank.root, bank.first)
-    assert tenants.scan_chip(bank.root, bank.first, SECRET) == 2
+    assert layout.find(bank.root, bank.first).chip.read_bytes().count(SECRET) == 2
     assert perform(Step.SCRATCH, bank) == Report(
         Outcome.PASSED, findings=Findings(units=chip.UNITS, units_reached=chip.UNITS, units_faulty=0)
     )
-    return tenants.scan_chip(bank.root, bank.first, SECRET)
+    return layout.find(bank.root, bank.first).chip.read_bytes().count(SECRET)
 
 
 def test_a_secret_is_gone_from_the_chip_after_a_scratch(bank) -> None:

@@ -32,7 +32,6 @@ class _NonEmptyPath(click.Path):
     """A path that is not empty. A manifest with an unset variable passes an empty path, which would mean "here"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        """The path."""
         if value == "":
             self.fail("the value is empty, expected a path", param, ctx)
         return super().convert(value, param, ctx)
@@ -54,7 +53,6 @@ class _Strategies(click.ParamType[Any]):
     name = "strategy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - click's own
-        """The strategies of one value."""
         try:
             return response.strategies(re.split(r"[\s,]+", value.strip())) if isinstance(value, str) else value
         except ValueError as error:

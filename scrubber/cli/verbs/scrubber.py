@@ -62,4 +62,4 @@ def command(file: Path | None, **flags: str | int | None) -> int:
 
     Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Logs go to stderr.
     """
-    return daemon.run(config.resolve(file, os.environ, flags).config)
+    return daemon.run(config.resolve(file, os.environ, flags))

@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from scrubber.core.measurements import Scratched, Tested
-from scrubber.core.model import Holder, Sign, Vitals
+from scrubber.core.model import Findings, Holder, Sign, Vitals
 from scrubber.cuda import clearing, device, onchip, selftest
 from scrubber.cuda.selftest import Clock
 from scrubber.devices.base import (
-    Cleared,
     DeviceError,
     DeviceLostError,
     NotNowError,
     Progress,
     Users,
-    Verified,
 )
 from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.address import RECREATE, placed
@@ -29,7 +28,7 @@ from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.memory import HeldMemory, OpenCard, cuda_errors_translated
 from scrubber.devices.nvidia.nvml import Handle, Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import locks, pending_restore, preconditions, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestores
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import ResetTarget
 from scrubber.devices.nvidia.settings import restore as restoring
 from scrubber.devices.nvidia.settings import settings
@@ -79,7 +78,7 @@ class NvidiaGpu:
                 return "the slice was recreated"
             return f"by {self._reset()}"
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
         """Look for residue, then write each pattern over all of the memory and read it back."""
         with self._closed_after():
             memory = self._holding.memory()
@@ -87,16 +86,16 @@ class NvidiaGpu:
                 done = clearing.clear(memory, key, tuple(patterns), progress)
             # A mismatch is reported even if another process used memory meanwhile.
             allocatable, uncovered = self._holding.account() if done.mismatch else self._holding.undisturbed()
-        return Cleared(done.covered, allocatable, done.residue_bytes, done.mismatch, done.residue_at, uncovered)
+        return replace(done, allocatable_bytes=allocatable, uncovered=uncovered)
 
-    def verify(self, progress: Progress) -> Verified:
+    def verify(self, progress: Progress) -> Findings:
         """Read all of the memory, the cleared memory if this worker cleared it: every byte must be zero."""
         with self._closed_after():
             memory = self._holding.memory()
             with cuda_errors_translated():
                 done = clearing.verify(memory, progress)
             allocatable, _ = self._holding.account() if done.mismatch else self._holding.undisturbed()
-        return Verified(done.covered, allocatable, done.mismatch)
+        return replace(done, allocatable_bytes=allocatable)
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the shared memory and registers of every multiprocessor."""
@@ -189,7 +188,6 @@ class NvidiaGpu:
             return StoredSettings()
 
     def _apply_pending(self) -> None:
-        """Apply the pending restores of the GPU and of its slices."""
         notes = self._notes()
         pending = notes.read() if notes else {}
         if notes is None or not pending:
@@ -202,7 +200,7 @@ class NvidiaGpu:
                 raise
             # Another worker recreates another slice, and that worker applies its own pending restore.
 
-    def _apply_notes(self, notes: PendingRestores) -> None:
+    def _apply_notes(self, notes: PendingRestoreFiles) -> None:
         pending = notes.read()  # again: only now does this worker hold the lock
         try:
             with self._library.session() as session:
@@ -214,9 +212,9 @@ class NvidiaGpu:
             raise DeviceError(f"cannot apply the pending restore of {notes.gpu}: {error}; {remedy}") from error
         notes.drop(pending)
 
-    def _notes(self) -> PendingRestores | None:
+    def _notes(self) -> PendingRestoreFiles | None:
         baseline = self._place.baseline
-        return None if baseline is None else PendingRestores(Path(baseline).parent, self._place.gpu)
+        return None if baseline is None else PendingRestoreFiles(Path(baseline).parent, self._place.gpu)
 
     def _lock(self, name: str) -> Path:
         place = self._place

@@ -95,9 +95,9 @@ class Library:
         self._opening = threading.Lock()  # held while NVML is opened or closed, which may hang
         self._open = False
         self._broken = False  # the driver was unloaded: close NVML as soon as no session is active
-        self._handles: dict[str, Handle] = {}
+        self.handles: dict[str, Handle] = {}  # of whole GPUs, for the sessions
         self._openings = 0
-        self._sets: list[Handle] = []  # event sets, each of which uses the driver while it exists
+        self.event_sets: list[Handle] = []  # event sets, each of which uses the driver while it exists
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -166,11 +166,11 @@ class Library:
         self._openings += 1
 
     def _close(self) -> None:
-        self._handles, self._broken = {}, False
+        self.handles, self._broken = {}, False
         if not self._open:
             return
         self._open = False
-        sets, self._sets = self._sets, []
+        sets, self.event_sets = self.event_sets, []
         failures = [*map(_failure, (partial(pynvml.nvmlEventSetFree, each) for each in sets))]
         for error in filter(None, (*failures, _failure(pynvml.nvmlShutdown))):
             raise _translate(error, "cannot close NVML") from error
@@ -182,28 +182,9 @@ class Library:
         except NotSupportedError:
             raise
         except DeviceError as error:
-            self._handles = {}  # the device may be lost, or destroyed and created again
+            self.handles = {}  # the device may be lost, or destroyed and created again
             self._broken |= isinstance(error, DriverGoneError)
             raise
-
-    def events(self) -> Handle:
-        """For sessions."""
-        self._sets.append(self.ask(pynvml.nvmlEventSetCreate))
-        return self._sets[-1]
-
-    def free(self, events: Handle) -> None:
-        """For sessions."""
-        self._sets.remove(events)
-        self.ask(pynvml.nvmlEventSetFree, events)
-
-    def handle(self, uuid: str) -> Handle:
-        """For sessions. A slice may have been created again, so its handle is never stored."""
-        if uuid.startswith(SLICE):
-            return self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        handles = self._handles  # an error in another thread may replace the dictionary
-        if uuid not in handles:
-            handles[uuid] = self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        return handles[uuid]
 
 
 class Session:
@@ -215,8 +196,13 @@ class Session:
         self.opening = opening  # a different number: earlier answers may be outdated
 
     def handle(self, uuid: str) -> Handle:
-        """The handle of a GPU or MIG slice."""
-        return self._library.handle(uuid)
+        """The handle of a GPU or MIG slice. A slice may have been created again, so its handle is never stored."""
+        if uuid.startswith(SLICE):
+            return self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        handles = self._library.handles  # an error in another thread may replace the dictionary
+        if uuid not in handles:
+            handles[uuid] = self.ask(pynvml.nvmlDeviceGetHandleByUUID, uuid)
+        return handles[uuid]
 
     def ask(self, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - depends on the function
         """The result of a pynvml function; DeviceError if it fails."""
@@ -224,11 +210,13 @@ class Session:
 
     def events(self) -> Handle:
         """A new event set, valid until it is freed or NVML is closed, which changes ``opening``."""
-        return self._library.events()
+        self._library.event_sets.append(self.ask(pynvml.nvmlEventSetCreate))
+        return self._library.event_sets[-1]
 
     def free(self, events: Handle) -> None:
         """Free an event set of this opening."""
-        self._library.free(events)
+        self._library.event_sets.remove(events)
+        self.ask(pynvml.nvmlEventSetFree, events)
 
     def ask_optional(self, function: Callable[..., Any], *arguments: object) -> Any | None:  # noqa: ANN401 - see ``ask``
         """The result of a pynvml function; None if this device or driver does not support it."""
@@ -267,7 +255,6 @@ def _failure(close: Callable[[], object]) -> pynvml.NVMLError | None:
 
 
 def _translate(error: pynvml.NVMLError, what: str) -> DeviceError:
-    """The error of ours for an NVML error."""
     text = f"{what}: {error}"
     match error.value:
         case pynvml.NVML_ERROR_GPU_IS_LOST | pynvml.NVML_ERROR_GPU_NOT_FOUND:

@@ -27,6 +27,7 @@ class Simulated:
     def __init__(self, root: Path) -> None:
         """The first call reads the GPUs under ``root``."""
         self._root = root
+        self._driver_file = layout.driver_file(root)
         self._known: dict[str, tuple[GpuFiles, DeviceInfo]] = {}
         self._alarm: Alarm | None = None
 
@@ -51,7 +52,7 @@ class Simulated:
 
     def driver(self) -> str:
         """Version and instance of the simulated driver."""
-        driver = documents.read(layout.driver_file(self._root), Driver)
+        driver = documents.read(self._driver_file, Driver)
         return f"{self.name} {driver.version} {driver.instance}"
 
     def has_holders(self, uuid: str) -> bool | None:

@@ -9,8 +9,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered, joined
-from scrubber.core.model import Vitals
-from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Progress, Verified
+from scrubber.core.model import Findings, Vitals
+from scrubber.devices.base import DeviceError, DeviceLostError, Progress
 from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
 from scrubber.devices.simulated.documents import Counters, Faults, Resetting, SimulatedSettings
 from scrubber.devices.simulated.layout import GpuFiles
@@ -38,7 +38,7 @@ class SimulatedGpu:
             documents.write(self._place.settings, SimulatedSettings())
         return "the simulated driver reset its volatile state"
 
-    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Cleared:
+    def clear(self, key: bytes, patterns: Iterable[str], progress: Progress) -> Findings:
         """Count the old data; write each pattern and read it back."""
         chosen = _named(patterns, key)
         faults = self._answer()
@@ -55,14 +55,14 @@ class SimulatedGpu:
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
             covered, allocatable = cells.size if chosen else 0, self._allocatable(cells.size)
             missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
-            return Cleared(covered, allocatable, residue.bytes, mismatch, residue.begins, missing)
+            return Findings(covered, allocatable, residue.bytes, mismatch, residue_at=residue.begins, uncovered=missing)
 
-    def verify(self, progress: Progress) -> Verified:
+    def verify(self, progress: Progress) -> Findings:
         """Read all memory: each byte must be zero."""
         faults = self._answer()
         with memory.opened(self._place, faults.stuck_bits) as cells:
             mismatch = cells.compare(patterns.zero, _counted(progress, cells.size))
-            return Verified(cells.size, self._allocatable(cells.size), mismatch)
+            return Findings(cells.size, self._allocatable(cells.size), mismatch=mismatch)
 
     def scratch(self, key: bytes) -> Scratched:
         """Overwrite the on-chip memory of each unit, read it back, and leave zeros."""

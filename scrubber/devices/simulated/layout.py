@@ -6,8 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from scrubber.core.model import DeviceInfo
@@ -17,56 +16,21 @@ from scrubber.devices.simulated import documents
 NAME = "simulated"  # of the backend
 
 
-@dataclass(frozen=True)  # no slots: cached_property needs a __dict__, and creating paths is slow for the monitor
 class GpuFiles:
-    """The directory of one simulated GPU."""
+    """The files of one simulated GPU, in a directory of its own."""
 
-    directory: Path
-
-    @cached_property
-    def memory(self) -> Path:
-        """The sparse file that is the device memory."""
-        return self.directory / "memory"
-
-    @cached_property
-    def chip(self) -> Path:
-        """The file that is the on-chip memory of all units; GPUs of an older version have none."""
-        return self.directory / "scratch"
-
-    @cached_property
-    def device(self) -> Path:
-        """The description of the device."""
-        return self.directory / "device.json"
-
-    @cached_property
-    def settings(self) -> Path:
-        """The settings in force."""
-        return self.directory / "settings.json"
-
-    @cached_property
-    def baseline(self) -> Path:
-        """The settings that should be in force."""
-        return self.directory / "baseline.json"
-
-    @cached_property
-    def counters(self) -> Path:
-        """The error counters."""
-        return self.directory / "counters.json"
-
-    @cached_property
-    def readings(self) -> Path:
-        """The sensor values; GPUs of an older version have none."""
-        return self.directory / "readings.json"
-
-    @cached_property
-    def faults(self) -> Path:
-        """The injected faults."""
-        return self.directory / "faults.json"
-
-    @cached_property
-    def events(self) -> Path:
-        """The driver's error events, one a line: the XID, and the uptime at which it was reported."""
-        return self.directory / "events.log"
+    def __init__(self, directory: Path) -> None:
+        """Paths only: no file is opened."""
+        self.directory = directory
+        self.memory = directory / "memory"  # the sparse file that is the device memory
+        self.chip = directory / "scratch"  # the on-chip memory of all units; GPUs of an older version have none
+        self.device = directory / "device.json"  # the description of the device
+        self.settings = directory / "settings.json"  # the settings in force
+        self.baseline = directory / "baseline.json"  # the settings that should be in force
+        self.counters = directory / "counters.json"  # the error counters
+        self.readings = directory / "readings.json"  # the sensor values; GPUs of an older version have none
+        self.faults = directory / "faults.json"  # the injected faults
+        self.events = directory / "events.log"  # the driver's errors, one a line: the XID, and the uptime of its report
 
     def info(self) -> DeviceInfo:
         """The description of the device."""
@@ -90,7 +54,7 @@ def places(root: Path) -> tuple[GpuFiles, ...]:
     return tuple(_place(root, name) for name in names)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # creating paths is slow for the monitor
 def _place(root: Path, name: str) -> GpuFiles:
     return GpuFiles(root / name)
 

@@ -65,17 +65,8 @@ def kill(pid: int) -> None:
 
 def scan(root: Path, uuid: str, needle: bytes) -> int:
     """Count how often some bytes are in the memory, which the next pod could read."""
-    return _count(layout.find(root, uuid).memory, needle)
-
-
-def scan_chip(root: Path, uuid: str, needle: bytes) -> int:
-    """Count how often some bytes are in the on-chip memory."""
-    return _count(layout.find(root, uuid).chip, needle)
-
-
-def _count(path: Path, needle: bytes) -> int:
     count, at = 0, -1
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as cells:
+    with layout.find(root, uuid).memory.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as cells:
         while (at := cells.find(needle, at + 1)) >= 0:
             count += 1
     return count

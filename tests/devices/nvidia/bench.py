@@ -15,7 +15,7 @@ from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.reset import locks, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestores
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import Patience, ResetTarget
 from scrubber.devices.nvidia.settings import settings
 from scrubber.devices.nvidia.settings.settings import StoredSettings
@@ -93,7 +93,7 @@ def target(rig, **more):
     """The first GPU as a reset target, with root rights and short time limits."""
     gpu = rig.gpu(0)
     means = ("nvidia-smi", "function")
-    notes = PendingRestores(rig.settings, gpu.uuid)
+    notes = PendingRestoreFiles(rig.settings, gpu.uuid)
     plain = ResetTarget(
         gpu.uuid,
         gpu.pci,

@@ -14,10 +14,11 @@ from typing import Any, cast
 import pytest
 
 from scrubber.core.measurements import OWN_CONTEXT, OWN_IDLE, Mismatch, Scratched
+from scrubber.core.model import Findings
 from scrubber.cuda import device, memory, selftest
-from scrubber.cuda.card import Card, CardBusyError, CudaError, Deed, KernelProgram
+from scrubber.cuda.card import Card, CardBusyError, CudaError, KernelProgram, Sweep
 from scrubber.cuda.patterns import ZERO, Pattern, PatternKind, repeated
-from scrubber.devices.base import Cleared, DeviceError, NotNowError, Verified
+from scrubber.devices.base import DeviceError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from tests.devices.nvidia.bench import no_holders, place, touch
 from tests.fakes.cuda.fixtures import SIZE, equip, in_this_process
@@ -83,7 +84,7 @@ def test_a_clear_is_safe_to_run_twice(one):
     first = one.clear(KEY, PASSES, nothing)
     again = one.clear(KEY, PASSES, nothing)
     assert (again.covered_bytes, again.residue_bytes) == (first.covered_bytes, 0)
-    assert one.verify(nothing) == Verified(COVERED, SIZE)
+    assert one.verify(nothing) == Findings(COVERED, SIZE)
 
 
 def test_nothing_written_is_nothing_covered(one):
@@ -93,7 +94,6 @@ def test_nothing_written_is_nothing_covered(one):
 def test_a_device_that_keeps_what_was_there_is_found_out(one, cuda, rig):
     cuda.change(rig.gpu(0).uuid, lazy=True)
     cleared = one.clear(KEY, PASSES, nothing)
-    assert isinstance(cleared, Cleared)
     assert cleared.mismatch is not None
 
 
@@ -132,7 +132,7 @@ def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(one, r
 
 
 @pytest.mark.parametrize(
-    ("launch", "deed"),
+    ("launch", "kind"),
     [
         ("check 1", lambda one: one.clear(KEY, PASSES, nothing)),
         ("write 1", lambda one: one.clear(KEY, PASSES, nothing)),
@@ -142,11 +142,11 @@ def test_memory_that_comes_or_goes_while_it_is_verified_makes_it_no_proof(one, r
         ("exact 2", lambda one: one.selftest(KEY, 6.0, nothing)),
     ],
 )
-def test_a_launch_that_fails_is_a_report_of_the_devices_fault(one, cuda, rig, launch, deed):
+def test_a_launch_that_fails_is_a_report_of_the_devices_fault(one, cuda, rig, launch, kind):
     """Any other error would end the worker, and count as ours."""
     cuda.change(rig.gpu(0).uuid, fails_at=launch)
     with pytest.raises(DeviceError, match="CUDA says CUDA_ERROR_LAUNCH_FAILED") as told:
-        deed(one)
+        kind(one)
     assert type(told.value) is DeviceError
 
 
@@ -281,7 +281,7 @@ def test_more_spans_than_results_fit_are_done_in_parts(card, monkeypatch):
     monkeypatch.setattr(memory, "RUNGS", (PAGE,))
     held = memory.take(card)
     assert len(held.spans) > 4
-    assert len(card.sweep(Deed.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
+    assert len(card.sweep(Sweep.CHECK, ZERO, held.spans, lambda _size: None)) == len(held.spans)
 
 
 def test_every_multiprocessor_is_run_on_until_all_had_their_turn(card):

@@ -177,9 +177,9 @@ def test_an_error_elsewhere_takes_no_handle_from_under_a_question(rig) -> None:
         class Torn(dict[str, object]):
             def __setitem__(self, key: str, value: object) -> None:
                 super().__setitem__(key, value)
-                rig.library._handles = {}
+                rig.library.handles = {}
 
-        rig.library._handles = Torn()
+        rig.library.handles = Torn()
         assert nvml.ask(pynvml.nvmlDeviceGetName, nvml.handle(uuid)) == "NVIDIA H200"
 
 

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from scrubber.core.measurements import Mismatch, Uncovered
-from scrubber.core.model import Vitals
-from scrubber.devices.base import Cleared, DeviceError, DeviceLostError, Gpu, Verified
+from scrubber.core.model import Findings, Vitals
+from scrubber.devices.base import DeviceError, DeviceLostError, Gpu
 from scrubber.devices.simulated import creation, documents, drills
 from scrubber.devices.simulated.documents import Resetting, SimulatedSettings
 from scrubber.devices.simulated.patterns import CHUNK
@@ -37,9 +37,9 @@ def test_every_byte_is_zero_after_a_clear_and_the_residue_was_counted(bank, patt
     memory = bank.place(bank.first).memory
     memory.write_bytes(bytes(100) + os.urandom(5000).replace(b"\0", b"\1") + bytes(size_of(bank) - 5100))
     size = size_of(bank)
-    assert bank.gpu(bank.first).clear(KEY, patterns, nowhere) == Cleared(size, size, 5000, residue_at=(100,))
+    assert bank.gpu(bank.first).clear(KEY, patterns, nowhere) == Findings(size, size, 5000, residue_at=(100,))
     assert memory.read_bytes() == bytes(size)
-    assert bank.gpu(bank.first).verify(nowhere) == Verified(size, size)
+    assert bank.gpu(bank.first).verify(nowhere) == Findings(size, size)
 
 
 def test_the_random_pattern_is_keyed_and_differs_in_every_place(bank) -> None:
@@ -111,8 +111,8 @@ def test_memory_that_shrank_is_not_covered(bank) -> None:
     size = size_of(bank)
     os.truncate(bank.place(bank.first).memory, size // 2)
     cut = (Uncovered("cut off", size - size // 2),)
-    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere) == Cleared(size // 2, size, 0, uncovered=cut)
-    assert bank.gpu(bank.first).verify(nowhere) == Verified(size // 2, size)
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere) == Findings(size // 2, size, 0, uncovered=cut)
+    assert bank.gpu(bank.first).verify(nowhere) == Findings(size // 2, size)
 
 
 def test_memory_that_is_gone_is_an_error(bank) -> None:
@@ -226,4 +226,4 @@ def test_a_clear_stands_still_where_it_stalls_and_goes_on_when_it_is_healed(bank
     assert results == []
     drills.heal(bank.root, uuid)
     clear.join(WITHIN)
-    assert results == [Cleared(size, size, size, residue_at=tuple(range(0, 4 * CHUNK, CHUNK)))]
+    assert results == [Findings(size, size, size, residue_at=tuple(range(0, 4 * CHUNK, CHUNK)))]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import DeviceError
-from scrubber.devices.simulated import containers, tenants
+from scrubber.devices.simulated import containers, layout, tenants
 
 SECRET = b"the launch code is 0000"
 POD = f"pod-{uuid.uuid4()}"  # containers are known to the whole machine, other test runs included
@@ -37,7 +37,10 @@ def test_a_tenant_leaves_its_secret_on_the_chip_too(bank) -> None:
     data = bank.place(bank.first).chip.read_bytes()
     assert data.startswith(SECRET)
     assert data.endswith(SECRET)
-    assert [tenants.scan_chip(bank.root, uuid, SECRET) for uuid in (bank.first, bank.second)] == [2, 0]
+    assert [layout.find(bank.root, uuid).chip.read_bytes().count(SECRET) for uuid in (bank.first, bank.second)] == [
+        2,
+        0,
+    ]
 
 
 def test_of_a_secret_that_is_larger_than_the_chip_there_is_what_has_room(bank) -> None:
@@ -48,7 +51,7 @@ def test_of_a_secret_that_is_larger_than_the_chip_there_is_what_has_room(bank) -
 def test_a_tenant_finds_its_way_onto_a_gpu_of_an_older_version(bank) -> None:
     bank.place(bank.first).chip.unlink()
     tenants.zombie(bank.root, bank.first, SECRET)
-    assert tenants.scan_chip(bank.root, bank.first, SECRET) == 2
+    assert layout.find(bank.root, bank.first).chip.read_bytes().count(SECRET) == 2
 
 
 def test_the_next_tenant_can_read_what_the_last_one_left(bank) -> None:

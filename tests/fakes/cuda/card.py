@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scrubber.cuda.card import CudaError, Deed, Found, KernelProgram, Span, Step, Unit
+from scrubber.cuda.card import CudaError, Found, KernelProgram, Span, Step, Sweep, Unit
 from scrubber.cuda.patterns import VECTOR, Pattern
 from tests.fakes.cuda.gpu import BrokenError, HostGpu
 
@@ -23,10 +23,10 @@ class HostCard:
         except BrokenError as error:
             raise CudaError(f"cannot take memory: {error}") from error
 
-    def sweep(self, deed: Deed, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
+    def sweep(self, kind: Sweep, pattern: Pattern, spans: Sequence[Span], step: Step) -> tuple[Found, ...]:
         done = []
         for span in spans:
-            done.append(self._done(deed, pattern, span))
+            done.append(self._done(kind, pattern, span))
             step(span.size)
         return tuple(done)
 
@@ -34,11 +34,11 @@ class HostCard:
         told = self.gpu.program(program.value, number, self.units)
         return tuple(Unit(unit, wrong, digest) for unit, _, wrong, digest in told)
 
-    def _done(self, deed: Deed, pattern: Pattern, span: Span) -> Found:
+    def _done(self, kind: Sweep, pattern: Pattern, span: Span) -> Found:
         where = (span.address, span.size // VECTOR, span.start // VECTOR, pattern.kind, pattern.first, pattern.second)
-        if deed is Deed.WRITE:
+        if kind is Sweep.WRITE:
             self.gpu.write(*where)
             return Found()
-        if deed is Deed.CHECK:
+        if kind is Sweep.CHECK:
             return Found.decoded(*self.gpu.check(*where))
-        return Found.decoded(*self.gpu.invert(*where, deed is Deed.INVERT_DOWN))
+        return Found.decoded(*self.gpu.invert(*where, kind is Sweep.INVERT_DOWN))

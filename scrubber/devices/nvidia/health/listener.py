@@ -43,19 +43,15 @@ class Lines(Protocol):
 
     def open(self) -> str:
         """Open the log; returns why it cannot be read, or an empty string."""
-        ...
 
     def fileno(self) -> int:
         """The file that is readable when there are new messages."""
-        ...
 
     def messages(self) -> Iterable[tuple[int, str]]:
         """The new messages, each with its time in microseconds."""
-        ...
 
     def close(self) -> None:
         """Close the log."""
-        ...
 
 
 class Listener:

@@ -51,7 +51,6 @@ def wait(target: ResetTarget, *, joined: bool) -> None:
 
 
 def _fault(target: ResetTarget, *, joined: bool) -> DeviceError | None:
-    """What is still wrong with the GPU."""
     try:
         with target.library.session() as session:
             device = _checked(session, target)

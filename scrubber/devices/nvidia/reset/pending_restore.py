@@ -37,12 +37,11 @@ class PendingRestore:
     layout: Layout
 
     def __bool__(self) -> bool:
-        """Whether there is anything to restore."""
         return self.persistence or bool(self.layout)
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRestores:
+class PendingRestoreFiles:
     """The stored pending restores of one GPU and its slices."""
 
     folder: Path

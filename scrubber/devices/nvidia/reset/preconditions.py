@@ -18,7 +18,7 @@ from scrubber.devices.nvidia import holders
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library, ResetRequiredError, Session
 from scrubber.devices.nvidia.reset import sysfs
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestores
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
 from scrubber.ground import process_names
 
 SECONDS = 60.0  # for a reset without a time limit of its step
@@ -57,7 +57,7 @@ class ResetTarget:
     holders: Users
     library: Library
     locks: tuple[Path, ...]  # of the GPU and of all that the reset takes down
-    notes: PendingRestores | None = None  # where to store the pending restore
+    notes: PendingRestoreFiles | None = None  # where to store the pending restore
     privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
     patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
     daemon_runs: Callable[[str], bool] | None = None

@@ -77,7 +77,6 @@ def _failure(status: int, said: str) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes], within: float) -> Attempt:
-    """Kill the tool and all that it started."""
     os.killpg(process.pid, signal.SIGKILL)  # not waited for yet, so no other process has this group
     try:
         process.communicate(timeout=min(_ENDS_WITHIN, _ENDING * within))

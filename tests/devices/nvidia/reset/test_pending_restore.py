@@ -14,7 +14,7 @@ from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.reset import after_reset, locks, pending_restore, reset
-from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestores
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
 from tests.devices.nvidia import bench
 from tests.devices.nvidia.bench import no_holders, target, touch
 from tests.fakes.nvml.machine import Slice
@@ -55,8 +55,8 @@ def there(rig) -> set[str]:
     return {value for key, value in state.items() if key.startswith("gpu.0.mig.") and key.endswith(".uuid")}
 
 
-def notes(rig) -> PendingRestores:
-    return PendingRestores(rig.settings, rig.gpu(0).uuid)
+def notes(rig) -> PendingRestoreFiles:
+    return PendingRestoreFiles(rig.settings, rig.gpu(0).uuid)
 
 
 def files(rig) -> list[str]:
@@ -331,10 +331,10 @@ def owed() -> PendingRestore:
 
 
 def test_what_was_written_is_read(tmp_path) -> None:
-    kept = PendingRestores(tmp_path / "new", "GPU-1")
+    kept = PendingRestoreFiles(tmp_path / "new", "GPU-1")
     kept.write(kept.file(), owed())
     assert kept.read() == {kept.file(): owed()}
-    assert PendingRestores(tmp_path / "new", "GPU-2").read() == {}
+    assert PendingRestoreFiles(tmp_path / "new", "GPU-2").read() == {}
     kept.drop(kept.read())
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -346,7 +346,7 @@ def test_what_was_written_is_on_the_disk_under_its_name(tmp_path, monkeypatch) -
         synced.append(Path(f"/proc/self/fd/{file}").readlink())
 
     monkeypatch.setattr("os.fsync", sync)
-    kept = PendingRestores(tmp_path, "GPU-1")
+    kept = PendingRestoreFiles(tmp_path, "GPU-1")
     kept.write(kept.file(), owed())
     assert synced[0].name.startswith(f".{kept.file().name}.")
     assert synced[1:] == [tmp_path]
@@ -358,7 +358,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> 
 
     monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(DeviceError, match="cannot store"):
-        PendingRestores(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
+        PendingRestoreFiles(tmp_path, "GPU-1").write(tmp_path / "GPU-1.resetting.json", owed())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -375,7 +375,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, monkeypatch) -> 
     ],
 )
 def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, change: dict[str, object] | None) -> None:
-    kept = PendingRestores(tmp_path, "GPU-1")
+    kept = PendingRestoreFiles(tmp_path, "GPU-1")
     kept.write(kept.file(), owed())
     text = kept.file().read_text()
     spoilt = text[:-5] if change is None else json.dumps(json.loads(text) | change)
@@ -388,5 +388,5 @@ def test_a_file_that_is_not_what_was_written_is_an_error_and_stays(tmp_path, cha
 def test_what_cannot_be_removed_is_an_error(tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DeviceError, match="cannot remove a completed pending restore"):
-        PendingRestores(tmp_path, "GPU-1").drop([tmp_path / "folder"])
-    PendingRestores(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])
+        PendingRestoreFiles(tmp_path, "GPU-1").drop([tmp_path / "folder"])
+    PendingRestoreFiles(tmp_path / "none", "GPU-1").drop([Path(tmp_path / "none/file")])
