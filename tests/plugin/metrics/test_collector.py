@@ -214,13 +214,13 @@ async def test_many_pods_add_no_series(scrub_server, kubelet, shown):
     await round_(0)
     await refusal()
     first = await it.scrape()
-    for number in range(1, 20):
+    for number in range(1, 200):
         await round_(number)
     await refusal()
     last = await it.scrape()
     assert last.strangers() == []
     assert last.series == first.series
-    assert hooks(last, "Allocate", "ok") == 20
+    assert hooks(last, "Allocate", "ok") == 200
     assert last.of(table.HOOK_REFUSALS, hook="Allocate", reason="in-use") == 2
     shown_rows = {row.name for row in table.TABLE if {name for name, _ in last.series} & set(row.series)}
     assert shown_rows == {row.name for row in table.TABLE}
