@@ -115,7 +115,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
         """See ``scrub.proto``."""
         async with answered(context, "scrub") as asked:
             names = request_limits.devices(request.gpus, needed=not request.all)
-            uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.present())
+            uuids = [self._reporter.find(name) for name in names] or sorted(self._reporter.listed())
             path = _path(request.path)
             asked.quiet = True  # each device has its own line
         each = [(uuid, partial(self._service.operations.scrub, uuid, path, op=asked.op)) for uuid in uuids]
@@ -190,7 +190,7 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     def _progress(self, running: ScrubJob) -> views.ScrubProgress:
         job = self._service.context.ledger.records[running.device].job
         step = job.step.value if job and job.step else ""
-        return views.ScrubProgress(running.device, running.id, step, running.done, running.total)
+        return views.ScrubProgress(running.device, running.id, step, running.bytes_done, running.bytes_total)
 
     def _result(self, running: ScrubJob) -> views.ScrubResult:
         record = self._service.context.ledger.records[running.device]

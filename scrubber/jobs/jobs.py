@@ -41,8 +41,8 @@ class Jobs:
     ) -> None:
         """No job runs yet.
 
-        ``spawn`` starts a worker for a device, as its policy wants it; ``spawn_restorer`` starts one for what a reset
-        still has to restore. ``token`` gives fresh hex of so many bytes: job ids and keys.
+        ``spawn`` starts a worker for a device, as its policy says; ``spawn_restorer`` starts one for a pending
+        restore. ``token`` returns that many random bytes as hex, for job ids and keys.
         """
         self.locks = DeviceLocks()
         self.slots = Slots(observer)
@@ -111,9 +111,9 @@ class Jobs:
             await job.ended()
 
     async def restore(self, device: str) -> StepResult | None:
-        """Have a worker finish what a reset still has to restore on a device; None if nothing is pending any more.
+        """Let a worker complete the pending restore of a device; None if nothing is pending any more.
 
-        No job is needed: the device may not be offered at all, because its slices are what has to be restored.
+        This needs no job. A GPU whose slices must be restored may be missing from the offered devices.
         """
         observer = self._context.observer
         async with self.slots.at_driver(Step.SETTINGS):

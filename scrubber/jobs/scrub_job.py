@@ -4,11 +4,11 @@ The job runs the steps of its path one after the other, each with a deadline, in
 Before each step the job records the step, observes the device and asks the fence. During each step it watches for
 unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
-A step that only reads runs beside its observation, because observations take most of the time of a short path. The
-result of such a step counts only after the fence has let the step pass.
+A step that only reads runs during its observation, because observations take most of the time of a short path. The
+result of such a step counts only if the fence then allows the step.
 
-The steps on memory share one worker, because one step reads what another step wrote. That worker has ended before
-anything else on the device is observed or changed, and the workers before it have ended before it begins.
+The steps on memory share one worker, because one step reads what another step wrote. That worker must end before
+anything else on the device is observed or changed, and it begins only after the earlier workers have ended.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class JobContext:
     locks: DeviceLocks
     spawn: Callable[[str, Policy], Awaitable[WorkerHandle]]  # a worker for a device, as its policy wants it
     now: Callable[[], Moment]
-    token: Callable[[int], str]  # fresh hex of so many bytes
+    token: Callable[[int], str]  # returns that many random bytes as hex
     watch_every: float  # seconds between two observations for unexpected holders
     running: dict[str, ScrubJob]  # by device; a job removes itself when it ends
 
@@ -94,7 +94,7 @@ class JobContext:
 class ScrubJob:
     """One job: its progress, for callers who wait for it, and its work.
 
-    The events of the job are in the ledger. What is here ends with the process.
+    The events of the job are in the ledger. What this object holds is lost when the service ends.
     """
 
     def __init__(self, context: JobContext, device: str, job: Job, device_policy: DevicePolicy, op: str) -> None:
@@ -105,11 +105,11 @@ class ScrubJob:
         self.device_policy = device_policy
         self.path = job.path
         self.trigger = job.trigger
-        self.done = 0  # bytes of the present step
-        self.total = 0
+        self.bytes_done = 0  # bytes of the present step
+        self.bytes_total = 0
         self.step: Step | None = None  # recorded in the ledger, or about to be recorded
         self.receipt: Receipt | None = None
-        self.why = "it was cancelled"  # why the device is not clean; a job that runs to its end says more
+        self.why = "it was cancelled"  # why the device is not clean; a job that runs to its end replaces it
         self.finished = asyncio.Event()
         self._context = context
         self._policy = device_policy.policy
@@ -117,7 +117,7 @@ class ScrubJob:
         self._observer = context.observer
         self._task: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
-        self._cleared: float | None = None  # the uptime at which the last clear began
+        self._clear_began: float | None = None  # the uptime at which the last clear began
         self._cancel_why = "it was cancelled"
         self._cancelled = False
         self._unrecorded = ""  # why the end of the job is not in the ledger
@@ -164,7 +164,7 @@ class ScrubJob:
         except BrokenError as error:  # no worker can be started, which the nursery has logged
             await self._give_up(str(error))
         except Exception as error:  # noqa: BLE001 - a fault of ours must not leave the device in SCRUBBING for ever
-            if self._record() is not None:
+            if self._own_record() is not None:
                 self._fault = error
                 await self._give_up(f"a fault inside the service: {error!r}")
         finally:
@@ -190,16 +190,16 @@ class ScrubJob:
         self._changed()
 
     async def _scrub(self) -> None:
-        """Path, verdict, consequence; the slow path after the fast path where policy says so."""
+        """Run the path, judge it, record the consequence. Where policy says so, continue with the slow path."""
         key = self._context.token(16)
         while True:
-            record = self._record()
+            record = self._own_record()
             if record is None or record.job is None:
                 return
             self.path = record.job.path
             async with self._context.slots.at_device(record, record.job):
                 await self._run_path(self._order(record, key))
-            if await self._concluded():
+            if await self._conclude():
                 return
 
     async def _run_path(self, order: Order) -> None:
@@ -209,8 +209,8 @@ class ScrubJob:
             async with self._worker(steps) as worker:
                 for step in steps:
                     async with self._turn(step) as unexpected_holder:
-                        # Recorded before the observation: a request for the device or a sibling finds this step in the
-                        # ledger, or is noticed here.
+                        # Recorded before the observation: a later request for the device or a sibling finds this step
+                        # in the ledger, and the observation notices an earlier one.
                         await self._note(ev.StepStarted(self.id, step, self.path))
                         result = await self._result(worker, step, order, unexpected_holder, last=step is steps[-1])
                         await self._note(ev.StepFinished(self.id, result))
@@ -231,12 +231,12 @@ class ScrubJob:
         return result
 
     async def _read(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
-        """Run a step beside the observation. If the fence says no, the worker is killed and its result is dropped."""
-        doing = asyncio.create_task(self._watched(worker, step, order))
+        """Run a step during the observation. If the fence says no, the worker is killed and its result is dropped."""
+        doing = asyncio.create_task(self._run_watched(worker, step, order))
         try:
             fenced = self._fence(step, await self._observe())
             if fenced is not None and await _has_died(doing, self._context.watch_every):
-                # The first observation may have found the dying worker.
+                # The dying worker may have disturbed the first observation: observe again.
                 fenced = self._fence(step, await self._observe())
             return await doing if fenced is None else self._aborted(step, fenced)
         finally:
@@ -252,25 +252,25 @@ class ScrubJob:
         if fenced is not None:
             return self._aborted(step, fenced)
         if step is not Step.RESET:  # the observation just taken is the last thing before the step
-            return await self._watched(worker, step, order)
+            return await self._run_watched(worker, step, order)
         try:
             async with self._observer.driver_released(
                 self.device, *(it.device.uuid for it in self._siblings(self._ledger.records))
             ):
-                fenced = self._fence(step, await self._observe())  # again: the release may have taken its time
+                fenced = self._fence(step, await self._observe())  # again: the release may have taken long
                 if fenced is not None:
                     return self._aborted(step, fenced)
-                return await self._watched(worker, step, order)
+                return await self._run_watched(worker, step, order)
         except DeviceError as error:
             return self._aborted(step, Fenced(Blame.SERVICE, str(error)))
 
-    async def _watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
+    async def _run_watched(self, worker: StartingWorker, step: Step, order: Order) -> StepResult:
         """Run the step unless an unexpected holder appears on the device: then the worker is killed at once."""
         handle = await worker
         deadline = getattr(self._policy.timeouts, step.value)
         doing = asyncio.create_task(handle.do(step, self.path, order, deadline, self._progress))
-        regard = _under_reset if step is Step.RESET else _as_seen
-        watching = asyncio.create_task(self._unexpected_holder(lambda seen: self._fence(step, regard(seen))))
+        adjust = _under_reset if step is Step.RESET else _as_seen
+        watching = asyncio.create_task(self._until_fenced(lambda seen: self._fence(step, adjust(seen))))
         try:
             await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
             if doing.done():
@@ -288,11 +288,11 @@ class ScrubJob:
 
     # -- unexpected holders
 
-    async def _unexpected_holder(self, against: Callable[[Facts], Fenced | None]) -> Fenced:
-        """Observe the device again and again, until an observation speaks against the step."""
+    async def _until_fenced(self, check: Callable[[Facts], Fenced | None]) -> Fenced:
+        """Observe the device again and again, until ``check`` finds a reason to abort the step. Returns that reason."""
         while True:
             await asyncio.sleep(self._context.watch_every)
-            fenced = against(await self._observe())
+            fenced = check(await self._observe())
             if fenced is not None:
                 return fenced
 
@@ -304,7 +304,7 @@ class ScrubJob:
         """
         # An observation that fails does not count here: the step itself begins with an observation.
         watching = asyncio.create_task(
-            self._unexpected_holder(lambda seen: self._fence(step, seen) if seen.holders else None)
+            self._until_fenced(lambda seen: self._fence(step, seen) if seen.holders else None)
         )
         try:
             yield lambda: watching.result() if watching.done() else None
@@ -353,27 +353,27 @@ class ScrubJob:
         if step is not Step.RESET:
             await self._append_step(step, event)
             return
-        # Under the siblings' locks: a grant of a sibling is recorded before the reset, or its decision finds the reset
-        # in the ledger.
+        # Under the siblings' locks: either a grant of a sibling is recorded before the reset, or the decision about
+        # that grant finds the reset in the ledger.
         async with self._context.locks.of(it.device.uuid for it in self._siblings(self._ledger.records)):
             await self._append_step(step, event)
 
     async def _append_step(self, step: Step | None, event: ev.StepStarted | ev.StepFinished) -> None:
         self.step = step
         if step is Step.CLEAR:
-            self._cleared = self._context.now().uptime
+            self._clear_began = self._context.now().uptime
         await self._ledger.append(self.op, (self.device, event))
 
-    def _record(self) -> Record | None:
+    def _own_record(self) -> Record | None:
         """The record of the device while the device still belongs to this job."""
         record = self._ledger.records[self.device]
         return record if record.job is not None and record.job.id == self.id else None
 
     # -- the end
 
-    async def _concluded(self) -> bool:
+    async def _conclude(self) -> bool:
         """Record what the path proved, and what the device reported. False when the job goes on with another path."""
-        record = self._record()
+        record = self._own_record()
         if record is None or record.job is None:
             return True
         judged = verdict.judge(record.job, record.baseline, self._policy)
@@ -393,8 +393,8 @@ class ScrubJob:
     async def _last_vitals(self) -> tuple[Vitals | None, Fenced | None]:
         """The vitals after the last step, and the unexpected holder that appeared meanwhile.
 
-        The slot keeps resets of other devices away, because the driver is closed during a reset. One late answer is
-        asked for again.
+        The slot keeps resets of other devices away, because the driver is closed during a reset. If the answer is late,
+        it is asked for once more.
         """
         async with self._watching(Step.HEALTH) as found, self._context.slots.at_driver(Step.HEALTH):
             vitals = await self._observer.vitals(self.device)
@@ -409,7 +409,7 @@ class ScrubJob:
         fenced = unexpected_holder or self._fence(Step.HEALTH, facts)
         if fenced is not None:
             return verdict.failed(Step.HEALTH, fenced.blame, fenced.why)
-        if self._cleared is not None and facts.observed_since > self._cleared:
+        if self._clear_began is not None and facts.observed_since > self._clear_began:
             return verdict.failed(
                 Step.HEALTH, Blame.SERVICE, "the device was not observed for a while after it was cleared"
             )
@@ -439,7 +439,7 @@ class ScrubJob:
         The device gets a setback: it is tried again with pauses, and is not offered meanwhile. A device that was proven
         bad before the fault is quarantined.
         """
-        record = self._record()
+        record = self._own_record()
         proven = record is not None and record.job is not None and verdict.proven_fault(record.job) is not None
         if record is not None and record.quarantine is None and not proven:
             await self._close(ev.ScrubFailed(self.id, why), why)
@@ -447,7 +447,7 @@ class ScrubJob:
             await self._interrupt(why)
 
     async def _interrupt(self, why: str) -> None:
-        record = self._record()
+        record = self._own_record()
         if record is not None:
             await self._close(upkeep.interruption(record, why, self._context.now()), why)
 
@@ -484,7 +484,7 @@ class ScrubJob:
         )
 
     def _progress(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
+        self.bytes_done, self.bytes_total = done, total
         self._changed()
 
     def _changed(self) -> None:
@@ -526,10 +526,10 @@ def _as_seen(facts: Facts) -> Facts:
 
 
 def _under_reset(facts: Facts) -> Facts:
-    """Only a holder that is seen can be unexpected on a device during its reset.
+    """The facts during a reset: what is unknown does not stop the step, only a holder that is seen does.
 
-    The files of slices go while their GPU is reset, so that the holders of the slices are unknown. A reset cannot
-    be called back: to kill the worker would only keep it from making the slices again. The worker itself has proven
-    that the device is free.
+    While a GPU is reset, the device files of its slices are gone, so the holders of the slices are unknown. A reset
+    cannot be undone: killing the worker would only prevent it from creating the slices again. The worker itself has
+    proven that the device is free.
     """
     return replace(facts, holders=facts.holders or (), siblings_busy=bool(facts.siblings_busy))

@@ -1,4 +1,4 @@
-"""Slots: what the jobs of several devices must not do at the same time."""
+"""Slots: a job takes one before it does what the jobs of several devices must not do at the same time."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from scrubber.ground.rwlock import RWLock
 from scrubber.observe.observer import Observer
 
 ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  # these steps share one worker
-USES_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})  # for as long as they take
-MOST_WORKERS = 16  # at once; each is a process of its own, and whole nodes become dirty together
-PASSED_FOR = 60.0  # seconds for which scrubs without a self-test may pass a waiting reset
+# These steps hold the driver only while they run. The steps on memory hold it until their worker has ended.
+BRIEF_ON_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})
+MAX_WORKERS = 16  # at once; each is a process of its own, and all devices of a node may become dirty together
+OVERTAKEN_FOR = 60.0  # seconds for which scrubs without a self-test may use the driver before a waiting reset
 
 
 class Slots:
@@ -22,8 +23,8 @@ class Slots:
     def __init__(self, observer: Observer) -> None:
         """All slots are free."""
         self._observer = observer
-        self.workers = asyncio.Semaphore(MOST_WORKERS)
-        self.driver = RWLock(PASSED_FOR)  # a reset needs a driver that no worker uses
+        self.workers = asyncio.Semaphore(MAX_WORKERS)
+        self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses
         self._domains: dict[str, asyncio.Lock] = {}
         self._queued: set[str] = set()
 
@@ -35,8 +36,8 @@ class Slots:
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
-        One slow-path job at a time runs in a reset domain: two jobs would take each other's workers for holders.
-        Fast-path jobs wait for it. The number of workers on the node is limited.
+        In a reset domain, only one slow-path job runs at a time: for each of two such jobs, the worker of the other
+        would be a holder. A fast-path job waits for a slow-path job. The number of workers on the node is limited.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:
@@ -45,7 +46,7 @@ class Slots:
                 if domain is not None:
                     turn = self._domains.setdefault(domain, asyncio.Lock())
                     await stack.enter_async_context(turn)
-                    if job.path is not Path.SLOW:
+                    if job.path is not Path.SLOW:  # a fast-path job waits for its turn, but does not keep it
                         await stack.aclose()
                 await stack.enter_async_context(self.workers)
             finally:
@@ -58,7 +59,7 @@ class Slots:
             return nullcontext()
         if step is Step.RESET:
             return self._when_reacquired(self.driver.exclusive())
-        return self._when_reacquired(self.driver.shared(brief=True)) if step in USES_DRIVER else nullcontext()
+        return self._when_reacquired(self.driver.shared(brief=True)) if step in BRIEF_ON_DRIVER else nullcontext()
 
     def at_memory(self, steps: tuple[Step, ...]) -> AbstractAsyncContextManager[None]:
         """Hold the driver for a worker that runs these steps on the memory, until the worker has ended."""
@@ -68,7 +69,7 @@ class Slots:
 
     @asynccontextmanager
     async def _when_reacquired(self, turn: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-        """Take the turn, then wait until the tool of a cancelled reset has left the driver."""
+        """Take the turn, then wait until the driver is reacquired: the tool of a cancelled reset may still use it."""
         async with turn:
             await self._observer.driver_reacquired()
             yield

@@ -29,7 +29,7 @@ class DriverRelease:
         self._caller = caller
         self._patience = patience
         self._releases: set[_Release] = set()
-        self._returns: set[asyncio.Task[None]] = set()
+        self._reacquiring: set[asyncio.Task[None]] = set()
 
     def in_force(self) -> bool:
         """Whether the driver is released, or not reacquired yet."""
@@ -48,14 +48,14 @@ class DriverRelease:
         finally:
             self.resetting.difference_update(uuids)
             # In a task of its own: the job that ends a reset does not wait for the driver, and may be cancelled.
-            returning = asyncio.create_task(self._reacquire(release, uuids))
-            self._returns.add(returning)
-            returning.add_done_callback(self._returns.discard)
+            reacquiring = asyncio.create_task(self._reacquire(release, uuids))
+            self._reacquiring.add(reacquiring)
+            reacquiring.add_done_callback(self._reacquiring.discard)
 
     async def reacquired(self) -> None:
-        """Wait until the driver is reacquired after the resets that are over. The wait has an end."""
-        if self._returns:
-            await asyncio.wait(self._returns.copy())
+        """Wait until the driver is reacquired after all resets that have ended. The wait has a time limit."""
+        if self._reacquiring:
+            await asyncio.wait(self._reacquiring.copy())
 
     async def _reacquire(self, release: _Release, uuids: Collection[str]) -> None:
         try:
@@ -75,11 +75,11 @@ class DriverRelease:
                     await asyncio.sleep(TOOL_CHECK_EVERY)
         except (DeviceError, TimeoutError) as error:
             why = str(error) or f"not within {TOOL_ENDS_WITHIN:g} s"
-            logger.error("cannot tell the end of a reset; the driver is asked again", devices=uuids, error=why)  # noqa: TRY400 - expected
+            logger.error("cannot tell whether a reset has ended; the driver is reacquired", devices=uuids, error=why)  # noqa: TRY400 - expected
 
 
 class _Release:
-    """One release of the driver. After an early ``end``, ``begin`` reacquires the driver at once."""
+    """One release of the driver. If ``end`` came first, ``begin`` reacquires the driver at once."""
 
     _numbers = itertools.count()
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from scrubber.core.model import Facts, Holder, Moment, Record, State
 
-SHARE = 1 / 300  # of a core: what routine full observations may cost
-LINGERS = 10.0  # seconds for which a cached holder is believed on a device without an owner: a pod may wait for it
+CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
+VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for it
 UNOBSERVED = 30.0  # seconds without an observation after which there is a gap: several rounds of the monitor
 ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
 
@@ -60,7 +60,7 @@ class ObservationCache:
             self.forget(record)
             return
         now = asyncio.get_running_loop().time()
-        until = now + max(1.0, took / SHARE)
+        until = now + max(1.0, took / CPU_SHARE)
         kept = replace(facts, starting_pod_alive=None)
         self._last[record.device.uuid] = CachedObservation(now, until, kept, listed, witnesses)
 
@@ -74,13 +74,13 @@ class ObservationCache:
         return last is not None and last.facts.holders == ()
 
     def witnessed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
-        """The last full observation with a witness: a process that confirms it while the process runs.
+        """The last full observation and its witness: a process that confirms the observation for as long as it runs.
 
         None if the observation is too old. On a device with an owner, the witness must belong to the owner; it need
         not hold the device. Without an owner any holder is a witness, for a shorter time.
         """
         last = self._standing(record)
-        if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + LINGERS):
+        if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + VALID_FOR):
             return None
         owner = record.owner.container if record.owner else None
         if owner is not None and last.facts.owner_alive is not True:

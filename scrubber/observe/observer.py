@@ -118,16 +118,16 @@ class Observer:
         return await self._caller.ask("inventory", self.backend.inventory, self.patience)
 
     async def quick(self, record: Record, *, last: bool = False) -> Facts:
-        """Facts for the price of one question to the driver; a full observation unless the driver says "no holder".
+        """Facts from one question to the driver if its answer is enough, such as "no holder"; else a full observation.
 
-        A driver that lists holders leaves out a process that merely has the device open. So the driver's no is enough
-        only for a while after a full observation. It is never enough for the ``last`` observation before a container
-        uses the device.
+        A driver that lists holders leaves out a process that only has the device open. So its answer "no holder" is
+        enough only for a while after a full observation. It is never enough for the ``last`` observation before a
+        container uses the device.
         """
-        # The holders of the last full observation may stand for the holders now.
-        cacheable = self.backend.lists_holders and (record.state in ASSIGNED or not last)
+        # Whether the last full observation may be used instead of a new one.
+        may_use_cache = self.backend.lists_holders and (record.state in ASSIGNED or not last)
         uuid = record.device.uuid
-        if cacheable and (facts := await self._cached(record)) is not None:
+        if may_use_cache and (facts := await self._cached(record)) is not None:
             return self._observed_since.stamped(uuid, facts)
         try:
             incarnation, held = await self._caller.ask(
@@ -135,7 +135,7 @@ class Observer:
             )
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
-            vitals = None if self._is_no_news(error) else _silent(error)
+            vitals = None if self._caused_by_release(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
         enough = not self.backend.lists_holders or (not last and self._cache.shows_no_holder(record))
         if held is False and record.state is not State.IN_USE and enough:
@@ -166,7 +166,7 @@ class Observer:
         last, witness = witnessed
 
         def ask() -> Facts | None:
-            if self._in_reset(record.device.uuid):  # the driver must not be asked about it
+            if self._in_orphaned_reset(record.device.uuid):  # the driver must not be asked about it
                 return None
             runs = self._processes.lives(witness) and self.backend.listed_holders(record.device.uuid) <= last.listed
             same = runs and self._incarnation() == last.facts.incarnation
@@ -175,14 +175,14 @@ class Observer:
         return ask
 
     async def quick_all(self, records: Sequence[Record]) -> dict[str, Facts]:
-        """Health and holders of the devices about which the driver alone can tell: one thread asks about all of them.
+        """Health and holders of the devices for which the driver alone is enough. One thread asks about all of them.
 
-        A device that is missing from the answer needs its own observation: a device that hangs, and all devices after
-        it. The next call skips a device that hangs, or fails while this call hangs.
+        A device that is missing from the answer needs its own observation. If a device hangs, it and all devices after
+        it are missing. While this call hangs, the next call fails. Otherwise the next call skips the device that hangs.
         """
         driver, epoch = cache(self._incarnation), self.epoch()  # the same for all devices
-        prompt = [it for it in records if it.device.uuid not in self._late]
-        questions = {it.device.uuid: self._quick_question(it, driver, epoch) for it in prompt}
+        answering = [it for it in records if it.device.uuid not in self._late]
+        questions = {it.device.uuid: self._quick_question(it, driver, epoch) for it in answering}
         known = {uuid: ask for uuid, ask in questions.items() if ask is not None}
         answers = await in_turn(self._caller, "quick observation", known, self.patience)
         return {uuid: self._observed_since.stamped(uuid, facts) for uuid, facts in answers.items() if facts is not None}
@@ -194,20 +194,20 @@ class Observer:
         uuid, parent = record.device.uuid, record.device.parent
         lists = self.backend.lists_holders
         cached = self._cached_question(record) if lists else None
-        free = record.state is not State.IN_USE and (not lists or self._cache.shows_no_holder(record))
-        left = presence.taken_away(record)  # a device that has left the node has no holder and no pod that waits for it
-        if cached is None and not (free or left):
+        no_is_enough = record.state is not State.IN_USE and (not lists or self._cache.shows_no_holder(record))
+        removed = presence.taken_away(record)  # a device that left the node has no holder and no pod that waits for it
+        if cached is None and not (no_is_enough or removed):
             return None
 
         def ask() -> Facts | None:
-            if self._in_reset(uuid):
+            if self._in_orphaned_reset(uuid):
                 return None
             incarnation = driver()
             reported, held = self.backend.quick_observation(uuid)
             vitals = self._in_layout(reported, parent)
-            if left and vitals.lost:
+            if removed and vitals.lost:
                 return Facts(incarnation, epoch, None, vitals=vitals)
-            if free and held is False:
+            if no_is_enough and held is False:
                 return Facts(incarnation, epoch, (), vitals=vitals)
             facts = cached() if cached is not None else None
             return facts and replace(facts, vitals=vitals)
@@ -288,7 +288,7 @@ class Observer:
         return vitals
 
     def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
-        silent = None if self._is_no_news(error) else _silent(error)
+        silent = None if self._caused_by_release(error) else _silent(error)
         if silent is None or silent.lost:
             return silent
         now = asyncio.get_running_loop().time()
@@ -304,7 +304,7 @@ class Observer:
 
     def _read_log(self, uuid: str) -> Vitals | None:
         # What a device logs during a reset of ours is expected.
-        return None if uuid in self._release.resetting or self._in_reset(uuid) else self.backend.reported(uuid)
+        return None if uuid in self._release.resetting or self._in_orphaned_reset(uuid) else self.backend.reported(uuid)
 
     def epoch(self) -> str:
         """Names this run of the kubelet."""
@@ -313,18 +313,18 @@ class Observer:
     def driver_released(self, *uuids: str) -> AbstractAsyncContextManager[None]:
         """Release the driver while these devices are reset; DeviceError when an earlier call does not return.
 
-        Processes are observed all the same. A driver that does not answer meanwhile is no sign. It is a sign when the
-        driver cannot be asked for longer.
+        Processes are still observed. That the driver does not answer while it is released is no sign. It is a sign if
+        the driver still does not answer when the release is over.
         """
         return self._release.during_reset(*uuids)
 
     async def driver_reacquired(self) -> None:
-        """Wait until the driver is reacquired after the resets that are over. The wait has an end."""
+        """Wait until the driver is reacquired after all resets that have ended. The wait has a time limit."""
         await self._release.reacquired()
 
     def _answer(self, question: Callable[[str], T], uuid: str) -> T | None:
-        """The answer of the backend; None during a reset."""
-        return None if self._in_reset(uuid) else question(uuid)
+        """The answer of the backend; None during an orphaned reset."""
+        return None if self._in_orphaned_reset(uuid) else question(uuid)
 
     def _vitals(self, uuid: str, parent: str | None) -> Vitals | None:
         reported = self._answer(self.backend.vitals, uuid)
@@ -335,7 +335,7 @@ class Observer:
 
         A GPU that is in a reset, has a pending restore, or does not answer, says nothing about its slices.
         """
-        if not reported.lost or parent is None or self._in_reset(parent):
+        if not reported.lost or parent is None or self._in_orphaned_reset(parent):
             return reported
         try:
             ours = parent in self.backend.pending_restores()  # a reset of the service took the slices: they are missed
@@ -343,11 +343,14 @@ class Observer:
         except DeviceError:
             return reported
 
-    def _in_reset(self, uuid: str) -> bool:
-        """Whether a tool that has outlived its worker resets the device: its state and holders are unknown then."""
+    def _in_orphaned_reset(self, uuid: str) -> bool:
+        """Whether a reset tool still resets the device after its worker has ended.
+
+        The state and the holders of the device are unknown then.
+        """
         return uuid not in self._release.resetting and self.backend.in_reset(uuid)
 
-    def _is_no_news(self, error: DeviceError) -> bool:
+    def _caused_by_release(self, error: DeviceError) -> bool:
         return isinstance(error, DriverClosedError) and self._release.in_force()
 
     async def pending_restores(self) -> Mapping[str, Address]:
@@ -384,7 +387,7 @@ class Observer:
         try:
             return await self._caller.ask(uuid, lambda: self._answer(self.backend.listed_holders, uuid), self.patience)
         except DeviceError as error:
-            return frozenset() if self._is_no_news(error) else None
+            return frozenset() if self._caused_by_release(error) else None
 
     def _walk(self, listed: Mapping[str, frozenset[int]]) -> Holders:
         """Go through all processes once for all devices that have the same bystanders."""
@@ -404,7 +407,7 @@ class Observer:
     def _files(self, uuid: str) -> tuple[str, ...]:
         """The files of a device; none if it is gone or in a reset. Then only its own holders are unknown."""
         try:
-            return () if self._in_reset(uuid) else self.backend.files(uuid)
+            return () if self._in_orphaned_reset(uuid) else self.backend.files(uuid)
         except DeviceError:
             return ()
 
@@ -426,7 +429,7 @@ def _silent(error: DeviceError) -> Vitals:
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
-    """True, False, or None where a sibling could not be observed. One that is gone counts if it is back."""
+    """True, False, or None where a sibling could not be observed. One recorded as gone counts only if it is back."""
     if any(holders[it.device.uuid] or it.state in BUSY_STATES for it in siblings):
         return True
     return None if any(holders[it.device.uuid] is None and not presence.is_gone(it) for it in siblings) else False

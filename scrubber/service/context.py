@@ -63,7 +63,7 @@ class ServiceContext:
             raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
 
     def require_clearable(self, device: str, verb: str) -> None:
-        """NotReady before anything is touched: without a clear, the other steps of a scrub are useless."""
+        """NotReady, before anything is touched, if the memory cannot be cleared: the other steps alone are useless."""
         obstacle = self.clear_obstacle(self.record(device).device)
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")
@@ -112,7 +112,7 @@ class ServiceContext:
         return record.state is State.IN_USE or self.now().uptime < until
 
     async def close_orphaned_job(self, device: str, op: str) -> bool:
-        """Close a job that no longer runs and whose end could not be written; whether there was one."""
+        """Close a job that no longer runs and whose end could not be written. Returns whether there was one."""
         record = self.record(device)
         if record.job is None or self.jobs.of(device) is not None:
             return False

@@ -127,9 +127,9 @@ class Handover:
     async def _answer_all(
         self, devices: Sequence[str], answer: Callable[[str], Coroutine[Any, Any, A]], budget: float
     ) -> dict[str, A]:
-        """The answers for all devices, decided concurrently, so that hanging drivers cost their time only once."""
+        """The answers for all devices, decided concurrently, so that the waits for drivers that hang do not add up."""
         names = sorted(devices)
-        self._context.require_running()  # otherwise a job that the stop cancelled would count as a failed scrub
+        self._context.require_running()  # otherwise a job that was cancelled by ``stop`` would count as a failed scrub
         try:
             async with asyncio.timeout(self._context.time_left(budget)):
                 if len(names) == 1:  # the usual case: needs no task

@@ -73,14 +73,14 @@ class Monitor:
 
     async def round(self, stagger: float = 0.0) -> None:
         """Observe the devices and reconcile those that need an action. A failing device delays no other."""
-        attempts = [await _attempt(work) for work in (self._upkeep.try_ledger, *self._node_work())]
-        if any(attempts):
+        errors = [await _attempt(work) for work in (self._upkeep.try_ledger, *self._node_work())]
+        if any(errors):
             self._inventory_due = 0.0
         due = self._due()
         seen = await self._observer.quick_all(due)
         unsettled = [record.device.uuid for record in due if not self._needs_nothing(record, seen)]
         results = await self._reconcile_all(unsettled, stagger)
-        failures = [failure for failure in (*attempts, *results) if failure is not None]
+        failures = [failure for failure in (*errors, *results) if failure is not None]
         for failure in failures:
             self._report(failure)
         if not failures:
@@ -183,7 +183,7 @@ class Monitor:
             self._quiet[device] = record
 
     async def _reconcile_all(self, devices: Sequence[str], stagger: float) -> list[BaseException]:
-        """Reconcile the devices concurrently; the failures."""
+        """Reconcile the devices concurrently. Returns the failures."""
         work = (self._reconcile(device, number * stagger) for number, device in enumerate(devices))
         results = await asyncio.gather(*work, return_exceptions=True)
         return [failure for failure in results if failure is not None]

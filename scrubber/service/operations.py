@@ -82,7 +82,7 @@ class Operations:
             )
 
     async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
-        """End a quarantine on a person's word, then scrub the device like after any pod."""
+        """End a quarantine because a person says so, then scrub the device as after any pod."""
         context = self._context
         async with context.jobs.locks.of([device]):
             op = context.operation(op)
@@ -127,7 +127,7 @@ class Operations:
             raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is used by {names}; end these processes first")
 
     async def _note_earlier_errors(self, device: str, op: str) -> None:
-        """Record the errors that the device reported before the person's word, so that they do not count against it."""
+        """Record the errors that the device reported before the person decided, so that only newer errors count."""
         context = self._context
         before = upkeep.errors_to_note(context.record(device).baseline, await context.observer.vitals(device))
         if before is not None:

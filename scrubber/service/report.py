@@ -79,12 +79,12 @@ class StatusReporter:
 
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all present and missing ones, by index, with their pods."""
-        uuids = [self.find(gpu) for gpu in gpus] or self.present()
-        about = self.about()  # before the devices: a client that waits for changes asks with this row number
+        uuids = [self.find(gpu) for gpu in gpus] or self.listed()
+        about = self.about()  # read before the devices: a client that waits for changes sends this row number
         devices = await self._with_pods(uuids)
         return views.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
 
-    def present(self) -> list[str]:
+    def listed(self) -> list[str]:
         """All devices except those that were removed on purpose some time ago."""
         vitals, now = self._context.vitals, self._context.now()
         records = self._context.ledger.records.items()
@@ -94,7 +94,7 @@ class StatusReporter:
         """One device."""
         record = self._context.ledger.records[uuid]
         running = self._context.jobs.of(uuid)
-        progress = (running.done, running.total) if running else (0, 0)
+        progress = (running.bytes_done, running.bytes_total) if running else (0, 0)
         device_policy = self._context.active_policy.device_policy(record.device)
         now = self._context.now()
         advert = self._with_signs(record, self._advert(record, device_policy.policy, now))
@@ -149,7 +149,7 @@ class StatusReporter:
         return views.Explanation(device, tuple(map(self._entry, entries)), advice, why)
 
     async def _with_pods(self, uuids: Sequence[str]) -> list[views.DeviceStatus]:
-        """The devices with the names of their pods. Without the names when these are not there in time."""
+        """The devices with the names of their pods. Without the names if they do not come in time."""
         records = [self._context.ledger.records[uuid] for uuid in uuids]
         devices = [self.device(uuid) for uuid in uuids]
         if not any(map(device_status.may_have_pod, records)):

@@ -10,7 +10,7 @@ from scrubber.service.context import ServiceContext
 
 logger = log.get("service")
 
-RETRY_AFTER = 60.0  # seconds after a restore that failed
+RETRY_AFTER = 60.0  # seconds from the start of a restore that failed to the next try
 
 
 class PendingRestores:

@@ -31,7 +31,7 @@ class Service:
         return cls(context, Handover(context, upkeep), Operations(context), upkeep, PendingRestores(context))
 
     async def stop(self) -> None:
-        """Refuse all requests, and cancel and record what runs."""
+        """Refuse all requests, cancel what runs, and record the end of each job."""
         self.context.stopping = True
         await self.restores.stop()
         await self.context.jobs.stop()

@@ -147,7 +147,7 @@ class Upkeep:
             logger.info("the device no longer reports the fault", device=device, sign=kind.value)
 
     def _hanging_since(self, device: str, facts: Facts) -> float | None:
-        """The uptime since which all holders hang in the kernel at every observation; None when one does not."""
+        """The uptime since which all holders hang in the kernel at every observation; None when a holder does not."""
         known, since = self._hanging.pop(device, (frozenset(), 0.0))
         if not ownership.all_holders_hang(facts):
             return None
@@ -157,7 +157,7 @@ class Upkeep:
         return since
 
     def _with_other_devices(self, record: Record, facts: Facts) -> Facts:
-        """The facts, with: is the device withheld, has it a successor, is a sibling being reset?"""
+        """The facts, with whether the device is withheld, its successor, and whether a sibling is being reset."""
         records = self._context.ledger.records.values()
         successor, resetting = presence.successor(record, records), siblings.resetting(record, records)
         withheld = self._context.is_withheld(record)
@@ -166,7 +166,7 @@ class Upkeep:
         return replace(facts, withheld=withheld, successor=successor, domain_resetting=resetting)
 
     async def _burn_in(self, record: Record, device_policy: DevicePolicy, op: str) -> bool:
-        """Start the burn-in of an idle device when it is due; whether it was started."""
+        """Start the burn-in of an idle device when it is due. Returns whether it was started."""
         if not device_policy.policy.periodic.every:
             return False
         async with self._burn_in_lock:
@@ -186,8 +186,8 @@ class Upkeep:
 def _proven_properties(device: DeviceInfo, record: Record) -> tuple[object, ...]:
     """The properties that a proof is about; the others may change without a scrub.
 
-    The reset domain of a device in use may change when other devices of its board get another layout. The owner keeps
-    the device.
+    For a device that is granted or in use, the reset domain does not count: it may change when other devices of its
+    board get another layout, and the owner keeps the device.
     """
     domain = None if record.state in (State.GRANTED, State.IN_USE) else device.reset_domain
     return device.memory_bytes, device.mig, device.model, domain

@@ -30,7 +30,7 @@ def _wrong(tested: Tested) -> str:
     if (at := tested.mismatch) is not None:
         return f"memory failed its test: {at.count} bytes, the first at offset {at.offset:#x}"
     if tested.deviating:
-        return f"these units compute something else than the others: {', '.join(map(str, tested.deviating))}"
+        return f"these units compute other results than most: {', '.join(map(str, tested.deviating))}"
     if not tested.tests:
         return "no test came to its end"
     if not tested.covered_bytes and not tested.units:

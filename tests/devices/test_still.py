@@ -55,7 +55,7 @@ def exposed(backend: Simulated, uuid: str, pod: str) -> Record:
 
 @pytest.fixture
 def eyes(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.observe.observation_cache.SHARE", 1e-6)  # a walk may stand for a long time
+    monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)  # a walk may stand for a long time
     backend = Listing(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -126,7 +126,7 @@ class Forgetful(Listing):
 
 @pytest.fixture
 def forgetful(bank, tmp_path, monkeypatch):
-    monkeypatch.setattr("scrubber.observe.observation_cache.SHARE", 1e-6)
+    monkeypatch.setattr("scrubber.observe.observation_cache.CPU_SHARE", 1e-6)
     backend = Forgetful(bank.root)
     processes = Counted(Path("/proc"), backend.container_of, whole_node=False)
     return Observer(backend, processes, "boot", tmp_path, 0.0), backend, processes
@@ -200,7 +200,7 @@ async def test_nor_does_anybody_else_for_long(bank, forgetful, monkeypatch):
     await observer.quick(record)
     processes.passes_over = {pid}
     assert len((await observer.quick(record)).holders or ()) == 1
-    monkeypatch.setattr("scrubber.observe.observation_cache.LINGERS", 0.0)
+    monkeypatch.setattr("scrubber.observe.observation_cache.VALID_FOR", 0.0)
     assert (await observer.quick(record)).holders == ()
 
 

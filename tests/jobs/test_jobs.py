@@ -72,7 +72,7 @@ async def test_a_caller_that_joins_sees_the_progress_and_the_end(world):
     assert await world.operations.scrub(world.uuids[0], Path.FAST) is running
 
     async def watch() -> list[tuple[int, int]]:
-        return [(running.done, running.total) async for _ in running.updates()]
+        return [(running.bytes_done, running.bytes_total) async for _ in running.updates()]
 
     one, other = await asyncio.gather(watch(), watch())
     assert one == other

@@ -9,11 +9,11 @@ import pytest
 
 from scrubber.core.model import Facts, Record
 from scrubber.observe import observation_cache
-from scrubber.observe.observation_cache import LINGERS, SHARE, ObservationCache
+from scrubber.observe.observation_cache import CPU_SHARE, VALID_FOR, ObservationCache
 from tests.core import lives
 from tests.core.lives import FOREIGN, OF_A, OF_B, facts
 
-CHEAP, LONG = 0.0, 100 * SHARE  # seconds that a look took: it stands for one second, and for a hundred
+CHEAP, LONG = 0.0, 100 * CPU_SHARE  # seconds that a look took: it stands for one second, and for a hundred
 NOBODY = replace(facts(), owner_alive=None)
 AT_WORK = facts((OF_A,), alive=True)
 
@@ -64,9 +64,9 @@ def test_an_observation_without_holders_known_replaces_the_last_one(clock):
 
 def test_a_foreign_process_is_a_witness_for_a_short_time(clock):
     known = seen(lives.SOILED, facts((FOREIGN,)))
-    clock.now = LINGERS
+    clock.now = VALID_FOR
     assert known.witnessed(lives.SOILED) is not None
-    clock.now = LINGERS + 0.01
+    clock.now = VALID_FOR + 0.01
     assert known.witnessed(lives.SOILED) is None
     assert observation_cache.ObservationCache().witnessed(lives.SOILED) is None
 

@@ -11,7 +11,7 @@ from scrubber.core import events as ev
 from scrubber.core.model import Blame, Outcome, Path, State, Step, StepResult
 from scrubber.devices.base import DeviceError
 from scrubber.ground.errors import NotReady, Refused
-from scrubber.jobs.slots import ON_MEMORY, USES_DRIVER
+from scrubber.jobs.slots import BRIEF_ON_DRIVER, ON_MEMORY
 from scrubber.service.restores import RETRY_AFTER
 from scrubber.steps.base import Report
 from tests.service import hand
@@ -113,7 +113,7 @@ async def test_no_worker_uses_the_driver_during_a_reset(world, monkeypatch):
     await asyncio.gather(*(job.finished.wait() for job in jobs))
     assert [job.receipt is not None for job in jobs] == [True, True]
     resets = {step for steps in beside if Step.RESET in steps for step in steps}
-    assert resets.isdisjoint(USES_DRIVER | ON_MEMORY)
+    assert resets.isdisjoint(BRIEF_ON_DRIVER | ON_MEMORY)
     assert any(len(steps) == 2 and ON_MEMORY.issuperset(steps) for steps in beside), (
         "two memories are worked on at once"
     )

@@ -92,6 +92,6 @@ async def test_a_job_cancelled_before_its_start_logs_its_end(world: World) -> No
         # not by ``begin``: it comes back a turn later
         running = await world.context.jobs._start(device, Path.FAST, Trigger.REQUEST, device_policy, "0b0b0b0b", "ann")
         await world.context.jobs.cancel(device)
-    assert (running.done, running.step) == (0, None)
+    assert (running.bytes_done, running.step) == (0, None)
     shown = [(it["event"], it["outcome"], it["seconds"]) for it in lines if it["log_level"] != "debug"]
     assert shown == [("job ended", "cancelled", 0.0)]

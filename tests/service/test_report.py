@@ -73,7 +73,7 @@ async def test_status_is_ordered_by_index_and_shows_the_ledger(world, reporter):
 
 async def test_status_shows_the_progress_of_a_job(world, reporter):
     running = await world.operations.scrub("GPU-0000", Path.SLOW)
-    while running.total == 0:
+    while running.bytes_total == 0:
         await anext(running.updates())
     job = reporter.device("GPU-0000").job
     assert (job.id, job.step, job.total_bytes) == (running.id, "clear", 2**22)

@@ -206,7 +206,7 @@ LIES = [
         measurements.Tested(("address",), covered_bytes=4096, mismatch=Mismatch(16, 0, 1, 3)),
         "failed its test: 3 bytes",
     ),
-    (measurements.Tested(("arithmetic",), units=8, deviating=(2, 5)), "compute something else than the others: 2, 5"),
+    (measurements.Tested(("arithmetic",), units=8, deviating=(2, 5)), "compute other results than most: 2, 5"),
 ]
 
 
