@@ -120,7 +120,7 @@ def test_what_can_only_be_garbage_is_told_and_stops_nothing(examine, kubelet, sh
 
 def test_a_driver_beside_simulated_gpus_is_one_warning(examine, kubelet, started, host):
     _, found = examine(kubelet.directory, started().run_dir, host)
-    assert "works on others" in only(found, "driver", "warning")
+    assert "uses another backend" in only(found, "driver", "warning")
     assert set(found) & NVIDIA == {"driver"}
 
 
