@@ -252,6 +252,8 @@ class Handover:
         now = self._context.now().uptime
         if waiting and now >= owner_budget:
             raise NotReady(waiting[0].reason, waiting[0].message)
+        if now >= budget and not running:
+            raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
         if now >= budget:
             names = ", ".join(job.device for job in running)
             raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; try again")

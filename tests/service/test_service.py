@@ -268,3 +268,16 @@ async def test_unknown_names_leave_no_locks_behind(world):
         with pytest.raises(InvalidRequest):
             await world.handover.release([f"GPU-made-up-{number}"])
     assert not [name for name in world.context.jobs.locks._locks if "made-up" in name]
+
+
+async def test_a_start_that_is_late_without_a_scrub_does_not_speak_of_one(world, monkeypatch):
+    """An ungranted device is granted first. A slow disk may take the whole budget for that."""
+    device, append = world.uuids[0], world.life.ledger.append
+
+    async def slow(*args):
+        await append(*args)
+        await asyncio.sleep(world.truth.policy(device).budgets.start)
+
+    monkeypatch.setattr(world.life.ledger, "append", slow)
+    with pytest.raises(NotReady, match="cannot say in time whether the devices are free"):
+        await world.begin("pod", device)
