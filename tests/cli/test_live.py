@@ -90,7 +90,10 @@ def test_a_unit_that_computes_wrongly_is_found_by_the_slow_path_and_quarantined(
     run = autoclave("scrub", gpu, "--path", "slow")
     assert run.exit_code == 1
     story = told(autoclave("explain", gpu))
-    assert "quarantined by autoclave (compute-fault): selftest failed: these units compute other results than most" in story
+    assert (
+        "quarantined by autoclave (compute-fault): selftest failed: these units compute other results than most"
+        in story
+    )
     assert "        quarantined until `autoclave reinstate`; not probed yet" in story
     assert "advice  it computes wrongly: replace it (RMA); then `autoclave reinstate`" in story
     told(autoclave("simulate", "heal", gpu))
