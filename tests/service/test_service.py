@@ -274,7 +274,7 @@ async def test_a_start_that_is_late_without_a_scrub_does_not_speak_of_one(world,
     """An ungranted device is granted first. A slow disk may take the whole budget for that."""
     device, append = world.uuids[0], world.life.ledger.append
 
-    async def slow(*args):
+    async def slow(*args) -> None:
         await append(*args)
         await asyncio.sleep(world.truth.policy(device).budgets.start)
 
