@@ -1,20 +1,19 @@
 """Running verbs as somebody at a shell would, with and without a service."""
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from scrubber import cli
-from scrubber.core.model import State
 from tests.cli.ward import examine, kubelet, started
 from tests.live import Service
 
 __all__ = ["autoclave", "examine", "gpu", "kubelet", "mortal", "service", "started"]
 
-STATES = [it.value for it in State]
-GPUS = 12  # more than the tests of a module that leave one dirty or quarantined
+GPUS = 24  # at least as many as tests that ask for one
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def autoclave(request):
 
 @pytest.fixture(scope="module")
 def service():
-    """One service for all tests of a module."""
+    """One service for all tests of a module; each takes a GPU of its own."""
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as root:
         service = Service(Path(root), GPUS)
         yield service
@@ -39,19 +38,16 @@ def service():
 
 
 @pytest.fixture(scope="module")
-def _clean() -> list[int]:
-    """GPUs that no test has left dirty or quarantined."""
-    return list(range(GPUS))
+def _unused() -> Iterator[int]:
+    return iter(range(GPUS))
 
 
 @pytest.fixture
-def gpu(service, _clean):
-    """A clean GPU."""
-    index = _clean.pop()
+def gpu(service, _unused):
+    """A clean GPU that no other test touches."""
+    index = next(_unused)
     service.settled(index, "clean")
-    yield index
-    if service.settled(index, *STATES).state == "clean":
-        _clean.append(index)
+    return index
 
 
 @pytest.fixture
