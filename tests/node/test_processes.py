@@ -95,7 +95,8 @@ def test_a_process_with_the_file_open_is_described(file: Path, launch) -> None:
     before = clock.now().uptime
     process = launch(OPEN, file)
     [holder] = look(file)
-    assert (holder.pid, holder.container, holder.state) == (process.pid, None, "S")
+    assert (holder.pid, holder.container) == (process.pid, None)
+    assert holder.state in "RS"  # it may not sleep yet
     assert before - 0.01 <= holder.started <= clock.now().uptime
     assert holder.command == Path(f"/proc/{process.pid}/comm").read_text().strip()
 

@@ -125,6 +125,7 @@ async def test_a_replaced_kubelet_socket_is_a_new_kubelet(registration, door, ho
     await door.start()
     async with running(registration):
         await door.knows()
+        await succeeds(heard)
         first = home / "first.sock"
         door.path.rename(first)  # the old one lives on: its stream stays open
         successor = Kubelet(home)
