@@ -97,6 +97,7 @@ def _forks(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _plain_logs() -> None:
     """Each test begins with the same logs, whatever another test set up. Colours and columns cost much time."""
+    structlog.reset_defaults()
     structlog.configure(processors=[structlog.processors.add_log_level, structlog.processors.KeyValueRenderer()])
 
 
