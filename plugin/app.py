@@ -121,16 +121,17 @@ async def _register(
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
             plugin = DevicePlugin(resource, listing, gate, counters, chosen.style, shared_nodes)
-            tasks.create_task(_registered(chosen, resource, plugin, counters), name=f"registration of {resource}")
+            tasks.create_task(_stay_registered(chosen, resource, plugin, counters), name=f"registration of {resource}")
         known = listing.resources()
 
 
-async def _registered(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> None:
-    add, at = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin), chosen.kubelet_dir
+async def _stay_registered(chosen: Config, resource: str, plugin: DevicePlugin, counters: PluginCounters) -> None:
+    add = partial(deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server, plugin)
+    directory = chosen.kubelet_dir
     if chosen.registration is RegistrationMethod.REGISTRY:
-        await registry.RegistryRegistration(resource, add, at, chosen.registry_dir, counters.record).run()
+        await registry.RegistryRegistration(resource, add, directory, chosen.registry_dir, counters.record).run()
     else:
-        await kubelet.KubeletRegistration(resource, add, at, counters.record).run()
+        await kubelet.KubeletRegistration(resource, add, directory, counters.record).run()
 
 
 def _shared_nodes(root: Path) -> list[str]:

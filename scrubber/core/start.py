@@ -50,7 +50,10 @@ def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
 
 
 def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
-    """Whether the answer is no: a refusal, or a release while there are holders, because no scrub would end them."""
+    """Whether the answer keeps the pod out under policy ``observe``.
+
+    A release counts where there are holders: no scrub would end them, and the next decision would release it again.
+    """
     released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
     return isinstance(answer, answers.Refuse) or (released and bool(facts.holders))
 

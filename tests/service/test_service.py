@@ -8,9 +8,11 @@ from itertools import pairwise
 
 import pytest
 
+from scrubber.core import answers
 from scrubber.core import events as ev
 from scrubber.core.model import AilmentKind, Path, State, Xid
 from scrubber.ground.errors import InvalidRequest, LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.service.context import MAX_ROUNDS
 from tests.service.asking import scrubs
 from tests.service.node import Kind
 
@@ -281,3 +283,15 @@ async def test_a_start_that_is_late_without_a_scrub_does_not_speak_of_one(world,
     monkeypatch.setattr(world.life.ledger, "append", slow)
     with pytest.raises(NotReady, match="cannot say in time whether the devices are free"):
         await world.begin("pod", device)
+
+
+async def test_a_start_without_a_decision_is_refused_in_the_end(build, monkeypatch):
+    """A fault in the decisions must not fill the ledger."""
+    world = build(policy="observe")
+    await world.start()
+    device = world.uuids[0]
+    monkeypatch.setattr("scrubber.core.start.decide", lambda *_: answers.HandOut(unproven="a loop in our code"))
+    with pytest.raises(Refused, match="no decision after") as refused:
+        await world.begin("pod", device)
+    assert refused.value.reason is Reason.INTERNAL
+    assert len(rows(world, ev.GrantedUnproven, device)) == MAX_ROUNDS

@@ -38,7 +38,7 @@ class CudaGpu:
 
     @property
     def stop(self) -> Path:
-        """A pipe. Who goes no further writes into it and keeps it open."""
+        """A named pipe. A process that stops at a launch writes into it and keeps it open."""
         return Path(self.claims).parent / "stop"
 
 
