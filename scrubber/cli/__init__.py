@@ -31,7 +31,7 @@ VERBS = {
     "history": ("history", "List the events of the ledger, oldest first."),
     "ledger": ("ledger", "Check or export the ledger, with or without a running service."),
     "policy": ("policy", "Check and show policies, and name the one that applies to a GPU."),
-    "xid": ("xid", "Explain a driver error code, and what this node does on it."),
+    "xid": ("xid", "Explain a driver error code, and what this node does about it."),
     "doctor": ("doctor", "Check whether this node can prove GPUs clean; each finding has a remedy."),
     "simulate": ("simulate", "Inject faults and processes on simulated GPUs."),
     "completion": ("completion", "Print the completion script of a shell."),

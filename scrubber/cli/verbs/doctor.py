@@ -80,7 +80,7 @@ def command(
 
     Checks the scrub service, its policy and its GPUs, the driver, the container toolkit, the node, the kubelet and the
     device plugin, and changes nothing. Run it as the user of the service and on its node (or in its container). Exit
-    code 1 when a finding is broken. A service that does not answer is broken, and so is a report without a finding.
+    code 1 when a finding is broken, or when --only selects no finding.
     """
 
     def look() -> tuple[Finding, ...]:

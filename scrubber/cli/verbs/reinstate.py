@@ -20,7 +20,7 @@ from scrubber.cli import job_progress, options, service_call
 def command(gpu: str, reason: str, without_scrub: bool, i_know: bool, output: str, run_dir: Path) -> int:
     """End the quarantine of a GPU with a scrub on the slow path.
 
-    The GPU stays quarantined unless the scrub ends clean; then the exit code is 1.
+    If the scrub does not pass, the GPU stays quarantined and the exit code is 1.
 
     With --without-scrub the quarantine ends at once, without a reset and without a test. The ledger stores who asked
     for it. The GPU is dirty then: it is cleared and read back before it is handed out.

@@ -1,4 +1,4 @@
-"""``autoclave xid``: explains a driver error code, what each preset does on it, and what this node does."""
+"""``autoclave xid``: explains a driver error code, what each preset and this node do about it."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 @options.output("text", "json", "yaml")
 @options.run_dir
 def command(code: int | None, policy: str | None, output: str, run_dir: Path) -> None:
-    """Explain a driver error code, and what this node does on it.
+    """Explain a driver error code, and what this node does about it.
 
     Without CODE, lists all codes of the catalogue. The running service says which policy is in force; when it does
-    not answer, the shipped default is used. The policy file is read from this machine. When the service runs in a
-    container and its file is another one, name your file with --policy.
+    not answer, the shipped default is used. The policy file is read from this machine. If the service runs in a
+    container and reads another file, name that file with --policy.
     """
     chosen = _named(policy) if policy else _in_force(run_dir)
     if output != "text" and code is None:
@@ -96,7 +96,7 @@ def _read(policies: PolicySet, origin: str) -> XidPolicy:
 
 
 def _story(code: int, chosen: XidPolicy) -> Iterator[str]:
-    """The lines: the code, what each policy does on it, and what a person should do."""
+    """The lines: the code, what each policy does about it, and what a person should do."""
     known = xids.row(code)
     yield f"xid {code}  {known.mnemonic if known else 'unknown'}"
     if known:
