@@ -25,10 +25,10 @@ help: ## show this list
 demo: $(READY) ## the whole story on simulated GPUs
 	@$(BIN)/autoclave demo $(ARGS)
 
-observe: $(READY) ## a bad day in a loop, with figures and a Prometheus on the loopback; Ctrl-C ends it
+observe: $(READY) ## a bad day in a loop, with metrics and a Prometheus on the loopback; Ctrl-C ends it
 	@$(BIN)/python -m dashboards.trial $(ARGS)
 
-check: $(READY) ## what concerns most changes, in under a minute: linters, core, policies, service, api
+check: $(READY) ## the tests of most changes, in under a minute: linters, core, policies, service, api
 	@$(PYTEST) tests/house/test_lint.py tests/house/test_contracts.py tests/core tests/policies tests/service tests/api $(ARGS)
 
 test: $(READY) ## the gate: linters, and every test that shows a promise
@@ -37,7 +37,7 @@ test: $(READY) ## the gate: linters, and every test that shows a promise
 lint: $(READY) ## the linters alone
 	@$(BIN)/python -m pytest -q tests/house/test_lint.py $(ARGS)
 
-format: $(READY) ## mend what a machine can mend
+format: $(READY) ## fix what the linters can fix
 	@$(BIN)/ruff check -q --fix-only . && $(BIN)/ruff format -q .
 
 bench: $(READY) ## measure, and print the figures
@@ -46,7 +46,7 @@ bench: $(READY) ## measure, and print the figures
 mutate: $(READY) ## every mutant of the core; the gate runs the planted ones only
 	@$(PYTEST) --night --timeout 1200 tests/house/test_mutations.py $(ARGS)
 
-night: $(READY) ## the gate with many random examples, every mutant, rehearsals, a short soak and the live day
+night: $(READY) ## the gate, and the tests marked night: many random examples, every mutant, a short soak
 	@$(PYTEST) --night --timeout 1200 $(ARGS)
 
 soak: $(READY) ## ten minutes of tenants that check their memory, 200 random kills, 1,000 pods

@@ -20,7 +20,7 @@ from tests.plugin.scrub_server import ScrubServer, gpu
 
 @pytest.fixture
 def long_waits(monkeypatch):
-    """Whoever waits for the clock where something happened is found out, however slow this machine is."""
+    """Timers longer than any test: code that waits for a timer instead of an event fails, also on a slow machine."""
     for room, wait in (
         (endpoint, "GRACE"),
         (endpoint, "PROOF"),
