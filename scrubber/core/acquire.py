@@ -3,7 +3,7 @@
 A record, fresh facts, the policy and the time go in; one answer comes out. ``start`` is the second gate, and the same
 rules hold there.
 
-Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a deed.
+Rule 1: unknown is no. A fact that could not be gathered (``None``) never leads to a yes or to a change.
 Rule 2: a process of a live container is never touched. ``eviction.terminable`` says which processes may be ended.
 Rule 3: the answer ``Note`` means: record this event, observe again, try again.
 """
@@ -32,14 +32,14 @@ def decide(
 ) -> answers.AcquireAnswer:
     """May this device go to a new tenant? ``announced``: the caller will ask ``start`` before the device is used.
 
-    ``fresh``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Without it,
-    the request says that the last owner has left.
+    ``fresh``: refuse a device that is granted or in use, unless the node or the driver was restarted since. Without
+    ``fresh``, a request for such a device implies that its last owner has left.
     """
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
         return answers.Note(stale)
     if fresh and record.state in (State.GRANTED, State.IN_USE):
-        why = f"it is {record.state.value}; once its job has ended, `autoclave release` it"
+        why = f"it is {record.state.value}; run `autoclave release` once its owner has ended"
         return answers.Refuse(Reason.IN_USE, refusals.sentence(deed, record, why))
     answer = _enforced(record, facts, policy, now, deed)
     if policy.mode is Mode.OBSERVE and record.state is State.SCRUBBING and not isinstance(answer, answers.Note):
@@ -59,7 +59,7 @@ def _observed(answer: answers.AcquireAnswer) -> answers.AcquireAnswer:
         case answers.Wait(_, message) | answers.Refuse(_, message):
             return answers.HandOut(unproven=message)
         case answers.Scrub(path, trigger):
-            return answers.HandOut(unproven=f"not scrubbed: would have taken the {path.value} path ({trigger.value})")
+            return answers.HandOut(unproven=f"not scrubbed: mode enforce needs the {path.value} path ({trigger.value})")
         case answers.HandOut() | answers.Defer() | answers.Join() | answers.CancelJob() | answers.Note():
             return answer
 
@@ -105,7 +105,7 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
 
 def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, deed: Deed) -> answers.AcquireAnswer:
     if facts.holders is None:
-        return refusals.unproven(deed, record)
+        return refusals.holders_unknown(deed, record)
     soiled = proof.ended_by_use(facts)
     if soiled is not None:
         return answers.Note(soiled)
@@ -125,7 +125,7 @@ def _from_tenancy(record: Record, facts: Facts, now: Moment, deed: Deed) -> answ
 def _from_dirty(record: Record, facts: Facts, policy: Policy, deed: Deed) -> answers.Scrub | answers.Wait:
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
-        return refusals.unproven(deed, record)
+        return refusals.holders_unknown(deed, record)
     if not eviction.all_terminable(record, facts, policy):
         return refusals.busy(deed, record)
     return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)

@@ -9,7 +9,7 @@ from policies.model import Policy
 from scrubber.core import remedy
 from scrubber.core.model import Ailment, AilmentKind, Baseline, Vitals, Xid
 
-WORST = (
+WORST_FIRST = (
     AilmentKind.SRAM,
     AilmentKind.REBOOT_REQUIRED,
     AilmentKind.LINKS,
@@ -20,7 +20,7 @@ WORST = (
 )
 
 
-def news(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
+def new_errors(vitals: Vitals, baseline: Baseline) -> tuple[Xid, ...]:
     """The errors that no diagnosis has seen yet."""
     return tuple(xid for xid in vitals.xids if xid.number > baseline.last_xid)
 
@@ -37,10 +37,10 @@ def worst(found: Iterable[Ailment]) -> Ailment | None:
 
 def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailment]:
     counted = baseline.ecc_uncorrectable if vitals.ecc_uncorrectable >= baseline.ecc_uncorrectable else 0
-    worst_xid = xids.worst_finding(policy.quarantine.xids, vitals.xids, news(vitals, baseline))
+    worst_xid = xids.worst_finding(policy.quarantine.xids, vitals.xids, new_errors(vitals, baseline))
     reported = [Ailment(AilmentKind.XID, worst_xid.why, xid=worst_xid.code)] if worst_xid else []
     if vitals.lost or vitals.unresponsive:  # the device itself reports nothing else; logged errors still count
-        yield silent(vitals)
+        yield unreachable(vitals)
         yield from reported
         return
     if vitals.remap_failed:
@@ -56,7 +56,7 @@ def _found(vitals: Vitals, baseline: Baseline, policy: Policy) -> Iterator[Ailme
     yield from _serious_signs(vitals, policy)
 
 
-def silent(vitals: Vitals) -> Ailment:
+def unreachable(vitals: Vitals) -> Ailment:
     """The ailment of a device that is gone or does not answer."""
     if vitals.relaid:
         return Ailment(AilmentKind.RELAID, "its GPU has a MIG layout without this device")
@@ -71,17 +71,16 @@ def _serious_signs(vitals: Vitals, policy: Policy) -> Iterator[Ailment]:
     if not vitals.signs:  # the usual case, in every round
         return
     serious = {AilmentKind(sign.value) for sign in policy.quarantine.signs}
-    for sign in sorted(vitals.signs, key=lambda it: WORST.index(it.kind)):
+    for sign in sorted(vitals.signs, key=lambda it: WORST_FIRST.index(it.kind)):
         if sign.kind in serious:
             yield Ailment(sign.kind, sign.detail)
 
 
-def known(vitals: Vitals | None, before: Baseline) -> Baseline:
+def next_baseline(vitals: Vitals | None, before: Baseline) -> Baseline:
     """The baseline after these vitals were diagnosed: their errors are not new next time."""
     if vitals is None:
         return before
-    last = max(
-        (before.last_xid, *(xid.number for xid in vitals.xids))
-    )  # after a restart of the service some may be missing
-    silent = vitals.lost or vitals.unresponsive or vitals.partial  # it reported no counters: the last ones stay
-    return Baseline(last, before.ecc_uncorrectable if silent else vitals.ecc_uncorrectable)
+    # After a restart of the service the vitals may lack older errors, so the number never decreases.
+    last = max((before.last_xid, *(xid.number for xid in vitals.xids)))
+    uncounted = vitals.lost or vitals.unresponsive or vitals.partial  # no counters were read: keep the last ones
+    return Baseline(last, before.ecc_uncorrectable if uncounted else vitals.ecc_uncorrectable)

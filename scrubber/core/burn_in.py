@@ -10,7 +10,7 @@ from scrubber.core import presence, proof
 from scrubber.core.model import Moment, Path, Record, State, Step, Trigger
 from scrubber.core.siblings import siblings
 
-SPREAD = 0.25  # of the pause between two tests: the pauses of two devices may differ by so much
+SPREAD = 0.25  # of the pause between two tests: the largest difference between the pauses of two devices
 
 
 def is_due(record: Record, records: Collection[Record], policy: Policy, now: Moment) -> bool:
@@ -19,7 +19,7 @@ def is_due(record: Record, records: Collection[Record], policy: Policy, now: Mom
     if not rules.every or policy.mode is Mode.OBSERVE or record.state is not State.CLEAN:
         return False
     if spare_devices(record, records) < rules.keep_free or proof.next_path(record, policy) is Path.SLOW:
-        return False  # where the policy wants the slow path for each tenant, every tenant's end is a test
+        return False  # a slow path is due anyway, or follows every tenant: it tests as much
     # A time in the future is from before the clock was set back: it says nothing.
     known = [wall for wall in (record.tested, record.burn_in_begun) if wall is not None and wall <= now.wall]
     last = max(known, default=record.since.wall)

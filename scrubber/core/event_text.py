@@ -49,7 +49,7 @@ def tell(event: ev.Event) -> str:
         case ev.ScrubInterrupted(_, why):
             return f"scrub cancelled, nothing was proven: {why}"
         case ev.ErrorsNoted(codes, grave=grave):
-            before = "; that was before it was first observed, so the slow path is due" if grave else ""
+            before = " before the device was first observed, so the slow path is due" if grave else ""
             return f"the driver reported {_xids(codes)}{before}"
         case ev.Reinstated(by):
             return f"reinstated WITHOUT EVIDENCE by {by}; it is scrubbed as after a tenant"
@@ -61,7 +61,7 @@ def tell(event: ev.Event) -> str:
 
 def _announced(grant: Grant) -> str:
     if grant.until_release:
-        return ", until it is given back"
+        return ", until it is released"
     return "" if grant.announced else ", its start will not be announced"
 
 

@@ -72,7 +72,7 @@ class PutInUse:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Its owner has ended; its memory holds what the owner left."""
+    """The owner of the device has ended. The memory holds what the owner left."""
 
     why: str
 

@@ -14,7 +14,7 @@ def check(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
     if record.state is not State.SCRUBBING or record.job is None or record.job.id != job:
         return answers.Fenced(Blame.SERVICE, "the device does not belong to this job any more")
     if facts.incarnation != record.incarnation:
-        return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted under the job")
+        return answers.Fenced(Blame.SERVICE, "the node or the driver was restarted during the job")
     if facts.domain_resetting:
         return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
     if facts.holders is None:

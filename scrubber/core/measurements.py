@@ -7,7 +7,7 @@ from dataclasses import dataclass
 OWN_IDLE = "in use by the driver itself on an idle device"
 OWN_CONTEXT = "the context of the scrub itself"
 OWN_BOOKS = "the driver's own bookkeeping for the memory that the scrub took"
-OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # no scrub can cover these: no fault of the device
+OURS = frozenset({OWN_IDLE, OWN_CONTEXT, OWN_BOOKS})  # no scrub can cover these: the device is not to blame
 
 
 @dataclass(frozen=True, slots=True)

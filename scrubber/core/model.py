@@ -146,7 +146,8 @@ class DeviceInfo:
 class Holder:
     """A process that has a device open or mapped.
 
-    ``container`` is its pod, or its container outside any pod; None for a process in neither.
+    ``container`` (a stored name) is the UID of the pod. Outside any pod it is ``container:`` and the container's id.
+    For a process in no container it is None.
     """
 
     pid: int
@@ -266,7 +267,7 @@ class Receipt(Measurements):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permission for a new tenant. It may be abandoned without notice, so it is no reservation."""
+    """Permission for a new tenant. It is no reservation: the tenant may never use the device, and may not say so."""
 
     id: str
     at: Moment
@@ -278,13 +279,13 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who a device was given to. ``container`` is the pod, or the container outside any pod; None when not known."""
+    """Who a device was given to. ``container`` has the values of ``Holder.container``; None: the owner is not known."""
 
     container: str | None
     since: Moment
     seen: bool = False  # whether the owner was ever seen running
     crowded: bool = False  # whether another pod's container was ever seen on the device as well
-    unannounced: bool = False  # seen on it with neither an admitted start nor an entry in the checkpoint
+    unannounced: bool = False  # seen on the device without an admitted start, and not named by the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,7 @@ class Quarantine:
     probes: int = 0  # number of probations so far
     next_probe: float | None = None  # uptime seconds; None waits for an operator
     last_try: str = ""  # result of the last probation
-    errors: tuple[tuple[int, int], ...] = ()  # the errors diagnosed with it: code and count
+    errors: tuple[tuple[int, int], ...] = ()  # driver errors judged together with the ailment: code and count
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +321,7 @@ class Setback:
     detail: str
     at: Moment
     count: int = 1
-    stuck: tuple[Holder, ...] = ()  # processes that it told to end and that did not ...
+    stuck: tuple[Holder, ...] = ()  # processes that the scrub told to end and that still run ...
     stuck_since: Moment | None = None  # ... and when a scrub first found one of them
 
 
@@ -343,7 +344,7 @@ class Record:
     quarantine: Quarantine | None = None
     ailment: Ailment | None = None  # found while in use: leads to a quarantine after the release
     setback: Setback | None = None
-    due_path: Path | None = None  # path of the last scrub that did not pass: the next one is at least as thorough
+    due_path: Path | None = None  # the next scrub takes at least this path: an earlier one did not pass
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
     errors_noted: float | None = None  # uptime; when errors without an ailment were last recorded
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
@@ -364,7 +365,7 @@ class Facts:
     siblings_busy: bool | None = None  # whether another device of the reset domain has a holder or an owner
     vitals: Vitals | None = None
     domain_resetting: bool = False  # a sibling is being reset, which takes this device down as well
-    successor: str | None = None  # the GPU that is at its PCI address now
-    withheld: bool = False  # a request for it was refused: the kubelet believes that it is free
+    successor: str | None = None  # the GPU that is now at the PCI address of this device
+    withheld: bool = False  # a request for the device was refused: the kubelet believes that the device is free
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
     hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation

@@ -13,7 +13,7 @@ STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can b
 
 
 def live_container(holders: tuple[Holder, ...]) -> str | None:
-    """The live pod, or container outside any pod, of the first holder that has one; None if none has."""
+    """``Holder.container`` of the first holder in a container; None if no holder is in one."""
     return next((holder.container for holder in holders if holder.container is not None), None)
 
 
@@ -50,7 +50,7 @@ def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
 
     The grant must be proven, announced and of this run of the kubelet. Then no container starts on the device without
     asking, and the device had no holder when it was granted. After any other grant the unannounced pod may be the
-    owner: it keeps the device while it lives. So does a container in no pod, because the kubelet does not know it.
+    owner: it keeps the device while it lives. So does a container outside any pod: the checkpoint never names it.
     """
     grant, owner, assigned = record.grant, record.owner, facts.assigned_pods
     if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():

@@ -12,14 +12,14 @@ GONE = TAKEN_AWAY | {AilmentKind.LOST}
 
 
 def is_gone(record: Record) -> bool:
-    """Whether the device was missing when it was last observed. It may be in use again before that is recorded."""
+    """Whether the device is quarantined because it is missing. It may have returned since."""
     return record.quarantine is not None and record.quarantine.ailment.kind in GONE
 
 
 def taken_away(record: Record) -> bool:
     """Whether the device was taken away on purpose. Its vitals say whether it is back.
 
-    A GPU that waits for a person is not taken away by a new MIG layout: that is no repair.
+    Exception: a GPU that waits for a person is still listed after a new MIG layout, because a layout repairs nothing.
     """
     out = record.quarantine
     if out is None or out.ailment.kind not in TAKEN_AWAY:
@@ -29,7 +29,7 @@ def taken_away(record: Record) -> bool:
 
 
 def successor(record: Record, records: Iterable[Record]) -> str | None:
-    """The GPU at the PCI address of this quarantined one, if there is one. A slice has no address of its own."""
+    """The GPU that is now at the PCI address of this quarantined GPU, or None. A slice has no address of its own."""
     address, out = record.device.pci_address, record.quarantine
     if out is None or address is None or record.device.parent is not None:
         return None

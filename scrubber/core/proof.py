@@ -43,6 +43,6 @@ def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:
 def next_path(record: Record, policy: Policy) -> Path:
     """Which path the device's next scrub takes."""
     relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID
-    # The policy for a first observation applies: what has happened to the memory since is not known.
+    # After another MIG layout, as at a first observation, nothing is known about the memory.
     route = policy.paths.first_look if relaid or record.state is State.UNKNOWN else policy.paths.new_tenant
     return Path.SLOW if route is Path.SLOW or record.due_path is Path.SLOW else Path.FAST

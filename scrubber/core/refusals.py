@@ -1,4 +1,4 @@
-"""Why a device cannot be had just now, in one sentence for tenants."""
+"""Why a device cannot be handed out now, in one sentence for tenants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sentence(deed: Deed, record: Record, why: str) -> str:
     return f"cannot {deed.value} {record.device.uuid}: {why}"
 
 
-def unproven(deed: Deed, record: Record) -> answers.Wait:
+def holders_unknown(deed: Deed, record: Record) -> answers.Wait:
     """Its holders could not be determined."""
     return answers.Wait(Reason.NOT_PROVEN_FREE, sentence(deed, record, "it cannot be proven that no process uses it"))
 

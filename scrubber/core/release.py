@@ -17,12 +17,12 @@ def decide(record: Record, facts: Facts, now: Moment) -> answers.ReleaseAnswer:
 
 
 def still_in_use(deed: Deed, record: Record, facts: Facts, now: Moment) -> answers.Wait | None:
-    """Why a granted device is not free: it is in use, about to be, or that is not known. None where it is free."""
+    """Why a granted device is not free: it is in use or about to be used, or its use is not known. None: it is free."""
     if ownership.unannounced_pod_has_left(record, facts):
         return None
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
-        return refusals.unproven(deed, record)
+        return refusals.holders_unknown(deed, record)
     if facts.owner_alive is True or ownership.live_container(facts.holders) is not None:
         return refusals.busy(deed, record)
     if named and ownership.about_to_start(record.owner, now):

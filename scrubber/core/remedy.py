@@ -27,7 +27,7 @@ class Course(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One way back. ``doubtful``: until then the device may compute wrongly or leak data."""
+    """One way back. ``doubtful``: while the ailment lasts, the device may compute wrongly or leak data."""
 
     course: Course
     advice: str
@@ -76,7 +76,7 @@ REMEDIES: dict[AilmentKind, Remedy] = {
     AilmentKind.OPERATOR: Remedy(Course.PERSON, "run `autoclave reinstate` when your work on it is done"),
 }
 
-# They say nothing about the device: a return from one of them does not count as flapping.
+# These ailments are no faults of the device: a return from one of them does not count as flapping.
 BLAMELESS = frozenset({AilmentKind.STUCK_PROCESS, AilmentKind.RELAID})
 
 _ASKED = {

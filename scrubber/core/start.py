@@ -34,14 +34,14 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
         if len(pods) > 1:
             why = f"cannot start on {device}: the kubelet's checkpoint names more than one pod for it"
             return answers.Refuse(Reason.OWNER_AMBIGUOUS, why)
-    everybody = frozenset().union(*owners.values())
-    if len(everybody) == 1:
-        return next(iter(everybody))
+    all_pods = frozenset().union(*owners.values())
+    if len(all_pods) == 1:
+        return next(iter(all_pods))
     return answers.Refuse(Reason.OWNER_AMBIGUOUS, "cannot start: the devices asked for belong to different pods")
 
 
 def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
-    """May a container of this pod start on it?"""
+    """May a container of this pod start on the device?"""
     answer = _enforced(record, facts, policy, pod, now)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
     if policy.mode is Mode.OBSERVE and in_tenancy and not facts.domain_resetting and _keeps_out(answer, facts):
@@ -52,7 +52,7 @@ def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
 def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
     """Whether the answer keeps the pod out under policy ``observe``.
 
-    A release counts where there are holders: no scrub would end them, and the next decision would release it again.
+    A release counts too if the device has holders: no scrub ends them, so the next decision would release it again.
     """
     released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
     return isinstance(answer, answers.Refuse) or (released and bool(facts.holders))
@@ -80,8 +80,8 @@ def _enforced(record: Record, facts: Facts, policy: Policy, pod: str, now: Momen
 
 def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
     """The first start of a grant."""
-    # Holders before the first start: either the kubelet was restarted and they are the starting pod's, or the device
-    # was taken without a start. Record any other container at once: it may leave before the next observation.
+    # Holders before the first start: they belong to the starting pod after a restart of the kubelet, or another pod
+    # uses the device without a start. Record another pod at once: it may leave before the next observation.
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.Note(unannounced)
@@ -92,7 +92,7 @@ def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Mom
     if record.ailment is not None:
         return _sick(record)
     if facts.holders is None:
-        return _unproven(record)
+        return _holders_unknown(record)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
         return answers.Note(ev.Released("its proof ended before a container started on it"))
     if policy.model is Starts.PER_CONTAINER and _may_have_run(record, facts):
@@ -103,13 +103,13 @@ def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Mom
 def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
     """A restart, or another container of the same pod: policy ``model`` says what happens."""
     if facts.holders is None:
-        return _unproven(record)
+        return _holders_unknown(record)
     shared = ownership.shared_use(record, facts)
     if shared is not None:
         return answers.Note(shared)
     if any(holder.container not in (pod, None) for holder in facts.holders):
         return _busy(record)
-    if record.ailment is not None and _bars(record.ailment, policy):
+    if record.ailment is not None and _forbids_restart(record.ailment, policy):
         return _sick(record)
     crowded = record.owner is not None and record.owner.crowded
     if policy.model is Starts.PER_POD and not crowded:
@@ -139,7 +139,7 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
 def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
     """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
     if facts.holders is None:
-        return _unproven(record)
+        return _holders_unknown(record)
     nameless = record.owner is not None and record.owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
         return _admit(facts, pod, now)
@@ -163,8 +163,8 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
     return answers.Admit(ev.PutInUse(Owner(pod, now, seen=facts.starting_pod_alive is True)))
 
 
-def _bars(ailment: Ailment, policy: Policy) -> bool:
-    """Whether the ailment forbids a restart. Otherwise the kubelet restarts a crashed container on the same device."""
+def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
+    """Otherwise the kubelet restarts a crashed container on the same device."""
     return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
 
 
@@ -176,8 +176,8 @@ def _busy(record: Record) -> answers.Refuse:
     return refusals.final(refusals.busy(Deed.START_ON, record))
 
 
-def _unproven(record: Record) -> answers.Refuse:
-    return refusals.final(refusals.unproven(Deed.START_ON, record))
+def _holders_unknown(record: Record) -> answers.Refuse:
+    return refusals.final(refusals.holders_unknown(Deed.START_ON, record))
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:

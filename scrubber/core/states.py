@@ -2,11 +2,11 @@
 
 Rule 1: every change of a device's state is an event in ``TABLE``. An event that is not in the row of the present state
         is an error and changes nothing.
-Rule 2: GRANTED is entered by ``Granted`` from CLEAN only. The one written exception is ``GrantedUnproven``, an event of
-        its own, so that the ledger shows every use of it.
+Rule 2: GRANTED is entered by ``Granted`` from CLEAN only. The only exception is ``GrantedUnproven``. It is a separate
+        event, so that the ledger shows every exception.
 Rule 3: CLEAN is entered by ``ScrubPassed`` from SCRUBBING only, with the receipt of that very job.
 Rule 4: a device that was quarantined when its job began leaves SCRUBBING for CLEAN or QUARANTINED, nothing else.
-Rule 5: a device in use is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
+Rule 5: a device is never quarantined while it is in use: ``AilmentFound`` records the ailment until the release.
 
 The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
@@ -21,7 +21,7 @@ The table does not show everything. Four small machines run beside it, in fields
 * ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
   makes it the owner; ``ownership`` says when it has left.
 
-And devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
+Devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
 """
 
@@ -128,7 +128,7 @@ def apply(record: Record | None, entry: ev.LedgerEntry) -> Record:
 
 
 def guard(record: Record, event: ev.Event) -> None:
-    """Reject an event that the table allows and that is about another job, receipt or device."""
+    """Reject an event that the table allows but that does not fit the record, such as an event of another job."""
     match event:
         case ev.StepStarted() | ev.StepFinished() | ev.Escalated():
             _demand_job(record, event.job)
@@ -234,7 +234,7 @@ def _job(record: Record) -> Job:
 
 
 def _begin(record: Record, job: Job) -> Record:
-    """The job has the device. From now on its path is due until it passes; a burn-in makes no path due."""
+    """The record with this job. Unless the job is a burn-in, its path stays due until a scrub passes."""
     due = record.due_path if job.trigger is Trigger.BURN_IN or record.due_path is Path.SLOW else job.path
     begun = job.started.wall if job.trigger is Trigger.BURN_IN else record.burn_in_begun
     return replace(record, job=job, receipt=None, grant=None, owner=None, due_path=due, burn_in_begun=begun)
@@ -274,7 +274,7 @@ def _pass(record: Record, event: ev.ScrubPassed, at: Moment) -> Record:
     if event.receipt.path is Path.FAST:
         took = (*took[1 - REMEMBERED :], at.uptime - _job(record).started.uptime)
     if record.quarantine is not None:
-        # A reinstated device starts with no returns: maintenance is no flapping.
+        # A reinstatement clears the returns: maintenance is no flapping.
         by_itself = _job(record).trigger is Trigger.PROBATION
         returns = record.returns if by_itself else ()
         if by_itself and _counts_as_flap(record):

@@ -1,6 +1,6 @@
-"""What to do about a device without a request for it.
+"""What to do about a device while no request asks for it.
 
-The monitor asks ``tend`` in every round. It is level-triggered: what one round misses, the next one sees.
+The monitor calls ``tend`` in every round. What one round misses, the next one sees.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from policies import xids
 from policies.model import Mode, Policy
 from scrubber.core import answers, burn_in, eviction, ownership, pauses, presence, proof, remedy, verdict
 from scrubber.core import events as ev
-from scrubber.core.ailments import diagnose, known, news, silent, worst
+from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
     Ailment,
     AilmentKind,
@@ -109,7 +109,7 @@ def quarantine(
     """The quarantine of a device with this ailment, and when its probation is due: never, where a person decides."""
     rules = policy.quarantine.probation
     recent = [wall for wall in record.returns if 0 <= now.wall - wall <= rules.flap_window]
-    # A device that is lost while in quarantine did not return in between; and its ailment must say that it is lost.
+    # A device that is lost while in quarantine has not returned, so it does not flap.
     lost = record.quarantine is not None and ailment.kind in presence.GONE
     person = remedy.of(ailment).course is remedy.Course.PERSON  # an ailment that needs a person is worse than flapping
     excused = lost or ailment.kind in remedy.BLAMELESS
@@ -133,10 +133,10 @@ def quarantine(
         return ev.Quarantined(out)
     judged = errors_to_note(record.baseline, vitals)
     codes = judged.codes if judged is not None else ()
-    return ev.Quarantined(replace(out, baseline=known(vitals, record.baseline), errors=codes))
+    return ev.Quarantined(replace(out, baseline=next_baseline(vitals, record.baseline), errors=codes))
 
 
-def quarantined_by_operator(record: Record, words: str) -> Ailment:
+def operator_ailment(record: Record, words: str) -> Ailment:
     """The ailment of a device in use that an operator quarantines. A present ailment that needs a person stays."""
     present = record.ailment
     if present is not None and remedy.of(present).course is remedy.Course.PERSON:
@@ -187,14 +187,14 @@ def _harmless_errors(record: Record, vitals: Vitals | None, now: Moment) -> ev.E
 
 def errors_to_note(baseline: Baseline, vitals: Vitals | None) -> ev.ErrorsNoted | None:
     """The reported errors that are not on record yet."""
-    new = news(vitals, baseline) if vitals is not None else ()
+    new = new_errors(vitals, baseline) if vitals is not None else ()
     if not new:
         return None
     counts = Counter(xid.code for xid in new)
     return ev.ErrorsNoted(tuple(sorted(counts.items())), max(xid.number for xid in new))
 
 
-def history(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
+def earlier_errors(vitals: Vitals | None, policy: Policy) -> ev.ErrorsNoted | None:
     """Errors from before the first observation. They lead to no ailment; a grave one makes the slow path due."""
     noted = errors_to_note(Baseline(), vitals)
     if noted is None or vitals is None:
@@ -228,7 +228,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
         and _abandoned(record, policy, now)
     ):
         # The device is not offered, so no request for it would ever show that the grant was abandoned.
-        why = "it fell sick" if record.ailment is not None else "a request for it was refused"
+        why = "it became sick" if record.ailment is not None else "a request for it was refused"
         return answers.Note(ev.Released(f"{why} before a container started on it"))
     changed = (
         ownership.confirmed_by_checkpoint(record, facts, now)
@@ -306,7 +306,7 @@ def _tend_quarantined(
     lasts = record.quarantine is not None and _lasts(record.quarantine.ailment, facts)
     if due is None or absent or lasts or not eviction.all_terminable(record, facts, policy):
         return answers.Proceed()
-    before = errors_to_note(record.baseline, facts.vitals)  # the probation judges only errors from after its start
+    before = errors_to_note(record.baseline, facts.vitals)  # the probation judges only later errors
     return due if before is None else answers.Note(before)
 
 
@@ -343,7 +343,7 @@ def _relaid(out: Quarantine, facts: Facts) -> Ailment | None:
     """The ailment of a slice whose GPU has another layout now. While a sibling is reset, the layout is not known."""
     if facts.vitals is None or facts.domain_resetting or out.ailment.kind is AilmentKind.RELAID:
         return None
-    relaid = silent(facts.vitals)
+    relaid = unreachable(facts.vitals)
     if out.next_probe is not None:
         return relaid
     return replace(relaid, detail=f"{relaid.detail}; it was quarantined before: {out.ailment.detail}")

@@ -20,7 +20,7 @@ from typing import Any
 
 from policies.model import Policy
 from policies.units import format_size
-from scrubber.core.ailments import diagnose, known, worst
+from scrubber.core.ailments import diagnose, next_baseline, worst
 from scrubber.core.measurements import OURS, Measurements, Uncovered
 from scrubber.core.model import (
     Ailment,
@@ -102,7 +102,7 @@ Consequence = Escalate | LeaveDirty | StayInQuarantine | EnterQuarantine
 
 
 def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
-    """Whether a job's present path proves the device clean and healthy. A hardware fault found before counts too."""
+    """Whether a job's present path proves the device clean and healthy. Hardware faults of earlier paths count too."""
     ran = tuple(result for result in job.results if result.path is job.path)
     fault = _faulty_hardware(job.results) or _not_passed(ran) or _not_the_plan(ran, PLANS[job.path])
     if fault is not None:
@@ -120,7 +120,7 @@ def judge(job: Job, baseline: Baseline, policy: Policy) -> Verdict:
     faults = [fault for fault in checks if fault is not None]
     if faults:  # a fault of the device counts first
         return min(faults, key=lambda it: it.blame is not Blame.DEVICE)
-    return _passed(job, done, known(done[Step.HEALTH].findings.vitals, baseline))
+    return _passed(job, done, next_baseline(done[Step.HEALTH].findings.vitals, baseline))
 
 
 def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy: Policy) -> Verdict:
@@ -138,7 +138,7 @@ def confirmed(judged: Verdict, vitals: Vitals | None, baseline: Baseline, policy
 
 
 def proven_fault(job: Job) -> Ailment | None:
-    """The hardware fault that a completed step has proven, also in a job that was cancelled."""
+    """The hardware fault that a step of this job has proven, also if the job was cancelled."""
     failure = _faulty_hardware(job.results)
     return failure.ailment if failure is not None else None
 
@@ -283,7 +283,7 @@ def _too_little(done: Done, policy: Policy) -> Failed | None:
         if covered >= least * allocatable:
             continue
         short = f"{step.value} covered {_percent(covered, allocatable)}, the policy wants {least:.2%}"
-        uncovered = done[step].findings.uncovered  # reported by clear only: verify has the same memory
+        uncovered = done[step].findings.uncovered  # reported by clear only: verify reads the memory that clear wrote
         if covered + sum(part.bytes for part in uncovered if part.cause in OURS) < least * allocatable:
             return failed(step, Blame.DEVICE, short)
         parts = _listed(tuple(f"{format_size(part.bytes)} {part.cause}" for part in uncovered))

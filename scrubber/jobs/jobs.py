@@ -113,13 +113,12 @@ class Jobs:
     async def restore(self, device: str) -> StepResult | None:
         """Let a worker complete the pending restore of a device; None if nothing is pending any more.
 
-        This needs no job. A GPU whose slices must be restored may be missing from the offered devices.
+        No job is recorded: a GPU whose slices must be restored may have no record in the ledger.
         """
         observer = self._context.observer
         async with self.slots.at_driver(Step.SETTINGS):
-            address = (await observer.pending_restores()).get(
-                device
-            )  # again: a job may have restored it while this call waited
+            # Asked again: a job may have restored the device while this call waited.
+            address = (await observer.pending_restores()).get(device)
             if address is None:
                 return None
             async with own_worker(observer, lambda: self._spawn_restorer(address)) as starting:

@@ -70,7 +70,7 @@ class WorkerHandle(Protocol):
         """Dismiss the worker. Returns ``last`` if the worker then ended well, and a failed result otherwise."""
 
     async def kill(self) -> None:
-        """Make sure that the worker is gone."""
+        """Kill the worker, and return when it is gone."""
 
 
 StartingWorker = asyncio.Task[WorkerHandle]  # the worker may still be starting while its device is observed
@@ -109,7 +109,7 @@ class ScrubJob:
         self.bytes_total = 0
         self.step: Step | None = None  # recorded in the ledger, or about to be recorded
         self.receipt: Receipt | None = None
-        self.why = "it was cancelled"  # why the device is not clean; a job that runs to its end replaces it
+        self.why = "it was cancelled"  # why the device is not clean; replaced when the job runs to its end
         self.finished = asyncio.Event()
         self._context = context
         self._policy = device_policy.policy
@@ -339,7 +339,7 @@ class ScrubJob:
         """The siblings in the reset domain. A sibling whose job is still queued counts as DIRTY."""
         record = records[self.device]
         if record.device.parent is not None and self._policy.reset.slices is Slices.RECREATE:
-            return []  # the slice is made anew, alone
+            return []  # a reset creates this slice again and leaves the other slices alone
         waits = self._context.slots.waits
         return [
             replace(other, state=State.DIRTY) if waits(other.device.uuid) else other

@@ -14,7 +14,7 @@ ON_MEMORY = frozenset({Step.CLEAR, Step.VERIFY, Step.SCRATCH, Step.SELFTEST})  #
 # These steps hold the driver only while they run. The steps on memory hold it until their worker has ended.
 BRIEF_ON_DRIVER = frozenset({Step.SETTINGS, Step.HEALTH})
 MAX_WORKERS = 16  # at once; each is a process of its own, and all devices of a node may become dirty together
-OVERTAKEN_FOR = 60.0  # seconds for which scrubs without a self-test may use the driver before a waiting reset
+OVERTAKEN_FOR = 60.0  # seconds for which scrubs without a self-test may overtake a waiting reset
 
 
 class Slots:
@@ -29,15 +29,15 @@ class Slots:
         self._queued: set[str] = set()
 
     def waits(self, device: str) -> bool:
-        """Whether the job of the device still waits for the device: no worker has the device open yet."""
+        """Whether the device's job is still queued: no worker has the device open yet."""
         return device in self._queued
 
     @asynccontextmanager
     async def at_device(self, record: Record, job: Job) -> AsyncIterator[None]:
         """Wait until the job may touch its device.
 
-        In a reset domain, only one slow-path job runs at a time: for each of two such jobs, the worker of the other
-        would be a holder. A fast-path job waits for a slow-path job. The number of workers on the node is limited.
+        In a reset domain, only one slow-path job runs at a time: the worker of a second one would hold a sibling and
+        so prevent the reset. A fast-path job waits for a slow-path job. The number of workers on the node is limited.
         """
         device, domain = record.device.uuid, record.device.reset_domain
         async with AsyncExitStack() as stack:

@@ -36,7 +36,7 @@ class ServiceContext:
     token: Callable[[int], str]  # returns that many random bytes as hex
     chance: Callable[[], float]  # returns a random number in [0, 1)
     clear_obstacle: Callable[[DeviceInfo], str | None]  # what prevents us from clearing the memory, and the remedy
-    blocked: dict[str, str] = field(default_factory=dict)  # what the last observation found in the way of a scrub
+    blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     stopping: bool = False
     _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)  # `since` of the record; withheld until
@@ -63,7 +63,7 @@ class ServiceContext:
             raise NotReady(Reason.SHUTTING_DOWN, "the scrub service is shutting down; try again when it is back")
 
     def require_clearable(self, device: str, verb: str) -> None:
-        """NotReady, before anything is touched, if the memory cannot be cleared: the other steps alone are useless."""
+        """NotReady if the memory cannot be cleared: the other steps of a scrub would prove nothing."""
         obstacle = self.clear_obstacle(self.record(device).device)
         if obstacle is not None:
             raise NotReady(Reason.NOT_READY, f"cannot {verb} {device}: cannot clear its memory: {obstacle}")

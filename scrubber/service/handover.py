@@ -76,7 +76,7 @@ class Handover:
                 waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
                 await self._wait(running, waiting, budget, owner_budget, Deed.HAND_OUT)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
-            if not fresh:  # a person's failed request at a shell must not take a GPU from the kubelet
+            if not fresh:  # a person's failed request must not withhold a GPU from the kubelet
                 context.withhold(to_withhold)
 
     async def start(self, devices: Sequence[str], owner: str | None, *, op: str = "") -> None:
@@ -111,7 +111,7 @@ class Handover:
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
     async def release(self, devices: Sequence[str], *, op: str = "") -> None:
-        """Take devices back when the observation finds nobody on them; raise otherwise."""
+        """Take devices back if the observation proves that their owners have ended; raise otherwise."""
         context = self._context
         op = context.operation(op)
         budget = context.now().uptime + min(context.policy(device).budgets.allocate for device in devices)

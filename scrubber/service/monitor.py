@@ -23,7 +23,7 @@ logger = log.get("monitor")
 
 STAGGER = 0.004  # seconds between the starts of two observations, so that a request waits behind few of them
 ALARM_PAUSE, MAX_ALARM_PAUSE = 0.05, 0.4  # shortest and longest pause in seconds before a round that an alarm starts
-MAX_END_PAUSE = 2.0  # longest pause in seconds while processes of a device keep ending without a change of its state
+MAX_END_PAUSE = 2.0  # longest pause in seconds while a device's processes keep ending and its state stays the same
 CONCURRENT = 8  # devices observed at the same time, so that a request waits behind few of them
 QUIET_OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device that needed nothing
 QUIET_STATES = frozenset({State.CLEAN, State.QUARANTINED})  # in other states a holder may end, or a scrub may be due

@@ -31,11 +31,13 @@ class Operations:
             if running is not None:
                 return running
             if record.state is State.QUARANTINED:
-                raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: it is quarantined; use reinstate")
+                why = "it is quarantined; run `autoclave reinstate`"
+                raise Refused(Reason.QUARANTINED, f"cannot scrub {device}: {why}")
             context.require_clearable(device, "scrub")
             record = await self._current_record(device, op)
             if record.state in (State.GRANTED, State.IN_USE):
-                raise Refused(Reason.IN_USE, f"cannot scrub {device}: it is {record.state.value}; release it first")
+                why = f"it is {record.state.value}; run `autoclave release` first"
+                raise Refused(Reason.IN_USE, f"cannot scrub {device}: {why}")
             await self._require_free(record)
             device_policy = context.active_policy.device_policy(record.device)
             if record.ailment is not None:
@@ -50,7 +52,7 @@ class Operations:
         async with context.jobs.locks.of([device]):
             record = context.record(device)
             ailment = Ailment(AilmentKind.OPERATOR, reason, sticky=True)
-            event: ev.Event = ev.AilmentFound(upkeep.quarantined_by_operator(record, f"{reason} (asked by {by})"))
+            event: ev.Event = ev.AilmentFound(upkeep.operator_ailment(record, f"{reason} (asked by {by})"))
             if record.state not in (State.GRANTED, State.IN_USE):
                 vitals = await context.observer.vitals(device)
                 policy = context.policy(device)
@@ -59,7 +61,7 @@ class Operations:
             await context.jobs.cancel(device)
 
     async def reinstate(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
-        """Start the slow path on a quarantined device; the device is back when it passes."""
+        """Start the slow path on a quarantined device. The quarantine ends when the job passes."""
         context = self._context
         async with context.jobs.locks.of([device]):
             op = context.operation(op)
@@ -82,7 +84,7 @@ class Operations:
             )
 
     async def reinstate_without_proof(self, device: str, reason: str, by: str, *, op: str = "") -> ScrubJob:
-        """End a quarantine because a person says so, then scrub the device as after any pod."""
+        """End a quarantine without a proof, then scrub the device as after any pod."""
         context = self._context
         async with context.jobs.locks.of([device]):
             op = context.operation(op)

@@ -19,7 +19,7 @@ from scrubber.node.pods import Tenants
 from scrubber.service.context import ServiceContext
 from scrubber.workers.zygote_wire import Ready
 
-MAX_ENTRIES = 2_000  # in one answer: other requests wait while the sentences of the rows are made
+MAX_ENTRIES = 2_000  # rows in one answer: other requests wait while their sentences are made
 EXPLAINED = 200  # the newest rows of a device: enough for several of its owners
 
 
@@ -36,7 +36,7 @@ class ServiceIdentity:
 
 
 async def no_pods() -> Tenants:
-    """The owners on a node without a kubelet."""
+    """No pods: the node has no kubelet."""
     return Tenants()
 
 
@@ -78,20 +78,20 @@ class StatusReporter:
         )
 
     async def status(self, gpus: Sequence[str]) -> views.Status:
-        """The named devices, or all present and missing ones, by index, with their pods."""
+        """The named devices, or all ``listed`` ones, by index, with their pods."""
         uuids = [self.find(gpu) for gpu in gpus] or self.listed()
         about = self.about()  # read before the devices: a client that waits for changes sends this row number
         devices = await self._with_pods(uuids)
         return views.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
 
     def listed(self) -> list[str]:
-        """All devices except those that were removed on purpose some time ago."""
+        """All devices except those that were taken away on purpose some time ago."""
         vitals, now = self._context.vitals, self._context.now()
         records = self._context.ledger.records.items()
         return [uuid for uuid, record in records if not device_status.is_past(record, vitals.get(uuid), now)]
 
     def device(self, uuid: str) -> views.DeviceStatus:
-        """One device."""
+        """The status of one device, without its pod."""
         record = self._context.ledger.records[uuid]
         running = self._context.jobs.of(uuid)
         progress = (running.bytes_done, running.bytes_total) if running else (0, 0)

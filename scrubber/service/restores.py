@@ -1,4 +1,4 @@
-"""Pending restores: what a reset took from a device and, because it was cut off, did not give back."""
+"""Pending restores: what an interrupted reset still has to give back to a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RETRY_AFTER = 60.0  # seconds from the start of a restore that failed to the nex
 
 
 class PendingRestores:
-    """One worker for each pending restore. A device that is gone is not scrubbed, so no scrub restores it."""
+    """Starts one worker for each pending restore. No scrub restores a device that is gone."""
 
     def __init__(self, context: ServiceContext) -> None:
         """Starts nothing yet."""

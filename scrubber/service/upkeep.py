@@ -17,7 +17,7 @@ logger = log.get("service")
 
 
 def ignore(_record: Record, _vitals: Vitals) -> None:
-    """For a service without metrics."""
+    """Do nothing with a health report: the service has no metrics."""
 
 
 class Upkeep:
@@ -28,7 +28,7 @@ class Upkeep:
         self._context = context
         self._on_vitals = on_vitals
         self._burn_in_lock = asyncio.Lock()  # held from counting the free devices until the burn-in is recorded
-        self._hanging: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # hanging holders, and since when
+        self._hanging: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # hanging holders, since this uptime
 
     async def recover(self) -> None:
         """Close every job that was open when the last service ended: it proved nothing."""
@@ -54,7 +54,7 @@ class Upkeep:
         async with context.jobs.locks.of([device.uuid]):
             if record is None:
                 policy = context.active_policy.device_policy(device).policy
-                before = upkeep.history(await context.observer.vitals(device.uuid), policy)
+                before = upkeep.earlier_errors(await context.observer.vitals(device.uuid), policy)
                 found: list[ev.Event] = [ev.Discovered(device, incarnation), *((before,) if before is not None else ())]
                 await context.ledger.append(context.operation(), *((device.uuid, event) for event in found))
                 return

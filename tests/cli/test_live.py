@@ -130,7 +130,7 @@ def test_who_has_no_kubelet_acquires_and_releases(autoclave, service, gpu):
     service.settled(gpu, "in_use")
     refused = autoclave("acquire", gpu)
     assert refused.exit_code == 1
-    assert f"{grant['device']}: it is in_use; once its job has ended, `autoclave release` it" in refused.stderr
+    assert f"{grant['device']}: it is in_use; run `autoclave release` once its owner has ended" in refused.stderr
     assert service.settled(gpu, "in_use").job is None
     tenants.kill(pid)
     assert told(autoclave("release", gpu)) == f"GPU {gpu} ({grant['device']}) is given back\n"
@@ -142,7 +142,7 @@ def test_of_two_who_acquire_at_once_one_is_refused(autoclave, service, gpu):
         both = [service.popen("acquire", gpu, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
         said = [(*it.communicate(), it.returncode) for it in both]
         assert sorted(code for *_, code in said) == [0, 1], said
-        assert [err.count("it is granted; once its job has ended") for _, err, code in said if code] == [1]
+        assert [err.count("it is granted; run `autoclave release`") for _, err, code in said if code] == [1]
         assert service.settled(gpu, "granted").receipt
         told(autoclave("release", gpu))
 

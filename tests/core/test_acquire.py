@@ -35,7 +35,7 @@ from tests.core.lives import (
 
 NOT_PROVEN = Wait(Reason.NOT_PROVEN_FREE, "cannot hand out GPU-1: it cannot be proven that no process uses it")
 IN_USE = Wait(Reason.IN_USE, "cannot hand out GPU-1: it is still in use")
-HELD = "cannot hand out GPU-1: it is {}; once its job has ended, `autoclave release` it"
+HELD = "cannot hand out GPU-1: it is {}; run `autoclave release` once its owner has ended"
 GONE = Note(ev.Released("it was asked for again, and its last owner is gone"))
 SICK = Refuse(Reason.SICK, "cannot hand out GPU-1: it is unhealthy")
 FAST = Scrub(Path.FAST, Trigger.ACQUIRE)
@@ -137,9 +137,9 @@ OBSERVED = rows(
     ("a used device is handed out, and it is said why not", lives.IN_USE, facts((OF_A,), alive=True),
      HandOut("cannot hand out GPU-1: it is still in use")),
     ("a dirty device is handed out unscrubbed", lives.DIRTY, facts(),
-     HandOut("not scrubbed: would have taken the fast path (acquire)")),
+     HandOut("not scrubbed: mode enforce needs the fast path (acquire)")),
     ("a clean device is handed out unproven when its proof is old", lives.CLEAN, facts(since=AWAY),
-     HandOut("not scrubbed: would have taken the fast path (proof-expired)")),
+     HandOut("not scrubbed: mode enforce needs the fast path (proof-expired)")),
     ("a sick device is handed out", lives.SICK_DIRTY, facts(), HandOut("cannot hand out GPU-1: it is unhealthy")),
     ("what has happened is recorded first", lives.CLEAN, facts((OF_B,)),
      Note(ev.Soiled("it was used without a grant", (OF_B,)))),
@@ -249,7 +249,7 @@ def test_release(record, seen, answer):
 FENCE = rows(
     ("nobody is on it", Step.CLEAR, facts(), None),
     ("W11 the job lost its device", Step.CLEAR, None, "does not belong to this job"),
-    ("the driver was reloaded under it", Step.CLEAR, facts(incarnation=lives.RELOADED), "restarted under the job"),
+    ("the driver was reloaded under it", Step.CLEAR, facts(incarnation=lives.RELOADED), "restarted during the job"),
     ("W16 no sight of processes", Step.EVICT, facts(None), "cannot be proven"),
     ("W21 a container appeared before the evict", Step.EVICT, facts((OF_A,)), 'container uses the device ("train-a"'),
     ("orphans are what the evict is for", Step.EVICT, facts((LEFTOVER, FOREIGN)), None),

@@ -24,9 +24,9 @@ def out(record: Record, ailment: Ailment) -> Quarantine:
 
 def test_who_is_taken_out_by_a_person_is_out_for_a_persons_word_unless_it_needs_a_person_for_more():
     words = "it hums (asked by ann)"
-    assert upkeep.quarantined_by_operator(lives.IN_USE, words) == PERSONS
-    assert upkeep.quarantined_by_operator(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
-    told = upkeep.quarantined_by_operator(replace(lives.IN_USE, ailment=ROW), words)
+    assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
+    assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
+    told = upkeep.operator_ailment(replace(lives.IN_USE, ailment=ROW), words)
     assert told == replace(ROW, detail=f"{ROW.detail}; {words}")
 
 

@@ -336,7 +336,7 @@ def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_prove
 
 
 def test_what_was_reported_before_a_device_was_first_seen_is_no_verdict_and_owes_it_the_slow_path():
-    assert upkeep.history(None, ENFORCE) is None
-    assert upkeep.history(lives.WELL, ENFORCE) is None
-    assert upkeep.history(COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
-    assert upkeep.history(Vitals(xids=(Xid(7, 79),)), ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)
+    assert upkeep.earlier_errors(None, ENFORCE) is None
+    assert upkeep.earlier_errors(lives.WELL, ENFORCE) is None
+    assert upkeep.earlier_errors(COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)
+    assert upkeep.earlier_errors(Vitals(xids=(Xid(7, 79),)), ENFORCE) == ev.ErrorsNoted(((79, 1),), 7, grave=True)

@@ -109,7 +109,7 @@ START = rows(
     ("observe: a grant on a sick device starts", lives.SICK_GRANTED, facts(), OBSERVE,
      ADMIT),
     ("observe: a dirty device is handed out", lives.DIRTY, facts(), OBSERVE,
-     HandOut("not scrubbed: would have taken the fast path (acquire)")),
+     HandOut("not scrubbed: mode enforce needs the fast path (acquire)")),
     ("observe: a quarantined device is refused even so", lives.QUARANTINED, facts(), OBSERVE,
      Refuse(Reason.QUARANTINED, "cannot start on GPU-1: it is quarantined")),
 )  # fmt: skip

@@ -144,7 +144,7 @@ TEND = rows(
     ("a sick device whose user is gone is released first", lives.SICK_IN_USE, facts(alive=False), ENFORCE,
      Note(ev.Released("its owner is gone"))),
     ("a grant that fell sick is called back: it would wait for ever", lives.SICK_GRANTED, facts(), ENFORCE,
-     Note(ev.Released("it fell sick before a container started on it"))),
+     Note(ev.Released("it became sick before a container started on it"))),
     ("not when it may be in use without a word", lives.live(lives.UNANNOUNCED, ev.AilmentFound(LOST)), facts(), ENFORCE,
      Proceed()),
     ("a sick device after a reboot is taken out",
@@ -334,7 +334,7 @@ def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
     grant = replace(lives.SICK_GRANTED.grant, announced=False, at=AT)
     record = replace(lives.SICK_GRANTED, grant=grant)
     budget = ENFORCE.budgets.start
-    back = Note(ev.Released("it fell sick before a container started on it"))
+    back = Note(ev.Released("it became sick before a container started on it"))
     assert upkeep.tend(record, facts(), ENFORCE, later(1 + budget), 0.0) == Proceed()
     assert upkeep.tend(record, facts(), ENFORCE, later(1.1 + budget), 0.0) == back
 

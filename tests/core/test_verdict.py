@@ -229,14 +229,15 @@ def test_a_diagnosis_counts_what_is_new():
 
 def test_what_was_seen_is_known():
     seen = Vitals(xids=(Xid(7, 13), Xid(6, 79)), ecc_uncorrectable=3)
-    assert ailments.known(seen, KNOWN) == Baseline(7, 3)
-    assert ailments.diagnose(seen, ailments.known(seen, KNOWN), ENFORCE) is None
+    assert ailments.next_baseline(seen, KNOWN) == Baseline(7, 3)
+    assert ailments.diagnose(seen, ailments.next_baseline(seen, KNOWN), ENFORCE) is None
 
 
 def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
-    assert ailments.known(Vitals(), KNOWN) == Baseline(5, 0)
-    assert ailments.known(Vitals(xids=(Xid(1, 13),)), KNOWN) == Baseline(5, 0), "what was known once is no news again"
-    assert ailments.known(None, KNOWN) == KNOWN
+    assert ailments.next_baseline(Vitals(), KNOWN) == Baseline(5, 0)
+    old = Vitals(xids=(Xid(1, 13),))
+    assert ailments.next_baseline(old, KNOWN) == Baseline(5, 0), "an error diagnosed once is never new again"
+    assert ailments.next_baseline(None, KNOWN) == KNOWN
 
 
 # -- consequences

@@ -90,7 +90,7 @@ async def test_after_a_stop_nothing_is_granted_or_reconciled(world):
 async def test_no_request_scrubs_a_device_in_use(world):
     device = world.uuids[0]
     await world.tenancy(device)
-    with pytest.raises(Refused, match="release it first") as refused:
+    with pytest.raises(Refused, match="run `autoclave release` first") as refused:
         await world.operations.scrub(device, Path.FAST)
     assert refused.value.reason is Reason.IN_USE
 
@@ -120,7 +120,7 @@ async def test_a_refusal_names_no_process_or_pod(world):
 async def test_only_reinstate_scrubs_a_quarantined_device(world):
     device = world.uuids[0]
     await world.operations.quarantine(device, "smells", "ops")
-    with pytest.raises(Refused, match="use reinstate"):
+    with pytest.raises(Refused, match="run `autoclave reinstate`"):
         await world.operations.scrub(device, None)
     running = await world.operations.reinstate(device, "mended", "ann")
     assert await world.operations.reinstate(device, "mended", "bob") is running

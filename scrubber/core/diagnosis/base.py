@@ -117,7 +117,7 @@ class Toolkit:
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """A CDI specification: the devices that a container runtime knows by name. None of them when there is a fault."""
+    """A CDI specification: the devices that a container runtime knows by name. Empty when there is a fault."""
 
     path: str
     kind: str = ""
@@ -210,7 +210,7 @@ def broken(name: str, text: str, remedy: str) -> Finding:
 
 
 def as_root(fault: CheckFault, remedy: str) -> str:
-    """The remedy, or to become root when access was denied."""
+    """The remedy. When access was denied, it is to become root."""
     return OTHER_USER if fault.denied else remedy
 
 

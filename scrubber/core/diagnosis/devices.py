@@ -21,7 +21,7 @@ def _devices(facts: base.NodeFacts) -> Iterator[base.Finding]:
     found = [finding for device in devices for finding in _device(device, facts.now)]
     yield from found
     if not devices:
-        remedy = "look whether the driver is loaded and sees them; the service finds them by itself"
+        remedy = "check that the driver is loaded and sees the GPUs; the service then finds them by itself"
         yield base.warning("device", "the scrub service sees no GPU on this node", remedy)
     elif not found:
         yield base.ok("device", f"nothing is wrong with any of the {len(devices)} GPUs")

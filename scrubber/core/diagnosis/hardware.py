@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from scrubber.core import views
 from scrubber.core.diagnosis import base
 
-HOST_ROOT = "mount the host's directories here and name their place with --host-root"
+HOST_ROOT = "mount the host's root directory here and name the mount point with --host-root"
 KIND = "nvidia.com/gpu"  # the default of the plugin
 SCRUBS_SINCE = (7, 5)  # compute capability of Turing: from there on the driver zeroes freed memory
 ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
@@ -45,18 +45,18 @@ def _driver(facts: base.NodeFacts) -> Iterator[base.Finding]:
 def _scrub_on_free(facts: base.NodeFacts) -> Iterator[base.Finding]:
     """The driver zeroes freed memory that the service cannot overwrite, unless an option turns that off."""
     name, options = "scrub-on-free", facts.posture.options
-    if not _looked_into(facts):
+    if not _driver_loaded(facts):
         return
     if isinstance(options, base.CheckFault):
         yield base.unseen(name, "cannot tell which options the driver was loaded with", options, HOST_ROOT)
         return
-    found = [*_untold(options), *_switched_off(options), *_too_old(facts)]
+    found = [*_unlisted(options), *_switched_off(options), *_too_old(facts)]
     yield from found
     if not found:
         yield base.ok(name, "no option of the driver turns off the zeroing of freed memory")
 
 
-def _untold(options: Mapping[str, str]) -> Iterator[base.Finding]:
+def _unlisted(options: Mapping[str, str]) -> Iterator[base.Finding]:
     for option in (*_OPTIONS, _HOST_MEMORY):
         if option not in options:
             text = f"cannot tell which options the driver was loaded with: {option} is not listed"
@@ -139,7 +139,7 @@ def _cupy_here(python: base.Python) -> base.Finding:
 
 
 def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    if not _looked_into(facts):
+    if not _driver_loaded(facts):
         return
     signs = facts.posture.shared_with_guests
     if isinstance(signs, base.CheckFault):
@@ -168,7 +168,7 @@ def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _persistence(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    if not _looked_into(facts):
+    if not _driver_loaded(facts):
         return
     there = facts.posture.persistenced
     remedy = "start nvidia-persistenced"
@@ -186,7 +186,7 @@ def _toolkit(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if not facts.guards_nvidia:
         return
     name, toolkit = "container-toolkit", facts.posture.toolkit
-    found = [finding for config in toolkit.configs for finding in _wishes(config)]
+    found = [finding for config in toolkit.configs for finding in _toolkit_config(config)]
     yield from found
     if toolkit.configs and not found:
         yield base.ok(name, "no container can get a GPU by naming it in an environment variable")
@@ -204,7 +204,7 @@ _ANY_POD = "any pod can name any GPU in NVIDIA_VISIBLE_DEVICES and gets it witho
 _DENY = f"set {ENVIRONMENT} = false in the toolkit's config.toml, and a strategy of the plugin other than envvar"
 
 
-def _wishes(config: base.ToolkitConfig) -> Iterator[base.Finding]:
+def _toolkit_config(config: base.ToolkitConfig) -> Iterator[base.Finding]:
     name = "container-toolkit"
     if config.fault is not None:
         yield base.unseen(name, f"cannot read {config.path}", config.fault, "repair it")
@@ -252,11 +252,11 @@ def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
 def _handed_out(facts: base.NodeFacts) -> frozenset[str]:
     """The devices that a container may get: slices, and GPUs without slices."""
     devices: tuple[views.DeviceStatus, ...] = facts.status.devices if facts.status is not None else ()
-    cut = {device.index for device in devices if device.mig}
-    return frozenset(device.device for device in devices if device.mig or device.index not in cut)
+    sliced = {device.index for device in devices if device.mig}
+    return frozenset(device.device for device in devices if device.mig or device.index not in sliced)
 
 
-def _looked_into(facts: base.NodeFacts) -> bool:
+def _driver_loaded(facts: base.NodeFacts) -> bool:
     """Whether to check the driver further: its absence has a finding of its own."""
     return facts.guards_nvidia and isinstance(facts.posture.driver, str)
 

@@ -77,7 +77,7 @@ def _plugin(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     it = facts.plugin
     if it.fault is not None and not it.fault.absent:
-        text = f"cannot look into {it.directory}: {it.fault.text}"
+        text = f"cannot list the sockets in {it.directory}: {it.fault.text}"
         yield base.broken("plugin", text, base.as_root(it.fault, OTHER_DIRECTORY))
         return
     if not it.found:

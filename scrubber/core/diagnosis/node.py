@@ -32,12 +32,12 @@ def _pid_namespace(facts: base.NodeFacts) -> Iterator[base.Finding]:
         text = "cannot tell whether the scrub service sees every process of this node"
         yield base.unseen(name, text, service, f"run this check where the service runs, or {NODE_NAMESPACE}")
     elif isinstance(here, base.CheckFault):
-        yield base.unseen(name, "cannot tell which PID namespace this is", here, "mount /proc")
+        yield base.unseen(name, "cannot tell in which PID namespace this check runs", here, "mount /proc")
     elif not here:
-        text = "this is a PID namespace of its own: processes that use a GPU cannot be seen from here"
+        text = "this check runs in a PID namespace of its own: it cannot see which processes use a GPU"
         yield base.broken(name, text, f"if the scrub service runs here, {NODE_NAMESPACE}")
     else:
-        yield base.ok(name, "every process of this node can be seen from here")
+        yield base.ok(name, "this check sees every process of this node")
 
 
 def _privileges(facts: base.NodeFacts) -> Iterator[base.Finding]:
@@ -77,7 +77,7 @@ def _cgroups(facts: base.NodeFacts) -> Iterator[base.Finding]:
         yield base.unseen("cgroups", text, versions, "mount the host's /sys here, under --host-root")
     else:
         yield base.ok(
-            "cgroups", f"control groups are in use, {versions}: they tell to which container a process belongs"
+            "cgroups", f"control groups are in use, {versions}: they show which container a process belongs to"
         )
 
 
@@ -135,7 +135,7 @@ def _plugin_dir(facts: base.NodeFacts) -> Iterator[base.Finding]:
     if facts.posture.kubelet_dir_writable or any(socket.fault is None for socket in facts.plugin.found):
         yield base.ok("plugin-dir", f"the plugin can make its sockets in {path}")
     else:
-        text = f"nothing can be written from here to {path}, where the plugin makes its sockets"
+        text = f"this check cannot write to {path}, where the plugin makes its sockets"
         yield base.warning("plugin-dir", text, f"mount it read-write for `autoclave plugin`; or {base.OTHER_USER}")
 
 
@@ -150,21 +150,21 @@ def _rivals(facts: base.NodeFacts) -> Iterator[base.Finding]:
         return
     hidden = [(it.path, it.fault) for it in sockets.found if it.fault is not None and not it.fault.dead]
     for path, fault in hidden:
-        yield base.unseen("rival-plugin", f"cannot tell whether another plugin serves at {path}", fault, OUSTED)
+        yield base.unseen("rival-plugin", f"cannot tell whether another plugin serves at {path}", fault, REMOVE_OTHER)
     texts = [f"another plugin for NVIDIA GPUs serves at {it.path}" for it in sockets.found if it.fault is None]
-    texts += list(_twice(facts))
+    texts += list(_other_names(facts))
     for text in texts:
-        yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", OUSTED)
+        yield base.broken("rival-plugin", f"{text}: the GPUs that it hands out are not proven clean", REMOVE_OTHER)
     if not texts and not hidden:
         yield base.ok("rival-plugin", "no other plugin for NVIDIA GPUs was found")
 
 
-OUSTED = (
+REMOVE_OTHER = (
     "remove the other plugin (in NVIDIA's GPU Operator: devicePlugin.enabled=false), then restart `autoclave plugin`"
 )
 
 
-def _twice(facts: base.NodeFacts) -> Iterator[str]:
+def _other_names(facts: base.NodeFacts) -> Iterator[str]:
     """Our devices that the kubelet knows under several names: a plugin with time-slicing registers such names."""
     registered = facts.posture.registered
     if isinstance(registered, base.CheckFault):  # ``checkpoint`` says why
