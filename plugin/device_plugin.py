@@ -91,7 +91,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def GetPreferredAllocation(
         self, request: wire.PreferredAllocationRequest, context: Context
     ) -> wire.PreferredAllocationResponse:
-        """The preferred devices, from memory alone; the kubelet chooses for a container without a preference."""
+        """The preferred devices by the last list. Where the answer is empty, the kubelet chooses."""
         begun = time.monotonic()
         known = self._listing.shown(self._resource)
         choices = [self._prefer(known, each) for each in request.container_requests]
@@ -106,7 +106,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         groups = [list(each.devices_ids) for each in request.container_requests]
         async with self._answered(Hook.ALLOCATE, groups, context, _FINAL) as operation:
             found = self._gate.find(self._resource, groups)
-            # Made first: nothing is acquired if the answer cannot be made.
+            # Made before the acquire: if the answer cannot be made, no device is acquired.
             answer = wire.AllocateResponse(container_responses=self._responses(found))
             operation.receipt = await self._gate.acquire(self._resource, list(chain(*found)), operation.op)
             return answer
@@ -141,7 +141,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
     async def _answered(
         self, hook: Hook, groups: Sequence[Sequence[str]], context: Context, no: grpc.StatusCode
     ) -> AsyncIterator[_Operation]:
-        """Log and count one call, and turn an error into the right status code; ``no`` is that of a refusal."""
+        """Log and count one call, and turn an error into a status code; ``no`` is the code for a refusal."""
         begun, operation = time.monotonic(), _Operation(operation_id.new())
         log = logger.bind(op=operation.op, hook=hook.value, resource=self._resource, devices=list(chain(*groups)))
 

@@ -59,7 +59,7 @@ class Gate:
             raise
 
     async def _acquire(self, ids: Sequence[str], op: str) -> str:
-        """Ask, and try again while the service restarts: a refusal ends the pod."""
+        """Ask, and ask again while the service restarts, because a refusal would fail the pod."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:

@@ -180,7 +180,7 @@ class Listing:
                     return  # this list is older than the request that was not answered: it proves nothing
                 self._trust()
                 adverts = await self._next(lists, ASKED_AGAIN_EVERY)
-                self._warned = ""  # the stream worked for a while: its end is logged, even if the cause is an old one
+                self._warned = ""  # the stream worked for a while: log its end, even if the cause was logged before
 
     async def _next(self, lists: AsyncIterator[A], within: float) -> A | None:
         """The next list; None if none arrives in time, or if ``distrust`` was called."""
@@ -195,7 +195,7 @@ class Listing:
             self._message_timeout = None
 
     def _store(self, adverts: Iterable[AdvertisedDevice]) -> None:
-        """Keep the devices of this list, and as unhealthy those of earlier lists."""
+        """Keep the devices of this list. Devices of earlier lists stay known, as unhealthy."""
         listed = {(device.resource, device.uuid): device for device in self._offered(adverts)}
         before = {key: listed[key] if key in listed else _gone(device) for key, device in self._known.items()}
         self._known = before | listed

@@ -10,7 +10,7 @@ Only the last class that is used leaves a choice. The choice follows these rules
    smallest island that is large enough;
 4. then the lower index.
 
-Islands and nodes of devices that are already chosen, in an earlier class or because they must be, are not further ones.
+An island or node is a further one if no device on it is chosen yet, neither in an earlier class nor by the request.
 The fewest islands need no search: take the largest island again and again, until one island can hold the rest. NUMA
 nodes are searched, small sets before large sets, for a set that needs no more islands than all nodes together. The
 search is bounded (`MOST_NODES`, `MOST_SETS`); if it finds no set, all nodes are allowed.

@@ -13,10 +13,10 @@ from plugin.cluster.outbox import PendingEvent
 class FailureKind(Enum):
     """Why a call failed, which decides when the next attempt follows."""
 
-    AWAY = "away"  # no answer, or no valid one: retried soon, with growing pauses
+    AWAY = "away"  # no valid answer: retried soon, with growing pauses
     BUSY = "busy"  # the API server says when to retry
     STALE = "stale"  # another client changed the object meanwhile, or it exists already
-    FORBIDDEN = "forbidden"  # an operator has to change that: retried now and then
+    FORBIDDEN = "forbidden"  # an operator has to change rights or credentials: retried after long pauses
     MISSING = "missing"  # the object does not exist
     REFUSED = "refused"  # the API server refuses the object: a retry does not help
 

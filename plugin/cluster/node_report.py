@@ -1,7 +1,7 @@
-"""What the cluster is told about the devices. Pure: values in, values out.
+"""What the plugin reports to the cluster about the devices. Pure: values in, values out.
 
 A device has failed when the scrub service says that it is sick or quarantined, or does not list it any more. A device
-that is only unhealthy, because it waits for a scrub or is scrubbed, has not failed unless that lasts: a node must not
+that is only unhealthy, because it waits for a scrub or is scrubbed, fails after ``NOT_READY_AFTER``: a node must not
 look sick between two pods. A device that was replaced is named, but does not count: a repair must not leave the node
 sick for ever. A device that is gone without a replacement counts.
 """
@@ -46,8 +46,8 @@ class DeviceReport:
     mig: bool
     failure: EventReason | None = None
     ailment: str = ""
-    idle_since: float | None = None  # unhealthy without a reason since then
-    proven: bool = False  # it was healthy, and has had no ailment since
+    unhealthy_since: float | None = None  # while unhealthy without a reason
+    found_healthy: bool = False  # it was healthy, and has had no ailment since
     replaced: bool = False  # another device, or another MIG layout, is in its place
 
     @property
@@ -118,8 +118,8 @@ def report(before: DeviceReports, devices: Iterable[Device], now: float) -> dict
     """A report for each device, by UUID; ``now`` is from a monotonic clock."""
     # A device that changed its resource is there twice: its current state wins over the one that is gone.
     present = {device.uuid: device for device in sorted(devices, key=lambda device: not device.gone)}
-    # Only a device that is new since the last report takes a place: the others may have moved to another index. The
-    # first report cannot know which devices are new.
+    # Only a device that is new since the last report replaces another one: a known device may have changed its index.
+    # The first report cannot know which devices are new.
     taken = {(device.index, device.mig) for uuid, device in present.items() if before and uuid not in before}
     found = [_report(before.get(uuid), device, now, taken) for uuid, device in present.items()]
     return {it.uuid: it for it in sorted(found, key=lambda it: (it.index, it.uuid))}
@@ -137,24 +137,25 @@ def _report(
     if device.sick:
         return DeviceReport(*identity, EventReason.SICK, device.reason)
     if device.healthy:
-        return DeviceReport(*identity, proven=True)
-    since = now if before is None or before.idle_since is None else before.idle_since
+        return DeviceReport(*identity, found_healthy=True)
+    since = now if before is None or before.unhealthy_since is None else before.unhealthy_since
     if before is not None and before.failure is not None:  # it recovers only when it is healthy again
         return DeviceReport(*identity, before.failure, before.ailment, since)
     if now - since >= NOT_READY_AFTER:
         return DeviceReport(*identity, EventReason.NOT_READY, "", since)
-    return DeviceReport(*identity, idle_since=since, proven=before is not None and before.proven)
+    found_healthy = before is not None and before.found_healthy
+    return DeviceReport(*identity, unhealthy_since=since, found_healthy=found_healthy)
 
 
 def after_silence(reports: DeviceReports) -> dict[str, DeviceReport]:
-    """The reports after a time without observations: failures stay, and no device counts as proven."""
-    return {uuid: replace(it, proven=False, idle_since=None) for uuid, it in reports.items()}
+    """The reports after a time without observations: failures stay, and no device counts as found healthy."""
+    return {uuid: replace(it, found_healthy=False, unhealthy_since=None) for uuid, it in reports.items()}
 
 
 def next_change(reports: DeviceReports, now: float) -> float | None:
     """Seconds until a report may change by time alone."""
-    idle = (it.idle_since for it in reports.values() if it.failure is None)
-    return min((max(0.0, since + NOT_READY_AFTER - now) for since in idle if since is not None), default=None)
+    starts = (it.unhealthy_since for it in reports.values() if it.failure is None)
+    return min((max(0.0, since + NOT_READY_AFTER - now) for since in starts if since is not None), default=None)
 
 
 def node_events(before: DeviceReports, after: DeviceReports) -> tuple[NodeEvent, ...]:
@@ -199,9 +200,9 @@ def _content(counted: Sequence[DeviceReport]) -> ConditionContent:
         return ConditionContent(
             ConditionStatus.FALSE, reason, f"{len(failed)} of {len(counted)} devices are out: {named}"
         )
-    unproven = [it.name for it in counted if not it.proven]
-    if unproven:
-        message = f"{len(unproven)} of {len(counted)} devices were not found healthy yet: {_named(unproven)}"
+    unknown = [it.name for it in counted if not it.found_healthy]
+    if unknown:
+        message = f"{len(unknown)} of {len(counted)} devices were not found healthy yet: {_named(unknown)}"
         return ConditionContent(ConditionStatus.UNKNOWN, "DevicesNotReady", message)
     return ConditionContent(ConditionStatus.TRUE, "AllDevicesHealthy", f"no device of {len(counted)} is out")
 
@@ -227,7 +228,7 @@ def tainted(reports: DeviceReports | None, present: bool) -> bool:  # noqa: FBT0
         return present
     if all(it.failure is not None for it in counted):
         return True
-    return present and not any(it.proven for it in counted)
+    return present and not any(it.found_healthy for it in counted)
 
 
 def bounded(text: str) -> str:

@@ -79,7 +79,7 @@ class ClusterReporter:
             await asyncio.create_task(self._report_stop())
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run again after a fault: it delays the reports, and does not stop the plugin."""
+        """Run the work again after a fault. A fault delays the reports and does not stop the plugin."""
         while True:
             try:
                 await work()
@@ -150,7 +150,7 @@ class ClusterReporter:
             node = await self._server.put_condition(wanted)
         except Failure as failure:
             if failure.kind is FailureKind.MISSING:
-                self._known = None  # a later Node of that name is another one
+                self._known = None  # a later Node of this name is another Node
             raise
         self._written = wanted
         self._set_node(node)

@@ -34,7 +34,7 @@ class Pace:
     spacing: float = 0.5  # between two reports of a loop: faster changes are one report
     first: float = 0.5  # the shortest pause after a failure
     longest: float = 60.0  # the longest one; all are random, so that a fleet does not retry at once
-    slow: float = 300.0  # when an operator has to act; also the longest pause that the API server may ask for
+    slow: float = 300.0  # while an operator has to act; also the longest pause that the API server may ask for
     first_list_within: float = 30.0  # to wait for the first list of the scrub service
     stop_within: float = 2.0  # for the last reports
 

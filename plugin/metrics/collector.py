@@ -19,7 +19,7 @@ class PluginCollector(Collector):
     """The lists of devices, and the connections to the scrub service and the kubelet."""
 
     def __init__(self, listing: Listing, counters: PluginCounters, version: str) -> None:
-        """Read both at each scrape."""
+        """Read ``listing`` and ``counters`` at each scrape."""
         self._listing = listing
         self._counters = counters
         self._version = version
@@ -29,7 +29,7 @@ class PluginCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """All metrics, of one moment."""
+        """All metrics at this moment."""
         return families([*self._plugin_samples(), *self._list_samples()])
 
     def obstacles(self) -> tuple[str, ...]:

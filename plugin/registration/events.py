@@ -10,7 +10,7 @@ from enum import Enum
 class Cause(Enum):
     """Why a resource is not registered; a fixed set, because metrics count them."""
 
-    NOT_SERVING = "not-serving"  # the plugin's own socket does not answer: the plugin registers only after it does
+    NOT_SERVING = "not-serving"  # the plugin's own socket does not answer, so the plugin does not register
     KUBELET_SILENT = "kubelet-silent"  # kubelet.sock exists, but the kubelet does not answer
     REFUSED = "refused"  # the kubelet answered with an error, or too late
     NOT_ASKED = "not-asked"  # accepted, but the kubelet did not open ListAndWatch

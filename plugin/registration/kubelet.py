@@ -5,7 +5,7 @@ kubelet ends the stream of a running plugin when an older plugin of the same res
 
 Rules: register only after the plugin's own socket answers, because a failed Register makes the kubelet forget a plugin
 that works. Dial ``kubelet.sock`` only after a plain connect succeeded, because gRPC retries late. Pause longer after
-every failure, but not at all when ``kubelet.sock`` is a new one.
+every failure. Do not pause when ``kubelet.sock`` was replaced.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class KubeletRegistration:
             await self._watch.until(lambda: sockets.identity(self._kubelet_socket) is not None)
 
     async def _stay_registered(self, served: endpoint.PluginServer, kubelet: sockets.Identity) -> None:
-        """Keep the registration until this kubelet's socket changes; then cancel a pause or a Register that hangs."""
+        """Stay registered until this kubelet's socket changes. Then end also a pause or a Register that hangs."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep(served))
             await self._watch.until(lambda: sockets.identity(self._kubelet_socket) != kubelet)
@@ -88,7 +88,7 @@ class KubeletRegistration:
         streams = served.streams
         options = await served.prove()
         self._demand_kubelet()
-        opened, ended = streams.opened, streams.ended  # the end of an older stream during Register counts too
+        opened, ended = streams.opened, streams.ended  # also notices an older stream that ends during Register
         await self._register(options)
         began = asyncio.get_running_loop().time()
         self._state.accepted()

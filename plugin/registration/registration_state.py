@@ -16,9 +16,9 @@ PAUSES = tenacity.wait_random_exponential(multiplier=0.02, max=30.0)
 
 
 class RegistrationState:
-    """Whether a resource is registered. The listener gets every event, the log each cause once until ``restart``.
+    """Whether a resource is registered. The listener gets every event.
 
-    Otherwise a kubelet that refuses the plugin would fill the log with the same line.
+    The log gets each cause once until ``restart``: a kubelet that refuses the plugin must not fill the log.
     """
 
     def __init__(self, resource: str, endpoint: str, on_event: events.Listener) -> None:

@@ -1,7 +1,7 @@
 """The files of the plugin's sockets: one plugin on a node, paths that fit, no file of another program removed.
 
 gRPC removes any file at the path that it binds, and again at its end. So a socket is bound under a hidden name and
-renamed once it serves: it appears complete, and only the plugin removes it, if it is still the plugin's own.
+renamed once it serves: clients find it only when it answers, and gRPC does not remove it at its final path.
 """
 
 from __future__ import annotations
@@ -105,5 +105,5 @@ def identity(path: Path) -> Identity | None:
 
 
 def same(found: Identity | None, ours: Identity) -> bool:
-    """Whether it is the plugin's own socket. Its inode is not reused while it serves; a changed label is no loss."""
+    """Whether it is the plugin's own socket. While it serves, its inode is not reused; its ctime may change."""
     return found is not None and found[:2] == ours[:2]

@@ -30,10 +30,10 @@ def _go_text(error: grpc.aio.AioRpcError) -> str:
 
 
 class Endpoint:
-    """A connection to one plugin; after a start of the kubelet, perhaps only the record of one."""
+    """A connection to one plugin; or, after a start of the kubelet, a plugin that only the checkpoint names."""
 
     def __init__(self, resource: str, path: Path | None, journal: Journal, timing: Timing) -> None:
-        """Without a path: known from the checkpoint only, and stopped."""
+        """Without a path, the plugin is known from the checkpoint only, and stopped."""
         self.resource = resource
         self.path = path
         self.options: deviceplugin_pb2.DevicePluginOptions | None = None

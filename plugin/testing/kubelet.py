@@ -78,7 +78,7 @@ class Kubelet:
         await self.kill()
 
     async def start(self) -> None:
-        """Start, or restart after ``stop`` or ``kill``. ``readmit`` admits the pods of before again."""
+        """Start, or restart after ``stop`` or ``kill``. ``readmit`` then admits the earlier pods again."""
         if self._life is not None:
             raise NotRunning("cannot start the kubelet: it is already running")
         running = self._running(ContainerState.RUNNING)
@@ -88,7 +88,7 @@ class Kubelet:
         await life.begin(self._registry)
         self._life = life
         for pod in list(self.pods.values()):
-            if not _is_active(pod):  # the last process may have ended before it did this
+            if not _is_active(pod):  # the last kubelet process may have ended before it stopped them
                 await self._stop_containers(pod)
         self._journal.changed()
 

@@ -1,4 +1,4 @@
-"""One kubelet process: everything that its end loses. A restart is a new process that reads the checkpoint."""
+"""One kubelet process: the state that is lost when it ends. A restart is a new process that reads the checkpoint."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Registry:
             refusal = await self._connect(info)
             if not refusal:
                 self._resources[path.name] = info.name
-                await asyncio.sleep(0)  # first the list opens, then the plugin is notified
+                await asyncio.sleep(0)  # lets the list open before the plugin is notified
             self._journal.add_registration(RegistrationCall(info.name, info.endpoint, refusal))
             return await self._notify(stub, info.name, refusal) and not refusal
 

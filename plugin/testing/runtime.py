@@ -34,7 +34,7 @@ class Runtime(Protocol):
 
 
 class Nothing:
-    """Runs nothing: every container runs at once, every init container succeeds at once."""
+    """Starts no process: every container counts as running at once, every init container as succeeded."""
 
     async def open_sandbox(self, pod: Pod) -> None:
         """See the protocol."""

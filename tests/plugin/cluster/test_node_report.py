@@ -58,17 +58,17 @@ def test_a_device_fails_by_its_ailment_or_after_long_idleness(looks, report):
 
 
 @pytest.mark.parametrize(
-    ("looks", "proven"),
+    ("looks", "found_healthy"),
     [
         ([GOOD], True), ([IDLE], False), ([GOOD, IDLE], True), ([OUT], False), ([GOOD, OUT], False),
         ([GOOD, OUT, IDLE], False), ([GOOD, OUT, GOOD], True), ([IDLE, GOOD, IDLE], True),
     ],
 )  # fmt: skip
-def test_a_device_is_proven_by_health_since_its_last_failure(looks, proven):
+def test_a_device_is_found_healthy_by_health_since_its_last_failure(looks, found_healthy):
     reports: dict[str, DeviceReport] = {}
     for now, seen in enumerate(looks):
         reports = node_report.report(reports, [seen], now)
-    assert [report.proven for report in reports.values()] == [proven]
+    assert [report.found_healthy for report in reports.values()] == [found_healthy]
 
 
 def test_a_device_with_a_new_resource_is_reported_once():
@@ -147,7 +147,7 @@ def test_a_time_without_observations_proves_nothing():
     reports = node_report.after_silence(node_report.report({}, [OUT, OTHER_GPU, device(2, healthy=False)], 0))
     assert node_report.next_change(reports, LATER) is None
     reports = node_report.report(reports, [device(index, healthy=False) for index in range(3)], LATER)
-    assert [(each.failure, each.proven) for each in reports.values()] == [
+    assert [(each.failure, each.found_healthy) for each in reports.values()] == [
         (Why.QUARANTINED, False), (None, False), (None, False),
     ]  # fmt: skip
     assert node_report.next_change(reports, LATER) == LATER
@@ -165,10 +165,9 @@ def test_the_next_change_is_when_a_device_is_idle_too_long():
     assert node_report.next_change(node_report.report(reports, [device(0, healthy=False)], LATER), LATER) is None
 
 
-def report(index=0, code=None, ailment="", *, mig=False, proven=True):
-    return DeviceReport(
-        f"MIG-{index}" if mig else f"GPU-{index}", index, mig, code, ailment, proven=proven and code is None
-    )
+def report(index=0, code=None, ailment="", *, mig=False, found_healthy=True):
+    uuid = f"MIG-{index}" if mig else f"GPU-{index}"
+    return DeviceReport(uuid, index, mig, code, ailment, found_healthy=found_healthy and code is None)
 
 
 def by_name(*reports):
@@ -214,10 +213,10 @@ GPU1 = report(1, Why.SICK, "xid")
         ((), "Unknown", "NoDevices", node_report.NONE_OFFERED.message),
         ((report(), report(1)), "True", "AllDevicesHealthy", "no device of 2 is out"),
         (
-            (report(), report(1, proven=False)),
+            (report(), report(1, found_healthy=False)),
             "Unknown", "DevicesNotReady", "1 of 2 devices were not found healthy yet: GPU 1",
         ),
-        ((report(0, proven=False), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
+        ((report(found_healthy=False), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
         ((report(), GPU1), "False", "SomeDevicesOut", "1 of 2 devices are out: GPU 1 (sick: xid)"),
         ((GPU1,), "False", "AllDevicesOut", "1 of 1 devices are out: GPU 1 (sick: xid)"),
         (
@@ -272,8 +271,8 @@ def test_a_condition_is_due_when_changed_old_or_in_the_future(present, content, 
     ("reports", "wanted"),
     [
         (None, None), ((), None), ((report(),), False), ((report(), GPU1), False), ((GPU1,), True),
-        ((report(proven=False),), None), ((report(proven=False), GPU1), None),
-        ((report(proven=False), report(1)), False),
+        ((report(found_healthy=False),), None), ((report(found_healthy=False), GPU1), None),
+        ((report(found_healthy=False), report(1)), False),
     ],
 )  # fmt: skip
 def test_the_taint_changes_when_all_fail_or_one_is_healthy(present, reports, wanted):
