@@ -107,9 +107,7 @@ def test_nothing_is_done_to_a_device_whose_owner_may_be_alive(record, seen, aliv
 
 
 @given(st.sampled_from(VISITED), SEEN, POLICY, MOMENT)
-def test_whoever_was_met_is_its_owner_while_he_may_be_alive_unless_it_cannot_have_been_granted_to_him_and_nobody_is_on(
-    record, seen, policy, now
-):
+def test_only_an_unannounced_pod_loses_a_device_while_alive(record, seen, policy, now):
     seen = replace(seen, incarnation=record.incarnation, owner_alive=True)
     for answer in everything_asked(record, seen, policy, now).values():
         assert not isinstance(answer, DEEDS)
@@ -162,7 +160,7 @@ def test_whatever_is_decided_can_be_recorded(record, seen, policy, now, chance):
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
-def test_whatever_is_asked_settles(record, seen, policy, now, chance):
+def test_every_decision_ends(record, seen, policy, now, chance):
     settle(lambda it: acquire.decide(it, seen, policy, now), record, now)
     settle(lambda it: start.decide(it, seen, policy, A, now), record, now)
     settle(lambda it: release.decide(it, seen, now), record, now)

@@ -22,7 +22,7 @@ def out(record: Record, ailment: Ailment) -> Quarantine:
     return upkeep.quarantine(record, ailment, "autoclave", None, ENFORCE, later(60), 0.0).quarantine
 
 
-def test_who_is_taken_out_by_a_person_is_out_for_a_persons_word_unless_it_needs_a_person_for_more():
+def test_an_operators_quarantine_keeps_an_ailment_that_needs_a_person():
     words = "it hums (asked by ann)"
     assert upkeep.operator_ailment(lives.IN_USE, words) == PERSONS
     assert upkeep.operator_ailment(replace(lives.IN_USE, ailment=HOT), words) == PERSONS
@@ -30,25 +30,25 @@ def test_who_is_taken_out_by_a_person_is_out_for_a_persons_word_unless_it_needs_
     assert told == replace(ROW, detail=f"{ROW.detail}; {words}")
 
 
-def test_what_became_of_a_try_is_said_of_a_try_alone():
+def test_only_a_probation_sets_last_try():
     tried = out(lives.PROBED, HOT)
     assert tried.last_try == "hot"
     assert out(lives.QUARANTINED, HOT).last_try == ""
     assert out(lives.SCRUBBING, HOT).last_try == ""
 
 
-def test_what_is_out_and_comes_back_no_more_often_for_being_lost_does_not_flap():
+def test_a_loss_in_quarantine_is_no_flapping():
     often = tuple(NOW.wall for _ in range(5))
     assert out(replace(lives.QUARANTINED, returns=often), lives.LOST).ailment == lives.LOST
     assert out(replace(lives.QUARANTINED, returns=often), HOT).ailment.kind is AilmentKind.FLAPPING
     assert out(replace(lives.DIRTY, returns=often), lives.LOST).ailment.kind is AilmentKind.FLAPPING
 
 
-def test_what_is_not_known_is_tried_the_slow_way():
+def test_probation_without_a_known_reason_takes_the_slow_path():
     assert upkeep.probation_path(lives.CLEAN, ENFORCE) is Path.SLOW
 
 
-def test_a_step_that_found_no_device_any_more_failed_for_the_device_which_is_lost():
+def test_a_step_that_lost_its_device_blames_the_device():
     lost = lives.result(Step.HEALTH, outcome=Outcome.FAILED, vitals=Vitals(lost=True))
     job = replace(lives.job(), results=(*lives.results()[:-1], replace(lost, blame=Blame.SERVICE)))
     judged = verdict.judge(job, lives.DIRTY.baseline, ENFORCE)
@@ -56,14 +56,14 @@ def test_a_step_that_found_no_device_any_more_failed_for_the_device_which_is_los
     assert (judged.blame, judged.ailment.kind) == (Blame.DEVICE, AilmentKind.LOST)
 
 
-def test_who_cannot_be_ended_is_waited_for_unless_somebody_says_that_it_was_long_enough():
+def test_a_stuck_process_quarantines_the_device_only_after_give_up():
     stuck = verdict.failed(Step.EVICT, Blame.TENANT, "x", Ailment(AilmentKind.STUCK_PROCESS, "x"))
     assert verdict.consequence(stuck, Path.FAST, escalate=True, quarantined=False) == verdict.LeaveDirty()
     given_up = verdict.consequence(stuck, Path.FAST, escalate=True, quarantined=False, given_up=True)
     assert given_up == verdict.EnterQuarantine(stuck.ailment)
 
 
-def test_who_asks_for_a_device_in_the_reset_of_a_test_hears_that_it_is_scrubbed():
+def test_a_request_during_the_reset_of_a_burn_in_waits():
     begun = live(lives.CLEAN, ev.ScrubStarted(lives.job(Path.SLOW, Trigger.BURN_IN)))
     resetting = live(begun, ev.StepStarted("job-1", Step.RESET, Path.SLOW))
     asked = acquire.decide(resetting, facts(), ENFORCE, NOW)

@@ -35,7 +35,7 @@ TRIED = {Course.WAIT: StartProbation(Path.FAST), Course.RESET: StartProbation(Pa
 
 
 @pytest.mark.parametrize("kind", AilmentKind)
-def test_what_is_tried_follows_from_the_reason_and_some_wait_for_a_person(kind):
+def test_the_reason_of_a_quarantine_decides_its_probation(kind):
     course = remedy.REMEDIES[kind].course
     assert tend(out(kind)) == FIRST.get(kind, TRIED.get(course, Proceed()))
     assert (out(kind).quarantine.next_probe is None) == (course is Course.PERSON)
@@ -51,17 +51,17 @@ def test_what_is_tried_follows_from_the_reason_and_some_wait_for_a_person(kind):
         AilmentKind.FLAPPING,
     ],
 )
-def test_what_was_proven_bad_is_not_tried_until_it_happens_to_pass(kind):
+def test_proven_hardware_faults_get_no_probation(kind):
     assert out(kind).quarantine.next_probe is None
 
 
 @pytest.mark.parametrize(("owed", "left"), [(None, None), (Path.FAST, None), (Path.SLOW, Path.SLOW)])
-def test_a_fast_path_that_was_passed_pays_no_slow_one(owed, left):
+def test_a_passed_fast_path_leaves_a_due_slow_path_due(owed, left):
     passing = replace(lives.SCRUBBING, due_path=owed)
     assert live(passing, ev.ScrubPassed("job-1", lives.passed(passing).receipt)).due_path is left
 
 
-def test_a_slow_path_that_is_owed_is_not_forgotten_over_a_lesser_trial():
+def test_a_probation_takes_the_slow_path_that_is_due():
     assert tend(out(AilmentKind.HEAT, due_path=Path.SLOW)) == StartProbation(Path.SLOW)
 
 
@@ -80,7 +80,7 @@ STILL = rows(
 
 
 @pytest.mark.parametrize(("kind", "vitals"), STILL)
-def test_as_long_as_it_is_told_still_nothing_is_tried_and_then_it_is(kind, vitals):
+def test_probation_waits_until_the_ailment_is_no_longer_reported(kind, vitals):
     assert tend(out(kind), vitals) == Proceed()
     assert isinstance(tend(out(kind)), StartProbation)
 
@@ -109,11 +109,11 @@ SUCCESSORS = rows(
 
 
 @pytest.mark.parametrize(("record", "others", "wanted"), SUCCESSORS)
-def test_a_gpu_that_was_pulled_has_the_one_in_its_slot_for_a_successor(record, others, wanted):
+def test_the_successor_is_the_healthy_gpu_in_the_same_slot(record, others, wanted):
     assert presence.successor(record, [record, *others]) == wanted
 
 
-def test_a_gpu_that_was_pulled_is_remembered_as_such_and_comes_back_by_evidence_if_it_is_put_back():
+def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     found = upkeep.tend(LOST_THERE, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
     assert isinstance(found, Note)
     gone = live(LOST_THERE, found.event)
@@ -133,24 +133,24 @@ def test_what_became_of_a_trial_is_kept():
 
 
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.UNKNOWN, lives.IN_USE, lives.GRANTED])
-def test_errors_that_make_nobody_sick_are_written_down_once_by_code_and_count(record):
+def test_harmless_errors_are_recorded_once_by_code_and_count(record):
     heard = ev.ErrorsNoted(((13, 2), (43, 1)), 3)
     assert tend(record, COUNTED, lives.NOW) == Note(heard)
     assert not isinstance(tend(live(record, heard), COUNTED, later(100)), Note)
 
 
-def test_whoever_causes_errors_without_end_fills_no_disk():
+def test_harmless_errors_are_recorded_at_most_once_a_minute():
     record = live(lives.CLEAN, ev.ErrorsNoted(((13, 1),), 1), at=lives.NOW)
     soon, late = later(upkeep.NOTE_EVERY - 1), later(upkeep.NOTE_EVERY)
     assert tend(record, COUNTED, soon) == Proceed()
     assert tend(record, COUNTED, late) == Note(ev.ErrorsNoted(((13, 1), (43, 1)), 3))
 
 
-def test_where_a_verdict_is_due_it_judges_them():
+def test_errors_during_a_scrub_are_left_to_its_verdict():
     assert tend(lives.SCRUBBING, COUNTED, lives.NOW) == Proceed()
 
 
-def test_a_trial_has_to_do_with_what_is_reported_after_its_beginning():
+def test_a_probation_judges_only_errors_after_its_start():
     """Errors come in bursts: what came after the quarantine and before the trial is what the trial is for."""
     burst = Vitals(xids=(Xid(1, 48), Xid(2, 95)))
     record = out(AilmentKind.XID)
@@ -171,7 +171,7 @@ def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it not in presence.GONE])
-def test_a_device_that_is_lost_while_it_is_out_is_told_so_whatever_it_was_out_for(kind):
+def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     record = out(kind)
     found = tend(record, Vitals(lost=True))
     assert isinstance(found, Note)
@@ -190,7 +190,7 @@ def test_slices_are_away_for_a_moment_while_others_are_made():
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.REPLACED])
-def test_a_device_that_is_pulled_while_it_is_out_is_replaced_whatever_it_was_out_for(kind):
+def test_a_quarantined_gpu_with_a_successor_gets_the_reason_replaced(kind):
     record = out(kind)
     found = upkeep.tend(record, replace(facts(vitals=Vitals(lost=True)), successor="GPU-2"), ENFORCE, LATE, 0.0)
     assert isinstance(found, Note)
@@ -222,7 +222,7 @@ CUT = [
 
 @pytest.mark.parametrize(("what", "result", "kind"), CUT, ids=[it[0] for it in CUT])
 @pytest.mark.parametrize("before", [lives.CLEAN, lives.DIRTY])
-def test_what_a_job_has_proven_of_the_hardware_outlives_its_being_cut_off(before, what, result, kind):
+def test_a_proven_hardware_fault_outlives_a_cancelled_job(before, what, result, kind):
     del what
     record = live(live(before, ev.ScrubStarted(lives.job())), ev.StepFinished("job-1", result))
     after = live(record, upkeep.interruption(record, "killed", LATE))
@@ -230,7 +230,7 @@ def test_what_a_job_has_proven_of_the_hardware_outlives_its_being_cut_off(before
     assert (after.quarantine.ailment.kind, after.quarantine.next_probe) == (kind, None)
 
 
-def test_a_reason_that_waits_for_a_person_is_not_forgotten_over_a_failed_trial_or_a_persons_word():
+def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
     proven = out(AilmentKind.MEMORY_FAULT)
     trial = live(proven, ev.ProbationStarted(lives.job(Path.SLOW, Trigger.REINSTATE), "ann"))
     for ailment in (
@@ -259,7 +259,7 @@ def test_a_quarantine_says_which_errors_were_judged_with_it():
     )
 
 
-def test_a_persons_word_is_no_judgement_of_what_was_reported():
+def test_an_operators_quarantine_judges_no_errors():
     told = Vitals(xids=(Xid(9, 79),))
     word = upkeep.quarantine(
         lives.CLEAN, Ailment(AilmentKind.OPERATOR, "x", sticky=True), "ann", told, ENFORCE, LATE, 0.0
@@ -314,7 +314,7 @@ def due(record, at, policy=HOURLY):
     return burn_in.is_due(record, [record], policy, at)
 
 
-def test_a_test_is_due_by_the_last_try_whatever_became_of_it_and_a_clock_that_was_put_back_tells_nothing():
+def test_the_last_burn_in_sets_the_next_despite_clock_changes():
     tried = replace(lives.CLEAN, tested=lives.NOW.wall, burn_in_begun=lives.NOW.wall)
     assert not due(tried, later(3599))
     assert due(tried, later(4501))
@@ -335,7 +335,7 @@ def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_prove
     assert not offering.offer(record, ENFORCE, lives.NOW).healthy
 
 
-def test_what_was_reported_before_a_device_was_first_seen_is_no_verdict_and_owes_it_the_slow_path():
+def test_a_grave_error_before_discovery_makes_the_slow_path_due():
     assert upkeep.earlier_errors(None, ENFORCE) is None
     assert upkeep.earlier_errors(lives.WELL, ENFORCE) is None
     assert upkeep.earlier_errors(COUNTED, ENFORCE) == ev.ErrorsNoted(((13, 2), (43, 1)), 3)

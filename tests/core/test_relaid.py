@@ -57,13 +57,13 @@ PARENTS = rows(
 
 
 @pytest.mark.parametrize(("told", "parent", "found"), PARENTS)
-def test_a_slice_was_laid_out_anew_only_where_its_gpu_is_there_and_answers(told, parent, found):
+def test_a_lost_slice_is_relaid_only_if_its_gpu_answers(told, parent, found):
     assert presence.slice_vitals(told, parent) == found
 
 
 @pytest.mark.parametrize("record", FREE)
 @pytest.mark.parametrize("whole", [False, True])
-def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
+def test_a_relaid_free_device_is_quarantined_and_gets_no_probation(record, whole):
     out = after(record if whole else slice_of(record), RELAID)
     assert (out.state, reason(out)) == (State.QUARANTINED, AilmentKind.RELAID)
     assert not offering.offer(out, ENFORCE, LATE).healthy
@@ -72,12 +72,12 @@ def test_what_was_laid_out_anew_is_out_and_not_as_lost(record, whole):
 
 
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.IN_USE, lives.NAMELESS])
-def test_what_is_in_use_and_gone_is_missed_by_somebody_so_it_is_lost(record):
+def test_a_relaid_device_in_use_counts_as_lost(record):
     sick = after(slice_of(record), RELAID)
     assert (sick.state, sick.ailment) == (record.state, lives.LOST)
 
 
-def test_once_nobody_has_it_any_more_it_is_seen_for_what_it_is():
+def test_a_lost_slice_becomes_relaid_after_its_release():
     left = live(slice_of(lives.SICK_IN_USE), ev.Released("its pod is gone"))
     lost = after(left, RELAID)
     assert reason(lost) is AilmentKind.LOST, "as it was told before"
@@ -85,7 +85,7 @@ def test_once_nobody_has_it_any_more_it_is_seen_for_what_it_is():
 
 
 @pytest.mark.parametrize("kind", [it for it in AilmentKind if it is not AilmentKind.RELAID])
-def test_whatever_it_was_out_for_it_is_not_there_to_have_that(kind):
+def test_relaid_replaces_every_other_reason_of_a_quarantine(kind):
     first = Ailment(kind, "so it is")
     record = slice_of(live(lives.CLEAN, upkeep.quarantine(lives.CLEAN, first, "me", None, ENFORCE, lives.NOW, 0.0)))
     out = after(record, RELAID).quarantine
@@ -98,18 +98,18 @@ def test_whatever_it_was_out_for_it_is_not_there_to_have_that(kind):
     assert out.since == LATE
 
 
-def test_while_its_gpu_is_reset_a_slice_is_away_for_a_moment():
+def test_a_missing_slice_means_nothing_during_a_reset():
     record = slice_of(lives.QUARANTINED)
     away = replace(facts(vitals=RELAID), domain_resetting=True)
     assert upkeep.tend(record, away, ENFORCE, LATE, 0.0) == Proceed()
 
 
-def test_a_slice_stays_laid_out_anew_when_its_gpu_is_lost_later_and_a_gpu_that_was_cut_is_lost_then():
+def test_a_loss_changes_relaid_gpus_but_not_relaid_slices():
     assert tend(gone(), LOST, later(20_000)) == Proceed()
     assert reason(after(after(lives.CLEAN, RELAID), LOST, later(20_000))) is AilmentKind.LOST
 
 
-def test_as_long_as_it_is_gone_there_is_no_use_in_trying():
+def test_relaid_persists_until_the_device_returns():
     told = Ailment(AilmentKind.RELAID, "x")
     assert remedy.persists(told, RELAID)
     assert not remedy.persists(told, Vitals())
@@ -123,14 +123,14 @@ COMEBACKS = rows(
 
 
 @pytest.mark.parametrize(("policy", "path"), COMEBACKS)
-def test_one_that_returns_is_dirty_and_proven_like_one_that_was_never_seen(policy, path):
+def test_a_returned_slice_is_probed_like_a_new_device(policy, path):
     out = gone()
     assert out.receipt is None
     assert not offering.offer(out, policy, later(20_000)).healthy
     assert tend(out, lives.WELL, later(20_000), policy) == StartProbation(path)
 
 
-def test_to_come_and_go_with_layouts_is_no_flapping():
+def test_changes_of_the_mig_layout_are_no_flapping():
     record = slice_of(lives.CLEAN)
     for turn in range(1, 20):
         at = later(turn * 100.0)
@@ -141,7 +141,7 @@ def test_to_come_and_go_with_layouts_is_no_flapping():
     assert (record.state, record.returns) == (State.CLEAN, ())
 
 
-def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_returns():
+def test_lists_leave_out_a_relaid_device_after_a_while():
     out = gone()
     soon, past = later(10_000 + device_status.SHOWN - 1), later(10_000 + device_status.SHOWN)
     assert not device_status.is_past(out, RELAID, soon)
@@ -150,7 +150,7 @@ def test_it_is_shown_for_a_while_and_then_only_to_who_asks_for_it_until_it_retur
     assert not device_status.is_past(out, Vitals(), past)
 
 
-def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_person_is_not():
+def test_lists_leave_out_only_devices_taken_away_on_purpose():
     for kind, past in ((AilmentKind.REPLACED, True), (AilmentKind.LOST, False), (AilmentKind.HEAT, False)):
         out = live(lives.CLEAN, ev.Quarantined(lives.quarantine(Ailment(kind, "x"))))
         assert device_status.is_past(out, LOST, LATE) == past
@@ -161,7 +161,7 @@ def test_what_was_replaced_is_past_and_what_is_lost_or_a_gpu_that_waits_for_a_pe
 
 
 @given(record=lives.records(), policy=lives.policies(), at=lives.moments())
-def test_whatever_was_before_what_was_laid_out_anew_is_neither_scrubbed_nor_clean(record, policy, at):
+def test_a_relaid_device_is_never_scrubbed_or_clean(record, policy, at):
     found = tend(record, RELAID, at, policy)
     assert not isinstance(found, answers.StartProbation | answers.Scrub)
     if isinstance(found, Note):

@@ -184,7 +184,7 @@ def test_a_pod_that_has_lost_its_device_and_hangs_on_it_is_told_of(record, seen,
     assert upkeep.tend(record, seen, ENFORCE, later(1e4), 0.0) == answer
 
 
-def test_it_is_left_alone_until_it_ends_and_then_in_quarantine():
+def test_a_device_with_a_hung_process_is_quarantined_after_release():
     gone = upkeep.tend(SICK_BEFORE, facts(alive=False), ENFORCE, later(1e4), 0.0)
     assert gone == Note(ev.Released("its owner is gone"))
     out = upkeep.tend(live(SICK_BEFORE, gone.event), facts(), ENFORCE, later(1e4), 0.0)

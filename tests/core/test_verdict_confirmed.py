@@ -21,7 +21,7 @@ def test_a_device_that_failed_is_as_sick_as_the_worst_that_was_seen_of_it():
     assert (told.ailment and told.ailment.kind, told.detail) == (AilmentKind.REMAP_FAILED, "so it was")
 
 
-def test_of_a_device_that_has_proven_worse_the_worse_is_kept():
+def test_a_verdict_keeps_the_worse_of_two_ailments():
     row = verdict.failed(Step.RESET, Blame.DEVICE, "so it was", Ailment(AilmentKind.RESET_FAILED, "so it was"))
     assert verdict.confirmed(row, Vitals(remap_pending=True), FRESH, ENFORCE) == row
 
