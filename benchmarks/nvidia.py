@@ -90,9 +90,22 @@ class Node:
         """Nothing was seen yet."""
         host = Host(self.root.path, pid_namespace=proc.own_namespace(PROC))
         settings = self.root.path / "settings"
-        self.backend = Nvidia(host, self.pods.get, lambda: {pod: pid for pid, pod in self.pods.items()}, settings)
+        self.backend = Nvidia(host, self, settings)
         processes = Processes(PROC, self.pods.get, whole_node=False)
         self.sight = Observer(self.backend, processes, "boot", self.root.path, 0.0)
+
+    def of(self, pid: int) -> str | None:
+        """The pod of a process."""
+        return self.pods.get(pid)
+
+    def living(self) -> dict[str, int]:
+        """Each pod with its process."""
+        return {pod: pid for pid, pod in self.pods.items()}
+
+    def member(self, pod: str) -> int | None:
+        """Only ``living`` tells."""
+        del pod
+        return None
 
     async def look(self) -> float:
         """Everything about every device; the seconds that it took."""

@@ -33,6 +33,7 @@ from scrubber.devices.nvidia.inventory import driver
 from scrubber.devices.nvidia.nvml import Library, Session
 from scrubber.devices.nvidia.settings import settings
 from scrubber.node import proc
+from scrubber.node.cgroups import Containers
 
 ROUNDS, OPENINGS = 20, 3
 NOWHERE = Path("/dev/null/settings")  # nothing is kept
@@ -60,7 +61,7 @@ def memory(nvml: Session) -> list[dict[str, object]]:
 
 def backend(host: Host, library: Library) -> Nvidia:
     """The service's own eyes."""
-    return Nvidia(host, lambda _pid: None, frozenset, NOWHERE, library)
+    return Nvidia(host, Containers(Path("/proc")), NOWHERE, library)
 
 
 def looks(eyes: Nvidia, devices: Sequence[DeviceInfo]) -> list[dict[str, object]]:

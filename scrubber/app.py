@@ -158,7 +158,8 @@ def build(
     # A simulated GPU is a file that only this user can open. For a real one, all processes of the node must be seen.
     whole_node = not isinstance(backend, Simulated)
     namespace = _pid_namespace(config)
-    processes = Processes(PROC, backend.container_of, whole_node=whole_node, namespace=namespace)
+    on_pass = counters.process_pass
+    processes = Processes(PROC, backend.container_of, whole_node=whole_node, namespace=namespace, on_pass=on_pass)
 
     @cache
     def is_bystander(bystanders: tuple[str, ...]) -> Callable[[Holder], bool]:
@@ -169,7 +170,14 @@ def build(
 
     ends = ProcessEnds()
     observer = Observer(
-        backend, processes, identity.boot_id(), config.kubelet_dir, clock.now().uptime, ignored, ends=ends
+        backend,
+        processes,
+        identity.boot_id(),
+        config.kubelet_dir,
+        clock.now().uptime,
+        ignored,
+        ends=ends,
+        on_pass=on_pass,
     )
     nursery = Nursery(warm_cuda=whole_node)
 

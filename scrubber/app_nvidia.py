@@ -41,8 +41,8 @@ def build(config: ScrubberConfig, namespace: int | None) -> Nvidia:
     except DeviceError as error:
         why_not = str(error)
     if why_not is None:
-        pods = Containers(PROC, namespace)
-        return Nvidia(host, pods.of, pods.living, settings, library, KernelLog(host.dev / "kmsg"), _hits_whole_gpu)
+        containers = Containers(PROC, namespace, config.host_root / "sys/fs/cgroup")
+        return Nvidia(host, containers, settings, library, KernelLog(host.dev / "kmsg"), _hits_whole_gpu)
     if config.backend is BackendChoice.AUTO:
         raise FatalError(f"cannot choose a backend: {why_not}; for simulated GPUs use --backend simulated")
     raise FatalError(f"cannot use backend {config.backend.value}: {why_not}")

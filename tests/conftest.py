@@ -23,6 +23,9 @@ from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
 
 from tests import forking
+from tests.pod_groups import running_pod
+
+__all__ = ["running_pod"]  # a fixture
 
 # Rooms whose tests start services and plugins and do not test the start itself.
 ROOT = Path(__file__).parent

@@ -126,6 +126,9 @@ class Backend(Protocol):
     def living(self) -> Mapping[str, int]:
         """All containers that have a live process, each with one of its processes."""
 
+    def member(self, container: str) -> int | None:
+        """A live process of the container, if one is found without going through all processes."""
+
     def pending_restores(self) -> Mapping[str, Address]:
         """The whole devices, offered or not, with a pending restore, without those that are being reset.
 

@@ -47,6 +47,10 @@ class ServiceCounters:
             for row in FINDINGS:
                 self._instruments.export_zero(row, device.name, device.uuid)
 
+    def process_pass(self) -> None:
+        """Count a pass over all processes of the node."""
+        self._instruments.count(table.PASSES)
+
     # -- the ledger
 
     def recorded(self, entries: Sequence[LedgerEntry], before: Sequence[Record | None], seconds: float) -> None:

@@ -54,6 +54,10 @@ LEDGER_APPEND = Row(
     "autoclave_ledger_append_duration_seconds", Kind.HISTOGRAM, "Time to write a ledger row durably.",
     unit=SECONDS, buckets=WRITES,
 )  # fmt: skip
+PASSES = Row(
+    "autoclave_process_passes_total", Kind.COUNTER,
+    "Passes over all processes of the node, to find the holders of devices or the live containers.",
+)  # fmt: skip
 ROUND = Row(
     "autoclave_monitor_round_timestamp_seconds", Kind.GAUGE, "Time at which the monitor last finished a round.",
     unit=SECONDS,
@@ -191,7 +195,7 @@ GRANTS = Row(
 TABLE = (
     BUILD, READY, POLICY, POLICY_FAULT, CONCESSIONS,
     LEDGER_ROWS, LEDGER_FAULT, LEDGER_VERIFIED, LEDGERS_SET_ASIDE, LEDGER_APPEND,
-    ROUND, ROUND_FAILURES, REQUESTS, REQUEST_REFUSALS,
+    PASSES, ROUND, ROUND_FAILURES, REQUESTS, REQUEST_REFUSALS,
     DEVICE, STATE, STATE_SINCE, HEALTHY, BLOCKED, SICK, SIGN,
     QUARANTINED, QUARANTINE_SINCE, QUARANTINE_PROBES, QUARANTINE_NEXT,
     LAST_SCRUB, COVERAGE, SCRUB_STEP, LEAKED, TEMPERATURE, SLOWDOWN, POWER,

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from scrubber.core import names
@@ -36,6 +37,18 @@ _MONITOR = "conmon-"  # conmon monitors a container from outside and is not in i
 _USERS = "/user.slice/"  # below it each user may create groups, with any name
 _UNIFIED = "0::"
 _REMOVED = " (deleted)"
+GROUPS = Path("/sys/fs/cgroup")
+_HIERARCHIES = ("systemd", "pids", "memory", "unified")  # of cgroup v1, each with the same groups
+_MOST_GROUPS = 32  # of a pod that are read: a container may create as many groups as it wants
+_IS_UID = re.compile(_UID).fullmatch
+_POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writes it
+    "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{1}.slice",
+    "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{1}.slice",
+    "kubepods.slice/kubepods-pod{1}.slice",
+    "kubepods/burstable/pod{0}",
+    "kubepods/besteffort/pod{0}",
+    "kubepods/pod{0}",
+)
 _SHOWN = 12  # characters of an id, as container runtimes show it
 
 
@@ -94,10 +107,14 @@ def _containers(path: str) -> list[str]:
 class Containers:
     """Finds the containers of this node."""
 
-    def __init__(self, proc: Path, namespace: int | None = None) -> None:
-        """``namespace``: the pid namespace that shows the whole node, if it is not the initial one."""
+    def __init__(self, proc: Path, namespace: int | None = None, groups: Path = GROUPS) -> None:
+        """``namespace``: the pid namespace that shows the whole node, if it is not the initial one.
+
+        ``groups``: where the node's control groups are mounted.
+        """
         self._proc = proc
         self._namespace = namespace
+        self._groups = groups
 
     def of(self, pid: int) -> str | None:
         """The pod or container of a process; None if it is in neither or has ended. BlindError if it is hidden."""
@@ -115,6 +132,30 @@ class Containers:
         """All pods and containers that have a live process, each with one of its processes; or BlindError."""
         return dict(self._walk())
 
+    def member(self, pod: str) -> int | None:
+        """A live process of the pod, found in the pod's control group.
+
+        None proves nothing: the kubelet may create its groups at an unusual place. ``living`` goes through all
+        processes.
+        """
+        for group in self._groups_of(pod):
+            for pid in _processes(group):
+                try:
+                    if self.of(pid) == pod and runs(f"{self._proc}/{pid}"):
+                        return pid
+                except BlindError:
+                    continue
+        return None
+
+    def _groups_of(self, pod: str) -> Iterator[str]:
+        """The control group of a pod, and groups below it, such as those of its containers."""
+        if not _IS_UID(pod):
+            return
+        for hierarchy in ("", *_HIERARCHIES):
+            for place in _POD_GROUPS:
+                group = os.path.join(self._groups, hierarchy, place.format(pod, pod.replace("-", "_")))  # noqa: PTH118 - text
+                yield from islice((directory for directory, _, _ in os.walk(group)), _MOST_GROUPS)
+
     def _walk(self) -> Iterator[tuple[str, int]]:
         """Yield each name once."""
         if not sees_all(self._proc, self._namespace):
@@ -125,7 +166,7 @@ class Containers:
                 name = self.of(pid)
             except _EndingError:
                 continue
-            if name is not None and name not in seen and _runs(f"{self._proc}/{pid}"):
+            if name is not None and name not in seen and runs(f"{self._proc}/{pid}"):
                 seen.add(name)
                 yield name, pid
 
@@ -152,7 +193,7 @@ def _name(process: str) -> str | None:
     raise _EndingError(f"cannot find the container of process {process.rpartition('/')[2]}: it is ending")
 
 
-def _runs(process: str) -> bool:
+def runs(process: str) -> bool:
     """Whether the process has a thread that has not ended."""
     for task in (process, *_threads(process)):
         try:
@@ -161,6 +202,14 @@ def _runs(process: str) -> bool:
         except ENDED:
             continue
     return False
+
+
+def _processes(group: str) -> list[int]:
+    """The processes of a control group; none if it was removed."""
+    try:
+        return [int(pid) for pid in Path(group, "cgroup.procs").read_text().split()]
+    except OSError:
+        return []
 
 
 def _threads(process: str) -> list[str]:

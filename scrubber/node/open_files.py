@@ -27,7 +27,7 @@ _MAPPING = re.compile(
 _FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
 _AT_ONCE = 65536  # bytes; the kernel returns less each time
 _FEW = 8  # up to so many names, a search for each is faster than parsing all lines
-_READINGS = 5  # a process may map and unmap files while we read
+_READINGS = 5  # a process may open and close, map and unmap files while we read
 
 _NONE: frozenset[str] = frozenset()
 
@@ -70,19 +70,25 @@ class Search:
             self._mapped[key] = self._mapped.get(key, _NONE) | name
 
     def _open_in(self, task: str) -> frozenset[str]:
-        devices = _NONE
-        try:
-            names = os.listdir(f"{task}/fd")  # noqa: PTH208 -- the hot loop of every observation
-        except ENDED:
-            return devices
-        for name in names:
+        devices, seen = _NONE, frozenset[str]()
+        for _ in range(_READINGS):
             try:
-                found = os.stat(f"{task}/fd/{name}")  # noqa: PTH116 -- same
-            except OSError as error:
-                if error.errno not in _NOT_OURS:
-                    raise
-                continue
-            devices |= self._opened.get(_identity(found), _NONE)
+                names = frozenset(os.listdir(f"{task}/fd"))  # noqa: PTH208 -- the hot loop of every observation
+            except ENDED:
+                return devices
+            closed = frozenset[str]()
+            for name in names - seen:
+                try:
+                    found = os.stat(f"{task}/fd/{name}")  # noqa: PTH116 -- same
+                except OSError as error:
+                    if error.errno not in _NOT_OURS:
+                        raise
+                    closed |= {name}
+                    continue
+                devices |= self._opened.get(_identity(found), _NONE)
+            if not closed:
+                break
+            seen |= names - closed  # the process may have the closed file open under another number by now
         return devices
 
     def _mapped_in(self, task: str) -> frozenset[str]:

@@ -1,24 +1,32 @@
-"""Find the processes that have a device's files open or mapped, in one pass over /proc for all devices.
+"""Find the processes that have a device's files open or mapped.
 
-The pass does not see a file in transit on a unix socket, or one that only an io_uring keeps. A live process must take
-such a file back to use it, and then the process is seen.
+The kernel is asked first whether any process has them open (``open_check``). If it says no, there is no holder. If it
+says yes or cannot tell, one pass over /proc finds the holders of all these devices. The pass can miss a holder: a
+process that forks or reopens the file all the time, or a file that only a message or an io_uring keeps. If the kernel
+says that the device is open and the pass finds no process to explain this, the holders are unknown.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from scrubber.core.model import Holder
-from scrubber.node import threads
+from scrubber.node import open_check, threads
 from scrubber.node.open_files import Search
 from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
 
 _READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
+_PASSES = 3  # passes over /proc, while the kernel says that a device is open and no process explains this
+_LISTINGS = 4  # listings of /proc in one pass, while there are new processes
+
 _PIN = os.O_PATH | os.O_DIRECTORY
+
+
+IsOpen = Callable[[Iterable[str], Collection[int]], bool | None]
 
 
 def no_bystander(_holder: Holder) -> bool:
@@ -36,18 +44,23 @@ class Processes:
         *,
         whole_node: bool,
         namespace: int | None = None,
+        is_open: IsOpen = open_check.is_open,
+        on_pass: Callable[[], None] = lambda: None,
     ) -> None:
         """``whole_node``: the answer is None when any process is hidden.
 
         Without it, processes that we may not read are skipped. This is correct for simulated GPUs only: one user can
         read their files, so a process that we may not read cannot open them either (except root).
         ``container_of`` raises BlindError when the container is unknown: a process without a container may be ended.
-        ``namespace``: the pid namespace that shows the whole node, if it is not the initial one.
+        ``namespace``: the pid namespace that shows the whole node, if it is not the initial one. ``on_pass`` is called
+        at the beginning of each pass over /proc.
         """
         self._proc = proc
         self._container_of = container_of
         self._whole_node = whole_node
         self._namespace = namespace
+        self._is_open = is_open
+        self._on_pass = on_pass
 
     def holders(
         self,
@@ -61,23 +74,56 @@ class Processes:
         ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
         ``is_bystander`` is called while the pid of the holder cannot pass to another process.
         """
+        free = {it for it in files if not listed.get(it) and self._is_open(files[it], exclude) is False}
+        found: dict[str, tuple[Holder, ...] | None] = dict.fromkeys(free, ())
+        for _ in range(_PASSES):
+            rest = {device: paths for device, paths in files.items() if device not in found}
+            if not rest:
+                break
+            holders, passed_over = self._pass(rest, exclude, is_bystander, listed)
+            known = {*exclude, *passed_over, os.getpid()}
+            hidden = {it for it, seen in holders.items() if seen == () and self._is_open(files[it], known) is True}
+            found |= {device: seen for device, seen in holders.items() if device not in hidden}
+        return {device: found.get(device) for device in files}
+
+    def _pass(
+        self,
+        files: Mapping[str, Sequence[str]],
+        exclude: Collection[int],
+        is_bystander: Callable[[Holder], bool],
+        listed: Mapping[str, Collection[int]],
+    ) -> tuple[dict[str, tuple[Holder, ...] | None], set[int]]:
+        """The holders that one pass over /proc finds, and the pids of the bystanders."""
+        self._on_pass()
         search = Search(files)
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
-        skipped = {os.getpid(), *exclude}
+        passed_over: set[int] = set()
         named = _by_pid({device: listed.get(device, ()) for device in files})
-        for pid in pids(self._proc):
-            if pid in skipped or (pid not in named and of_kernel(f"{self._proc}/{pid}")):
+        for pid in self._pids({os.getpid(), *exclude}):
+            if pid not in named and of_kernel(f"{self._proc}/{pid}"):
                 continue
             read = self._read(pid, search, named.get(pid, frozenset()), is_bystander)
             blind = blind or (self._whole_node and read.blind)
             if read.unsure:
                 unknown |= read.devices
+            if read.bystander:
+                passed_over.add(pid)
             for device in read.devices:
                 found[device] += read.holder
         unproven = files.keys() if blind else unknown
-        return {device: None if device in unproven else tuple(holders) for device, holders in found.items()}
+        return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}, passed_over
+
+    def _pids(self, skipped: set[int]) -> Iterator[int]:
+        """All pids, also of processes that started meanwhile."""
+        seen = skipped
+        for _ in range(_LISTINGS):
+            new = [pid for pid in pids(self._proc) if pid not in seen]
+            if not new:
+                return
+            yield from new
+            seen = seen.union(new)
 
     def process(self, pid: int) -> tuple[Holder, ...]:
         """A process, whether or not it holds a device; empty if it has ended or its container is unknown."""
@@ -122,7 +168,9 @@ class Processes:
             finally:
                 os.close(pin)
             if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
-                return _ProcessReading(blind=read.blind) if bystander else replace(read, holder=(holder,))
+                return (
+                    _ProcessReading(blind=read.blind, bystander=True) if bystander else replace(read, holder=(holder,))
+                )
         return replace(read, unsure=True)
 
     def _read_files(self, pid: int, search: Search, named: frozenset[str]) -> _ProcessReading:
@@ -157,6 +205,7 @@ class _ProcessReading:
     blind: bool = False
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
+    bystander: bool = False
 
 
 def _by_pid(listed: Mapping[str, Collection[int]]) -> dict[int, frozenset[str]]:

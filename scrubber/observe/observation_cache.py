@@ -10,15 +10,17 @@ from scrubber.core.model import Facts, Holder, Moment, Record, State
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
 VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for it
-UNOBSERVED = 30.0  # seconds without an observation after which there is a gap: several rounds of the monitor
+OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
+UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which there is a gap
 ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
 
 
 class ObservedSince:
     """Since when each device is observed without a gap. A process that held the device meanwhile was seen."""
 
-    def __init__(self, began: float, now: Callable[[], Moment]) -> None:
-        """No device was observed before ``began``."""
+    def __init__(self, began: float, now: Callable[[], Moment], unobserved: float = UNOBSERVED) -> None:
+        """No device was observed before ``began``. After ``unobserved`` seconds without an observation there is a gap."""
+        self._unobserved = unobserved
         self._began = began
         self._now = now
         self._last: dict[str, float] = {}
@@ -28,7 +30,7 @@ class ObservedSince:
         """The facts with ``observed_since``. An observation that could not tell the holders does not count."""
         if facts.holders is not None:
             now = self._now().uptime
-            if now - self._last.get(device, now) > UNOBSERVED:
+            if now - self._last.get(device, now) > self._unobserved:
                 self._since[device] = now
             self._last[device] = now
         return replace(facts, observed_since=self._since.get(device, self._began))

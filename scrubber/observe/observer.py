@@ -1,7 +1,8 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation goes through all processes. A step that changes a device rests on a full observation only.
+observation asks the kernel for all holders, and goes through all processes only if the kernel does not say that there
+is none. A step that changes a device rests on a full observation only.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from scrubber.devices.calls import Caller, in_turn
 from scrubber.ground import log
 from scrubber.node import checkpoint, clock
 from scrubber.node.identity import kubelet_epoch
-from scrubber.node.proc import BlindError
+from scrubber.node.proc import DEAD, BlindError
 from scrubber.node.process_ends import ProcessEnds
 from scrubber.node.processes import Processes, no_bystander
 from scrubber.observe.driver_release import DriverRelease
-from scrubber.observe.observation_cache import ASSIGNED, ObservationCache, ObservedSince
+from scrubber.observe.observation_cache import ASSIGNED, UNOBSERVED, ObservationCache, ObservedSince
 
 logger = log.get("observer")
 
@@ -78,12 +79,15 @@ class Observer:
         caller: Caller | None = None,
         ends: ProcessEnds | None = None,
         now: Callable[[], Moment] = clock.now,
+        on_pass: Callable[[], None] = lambda: None,
+        unobserved: float = UNOBSERVED,
     ) -> None:
         """Nothing is observed yet.
 
         ``observed_since``: the uptime at which this service began. ``bystanders``: for each device, which holders do
         not count. ``ends``: learns at every full observation which process to follow, so that its end calls for the
-        next observation.
+        next observation. ``on_pass``: called whenever all processes are searched for live containers.
+        ``unobserved``: the seconds without an observation after which earlier proofs end.
         """
         self._bystanders = bystanders
         self.backend = backend
@@ -91,7 +95,7 @@ class Observer:
         self._processes = processes
         self._boot_id = boot_id
         self._kubelet_dir = kubelet_dir
-        self._observed_since = ObservedSince(observed_since, now)
+        self._observed_since = ObservedSince(observed_since, now, unobserved)
         self._late: dict[str, float] = {}  # since when a device does not answer
         self._caller = caller or Caller()
         self._workers: set[int] = set()
@@ -100,10 +104,11 @@ class Observer:
         self._driver = _Shared(self._find_driver)
         self._cache = ObservationCache()
         self._ends = ends
-        self._members: Mapping[str, int] = {}  # one process of each container that lives
+        self._members: Mapping[str, int] = {}  # one process of each container that was found alive
         self._release = DriverRelease(backend, self._caller, patience)
         self._listed: dict[str, frozenset[int]] = {}  # the holders that the driver listed at the last full observation
         self._took = 0.0  # seconds that the last full observation took
+        self._on_pass = on_pass
 
     def own(self, pid: int) -> None:
         """Count a process as a worker of the service, not as a holder."""
@@ -258,10 +263,8 @@ class Observer:
             ends.forget(device)
 
     def _is_in(self, pid: int, container: str | None) -> bool:
-        try:
-            return self.backend.container_of(pid) == container
-        except BlindError:
-            return False
+        """Whether a live process is in the container. False if its first thread has ended: a walk tells then."""
+        return any(it.container == container and it.state not in DEAD for it in self._processes.process(pid))
 
     def _remember(self, record: Record, facts: Facts) -> None:
         owner = record.owner.container if record.owner and self.backend.lists_holders else None
@@ -390,18 +393,19 @@ class Observer:
             return frozenset() if self._caused_by_release(error) else None
 
     def _walk(self, listed: Mapping[str, frozenset[int]]) -> Holders:
-        """Go through all processes once for all devices that have the same bystanders."""
+        """Find the holders together for all devices that have the same bystanders."""
+        workers = tuple(self._workers)
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
         found: Holders = {}
         for is_bystander, files in groups.items():
-            ignored = partial(self._is_ignored, tuple(self._workers), is_bystander)
-            found |= self._processes.holders(files, is_bystander=ignored, listed=listed)
+            ignored = partial(self._is_ignored, workers, is_bystander)
+            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed)
         return found
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
-        """Whether a holder is a worker, a descendant of a worker (a reset tool), or a bystander."""
+        """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""
         return self._processes.descends(holder.pid, workers) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
@@ -417,9 +421,23 @@ class Observer:
         return {uuid: found.get(uuid, frozenset()) for uuid in uuids}
 
     async def _is_alive(self, container: str | None) -> bool | None:
-        return None if container is None else container in await self._live_containers.ask(container)
+        if container is None:
+            return None
+        known = self._members.get(container)
+        member = await self._caller.ask(f"pod {container}", lambda: self._find_member(container, known), self.patience)
+        if member is not None:
+            self._members = {**self._members, container: member}
+            return True
+        return container in await self._live_containers.ask(container)
+
+    def _find_member(self, container: str, known: int | None) -> int | None:
+        """A live process of the container, the known one if it still runs; None if only a walk can tell."""
+        if known is not None and self._is_in(known, container):
+            return known
+        return self.backend.member(container)
 
     async def _find_containers(self, _asked: frozenset[str]) -> Mapping[str, int]:
+        self._on_pass()
         self._members = await self._caller.ask("containers", self.backend.living, self.patience)
         return self._members
 

@@ -16,6 +16,7 @@ from scrubber.devices.base import DeviceError
 from scrubber.ground import log
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable
 from scrubber.node.process_ends import ProcessEnds
+from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.observe.observer import Observer
 from scrubber.service.service import Service
 
@@ -25,7 +26,6 @@ STAGGER = 0.004  # seconds between the starts of two observations, so that a req
 ALARM_PAUSE, MAX_ALARM_PAUSE = 0.05, 0.4  # shortest and longest pause in seconds before a round that an alarm starts
 MAX_END_PAUSE = 2.0  # longest pause in seconds while a device's processes keep ending and its state stays the same
 CONCURRENT = 8  # devices observed at the same time, so that a request waits behind few of them
-QUIET_OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device that needed nothing
 QUIET_STATES = frozenset({State.CLEAN, State.QUARANTINED})  # in other states a holder may end, or a scrub may be due
 
 
@@ -150,7 +150,7 @@ class Monitor:
         now = asyncio.get_running_loop().time()
         if now < self._inventory_due:
             return ()
-        self._inventory_due = now + QUIET_OBSERVED_WITHIN - self._interval / 2
+        self._inventory_due = now + OBSERVED_WITHIN - self._interval / 2
         return self._register_all, self._restores.start
 
     async def _register_all(self) -> None:
@@ -162,7 +162,7 @@ class Monitor:
         """All devices except the quiet ones whose last observation is recent."""
         records = self._context.ledger.records
         self._quiet = {device: record for device, record in self._quiet.items() if records.get(device) is record}
-        rounds = max(1, int(QUIET_OBSERVED_WITHIN / self._interval))
+        rounds = max(1, int(OBSERVED_WITHIN / self._interval))
         per_round = max(CONCURRENT, math.ceil(len(self._quiet) / rounds))
         spared = frozenset([*self._quiet][per_round:])
         return [record for device, record in records.items() if device not in spared]

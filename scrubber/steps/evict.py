@@ -54,7 +54,8 @@ def run(order: Order, bench: Bench) -> Report:
         else:
             _wait(holders, min(_OBSERVE_EVERY, patience_ends - time.monotonic()))
     return _refuse(
-        "cannot prove who uses the device: run the service in the host pid namespace and as root",
+        "cannot prove who uses the device: a process hides from /proc, or the service does not see all processes; "
+        "see `autoclave doctor`",
         Findings(holders=tuple(found.values()), terminated=tuple(ended)),
     )
 

@@ -14,8 +14,9 @@ from scrubber.cli import service_call
 from scrubber.core import events
 from scrubber.core.events import LedgerEntry
 from scrubber.core.model import AilmentKind, DeviceInfo, Incarnation, Moment, Sign
-from scrubber.devices.simulated import creation, documents, layout, lease, tenants
+from scrubber.devices.simulated import creation, documents, layout, tenants
 from scrubber.ledger import opening
+from scrubber.node import open_check
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def test_an_occupant_writes_its_secret_and_release_ends_it(autoclave, gpus):
     assert "of container pod-7 uses the GPU" in told
     assert tenants.scan(gpus, uuid, b"hush") == 3
     assert drill(autoclave, gpus, "release", "0") == f"GPU 0: ended {pid}\n"
-    assert lease.held(layout.find(gpus, uuid).memory) is False
+    assert open_check.is_open([str(layout.find(gpus, uuid).memory)]) is False
     assert drill(autoclave, gpus, "release", "0") == "GPU 0: no process of a container uses the GPU\n"
 
 

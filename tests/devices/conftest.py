@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices.base import Care
-from scrubber.devices.simulated import creation, lease
+from scrubber.devices.simulated import creation
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.devices.simulated.gpu import SimulatedGpu
 from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.node import open_check
 from scrubber.node.processes import Processes
 
 MEMORY_BYTES = 3 * 2**20 + 4096  # three whole chunks and a part of one
@@ -56,7 +57,7 @@ class Bank:
 
     def untouched(self) -> bool:
         """Nobody has any memory open, which the kernel tells without a look at every process of the machine."""
-        return all(lease.held(memory) is False for memory in self.root.glob("gpu*/memory"))
+        return all(open_check.is_open([str(memory)]) is False for memory in self.root.glob("gpu*/memory"))
 
     def holders(self) -> set[int]:
         observer = Processes(Path("/proc"), self.backend.container_of, whole_node=False)

@@ -64,7 +64,7 @@ PLANTED = [
     ("scrubber/service/service.py", "from scrubber.api import server", FLOORS),
     ("scrubber/service/service.py", "from scrubber.service import monitor", CYCLE),
     ("scrubber/steps/health.py", "from scrubber import service", FLOORS),
-    ("scrubber/devices/calls.py", "from scrubber import node", FLOORS),
+    ("scrubber/devices/calls.py", "from scrubber import observe", FLOORS),
     ("scrubber/app.py", "from scrubber import daemon", FLOORS),
     ("scrubber/cuda/warmth.py", "from scrubber import devices", FLOORS),
     ("scrubber/utils.py", "import re", FLOORS),  # a room that nobody planned

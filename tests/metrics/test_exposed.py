@@ -103,6 +103,21 @@ def test_a_story_is_told_in_figures(service):
     tenants.release(service.simulated_dir, clean.device)
 
 
+def test_scrubs_and_hooks_of_free_gpus_read_no_list_of_processes(service, running_pod):
+    uid, _sandbox = running_pod
+    device = service.settled(0, "clean").device
+    service.settled(1, "clean")
+
+    async def hand_over() -> None:
+        async with client.ScrubberClient(service.run_dir / "scrubber.sock") as scrubber:
+            await scrubber.acquire([device], announced=True)
+            await scrubber.start([device], uid)
+
+    asyncio.run(hand_over())
+    assert service.settled(0, "in_use").owner == uid
+    assert scrape(service).one("autoclave_process_passes_total") == 0
+
+
 def test_nothing_is_shown_that_is_not_in_the_table(service):
     service.settled(0, "clean")
     service.settled(1, "clean")

@@ -161,7 +161,7 @@ def test_processes_leave_bystanders_out_unless_everybody_is_asked_for(node: Node
     device = tmp_path / "device"
     device.touch()
     (node.process / "fd/3").symlink_to(device)
-    observer = Processes(node.proc.path, lambda _pid: None, whole_node=True)
+    observer = Processes(node.proc.path, lambda _pid: None, whole_node=True, is_open=lambda _files, _beside: None)
     known = Bystanders([Bystander(str(node.exe))], node.proc.path, node.logs)
     assert observer.holders({"gpu": [str(device)]}, is_bystander=known.knows) == {"gpu": ()}
     assert [holder.pid for holder in observer.holders({"gpu": [str(device)]})["gpu"] or ()] == [7]

@@ -220,9 +220,9 @@ def test_real_groups_tell_real_processes_dead_or_alive(groups: list[Path], tmp_p
         for code in ("import time; print(1, flush=True); time.sleep(60)", DEAD_LEADER):
             process = launch(enter + code, tmp_path / "file")
             assert observer.of(process.pid) == pod
-            assert cgroups._runs(f"/proc/{process.pid}")
+            assert cgroups.runs(f"/proc/{process.pid}")
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            assert not cgroups._runs(f"/proc/{process.pid}")
+            assert not cgroups.runs(f"/proc/{process.pid}")
             process.wait()
             assert observer.of(process.pid) is None

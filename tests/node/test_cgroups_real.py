@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from scrubber.node.cgroups import Containers
+from tests.pod_groups import roots
 
 UID = f"{os.getpid():08x}-11aa-4b3c-9d3e-5f6a7b8c9d0e"  # of nobody else
 NEIGHBOUR = f"ffffffff{UID[8:]}"
@@ -43,14 +44,6 @@ Group = Callable[[str], Path]
 def pod(driver: str, uid: str = UID) -> str:
     """The group of a pod."""
     return POD[driver].format(uid, _=uid.replace("-", "_"))
-
-
-def roots() -> dict[str, Path]:
-    """A hierarchy of each version, as far as this machine has them."""
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    first = [Path(it[1]) for it in mounts if it[2] == "cgroup" and "pids" in it[3].split(",")]
-    second = [Path(it[1]) for it in mounts if it[2] == "cgroup2"]
-    return {name: found[0] for name, found in (("first", first), ("second", second)) if found}
 
 
 @pytest.fixture(params=["second", "first"])
@@ -133,6 +126,26 @@ def test_a_pod_lives_as_long_as_a_process_in_whichever_of_its_containers(driver,
     assert UID not in observer.living(), "its groups are all there still, and empty"
 
 
+@pytest.mark.parametrize("driver", [it for it in POD if "kind" not in it])
+@pytest.mark.parametrize("runtime", CONTAINER)
+def test_a_process_of_a_pod_is_found_by_the_pods_own_group(driver, runtime, group, enter) -> None:
+    process = enter(group(f"{pod(driver)}/{CONTAINER[runtime]}"))
+    mount = group("")
+    observer = Containers(Path("/proc"), groups=mount)
+    assert observer.member(UID) == process.pid
+    assert observer.member(NEIGHBOUR) is None
+    process.collect()
+    assert observer.member(UID) is None
+
+
+def test_a_name_that_is_no_uid_leads_to_no_group(tmp_path: Path) -> None:
+    (tmp_path / "kubepods").mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/cgroup.procs").write_text(str(os.getpid()))
+    observer = Containers(Path("/proc"), groups=tmp_path)
+    assert [observer.member(name) for name in ("/../../outside", "pod-a", f"container:{ID[:12]}")] == [None] * 3
+
+
 def test_who_has_ended_keeps_no_pod_alive_whether_it_was_collected_or_not(group, enter, observer) -> None:
     process = enter(group(pod("systemd, burstable")))
     assert UID in observer.living()
@@ -162,6 +175,7 @@ WITHIN_A_POD = """
 import ctypes, os, sys
 from pathlib import Path
 from scrubber.node.cgroups import Containers
+from tests.pod_groups import roots
 own, pid = sys.argv[1:]
 Path(own).write_text("0")
 if ctypes.CDLL(None).unshare(0x02000000):  # CLONE_NEWCGROUP: as every container has one, on the second version

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from scrubber.core.model import Holder
 from scrubber.node import clock, proc
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
+from tests.node.test_open_check import IN_TRANSIT, RESTLESS
 from tests.patience import WITHIN
 
 PROC = Path("/proc")
@@ -77,6 +79,10 @@ def nobody(_pid: int) -> None:
     """No process belongs to a container."""
 
 
+def cannot_tell(_files: Iterable[str], _beside: Collection[int]) -> None:
+    """The kernel keeps no count: as of a device node, and of files that only a pretended process has open."""
+
+
 def look(file: Path, exclude: tuple[int, ...] = ()) -> tuple[Holder, ...]:
     found = Processes(PROC, nobody, whole_node=False).holders({"gpu": [str(file)]}, exclude)["gpu"]
     assert found is not None
@@ -87,8 +93,46 @@ def pids(file: Path) -> list[int]:
     return [holder.pid for holder in look(file)]
 
 
-def test_nobody_uses_a_file_that_nobody_has_open(file: Path) -> None:
-    assert look(file) == ()
+FORKING = """
+import os, sys, time
+os.open(sys.argv[1], os.O_RDWR)
+print(1, flush=True)
+while os.path.exists(sys.argv[1]) and (os.fork() == 0 or os._exit(0)):
+    time.sleep(0.003)
+"""
+
+
+def not_needed() -> None:
+    raise AssertionError("all processes of the node were read")
+
+
+def test_a_file_that_no_process_has_open_needs_no_pass_over_the_processes(file: Path) -> None:
+    processes = Processes(PROC, nobody, whole_node=False, on_pass=not_needed)
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
+
+
+def test_a_file_that_only_our_worker_has_open_needs_no_pass(file: Path, launch) -> None:
+    worker, processes = launch(OPEN, file), Processes(PROC, nobody, whole_node=False, on_pass=not_needed)
+    assert processes.holders({"gpu": [str(file)]}, [worker.pid]) == {"gpu": ()}
+
+
+def test_an_open_file_that_no_process_shows_is_unknown(file: Path, launch) -> None:
+    processes = Processes(PROC, nobody, whole_node=False)
+    holder = launch(IN_TRANSIT, file)
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": None}
+    holder.kill()
+    holder.wait()
+    assert processes.holders({"gpu": [str(file)]}) == {"gpu": ()}
+
+
+@pytest.mark.parametrize("code", [RESTLESS, FORKING], ids=["moves its descriptor", "forks and exits"])
+def test_a_holder_that_keeps_moving_never_looks_absent(file: Path, launch, code: str) -> None:
+    """Passes alone missed such holders in most looks."""
+    launch(code, file)
+    processes = Processes(PROC, nobody, whole_node=False)
+    looks = [processes.holders({"gpu": [str(file)]})["gpu"] for _ in range(10)]
+    file.unlink()  # ends the process that forks
+    assert () not in looks
 
 
 def test_a_process_with_the_file_open_is_described(file: Path, launch) -> None:
@@ -237,7 +281,7 @@ def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: Nod
     (tmp_path / "file").touch()
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /dev/full\n")
     (directory / "map_files/400000-401000").symlink_to(tmp_path / "file")
-    observer = Processes(node_proc.path, nobody, whole_node=True)
+    observer = Processes(node_proc.path, nobody, whole_node=True, is_open=cannot_tell)
     assert observer.holders({"gpu": ["/dev/full"]}) == {"gpu": ()}
     (directory / "map_files/400000-401000").unlink()
     (directory / "map_files/400000-401000").symlink_to("/dev/full")
@@ -247,7 +291,9 @@ def test_a_file_that_bears_the_name_of_a_device_is_not_the_device(node_proc: Nod
 def test_a_mapping_that_cannot_be_looked_behind_spoils_the_proof(node_proc: NodeProc) -> None:
     directory = node_proc.add(7, "0::/\n")
     (directory / "maps").write_text("00400000-00401000 rw-s 00000000 00:05 4711                       /any/name\n")
-    assert Processes(node_proc.path, nobody, whole_node=True).holders({"gpu": ["/dev/full"]}) == {"gpu": None}
+    assert Processes(node_proc.path, nobody, whole_node=True, is_open=cannot_tell).holders({"gpu": ["/dev/full"]}) == {
+        "gpu": None
+    }
 
 
 def test_a_process_that_is_stuck_in_the_kernel_says_so(file: Path, launch) -> None:
@@ -260,7 +306,9 @@ def test_who_seems_dead_and_holds_the_device_is_nobody_that_can_be_named(node_pr
     """Whoever acts on the answer takes the dead for gone: another thread may have held on."""
     directory = node_proc.add(7, "0::/\n", state="Z")
     (directory / "fd/3").symlink_to(file)
-    assert Processes(node_proc.path, nobody, whole_node=True).holders({"gpu": [str(file)]}) == {"gpu": None}
+    assert Processes(node_proc.path, nobody, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
+        "gpu": None
+    }
 
 
 def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(node_proc: NodeProc, file: Path) -> None:
@@ -272,7 +320,7 @@ def test_whose_process_it_is_cannot_be_told_is_no_proof_for_its_device_alone(nod
     other = file.with_name("other")
     other.touch()
     for whole_node in (True, False):
-        observer = Processes(node_proc.path, hidden, whole_node=whole_node)
+        observer = Processes(node_proc.path, hidden, whole_node=whole_node, is_open=cannot_tell)
         assert observer.holders({"a": [str(file)], "b": [str(other)]}) == {"a": None, "b": ()}
 
 
@@ -289,7 +337,9 @@ def test_a_number_that_goes_to_another_process_meanwhile_is_looked_at_again(node
             node_proc.add(pid, "0::/\n")
         return "pod-a"
 
-    assert Processes(node_proc.path, container_of, whole_node=True).holders({"gpu": [str(file)]}) == {"gpu": ()}
+    assert Processes(node_proc.path, container_of, whole_node=True, is_open=cannot_tell).holders(
+        {"gpu": [str(file)]}
+    ) == {"gpu": ()}
     assert asked == [7]
 
 
@@ -353,8 +403,12 @@ def test_outside_the_initial_pid_namespace_nothing_is_proven(tmp_path: Path, fil
     (tmp_path / "container/self/ns").mkdir(parents=True)
     (tmp_path / "container/self/ns/pid").touch()
     for seen in (tmp_path / "container", tmp_path / "empty"):
-        assert Processes(seen, nobody, whole_node=True).holders({"gpu": [str(file)]}) == {"gpu": None}
-        assert Processes(seen, nobody, whole_node=False).holders({"gpu": [str(file)]}) == {"gpu": ()}
+        assert Processes(seen, nobody, whole_node=True, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
+            "gpu": None
+        }
+        assert Processes(seen, nobody, whole_node=False, is_open=cannot_tell).holders({"gpu": [str(file)]}) == {
+            "gpu": ()
+        }
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming somebody else takes root")
@@ -373,7 +427,8 @@ with tempfile.TemporaryDirectory() as directory:
     for name in ("self", sys.argv[1]):
         (proc / name).symlink_to(f"/proc/{name}")
     processes.sees_all = lambda *_: True
-    looks = [Processes(proc, lambda pid: None, whole_node=full).holders({"gpu": [str(file)]}) for full in (True, False)]
+    files, unknown = {"gpu": [str(file)]}, {"is_open": lambda *_: None}
+    looks = [Processes(proc, lambda pid: None, whole_node=full, **unknown).holders(files) for full in (True, False)]
     os.write(1, repr(looks).encode())
 """
     # Imported as root, because the checkout may not be readable to anybody else.

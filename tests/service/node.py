@@ -297,6 +297,11 @@ class Node:
         """The container of a process."""
         return next((process.container for process in self.everybody() if process.pid == pid), None)
 
+    def member(self, container: str) -> int | None:
+        """Only ``living`` tells."""
+        del container
+        return None
+
     def living(self) -> dict[str, int]:
         """Those of which anything runs."""
         return dict.fromkeys(self.alive, 0)
@@ -340,6 +345,11 @@ class Node:
         assert not any(listed.values())
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
         return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
+
+    def process(self, pid: int) -> tuple[Holder, ...]:
+        """None is found: only ``living`` tells of containers."""
+        del pid
+        return ()
 
     def descends(self, pid: int, ancestors: Collection[int]) -> bool:
         """Nobody here starts anybody."""

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core.model import AilmentKind, State
-from scrubber.observe.observation_cache import UNOBSERVED
-from scrubber.service.monitor import CONCURRENT, QUIET_OBSERVED_WITHIN
+from scrubber.observe.observation_cache import OBSERVED_WITHIN, UNOBSERVED
+from scrubber.service.monitor import CONCURRENT
 from tests.service.asking import let_on, scrubs
 
 MANY = 3 * CONCURRENT
@@ -73,7 +73,7 @@ async def settled(build, gpus: int):
     world = build(gpus=gpus)
     await world.start()
     await world.clean()
-    await asyncio.sleep(2 * QUIET_OBSERVED_WITHIN)
+    await asyncio.sleep(2 * OBSERVED_WITHIN)
     return world
 
 
@@ -84,9 +84,9 @@ async def test_quiet_devices_are_observed_in_turn_and_not_reconciled(build, monk
         counting(monkeypatch, world.upkeep, "reconcile"),
         counting(monkeypatch, world.node, "quick_observation"),
     )
-    await asyncio.sleep(10 * QUIET_OBSERVED_WITHIN)
+    await asyncio.sleep(10 * OBSERVED_WITHIN)
     assert not reconciled
-    slots = 10 * QUIET_OBSERVED_WITHIN if gpus <= CONCURRENT else 10 * QUIET_OBSERVED_WITHIN * CONCURRENT / MANY
+    slots = 10 * OBSERVED_WITHIN if gpus <= CONCURRENT else 10 * OBSERVED_WITHIN * CONCURRENT / MANY
     for device in world.uuids:
         assert slots - 2 <= observed.count(device) <= slots + 2
 
@@ -98,7 +98,7 @@ async def test_a_change_of_a_quiet_device_is_found_in_time(build, number):
     await asyncio.sleep(number / 10)
     world.intrude(one)
     world.node.gpus[other].remap_failed = True
-    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
+    await asyncio.sleep(OBSERVED_WITHIN + 1)
     assert world.state(one) is not State.CLEAN
     assert world.record(other).quarantine.ailment.kind is AilmentKind.REMAP_FAILED
 
@@ -109,7 +109,7 @@ async def test_a_hanging_device_hides_no_change_of_a_quiet_one(build):
     await asyncio.sleep(1)
     for device in (world.uuids[1], world.uuids[-1]):
         world.intrude(device)
-        await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
+        await asyncio.sleep(OBSERVED_WITHIN + 1)
         assert world.state(device) is not State.CLEAN
     await world.reach(world.uuids[0], State.QUARANTINED)
     world.node.gpus[world.uuids[0]].hangs = False

@@ -12,7 +12,7 @@ from scrubber.devices.calls import UnresponsiveError
 from scrubber.ground.errors import InvalidRequest, Reason
 from scrubber.node.checkpoint import CheckpointEntry
 from scrubber.node.pods import Tenants
-from scrubber.service.monitor import QUIET_OBSERVED_WITHIN
+from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from scrubber.service.report import StatusReporter
 from tests.service.asking import let_on
 
@@ -46,13 +46,13 @@ async def test_an_unknown_or_ambiguous_name_is_refused(reporter, name, reason):
 async def test_a_slice_has_the_name_of_its_gpu_and_number(world, reporter):
     for number, gpu in enumerate(world.node.gpus.values()):
         gpu.info = replace(gpu.info, index=3, slice=number, parent="GPU-p", mig=True)
-    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
+    await asyncio.sleep(OBSERVED_WITHIN + 1)
     assert [reporter.find(name) for name in ("3:0", "3:1")] == [*world.uuids]
     with pytest.raises(InvalidRequest) as refused:
         reporter.find("3")
     assert refused.value.reason is Reason.INVALID_REQUEST
     world.node.gpus[world.uuids[0]].info = replace(world.node.gpus[world.uuids[0]].info, index=0)
-    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
+    await asyncio.sleep(OBSERVED_WITHIN + 1)
     assert reporter.find("3") == world.uuids[1]
 
 

@@ -13,7 +13,7 @@ import pytest
 from scrubber.core import events as ev
 from scrubber.core.model import Path, State, Step, Trigger
 from scrubber.ground.errors import AutoclaveError, LedgerUnavailable, NotReady, Reason, Refused
-from scrubber.service.monitor import QUIET_OBSERVED_WITHIN
+from scrubber.observe.observation_cache import OBSERVED_WITHIN
 from tests.service.node import Kind
 
 
@@ -316,12 +316,12 @@ async def test_s16_the_history_follows_the_uuid(world):
     world.node.end_container(await exposed(world, one.info.uuid))
     one.info, two.info = replace(one.info, index=1), replace(two.info, index=0)
     await world.clean()
-    await asyncio.sleep(QUIET_OBSERVED_WITHIN + 1)
+    await asyncio.sleep(OBSERVED_WITHIN + 1)
     assert world.record(one.info.uuid).device.index == 1
     assert world.record(one.info.uuid).last_receipt is not None
     new = replace(one.info, uuid="GPU-new")
     world.node.gpus["GPU-new"] = replace(one, info=new)
-    async with asyncio.timeout(QUIET_OBSERVED_WITHIN + 1):
+    async with asyncio.timeout(OBSERVED_WITHIN + 1):
         while "GPU-new" not in world.life.ledger.records:
             await world.life.ledger.newer_row(world.life.ledger.seq, 1.0)
     await world.reach("GPU-new", State.SCRUBBING)

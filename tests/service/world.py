@@ -29,6 +29,7 @@ from scrubber.ledger import store
 from scrubber.ledger.ledger import Ledger
 from scrubber.ledger.sqlite import SqliteStore
 from scrubber.node.processes import Processes
+from scrubber.observe.observation_cache import UNOBSERVED
 from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 from scrubber.service.context import ServiceContext
@@ -357,6 +358,7 @@ class World:
             self.node.now().uptime,
             caller=cast("Caller", PretendCaller(self.chance)),
             now=self.node.now,
+            unobserved=max(UNOBSERVED, 3 * self._interval),
         )
         token = lambda size: self.chance.randbytes(size).hex()  # noqa: E731 - three words
         jobs = Jobs(ledger, observer, self._hire, self._mend, self.node.now, token, WATCH_EVERY)

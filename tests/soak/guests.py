@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections import Counter
@@ -46,7 +47,7 @@ class Words:
 
     async def begin(self, uid: str, deeds: str, memories: Iterable[Path], container: str = "") -> Process | None:
         """A tenant of a container, or of none, as soon as it says that it is there; None when it never does."""
-        environment = {containers.MARK: container} if container else {}
+        environment = {containers.MARK: container} if container else {"PATH": os.defpath}
         with self.errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(PROGRAM), str(self.directory), uid, deeds, *map(str, memories)),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import pynvml
 
@@ -29,6 +30,19 @@ from scrubber.devices.nvidia.nvml import SLICE, Library
 from scrubber.devices.nvidia.reset import locks, pending_restore
 
 
+class ContainerLookup(Protocol):
+    """Finds the containers of processes."""
+
+    def of(self, pid: int) -> str | None:
+        """The container that a process belongs to."""
+
+    def living(self) -> Mapping[str, int]:
+        """All containers that still have a process, each with one of its processes."""
+
+    def member(self, pod: str) -> int | None:
+        """A live process of the pod, if one is found without going through all processes."""
+
+
 class Nvidia:
     """The backend of NVIDIA GPUs, which asks NVML."""
 
@@ -40,22 +54,20 @@ class Nvidia:
     def __init__(
         self,
         host: Host,
-        container_of: Callable[[int], str | None],
-        living: Callable[[], Mapping[str, int]],
+        containers: ContainerLookup,
         settings: Path,
         library: Library | None = None,
         kernel: Lines | None = None,
         whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
-        """Open nothing yet. The caller provides the container lookups and the kernel log.
+        """Open nothing yet. The caller provides the container lookup and the kernel log.
 
         ``settings`` is the folder where workers store the settings that each GPU was first seen with. The folder of
         reset locks is next to it. ``whole`` says which XIDs concern every slice of a GPU, even if they name one slice.
         """
         self._missing = warmth.missing()
         self._host = host
-        self._container_of = container_of
-        self._living = living
+        self._containers = containers
         self._settings = settings
         self._resets = _resets(settings)
         self._library = library or Library()
@@ -245,11 +257,15 @@ class Nvidia:
 
     def container_of(self, pid: int) -> str | None:
         """The container that a process belongs to."""
-        return self._container_of(pid)
+        return self._containers.of(pid)
 
     def living(self) -> Mapping[str, int]:
         """All containers that still have a process, each with one of its processes."""
-        return self._living()
+        return self._containers.living()
+
+    def member(self, container: str) -> int | None:
+        """A process of the pod, by the pod's control group."""
+        return self._containers.member(container)
 
     def release_driver(self) -> None:
         """Close NVML until ``reacquire_driver``."""

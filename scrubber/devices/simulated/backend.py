@@ -7,11 +7,12 @@ from pathlib import Path
 
 from scrubber.core.model import DeviceInfo, Vitals
 from scrubber.devices.base import Address, Care, DeviceError, Readings
-from scrubber.devices.simulated import condition, containers, documents, layout, lease
+from scrubber.devices.simulated import condition, containers, documents, layout
 from scrubber.devices.simulated.alarm import Alarm
 from scrubber.devices.simulated.documents import Driver
 from scrubber.devices.simulated.layout import GpuFiles
 from scrubber.ground import log
+from scrubber.node import open_check
 
 logger = log.get("simulated")
 
@@ -87,8 +88,8 @@ class Simulated:
         return found
 
     def files(self, uuid: str) -> tuple[str, ...]:
-        """The memory file."""
-        return (str(self._place(uuid).memory),)
+        """The files of the memory and of the memory on the chip."""
+        return _files(self._place(uuid))
 
     def reach(self, uuid: str, care: Care) -> tuple[str, ...]:  # noqa: ARG002 - the port's
         """The paths of the device alone: a reset affects no other device."""
@@ -105,6 +106,10 @@ class Simulated:
     def living(self) -> dict[str, int]:
         """The simulated containers that have a live process, each with one of its processes."""
         return containers.living()
+
+    def member(self, container: str) -> int | None:
+        """A process of the pod, by the pod's control group. Of a container with a mark, only ``living`` finds one."""
+        return containers.PODS.member(container)
 
     def pending_restores(self) -> dict[str, Address]:
         """None: a reset leaves nothing to restore."""
@@ -155,4 +160,9 @@ class Simulated:
 
 
 def _in_use(place: GpuFiles, *, lost: bool) -> bool | None:
-    return None if lost else lease.held(place.memory)
+    return None if lost else open_check.is_open(_files(place))
+
+
+def _files(place: GpuFiles) -> tuple[str, ...]:
+    """The memory, and the memory on the chip where there is one."""
+    return tuple(str(file) for file in (place.memory, place.chip) if file is place.memory or file.exists())

@@ -1,36 +1,83 @@
-"""Simulated containers: an environment variable names the container of a process."""
+"""Find the containers of processes on a node with simulated GPUs.
+
+A pod of Kubernetes has its own control groups. Elsewhere, for example in the demo, an environment variable names the
+simulated container of a process.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+from scrubber.core import names
+from scrubber.node.cgroups import Containers, runs
+from scrubber.node.proc import ENDED, BlindError, of_kernel
+
+PROC = Path("/proc")
 MARK = "AUTOCLAVE_SIMULATED_CONTAINER"
+PODS = Containers(PROC)
 _PREFIX = f"{MARK}=".encode()
 
 
 def of(pid: int) -> str | None:
-    """The container of a process; None if it has none, has ended, or we may not read it.
-
-    A zombie (state Z) has no environment any more, and so no container.
-    """
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    for entry in environment.split(b"\0"):
-        if entry.startswith(_PREFIX):
-            return entry.removeprefix(_PREFIX).decode(errors="replace")
-    return None
+    """The container of a process; None if it is in none or has ended. BlindError if that cannot be told."""
+    return _pod(pid) or _marked(pid)
 
 
 def members() -> Iterator[tuple[int, str]]:
-    """All processes in simulated containers, each with its container."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (container := of(int(entry.name))) is not None:
+    """All processes in containers, each with its container."""
+    for entry in PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            container = of(int(entry.name))
+        except BlindError:
+            continue
+        if container is not None:
             yield int(entry.name), container
 
 
 def living() -> dict[str, int]:
     """The containers that have a live process, each with one of its processes."""
     return {name: pid for pid, name in members()}
+
+
+def _pod(pid: int) -> str | None:
+    """The pod of a process. The pod in which the service itself runs does not count: the demo may run in a pod."""
+    found = PODS.of(pid)
+    return found if found is not None and names.is_pod(found) and found != _own_pod(os.getpid()) else None
+
+
+@cache
+def _own_pod(pid: int) -> str | None:
+    return PODS.of(pid)
+
+
+def _marked(pid: int) -> str | None:
+    process = PROC / str(pid)
+    # A first thread that has ended shows no environment; the other threads still do.
+    environment = _environment(process) or next(filter(None, map(_environment, _threads(process))), b"")
+    if not environment and not of_kernel(str(process)) and runs(str(process)):
+        raise BlindError(f"cannot find the container of process {pid}: its environment is empty")
+    for entry in environment.split(b"\0"):
+        if entry.startswith(_PREFIX):
+            return entry.removeprefix(_PREFIX).decode(errors="replace")
+    return None
+
+
+def _environment(task: Path) -> bytes:
+    try:
+        return (task / "environ").read_bytes()
+    except ENDED:
+        return b""
+    except OSError as error:
+        raise BlindError(f"cannot find the container of process {task.name}: {error.strerror}") from error
+
+
+def _threads(process: Path) -> list[Path]:
+    try:
+        return list((process / "task").iterdir())
+    except OSError:
+        return []

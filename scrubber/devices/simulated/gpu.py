@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scrubber.core.measurements import Mismatch, Scratched, Tested, Uncovered, joined
 from scrubber.core.model import Findings, Vitals
-from scrubber.devices.base import DeviceError, DeviceLostError, Progress
+from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError, Progress
 from scrubber.devices.simulated import chip, condition, documents, layout, memory, patterns, selftest
 from scrubber.devices.simulated.documents import Counters, Faults, Resetting, SimulatedSettings
 from scrubber.devices.simulated.layout import GpuFiles
@@ -53,6 +53,8 @@ class SimulatedGpu:
                 self._answer()
                 condition.stall(self._place, lambda: step(0))
                 mismatch = joined(mismatch, cells.compare(pattern, step, *then))
+            if mismatch is not None and cells.holds(mismatch):
+                raise NotNowError("another process wrote to the memory during the clear; the memory itself is good")
             covered, allocatable = cells.size if chosen else 0, self._allocatable(cells.size)
             missing = (Uncovered("cut off", allocatable - cells.size),) if cells.size < allocatable else ()
             return Findings(covered, allocatable, residue.bytes, mismatch, residue_at=residue.begins, uncovered=missing)

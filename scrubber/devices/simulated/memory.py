@@ -66,6 +66,12 @@ class MemoryFile:
                 found = joined(wrong, found) if downwards else joined(found, wrong)
         return found
 
+    def holds(self, mismatch: Mismatch) -> bool:
+        """Whether the first byte of a mismatch holds what is written to it now. A stuck bit does not."""
+        expected = bytearray((mismatch.expected,))
+        self._write(mismatch.offset, memoryview(expected))
+        return self._read(mismatch.offset, bytearray(1)) == expected
+
     def _chunks(
         self, step: Step, then: Pattern | None, *, downwards: bool = False
     ) -> Iterator[tuple[int, bytearray]]:  # fmt: skip
@@ -102,11 +108,16 @@ class MemoryFile:
 
 @contextmanager
 def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[MemoryFile]:
-    """Open the memory during the block only: an idle worker is not a holder."""
+    """Open the memory during the block only: an idle worker is not a holder.
+
+    A process that had the file open may have made it larger. The memory of a GPU does not grow, so the rest is cut off.
+    """
     try:
         handle = os.open(place.memory, os.O_RDWR | os.O_CLOEXEC)
         try:
-            yield MemoryFile(handle, os.fstat(handle).st_size, stuck_bits)
+            size = min(os.fstat(handle).st_size, place.info().memory_bytes)
+            os.ftruncate(handle, size)
+            yield MemoryFile(handle, size, stuck_bits)
         finally:
             os.close(handle)
     except OSError as error:

@@ -25,6 +25,19 @@ INITIAL = "pid:[4026531836]"
 RUNNING = range(4700, 4800)  # the pids of running processes
 
 
+class Pods:
+    """Each process is in a pod of its own."""
+
+    def of(self, pid: int) -> str:
+        return f"pod-{pid}"
+
+    def living(self) -> dict[str, int]:
+        return {"pod-1": 1}
+
+    def member(self, pod: str) -> int | None:
+        return self.living().get(pod)
+
+
 @dataclass(frozen=True)
 class Rig:
     """A machine, the files of its host, and the library that reads both."""
@@ -36,8 +49,7 @@ class Rig:
 
     def backend(self, **more) -> Nvidia:
         """A new backend, which has read nothing yet."""
-        living = {"pod-1": 1}
-        return Nvidia(self.host, lambda pid: f"pod-{pid}", lambda: living, self.settings, self.library, **more)
+        return Nvidia(self.host, Pods(), self.settings, self.library, **more)
 
     @property
     def settings(self) -> Path:

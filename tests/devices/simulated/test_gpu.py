@@ -9,7 +9,7 @@ import pytest
 
 from scrubber.core.measurements import Mismatch, Uncovered
 from scrubber.core.model import Findings, Vitals
-from scrubber.devices.base import DeviceError, DeviceLostError, Gpu
+from scrubber.devices.base import DeviceError, DeviceLostError, Gpu, NotNowError
 from scrubber.devices.simulated import creation, documents, drills
 from scrubber.devices.simulated.documents import Resetting, SimulatedSettings
 from scrubber.devices.simulated.patterns import CHUNK
@@ -78,6 +78,29 @@ def test_all_bad_bytes_are_counted_and_the_first_is_named(bank) -> None:
     for offset in (2**21, 77, 78):
         drills.bad_memory(bank.root, bank.first, offset, bit=0)
     assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch == Mismatch(77, 0, 1, 3)
+
+
+def test_a_byte_that_another_process_wrote_is_no_fault_of_the_memory(bank) -> None:
+    memory = bank.place(bank.first).memory
+    written = iter([True])
+
+    def write_once(done: int, total: int) -> None:
+        if done >= total // 2 and next(written, False):
+            with memory.open("r+b") as file:
+                file.write(b"x")
+
+    with pytest.raises(NotNowError, match="another process wrote to the memory"):
+        bank.gpu(bank.first).clear(KEY, ("zero",), write_once)
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).mismatch is None
+
+
+def test_memory_that_grew_is_cut_to_the_size_of_the_device(bank) -> None:
+    size = size_of(bank)
+    with bank.place(bank.first).memory.open("r+b") as memory:
+        memory.seek(2**40)
+        memory.write(b"secret")
+    assert bank.gpu(bank.first).clear(KEY, ("zero",), nowhere).covered_bytes == size
+    assert bank.place(bank.first).memory.stat().st_size == size
 
 
 def test_swapped_chunks_are_noticed(bank, monkeypatch) -> None:

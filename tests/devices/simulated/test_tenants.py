@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import containers, layout, tenants
+from scrubber.node.proc import BlindError
+from tests.node.conftest import DEAD_LEADER
 
 SECRET = b"the launch code is 0000"
 POD = f"pod-{uuid.uuid4()}"  # containers are known to the whole machine, other test runs included
@@ -110,3 +113,29 @@ def test_a_tenant_that_cannot_open_the_memory_says_why(bank) -> None:
 def test_nobody_s_container_is_none() -> None:
     assert containers.of(os.getpid()) is None
     assert containers.of(2**22 + 1) is None
+
+
+def test_a_process_with_an_empty_environment_is_in_an_unknown_container(launch, tmp_path: Path) -> None:
+    process = launch("import os, time; os.environ.clear(); print(1, flush=True); time.sleep(60)", tmp_path)
+    assert containers.of(process.pid) is None
+    with subprocess.Popen(["/bin/sleep", "60"], env={}) as bare:
+        with pytest.raises(BlindError, match="its environment is empty"):
+            containers.of(bare.pid)
+        bare.kill()
+    assert containers.of(bare.pid) is None
+
+
+def test_a_process_keeps_its_container_when_its_first_thread_ends(launch, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv(containers.MARK, POD)
+    (tmp_path / "file").touch()
+    process = launch(DEAD_LEADER, tmp_path / "file")
+    with pytest.raises(ProcessLookupError):
+        Path(f"/proc/{process.pid}/environ").read_bytes()
+    assert containers.of(process.pid) == POD
+
+
+def test_the_control_group_of_a_pod_counts_more_than_the_mark(running_pod, monkeypatch) -> None:
+    uid, sandbox = running_pod
+    monkeypatch.setenv(containers.MARK, "pod-of-somebody-else")
+    assert containers.of(sandbox) == uid
+    assert containers.living()[uid] == sandbox

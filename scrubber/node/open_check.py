@@ -1,0 +1,122 @@
+"""Ask the kernel whether any process has a file open or mapped. Reads nothing under /proc if the answer is no.
+
+The kernel grants a write lease on a file only if no other open file description of that file exists on the machine. A
+description lives until its last use ends: a descriptor, a mapping, a message in transit on a unix socket, a slot of an
+io_uring. So the answer counts holders that do not show under /proc, and holders that fork or open and close the file
+faster than anyone can read /proc. The lease belongs to the inode, so names, mounts and namespaces do not matter.
+
+Device nodes have no leases: for them the answer is always None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack
+
+_TRIES = 3  # a process of ours may open or close the file between two questions
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
+_KCMP_FILE = 0
+_PIDFD_GETFD = 438  # the same number on every architecture
+_libc = ctypes.CDLL(None)
+
+
+def is_open(files: Iterable[str], beside: Collection[int] = ()) -> bool | None:
+    """Whether a process has one of the files open or mapped; None if the kernel cannot tell.
+
+    ``beside``: the pids of processes that do not count. Of these, only one may have the file open, and only once:
+    otherwise the answer is None.
+    """
+    answers = {_is_open(path, beside) for path in files}
+    if True in answers:
+        return True
+    return None if None in answers or not answers else False
+
+
+def _is_open(path: str, beside: Collection[int]) -> bool | None:
+    for _ in range(_TRIES):
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
+                return None
+            # Without O_NONBLOCK, open waits for the lease of another caller; with it, that caller counts as a holder.
+            handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            return _refusal(error)
+        try:
+            held = _others_have(handle)
+            if held is not True or not beside:
+                return held
+            identity = os.fstat(handle)
+        finally:
+            os.close(handle)
+        held = _held_besides(identity, beside)
+        if held is not True:
+            return held
+    return True
+
+
+def _others_have(handle: int) -> bool | None:
+    """Whether there is another open file description of this open file."""
+    try:
+        # A process that opens the file during our lease causes a signal to us: SIGIO would end us, SIGURG is ignored.
+        fcntl.fcntl(handle, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return _refusal(error)
+    return False
+
+
+def _held_besides(file: os.stat_result, beside: Collection[int]) -> bool | None:
+    """Whether there is another description than the one that these processes have. None if they have several."""
+    with ExitStack() as closing:
+        own: list[int] = []
+        for handle in _borrowed(file, beside):
+            closing.callback(os.close, handle)
+            own.append(handle)
+        if not own:
+            return True
+        return _others_have(own[0]) if all(_same(own[0], other) for other in own[1:]) else None
+
+
+def _borrowed(file: os.stat_result, pids: Collection[int]) -> Iterator[int]:
+    """Duplicates of the descriptors with which these processes have the file open. The caller closes them."""
+    for pid in pids:
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            continue  # it has ended
+        try:
+            names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 -- text
+        except OSError:
+            names = []  # it has ended, or may not be read: then its file counts like that of any other process
+        try:
+            for name in names:
+                if _leads_to(f"/proc/{pid}/fd/{name}", file):
+                    handle = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
+                    if handle >= 0:
+                        yield handle
+        finally:
+            os.close(process)
+
+
+def _leads_to(link: str, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(link), file)  # noqa: PTH116 -- text
+    except OSError:
+        return False  # closed meanwhile
+
+
+def _same(one: int, other: int) -> bool:
+    """Whether two descriptors of ours refer to the same description."""
+    pid = os.getpid()
+    return _KCMP is not None and _libc.syscall(_KCMP, pid, pid, _KCMP_FILE, one, other) == 0
+
+
+def _refusal(error: OSError) -> bool | None:
+    return True if error.errno == errno.EAGAIN else None
