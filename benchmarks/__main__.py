@@ -17,12 +17,13 @@ from pathlib import Path
 
 import grpc
 
-from benchmarks import acquire, chain, idle, memory, nvidia, release, scrape, start
+from benchmarks import acquire, chain, hooks, idle, memory, nvidia, release, scrape, start
 from benchmarks.figures import Figure, table
 
 MEASUREMENTS = {
     "chain": chain.measure,
     "release": release.measure,
+    "hooks": hooks.measure,
     "acquire": acquire.measure,
     "start": start.measure,
     "idle": idle.measure,

@@ -48,7 +48,7 @@ async def measure(*, quick: bool) -> list[Figure]:
     """Ours, the floor, and a peer where one is given; 8 and 112 devices."""
     figures: list[Figure] = []
     for size in SIZES[:1] if quick else SIZES:
-        for drive in (_floor, _ours, *([_peer] if "AUTOCLAVE_BENCH_PEER" in os.environ else [])):
+        for drive in (do_nothing, _ours, *([_peer] if "AUTOCLAVE_BENCH_PEER" in os.environ else [])):
             async with drive(size) as driven:
                 figures += await _pods(driven, 2 if quick else max(4, 240 // size))
                 if size == SIZES[0]:
@@ -130,7 +130,7 @@ async def _ours(size: int) -> AsyncIterator[Driven]:
         seconds = time.perf_counter() - began
 
         async def again() -> None:
-            await _given_back(stage)
+            await given_back(stage)
 
         async def verdicts() -> list[Figure]:
             return await _verdicts(stage, 8)
@@ -138,7 +138,7 @@ async def _ours(size: int) -> AsyncIterator[Driven]:
         yield Driven("autoclave", stage.kubelet, RESOURCE, size, stage.plugin.pid, seconds, again, verdicts)
 
 
-async def _given_back(stage: Stage) -> None:
+async def given_back(stage: Stage) -> None:
     """Grants that nobody started on are given back, and scrubbed; the kubelet must see them healthy again."""
     async with stage.scrubber() as service:
         await service.release(stage.uuids)
@@ -147,7 +147,8 @@ async def _given_back(stage: Stage) -> None:
 
 
 @asynccontextmanager
-async def _floor(size: int) -> AsyncIterator[Driven]:
+async def do_nothing(size: int) -> AsyncIterator[Driven]:
+    """The device plugin that does nothing."""
     with tempfile.TemporaryDirectory(prefix="autoclave-") as directory:
         command = [sys.executable, "-m", "benchmarks.floor", "--directory", directory, "--devices", str(size)]
         async with _driven("do-nothing Python plugin", Path(directory), command, floor.RESOURCE, size) as driven:

@@ -6,15 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from scrubber.demo.containers import ContainerRunner
 from scrubber.demo.stage import Stage
 
 
 @asynccontextmanager
 async def service(
-    gpus: int, memory: str = "1MiB", policy: str = "fast", flags: tuple[str, ...] = ()
+    gpus: int,
+    memory: str = "1MiB",
+    policy: str = "fast",
+    flags: tuple[str, ...] = (),
+    runs: type[ContainerRunner] = ContainerRunner,
 ) -> AsyncIterator[Stage]:
     """A running service whose GPUs are all clean."""
-    stage = Stage(gpus, memory=memory, policy=policy)
+    stage = Stage(gpus, memory=memory, policy=policy, runs=runs)
     stage.service.arguments += flags
     try:
         await stage.start()

@@ -1,0 +1,97 @@
+"""What a pod waits for on a busy node: Allocate and PreStartContainer for a CLEAN device, beside many other processes.
+
+The baseline in the same run is a device plugin that does nothing, in the same language, driven by the same stand-in of
+the kubelet. Each pod has its own control group, as on a node of Kubernetes; making these takes root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from benchmarks import chain, processes, rig
+from benchmarks.figures import Figure, quantile
+from plugin.testing.kubelet import Kubelet
+from plugin.testing.pods import Phase, Pod
+from scrubber.demo.containers import ContainerRunner
+from scrubber.demo.stage import RESOURCE, Stage
+from scrubber.node.cgroups import GROUPS
+
+CROWDS, FILES = (0, 2000), 5
+GPUS, PODS = 4, 40
+HOOKS = ("Allocate", "PreStartContainer")
+
+
+class Grouped(ContainerRunner):
+    """Puts the sandbox of each pod into the pod's own control group."""
+
+    async def open_sandbox(self, pod: Pod) -> None:
+        """A process of the pod, as a pause container is."""
+        await super().open_sandbox(pod)
+        for group in _groups(pod):
+            group.mkdir(parents=True, exist_ok=True)
+            (group / "cgroup.procs").write_text(str(self.pids(pod, "")[0]))
+
+    async def close_sandbox(self, pod: Pod) -> None:
+        """The group goes with it."""
+        await super().close_sandbox(pod)
+        for group in _groups(pod):
+            group.rmdir()
+
+
+def _groups(pod: Pod) -> Iterator[Path]:
+    """In the unified hierarchy, or in one of the first version."""
+    unified = GROUPS / "cgroup.procs"
+    yield (GROUPS if unified.exists() else GROUPS / "pids") / f"kubepods/pod{pod.uid}"
+
+
+async def measure(*, quick: bool) -> list[Figure]:
+    """The plugin that does nothing and ours, on a node without and with other processes."""
+    pods = 4 if quick else PODS
+    figures: list[Figure] = []
+    for crowd in CROWDS:
+        with processes.crowd(crowd, FILES):
+            async with chain.do_nothing(GPUS) as driven:
+                floor = await _hooks(driven.kubelet, driven.resource, pods, driven.again)
+            async with _ours() as stage:
+                ours = await _hooks(stage.kubelet, RESOURCE, pods, lambda: chain.given_back(stage))
+        figures += _figures(f"{crowd} more processes", floor, ours)
+    return figures
+
+
+@asynccontextmanager
+async def _ours() -> AsyncIterator[Stage]:
+    async with rig.service(GPUS, runs=Grouped) as stage:
+        await stage.start_node()
+        yield stage
+
+
+async def _hooks(
+    kubelet: Kubelet, resource: str, pods: int, again: Callable[[], Awaitable[None]]
+) -> dict[str, list[float]]:
+    """Run pods one after the other, each on a clean device; the milliseconds of both hooks, without the first pod."""
+    for number in range(pods + 1):
+        pod = Pod.of(f"pod-{number}", {resource: 1})
+        if (await kubelet.run(pod)).phase is not Phase.RUNNING:
+            raise RuntimeError(f"a pod does not run: {pod.message}")
+        await kubelet.delete(pod)
+        await again()
+    return {hook: [it.seconds * 1000 for it in kubelet.calls if it.method == hook][1:] for hook in HOOKS}
+
+
+def _figures(about: str, floor: dict[str, list[float]], ours: dict[str, list[float]]) -> list[Figure]:
+    found = []
+    sums = {}
+    for name, hooks in (("do-nothing Python plugin", floor), ("autoclave", ours)):
+        found += [Figure(f"{name}, {about}: {it}, p50", quantile(hooks[it], 0.5), "ms", len(hooks[it])) for it in HOOKS]
+        both = [sum(times) for times in zip(*hooks.values(), strict=True)]
+        sums[name] = quantile(both, 0.5)
+        found.append(Figure(f"{name}, {about}: both hooks, p50", sums[name], "ms", len(both)))
+    more = sums["autoclave"] - sums["do-nothing Python plugin"]
+    return [
+        *found,
+        Figure(
+            f"{about}: both hooks, p50, more than the do-nothing plugin", more, "ms", len(ours[HOOKS[0]]), "<= 15 ms"
+        ),
+    ]
