@@ -19,7 +19,7 @@ class ObservedSince:
     """Since when each device is observed without a gap. A process that held the device meanwhile was seen."""
 
     def __init__(self, began: float, now: Callable[[], Moment], unobserved: float = UNOBSERVED) -> None:
-        """No device was observed before ``began``. After ``unobserved`` seconds without an observation there is a gap."""
+        """No device was observed before ``began``. ``unobserved``: the seconds after which there is a gap."""
         self._unobserved = unobserved
         self._began = began
         self._now = now
