@@ -75,6 +75,7 @@ class Released:
     """The owner of the device has ended. The memory holds what the owner left."""
 
     why: str
+    restart: bool = False  # a container of the same owner is about to start, once the device is scrubbed
 
 
 @dataclass(frozen=True, slots=True)

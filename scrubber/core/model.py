@@ -275,6 +275,7 @@ class Grant:
     announced: bool  # the caller will call Start before a container uses the device
     receipt: str | None  # None under policy ``observe`` only
     until_release: bool = False  # ended by Release only, never inferred
+    at_start: bool = False  # given by a start, for the container that starts: the kubelet sent no Allocate for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +351,15 @@ class Record:
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed
     tested: float | None = None  # wall; when a slow scrub last passed, or the first receipt was given
     burn_in_begun: float | None = None  # wall; when the last burn-in began
+    handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the kubelet's checkpoint says about one device."""
+
+    pods: frozenset[str] = frozenset()
+    containers: int = 0  # how many containers it names
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,16 @@ def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
     return ev.PutInUse(replace(owner, crowded=True))
 
 
+def contested(record: Record, containers: int | None) -> bool:
+    """Whether a container may start under the name of another pod.
+
+    ``containers``: how many containers the kubelet's checkpoint names for the device; None if the caller named the pod.
+    Each successful Allocate leaves one entry in the checkpoint. If an entry is missing, the kubelet has dropped that
+    pod, and a start of the pod that is on its way counts as one of the pod that has the device now.
+    """
+    return containers is not None and record.handouts > containers
+
+
 def holder_names(holders: tuple[Holder, ...]) -> str:
     """The holders as operators read them."""
     return ", ".join(process_names.describe(it.command, it.pid, it.container or "no container") for it in holders)

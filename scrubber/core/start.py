@@ -22,6 +22,7 @@ from scrubber.ground.errors import Reason
 
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "another pod's container was on it"
+CONTESTED = "it was handed out for a container that the kubelet's checkpoint does not name, and that may have used it"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
 
@@ -40,9 +41,16 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
     return answers.Refuse(Reason.OWNER_AMBIGUOUS, "cannot start: the devices asked for belong to different pods")
 
 
-def decide(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
-    """May a container of this pod start on the device?"""
-    answer = _enforced(record, facts, policy, pod, now)
+def decide(
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, containers: int | None = None
+) -> answers.StartAnswer:
+    """May a container of this pod start on the device? ``containers``: how many the kubelet's checkpoint names for the device.
+
+    ``containers`` is None if the caller, not the checkpoint, names the pod.
+    """
+    each = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
+    each = CONTESTED if ownership.contested(record, containers) else each
+    answer = _enforced(record, facts, policy, pod, now, each)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
     if policy.mode is Mode.OBSERVE and in_tenancy and not facts.domain_resetting and _keeps_out(answer, facts):
         return _same_owner(record, facts, now) if _owned_by(record, pod) else _admit(facts, pod, now)
@@ -58,7 +66,10 @@ def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
     return isinstance(answer, answers.Refuse) or (released and bool(facts.holders))
 
 
-def _enforced(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+def _enforced(
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
+) -> answers.StartAnswer:
+    """``each``: why each container of the pod needs a clean device, or None."""
     stale = proof.ended_by_restart(record, facts)
     if stale is not None:
         return answers.Note(stale)
@@ -71,14 +82,16 @@ def _enforced(record: Record, facts: Facts, policy: Policy, pod: str, now: Momen
             # The grant was not seen: after a reboot, while the service was away, or under ``gate: prestart``.
             return _as_start(acquire.decide(record, facts, policy, now, deed=Deed.START_ON))
         case State.GRANTED:
-            return _from_grant(record, facts, policy, pod, now)
+            return _from_grant(record, facts, policy, pod, now, each)
         case State.IN_USE if _owned_by(record, pod):
-            return _again(record, facts, policy, pod, now)
+            return _again(record, facts, policy, pod, now, each)
         case State.IN_USE:
             return _as_another(record, facts, pod, now)
 
 
-def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+def _from_grant(
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
+) -> answers.StartAnswer:
     """The first start of a grant."""
     # Holders before the first start: they belong to the starting pod after a restart of the kubelet, or another pod
     # uses the device without a start. Record another pod at once: it may leave before the next observation.
@@ -95,12 +108,14 @@ def _from_grant(record: Record, facts: Facts, policy: Policy, pod: str, now: Mom
         return _holders_unknown(record)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
         return answers.Note(ev.Released("its proof ended before a container started on it"))
-    if policy.model is Starts.PER_CONTAINER and _may_have_run(record, facts):
-        return _busy(record) if facts.holders else answers.Note(ev.Released(EACH_CONTAINER))
+    if each is not None and _may_have_run(record, facts):
+        return _busy(record) if facts.holders else answers.Note(ev.Released(each))
     return _admit(facts, pod, now)
 
 
-def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) -> answers.StartAnswer:
+def _again(
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
+) -> answers.StartAnswer:
     """A restart, or another container of the same pod: policy ``model`` says what happens."""
     if facts.holders is None:
         return _holders_unknown(record)
@@ -112,15 +127,14 @@ def _again(record: Record, facts: Facts, policy: Policy, pod: str, now: Moment) 
     if record.ailment is not None and _forbids_restart(record.ailment, policy):
         return _sick(record)
     crowded = record.owner is not None and record.owner.crowded
-    if policy.model is Starts.PER_POD and not crowded:
-        return _same_owner(record, facts, now)
     siblings = any(holder.container == pod for holder in facts.holders)
-    leftovers = any(holder.container is None for holder in facts.holders)
-    if policy.model is Starts.PER_CONTAINER_CACHED and not leftovers and not crowded:
+    leftovers = any(holder.container is None for holder in facts.holders) and policy.model is not Starts.PER_POD
+    why = CROWDED if crowded else LEFT_BEHIND if leftovers else each
+    if why is None:
         return _same_owner(record, facts, now)
     if siblings or not eviction.all_terminable(record, facts, policy):
         return _busy(record)
-    return answers.Note(ev.Released(CROWDED if crowded else LEFT_BEHIND if leftovers else EACH_CONTAINER))
+    return answers.Note(ev.Released(why, restart=True))
 
 
 def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:

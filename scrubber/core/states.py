@@ -11,7 +11,7 @@ Rule 5: a device is never quarantined while it is in use: ``AilmentFound`` recor
 The ledger replays its rows through the same ``apply``: there is no second way to change anything. The diagram in the
 documentation is drawn from this table (``diagram``).
 
-The table does not show everything. Four small machines run beside it, in fields of the record:
+The table does not show everything. Five small machines run beside it, in fields of the record:
 
 * ``ailment``: set by ``AilmentFound`` while the device is granted or in use. After the release, ``upkeep`` turns it
   into a quarantine; until then the device is not offered, and no scrub may start on it.
@@ -20,6 +20,8 @@ The table does not show everything. Four small machines run beside it, in fields
 * ``setback`` and ``quarantine.probes``: how often a scrub or a probation has failed. Both set the next pause.
 * ``owner.unannounced``: a pod was seen on the device without an admitted start. A start, or the kubelet's checkpoint,
   makes it the owner; ``ownership`` says when it has left.
+* ``handouts``: grows with each announced grant, and begins anew when a tenant with an admitted start has ended. If the
+  kubelet's checkpoint names fewer containers, another pod's container may still start: see ``ownership.contested``.
 
 Devices are not independent: a reset takes down all devices of a reset domain. ``siblings`` and the facts
 ``siblings_busy`` and ``domain_resetting`` couple them; no event of this table concerns more than one device.
@@ -178,14 +180,18 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             began = record.tenancy_began if leftover.span(record) is not None else at.uptime
             receipt = record.receipt if isinstance(event, ev.Granted) else None
             ended = _ended(record, at) if record.owner is not None else record.tenancy_ended
+            handouts = record.handouts + (event.grant.announced and not event.grant.at_start)
             return replace(
-                record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt
+                record, grant=event.grant, owner=None, tenancy_began=began, tenancy_ended=ended, receipt=receipt,
+                handouts=handouts,
             )  # fmt: skip
         case ev.PutInUse():
             began = record.tenancy_began if record.tenancy_began is not None else event.owner.since.uptime
             return replace(record, owner=event.owner, tenancy_began=began, receipt=None)
         case ev.Released():
-            return replace(record, grant=None, owner=None, receipt=None, tenancy_ended=_ended(record, at))
+            handouts = record.handouts if event.restart else _unused_handouts(record)
+            ended = _ended(record, at)
+            return replace(record, grant=None, owner=None, receipt=None, tenancy_ended=ended, handouts=handouts)
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
         case ev.ScrubStarted():
@@ -227,6 +233,11 @@ def _ended(record: Record, at: Moment) -> float | None:
     return at.uptime if leftover.start_admitted(record) else record.tenancy_ended
 
 
+def _unused_handouts(record: Record) -> int:
+    """The handouts that count on after a release: none if a tenant with an admitted start has ended."""
+    return 0 if leftover.start_admitted(record) else record.handouts
+
+
 def _job(record: Record) -> Job:
     if record.job is None:
         raise IllegalEventError(f"cannot happen: {record.device.uuid} has no job")
@@ -261,6 +272,7 @@ def _distrust(record: Record, event: ev.Distrusted, at: Moment) -> Record:
         errors_noted=None,
         baseline=baseline,
         due_path=Path.SLOW if quarantine is not None else record.due_path,  # as after a first observation
+        handouts=_unused_handouts(record),
     )
 
 

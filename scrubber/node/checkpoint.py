@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from scrubber.core.model import Assignment
+
 NAME = "kubelet_internal_checkpoint"
 LARGEST = 64 * 2**20  # bytes: a real file has some kilobytes a pod
 _REPLICA = re.compile(r"(?<=.)::[0-9]+\Z")  # suffix of the parts of a device that a plugin shares between pods
@@ -36,11 +38,12 @@ class CheckpointEntry:
     container: str  # empty if the kubelet does not name it
 
 
-def owners(directory: Path) -> dict[str, frozenset[str]]:
-    """The pod UIDs that own each device, for all resources."""
-    found: dict[str, frozenset[str]] = {}
+def assignments(directory: Path) -> dict[str, Assignment]:
+    """What the file says about each device, for all resources."""
+    found: dict[str, Assignment] = {}
     for entry in entries(directory):
-        found[entry.device] = found.get(entry.device, frozenset()) | {entry.pod}
+        known = found.get(entry.device, Assignment())
+        found[entry.device] = Assignment(known.pods | {entry.pod}, known.containers + 1)
     return found
 
 

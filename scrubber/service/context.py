@@ -93,7 +93,7 @@ class ServiceContext:
             return facts
         device = record.device.uuid
         try:
-            return replace(facts, assigned_pods=(await self.observer.owners([device]))[device])
+            return replace(facts, assigned_pods=(await self.observer.assignments([device]))[device].pods)
         except (CheckpointError, DeviceError):
             return facts
 

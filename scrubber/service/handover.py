@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from scrubber.core import acquire, answers, refusals, release, start
 from scrubber.core import events as ev
-from scrubber.core.model import Grant, Record
+from scrubber.core.model import Assignment, Grant, Record
 from scrubber.core.refusals import Deed
 from scrubber.devices.base import DeviceError
 from scrubber.ground import aio, log
@@ -92,19 +92,20 @@ class Handover:
         starting_pod = owner
         for _ in range(MAX_ROUNDS):
             async with context.locked(devices, budget):
-                assigned = owner or await self._assigned_pod(devices, op)
+                named = {} if owner else await self._assignments(devices, op)
+                assigned = owner or self._assigned_pod(named, op)
                 if starting_pod not in (None, assigned):
                     raise NotReady(
                         Reason.OWNER_UNKNOWN,
                         "cannot start: the kubelet has given the devices to another pod since the request",
                     )
                 starting_pod = assigned
-                replies = await self._answer_all(devices, partial(self._start_answer, op, starting_pod), budget)
+                replies = await self._answer_all(devices, partial(self._start_answer, op, starting_pod, named), budget)
                 _raise_refusals(replies, joined, Deed.START_ON)
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
                     return
-                await self._grant(_handouts(replies), op, announced=True)
+                await self._grant(_handouts(replies), op, announced=True, at_start=True)
                 running = await self._start_jobs(replies, op, Deed.START_ON)
             joined |= {job.device for job in running}
             await self._wait(running, [], budget, budget, Deed.START_ON)
@@ -149,13 +150,16 @@ class Handover:
 
         return await self._final_answer(op, device, decision, Deed.HAND_OUT)
 
-    async def _start_answer(self, op: str, starting_pod: str, device: str) -> answers.StartAnswer:
+    async def _start_answer(
+        self, op: str, starting_pod: str, named: Mapping[str, Assignment], device: str
+    ) -> answers.StartAnswer:
         context = self._context
+        containers = named[device].containers if named else None
 
         async def decision(record: Record) -> answers.StartAnswer:
             seen = await context.observer.full(record, starting_pod=starting_pod)
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
-            return start.decide(record, facts, context.policy(device), starting_pod, context.now())
+            return start.decide(record, facts, context.policy(device), starting_pod, context.now(), containers)
 
         answer = await self._final_answer(op, device, decision, Deed.START_ON)
         return refusals.final(answer) if isinstance(answer, answers.Wait) else answer
@@ -182,14 +186,18 @@ class Handover:
                 return answer
         return answers.Refuse(Reason.INTERNAL, refusals.sentence(deed, self._context.record(device), NO_DECISION))
 
-    async def _assigned_pod(self, devices: Sequence[str], op: str) -> str:
-        """The one pod that the kubelet's checkpoint names for these devices."""
+    async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, Assignment]:
+        """What the kubelet's checkpoint says about these devices, or NotReady."""
         try:
-            owners = await self._context.observer.owners(devices)
+            return await self._context.observer.assignments(devices)
         except (CheckpointError, DeviceError) as error:
             logger.error("cannot find the pod that is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
             why = "cannot start: the kubelet's checkpoint, which names the owner of the devices, cannot be read"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
+
+    def _assigned_pod(self, named: Mapping[str, Assignment], op: str) -> str:
+        """The one pod that the kubelet's checkpoint names for these devices, or NotReady."""
+        owners = {device: assignment.pods for device, assignment in named.items()}
         starting_pod = start.starting_pod(owners)
         if isinstance(starting_pod, str):
             return starting_pod
@@ -205,7 +213,13 @@ class Handover:
             await self._context.ledger.append(op, *events)
 
     async def _grant(
-        self, replies: Mapping[str, answers.HandOut], op: str, *, announced: bool, kept: bool = False
+        self,
+        replies: Mapping[str, answers.HandOut],
+        op: str,
+        *,
+        announced: bool,
+        kept: bool = False,
+        at_start: bool = False,
     ) -> dict[str, Grant]:
         """Record all grants in one transaction, before the caller learns of them."""
         context = self._context
@@ -213,7 +227,7 @@ class Handover:
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
         for device, answer in replies.items():
             receipt = context.record(device).receipt
-            grant = Grant(context.token(6), now, epoch, announced, receipt.id if receipt else None, kept)
+            grant = Grant(context.token(6), now, epoch, announced, receipt.id if receipt else None, kept, at_start)
             if answer.unproven is None:
                 events.append((device, ev.Granted(grant)))
             else:

@@ -126,8 +126,9 @@ PER_POD, PER_CONTAINER, CACHED = (
     ENFORCE.model_copy(update={"model": word})
     for word in (Starts.PER_POD, Starts.PER_CONTAINER, Starts.PER_CONTAINER_CACHED)
 )
-LEFT = Note(ev.Released(start.LEFT_BEHIND))
-EACH = Note(ev.Released(start.EACH_CONTAINER))
+LEFT = Note(ev.Released(start.LEFT_BEHIND, restart=True))
+FIRST = Note(ev.Released(start.EACH_CONTAINER))
+EACH = Note(ev.Released(start.EACH_CONTAINER, restart=True))
 HOT_IN_USE = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
 # What each of the three models of the Allocate proposal answers: per-pod, per-container, per-container-cached.
 MODELS = rows(
@@ -140,14 +141,14 @@ MODELS = rows(
     ("a restart on a device that fell sick", lives.SICK_IN_USE, HERE, (SICK,) * 3),
     ("a restart on a device that is only hot", HOT_IN_USE, HERE, (Proceed(), EACH, Proceed())),
     ("R11 the first start that we hear of after a kubelet restart", lives.GRANTED, facts(epoch="epoch-2"),
-     (ADMIT, EACH, ADMIT)),
+     (ADMIT, FIRST, ADMIT)),
     ("R11 the same, and its container runs", lives.GRANTED, facts((OF_A,), epoch="epoch-2"), (ADMIT, BUSY, ADMIT)),
     ("another pod", lives.EXPOSED_TO_B, facts(alive=False),
      (Note(ev.Released("another owner is about to start, and its last owner is gone")),) * 3),
     ("another pod, and its last user lives", lives.EXPOSED_TO_B, facts(alive=True), (BUSY,) * 3),
     ("somebody else's container has appeared", lives.IN_USE, facts((OF_B,), alive=True), (CROWD,) * 3),
     ("S10 somebody else's container was there, and has left", lives.CROWDED, HERE,
-     (Note(ev.Released(start.CROWDED)),) * 3),
+     (Note(ev.Released(start.CROWDED, restart=True)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
     ("nobody can look", lives.IN_USE, facts(None),
      (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it"),) * 3),
@@ -166,6 +167,54 @@ def test_a_restart_on_a_doubtful_device_is_refused_unless_policy_allows_it(kind)
 def test_the_three_models_of_starts(record, seen, wanted):
     found = tuple(start.decide(record, seen, policy, A, later(1)) for policy in (PER_POD, PER_CONTAINER, CACHED))
     assert found == wanted
+
+
+AGAIN = ev.Granted(lives.grant(lives.GRANTED))
+DOUBLED = live(lives.GRANTED, AGAIN)
+DOUBLED_IN_USE = live(DOUBLED, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
+RESTARTED = live(DOUBLED_IN_USE, ev.Released(start.CONTESTED, restart=True))
+CONTESTED = Note(ev.Released(start.CONTESTED))
+CONTESTED_AGAIN = Note(ev.Released(start.CONTESTED, restart=True))
+# How often Allocate has handed the device out, and how many containers of the pod the checkpoint names for it.
+DOUBLE = rows(
+    ("one for one", lives.IN_USE, HERE, 1, Proceed()),
+    ("an init and an app container of one pod", DOUBLED_IN_USE, HERE, 2, Proceed()),
+    ("the caller names the pod", DOUBLED_IN_USE, HERE, None, Proceed()),
+    ("R8 the other pod's entry is gone, and its container may have run", DOUBLED_IN_USE, HERE, 1, CONTESTED_AGAIN),
+    ("the same, three times", live(DOUBLED, AGAIN, ev.PutInUse(Owner(A, lives.NOW, seen=True))), HERE, 2,
+     CONTESTED_AGAIN),
+    ("no container of it was admitted yet", DOUBLED, facts(), 1, ADMIT),
+    ("R11 the kubelet was restarted since: one may have run", DOUBLED, facts(epoch="epoch-2"), 1, CONTESTED),
+    ("R11 the same, for an init and an app container", DOUBLED, facts(epoch="epoch-2"), 2, ADMIT),
+    ("W18 a container of the pod is on it", DOUBLED_IN_USE, BESIDE, 1, BUSY),
+    ("W16 no sight of processes", DOUBLED_IN_USE, facts(None), 1,
+     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+    ("another pod", live(DOUBLED, ev.PutInUse(Owner(B, lives.NOW, seen=True))), facts(alive=False), 1,
+     Note(ev.Released("another owner is about to start, and its last owner is gone"))),
+    ("it is scrubbed", RESTARTED, facts(), 1, Scrub(Path.FAST, Trigger.START)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "containers", "wanted"), DOUBLE)
+@pytest.mark.parametrize("policy", [PER_POD, CACHED], ids=["per-pod", "cached"])
+def test_a_contested_device_is_clean_before_each_start(policy, record, seen, containers, wanted):
+    assert start.decide(record, seen, policy, A, later(1), containers) == wanted
+
+
+def test_a_contested_device_stays_contested_after_its_scrub():
+    scrubbing = live(RESTARTED, ev.ScrubStarted(lives.job()))
+    clean = live(scrubbing, lives.passed(scrubbing))
+    granted = live(clean, ev.Granted(replace(lives.grant(clean), at_start=True)))
+    in_use = live(granted, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
+    assert start.decide(in_use, HERE, CACHED, A, later(1), 1) == CONTESTED_AGAIN
+
+
+def test_under_observe_a_contested_device_starts_unscrubbed():
+    released = start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, later(1), 1)
+    assert released == CONTESTED_AGAIN
+    unproven = start.decide(RESTARTED, facts(), OBSERVE, A, later(1), 1)
+    assert isinstance(unproven, HandOut)
+    assert unproven.unproven
 
 
 def test_processes_that_policy_protects_block_a_restart():

@@ -19,8 +19,9 @@ import signal
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
 from scrubber.demo.stage import RESOURCE
-from scrubber.devices.simulated import drills
+from scrubber.devices.simulated import drills, layout
 from tests.flows.node import brisk
+from tests.patience import WITHIN
 
 ONE = {RESOURCE: 1}
 SILENT = brisk("budgets: {silence: 0s}")  # a service that is away is noticed at once
@@ -63,6 +64,21 @@ async def test_s5_pods_that_follow_each_other_at_once_are_each_a_new_tenant(buil
         pod = await node.run("same-name")
         assert await node.scrubs(uuid) == count
         await node.kubelet.delete(pod)
+
+
+async def test_s5_the_start_of_a_pod_that_the_kubelet_dropped_is_followed_by_a_scrub(build):
+    node = await build(1)
+    first, second = node.pod("first"), node.pod("second")
+    await node.kubelet.admit(first)
+    await node.kubelet.force_delete(first)  # before its first start, which is on its way
+    await node.kubelet.admit(second)
+    uuid = node.gpu(second)
+    async with node.door() as plugin:
+        await plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=[uuid]), timeout=WITHIN)
+    with layout.find(node.stage.simulated, uuid).memory.open("r+b") as memory:
+        memory.write(f"<{first.uid}>".encode())  # a visit that no observation shows
+    await node.kubelet.keep_trying(second)
+    assert (await node.scrubs(uuid), bool(node.memory(uuid))) == (2, True)
 
 
 async def test_s7_a_container_that_started_without_prestart_under_a_dead_service_is_scrubbed_after(build):

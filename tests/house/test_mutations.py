@@ -106,11 +106,12 @@ class Mutant:
 
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 LEFTOVER = "scrubber/core/leftover.py"
+OWNERSHIP = "scrubber/core/ownership.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
 ROSTER = "tests/steps/test_roster.py"
-IN_STATES, IN_ACQUIRE, IN_OFFERING, IN_VERDICT = (
-    f"tests/core/test_{it}.py" for it in ("states", "acquire", "offering", "verdict")
+IN_STATES, IN_ACQUIRE, IN_START, IN_OFFERING, IN_VERDICT = (
+    f"tests/core/test_{it}.py" for it in ("states", "acquire", "start", "offering", "verdict")
 )
 CONFIRMED, COVERAGE = "tests/core/test_verdict_confirmed.py", "tests/core/test_verdict_coverage.py"
 PLANTED = [
@@ -136,6 +137,8 @@ PLANTED = [
     ),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
+    Mutant(OWNERSHIP, "record.handouts > containers", "False", tests=IN_START),
+    Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
     Mutant(OFFERING, "if ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if withheld:", "if False:", tests=IN_OFFERING),
     Mutant(OFFERING, "if blocked and", "if False and", tests=IN_OFFERING),

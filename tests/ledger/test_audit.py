@@ -153,7 +153,7 @@ def test_an_export_says_every_row_and_the_snapshot(sample: Path) -> None:
     assert (snapshot["kind"], snapshot["seq"], snapshot["body"]) == ("snapshot", 15, [])
     assert rows[0]["prev"] == snapshot["hash"]
     assert [it["seq"] for it in rows] == list(range(16, 37))
-    assert rows[0]["body"] == {"why": "reason 14"}
+    assert rows[0]["body"] == {"why": "reason 14", "restart": False}
 
 
 def test_no_ledger_is_said_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from scrubber.core.model import Assignment
 from scrubber.node import checkpoint
 from scrubber.node.checkpoint import CheckpointEntry
 
@@ -97,14 +98,22 @@ def write(directory, data):
 def test_every_layout_names_the_pods(tmp_path, layout):
     write(tmp_path, layout)
     pods = {"GPU-0": frozenset({"uid-a"}), "GPU-1": frozenset({"uid-a"}), "MIG-2": frozenset({"uid-b"})}
-    assert checkpoint.owners(tmp_path) == pods
+    found = checkpoint.assignments(tmp_path)
+    assert {device: assignment.pods for device, assignment in found.items()} == pods
 
 
 def test_r8_a_device_of_two_pods_names_both_whatever_resource_it_is_told_under(tmp_path):
     entry = {"ContainerName": "app", "DeviceIDs": {"-1": ["GPU-0"]}}
     both = [{**entry, "PodUID": "a", "ResourceName": "x.y/z"}, {**entry, "PodUID": "b", "ResourceName": "p.q/r"}]
     write(tmp_path, {"PodDeviceEntries": both})
-    assert checkpoint.owners(tmp_path) == {"GPU-0": frozenset({"a", "b"})}
+    assert checkpoint.assignments(tmp_path) == {"GPU-0": Assignment(frozenset({"a", "b"}), 2)}
+
+
+def test_each_container_of_a_pod_is_counted_once(tmp_path):
+    entry = {"PodUID": "a", "ResourceName": "x.y/z", "DeviceIDs": {"-1": ["GPU-0"]}}
+    named = [{**entry, "ContainerName": name} for name in ("init", "app", "app")]
+    write(tmp_path, {"PodDeviceEntries": named})
+    assert checkpoint.assignments(tmp_path) == {"GPU-0": Assignment(frozenset({"a"}), 2)}
 
 
 @pytest.mark.parametrize(("text", "entries"), TEXTS.values(), ids=TEXTS)
@@ -117,7 +126,7 @@ def test_every_node_names_devices_pods_and_containers_each_once(tmp_path, text, 
 
 def test_a_part_of_a_shared_device_counts_for_the_whole(tmp_path):
     (tmp_path / checkpoint.NAME).write_text(TEXTS["a shared GPU"][0])
-    assert checkpoint.owners(tmp_path) == {GPU: frozenset({UID_A, UID_B})}
+    assert checkpoint.assignments(tmp_path) == {GPU: Assignment(frozenset({UID_A, UID_B}), 2)}
 
 
 @pytest.mark.parametrize("device", ["GPU-0::", "GPU-0::x", "::3", "GPU-0::3\n", "GPU-0:3", "GPU-0::3/1", "GPU-0::٣"])
@@ -130,7 +139,7 @@ def test_only_a_number_at_the_end_makes_a_part(tmp_path, device):
 def test_the_checksum_is_left_alone(tmp_path, checksum):
     data = json.loads(TEXTS["a node without NUMA"][0])
     (tmp_path / checkpoint.NAME).write_text(json.dumps({**data, "Checksum": checksum}))
-    assert checkpoint.owners(tmp_path) == {GPU: frozenset({UID_A})}
+    assert checkpoint.assignments(tmp_path) == {GPU: Assignment(frozenset({UID_A}), 1)}
 
 
 @pytest.mark.parametrize("text", [text for text, _ in TEXTS.values()], ids=TEXTS)
@@ -148,7 +157,7 @@ def test_a_container_without_a_name_has_none(tmp_path):
 @pytest.mark.parametrize("entries", [None, []])
 def test_a_kubelet_that_gave_nothing_away_names_nobody(tmp_path, entries):
     write(tmp_path, {"PodDeviceEntries": entries})
-    assert checkpoint.owners(tmp_path) == {}
+    assert checkpoint.assignments(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -169,28 +178,28 @@ def test_a_kubelet_that_gave_nothing_away_names_nobody(tmp_path, entries):
 def test_w3_what_is_not_a_checkpoint_is_no_answer(tmp_path, text):
     (tmp_path / checkpoint.NAME).write_text(text, encoding="latin-1")
     with pytest.raises(checkpoint.CheckpointError, match="format of a checkpoint"):
-        checkpoint.owners(tmp_path)
+        checkpoint.assignments(tmp_path)
 
 
 def test_no_checkpoint_is_no_answer(tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="No such file"):
-        checkpoint.owners(tmp_path)
+        checkpoint.assignments(tmp_path)
 
 
 def test_a_checkpoint_without_an_end_is_no_answer(tmp_path):
     (tmp_path / checkpoint.NAME).touch()
     os.truncate(tmp_path / checkpoint.NAME, checkpoint.LARGEST + 1)
     with pytest.raises(checkpoint.CheckpointError, match="larger than"):
-        checkpoint.owners(tmp_path)
+        checkpoint.assignments(tmp_path)
 
 
 def test_a_checkpoint_that_was_replaced_is_read_anew(tmp_path):
     write(tmp_path, LAYOUTS["1.28 to 1.36"])
-    checkpoint.owners(tmp_path)
+    checkpoint.assignments(tmp_path)
     fresh = tmp_path / "fresh"
     fresh.write_text(json.dumps({"Data": {"PodDeviceEntries": []}}))
     fresh.replace(tmp_path / checkpoint.NAME)
-    assert checkpoint.owners(tmp_path) == {}
+    assert checkpoint.assignments(tmp_path) == {}
 
 
 def test_a_checkpoint_that_says_the_same_is_parsed_once(tmp_path):

@@ -20,11 +20,13 @@ def healthy(world, device):
     return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
 
 
-def written_down(world, **pods):
-    """What the kubelet's checkpoint says: devices by pod."""
+def written_down(world, containers=(), /, **pods):
+    """What the kubelet's checkpoint says: devices by pod; ``containers`` by pod, if not one."""
+    named = dict(containers)
     entries = [
-        {"PodUID": pod, "ContainerName": "app", "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": list(devices)}}
+        {"PodUID": pod, "ContainerName": name, "ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": list(devices)}}
         for pod, devices in pods.items()
+        for name in named.get(pod, ["app"])
     ]
     text = json.dumps({"Data": {"PodDeviceEntries": entries}, "Checksum": 1})
     (world.life.observer._kubelet_dir / checkpoint.NAME).write_text(text)

@@ -221,7 +221,7 @@ def _posture(answer: views.Status | AutoclaveError, run_dir: Path, kubelet_dir: 
 
 def _checkpoint(kubelet_dir: Path) -> base.Checkpoint:
     try:
-        return base.Checkpoint(checkpoint.owners(kubelet_dir))
+        return base.Checkpoint({device: it.pods for device, it in checkpoint.assignments(kubelet_dir).items()})
     except checkpoint.CheckpointError as error:
         cause = error.__cause__
         fault = safe_read.fault(cause) if isinstance(cause, OSError) else CheckFault("")

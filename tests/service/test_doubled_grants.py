@@ -1,0 +1,100 @@
+"""The kubelet gives one device to two pods: no pod finds the bytes of the other, whichever name the checkpoint has."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.core import events as ev
+from scrubber.core import start
+from tests.service.asking import rows, scrubs, written_down
+
+SHORT = 0.05  # seconds: less than the time between two observations
+
+
+async def container_starts(world, tenant, device):
+    """A container of this tenant starts; the kubelet's checkpoint says whose start the service takes it for."""
+    await world.handover.start([device], None)
+    world.truth.started(tenant, device)
+    return world.run(tenant, device)
+
+
+async def short_visit(world, tenant, device):
+    """The same, and the tenant has ended before an observation can show it."""
+    await container_starts(world, tenant, device)
+    await asyncio.sleep(SHORT)
+    world.node.end_container(tenant)
+
+
+@pytest.mark.parametrize("apart", [0.0, 60.0], ids=["at once", "a minute apart"])
+async def test_a_doubled_grant_never_shows_one_pod_the_others_bytes(world, apart):
+    device = world.uuids[0]
+    await world.acquire("first", device, announced=True)
+    await asyncio.sleep(apart)
+    await world.acquire("second", device, announced=True)
+    written_down(world, second=[device])  # the kubelet has dropped the first pod, whose start is on its way
+    await short_visit(world, "first", device)
+    await container_starts(world, "second", device)
+    assert rows(world, ev.Released, device)[-1].why == start.CONTESTED
+
+
+async def test_a_grant_given_three_times_is_scrubbed_before_each_start(world):
+    device = world.uuids[0]
+    for pod in ("first", "second", "third"):
+        await world.acquire(pod, device, announced=True)
+    written_down(world, third=[device])
+    for pod in ("first", "second", "third"):
+        await short_visit(world, pod, device)
+    assert scrubs(world, device) == 3
+
+
+async def test_r11_a_doubled_grant_used_after_a_kubelet_restart_is_scrubbed(world):
+    device = world.uuids[0]
+    for pod in ("first", "second"):
+        await world.acquire(pod, device, announced=True)
+    written_down(world, second=[device])
+    world.restart_kubelet()
+    world.run("first", device)  # no plugin is asked
+    await asyncio.sleep(SHORT)
+    world.node.end_container("first")
+    await container_starts(world, "second", device)
+    assert scrubs(world, device) == 2
+
+
+async def test_init_and_app_container_share_one_scrub(world):
+    device = world.uuids[0]
+    for _ in range(2):
+        await world.acquire("pod", device, announced=True)
+    written_down(world, {"pod": ["init", "app"]}, pod=[device])
+    for _ in range(2):
+        await short_visit(world, "pod", device)
+    assert scrubs(world, device) == 1
+
+
+async def test_a_pod_after_an_abandoned_grant_starts_without_a_wait(world):
+    device = world.uuids[0]
+    await world.acquire("rejected", device, announced=True)
+    await asyncio.sleep(300)
+    await world.acquire("pod", device, announced=True)
+    written_down(world, pod=[device])
+    began = world.loop.time()
+    await container_starts(world, "pod", device)
+    assert world.loop.time() - began < SHORT
+    assert scrubs(world, device) == 1
+
+
+async def test_the_pod_after_a_contested_one_is_not_contested(world):
+    device = world.uuids[0]
+    for pod in ("first", "second"):
+        await world.acquire(pod, device, announced=True)
+    written_down(world, second=[device])
+    await container_starts(world, "second", device)
+    await asyncio.sleep(2)
+    world.node.end_container("second")
+    await world.clean(device)
+    await world.acquire("next", device, announced=True)
+    written_down(world, next=[device])
+    for _ in range(2):
+        await short_visit(world, "next", device)
+    assert scrubs(world, device) == 2
