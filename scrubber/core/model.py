@@ -352,6 +352,7 @@ class Record:
     tested: float | None = None  # wall; when a slow scrub last passed, or the first receipt was given
     burn_in_begun: float | None = None  # wall; when the last burn-in began
     handouts: int = 0  # how often Allocate has handed it out since its last tenant ended
+    last_owner: str | None = None  # the last tenant with an admitted start that has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +361,7 @@ class Assignment:
 
     pods: frozenset[str] = frozenset()
     containers: int = 0  # how many containers it names
+    written: float = 0.0  # wall; when the kubelet wrote it
 
 
 @dataclass(frozen=True, slots=True)

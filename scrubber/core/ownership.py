@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import names
-from scrubber.core.model import Facts, Holder, Moment, Owner, Record
+from scrubber.core.model import Assignment, Facts, Grant, Holder, Moment, Owner, Record
 from scrubber.ground import process_names
 
+CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
 STARTS_WITHIN = 10.0  # seconds from an admitted start until its container can be seen; creating one takes a few
 
 
@@ -90,14 +91,23 @@ def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
     return ev.PutInUse(replace(owner, crowded=True))
 
 
-def contested(record: Record, containers: int | None) -> bool:
-    """Whether a container may start under the name of another pod.
+def contested(record: Record, named: Assignment) -> bool:
+    """Whether a container may start under the name of another pod. ``named``: what the kubelet's checkpoint says.
 
-    ``containers``: how many containers the kubelet's checkpoint names for the device; None if the caller named the pod.
     Each successful Allocate leaves one entry in the checkpoint. If an entry is missing, the kubelet has dropped that
     pod, and a start of the pod that is on its way counts as one of the pod that has the device now.
     """
-    return containers is not None and record.handouts > containers
+    return record.handouts > named.containers
+
+
+def outdated(grant: Grant, named: Assignment, now: Moment) -> bool:
+    """Whether the kubelet's checkpoint is older than the grant, so that it cannot name the pod of the grant.
+
+    The kubelet writes the checkpoint after Allocate and before the first start. The grant counts by the clock of its
+    time or by the present clock, whichever is earlier: the wall clock may have been set before or after the write.
+    """
+    granted = min(grant.at.wall, now.wall - (now.uptime - grant.at.uptime))
+    return named.written < granted - CLOCK_TICK
 
 
 def holder_names(holders: tuple[Holder, ...]) -> str:

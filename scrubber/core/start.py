@@ -15,7 +15,7 @@ from dataclasses import replace
 from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import acquire, answers, eviction, ownership, proof, refusals, remedy
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Facts, Moment, Owner, Record, State, Trigger
+from scrubber.core.model import Ailment, Assignment, Facts, Moment, Owner, Record, State, Trigger
 from scrubber.core.refusals import Deed
 from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
@@ -23,6 +23,8 @@ from scrubber.ground.errors import Reason
 LEFT_BEHIND = "a container of the pod died and left processes behind"
 CROWDED = "another pod's container was on it"
 CONTESTED = "it was handed out for a container that the kubelet's checkpoint does not name, and that may have used it"
+OUTDATED = "the kubelet's checkpoint is older than its grant, so its owner is not known; the kubelet tries again"
+ENDED = "the kubelet's checkpoint names a pod for it that has ended; the kubelet tries again"
 EACH_CONTAINER = "another container of the pod is about to start, and policy wants each on a clean device"
 
 
@@ -42,19 +44,33 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
 
 
 def decide(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, containers: int | None = None
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, named: Assignment | None = None
 ) -> answers.StartAnswer:
-    """May a container of this pod start on the device? ``containers``: how many the kubelet's checkpoint names for the device.
+    """May a container of this pod start on the device?
 
-    ``containers`` is None if the caller, not the checkpoint, names the pod.
+    ``named``: what the kubelet's checkpoint says about the device; None if the caller, not the checkpoint, names the
+    pod.
     """
+    unproven = None if named is None else _cannot_be_owner(record, facts, pod, named, now)
+    if unproven is not None:
+        return answers.Refuse(Reason.OWNER_UNKNOWN, refusals.sentence(Deed.START_ON, record, unproven))
     each = EACH_CONTAINER if policy.model is Starts.PER_CONTAINER else None
-    each = CONTESTED if ownership.contested(record, containers) else each
+    each = CONTESTED if named is not None and ownership.contested(record, named) else each
     answer = _enforced(record, facts, policy, pod, now, each)
     in_tenancy = record.state in (State.GRANTED, State.IN_USE)
     if policy.mode is Mode.OBSERVE and in_tenancy and not facts.domain_resetting and _keeps_out(answer, facts):
         return _same_owner(record, facts, now) if _owned_by(record, pod) else _admit(facts, pod, now)
     return answer
+
+
+def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: Assignment, now: Moment) -> str | None:
+    """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
+    if record.incarnation != facts.incarnation or record.grant is None or record.grant.at_start:
+        return None
+    if ownership.outdated(record.grant, named, now):
+        return OUTDATED
+    ended = pod == record.last_owner and not _owned_by(record, pod) and facts.starting_pod_alive is not True
+    return ENDED if ended else None
 
 
 def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:

@@ -190,8 +190,10 @@ def fold(record: Record, event: ev.Event, at: Moment) -> Record:
             return replace(record, owner=event.owner, tenancy_began=began, receipt=None)
         case ev.Released():
             handouts = record.handouts if event.restart else _unused_handouts(record)
-            ended = _ended(record, at)
-            return replace(record, grant=None, owner=None, receipt=None, tenancy_ended=ended, handouts=handouts)
+            ended, last = _ended(record, at), record.last_owner if event.restart else _last_owner(record)
+            return replace(
+                record, grant=None, owner=None, receipt=None, tenancy_ended=ended, handouts=handouts, last_owner=last
+            )  # fmt: skip
         case ev.Soiled():
             return replace(record, receipt=None, tenancy_began=None, tenancy_ended=None)
         case ev.ScrubStarted():
@@ -236,6 +238,12 @@ def _ended(record: Record, at: Moment) -> float | None:
 def _unused_handouts(record: Record) -> int:
     """The handouts that count on after a release: none if a tenant with an admitted start has ended."""
     return 0 if leftover.start_admitted(record) else record.handouts
+
+
+def _last_owner(record: Record) -> str | None:
+    """The last owner, after a release: the present one, if its start was admitted."""
+    owner = record.owner
+    return owner.container if owner is not None and leftover.start_admitted(record) else record.last_owner
 
 
 def _job(record: Record) -> Job:

@@ -11,6 +11,7 @@ it, so a reader never sees half a file; a file that cannot be parsed is an error
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -41,24 +42,30 @@ class CheckpointEntry:
 def assignments(directory: Path) -> dict[str, Assignment]:
     """What the file says about each device, for all resources."""
     found: dict[str, Assignment] = {}
-    for entry in entries(directory):
+    all_entries, written = _read(directory)
+    for entry in all_entries:
         known = found.get(entry.device, Assignment())
-        found[entry.device] = Assignment(known.pods | {entry.pod}, known.containers + 1)
+        found[entry.device] = Assignment(known.pods | {entry.pod}, known.containers + 1, written)
     return found
 
 
 def entries(directory: Path) -> tuple[CheckpointEntry, ...]:
     """All entries without duplicates; raises CheckpointError."""
+    return _read(directory)[0]
+
+
+def _read(directory: Path) -> tuple[tuple[CheckpointEntry, ...], float]:
+    """All entries, and when the file was written."""
     file = directory / NAME
     try:
         with file.open("rb") as stream:  # opened anew each time: the kubelet replaces it by renaming
-            text = stream.read(LARGEST + 1)
+            text, written = stream.read(LARGEST + 1), os.fstat(stream.fileno()).st_mtime
     except OSError as error:
         raise CheckpointError(f"cannot read {file}: {error.strerror}") from error
     if len(text) > LARGEST:
         raise CheckpointError(f"cannot use {file}: it is larger than {LARGEST} bytes")
     try:
-        return parse(text)
+        return parse(text), written
     except CheckpointError as error:
         raise CheckpointError(f"cannot use {file}: {error}") from error
 

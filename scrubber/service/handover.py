@@ -154,12 +154,11 @@ class Handover:
         self, op: str, starting_pod: str, named: Mapping[str, Assignment], device: str
     ) -> answers.StartAnswer:
         context = self._context
-        containers = named[device].containers if named else None
 
         async def decision(record: Record) -> answers.StartAnswer:
             seen = await context.observer.full(record, starting_pod=starting_pod)
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
-            return start.decide(record, facts, context.policy(device), starting_pod, context.now(), containers)
+            return start.decide(record, facts, context.policy(device), starting_pod, context.now(), named.get(device))
 
         answer = await self._final_answer(op, device, decision, Deed.START_ON)
         return refusals.final(answer) if isinstance(answer, answers.Wait) else answer

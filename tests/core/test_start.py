@@ -10,9 +10,9 @@ import pytest
 
 from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
-from scrubber.core import remedy, start
+from scrubber.core import ownership, remedy, start
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
-from scrubber.core.model import Ailment, AilmentKind, Owner, Path, Trigger
+from scrubber.core.model import Ailment, AilmentKind, Assignment, Owner, Path, Trigger
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
@@ -169,6 +169,11 @@ def test_the_three_models_of_starts(record, seen, wanted):
     assert found == wanted
 
 
+def names(containers: int, written: float = lives.NOW.wall) -> Assignment:
+    """A checkpoint that names so many containers of the starting pod."""
+    return Assignment(frozenset({A}), containers, written)
+
+
 AGAIN = ev.Granted(lives.grant(lives.GRANTED))
 DOUBLED = live(lives.GRANTED, AGAIN)
 DOUBLED_IN_USE = live(DOUBLED, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
@@ -198,7 +203,8 @@ DOUBLE = rows(
 @pytest.mark.parametrize(("record", "seen", "containers", "wanted"), DOUBLE)
 @pytest.mark.parametrize("policy", [PER_POD, CACHED], ids=["per-pod", "cached"])
 def test_a_contested_device_is_clean_before_each_start(policy, record, seen, containers, wanted):
-    assert start.decide(record, seen, policy, A, later(1), containers) == wanted
+    named = None if containers is None else names(containers)
+    assert start.decide(record, seen, policy, A, later(1), named) == wanted
 
 
 def test_a_contested_device_stays_contested_after_its_scrub():
@@ -206,15 +212,77 @@ def test_a_contested_device_stays_contested_after_its_scrub():
     clean = live(scrubbing, lives.passed(scrubbing))
     granted = live(clean, ev.Granted(replace(lives.grant(clean), at_start=True)))
     in_use = live(granted, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
-    assert start.decide(in_use, HERE, CACHED, A, later(1), 1) == CONTESTED_AGAIN
+    assert start.decide(in_use, HERE, CACHED, A, later(1), names(1)) == CONTESTED_AGAIN
 
 
 def test_under_observe_a_contested_device_starts_unscrubbed():
-    released = start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, later(1), 1)
+    released = start.decide(DOUBLED_IN_USE, HERE, OBSERVE, A, later(1), names(1))
     assert released == CONTESTED_AGAIN
-    unproven = start.decide(RESTARTED, facts(), OBSERVE, A, later(1), 1)
+    unproven = start.decide(RESTARTED, facts(), OBSERVE, A, later(1), names(1))
     assert isinstance(unproven, HandOut)
     assert unproven.unproven
+
+
+EARLIER = live(lives.IN_USE, ev.Released("its pod is gone"), ev.ScrubStarted(lives.job()))
+CLEAN_AGAIN = live(EARLIER, lives.passed(EARLIER))
+GRANTED_AGAIN = live(CLEAN_AGAIN, ev.Granted(lives.grant(CLEAN_AGAIN)))
+AT_START = live(CLEAN_AGAIN, ev.Granted(replace(lives.grant(CLEAN_AGAIN), at_start=True)))
+OWNED_AGAIN = live(GRANTED_AGAIN, ev.PutInUse(Owner(A, lives.NOW, seen=True)))
+NO_OWNER = "cannot start on GPU-1: the kubelet's checkpoint "
+OLD = Refuse(
+    Reason.OWNER_UNKNOWN, NO_OWNER + "is older than its grant, so its owner is not known; the kubelet tries again"
+)
+ENDED = Refuse(Reason.OWNER_UNKNOWN, NO_OWNER + "names a pod for it that has ended; the kubelet tries again")
+TICK = ownership.CLOCK_TICK
+# When the kubelet wrote the checkpoint, in seconds after the grant, and by how many the wall clock was set since.
+WRITTEN = rows(
+    ("after the grant", lives.GRANTED, 1, 0, ADMIT),
+    ("within the resolution of a file system", lives.GRANTED, -TICK, 0, ADMIT),
+    ("before the grant", lives.GRANTED, -TICK - 0.01, 0, OLD),
+    ("before the grant, and the owner restarts", lives.IN_USE, -TICK - 0.01, 0, OLD),
+    ("after the grant, the clock was set back before", lives.GRANTED, 1 - 3600, -3600, ADMIT),
+    ("after the grant, the clock was set forward later", lives.GRANTED, 1, 3600, ADMIT),
+    ("before the grant, the clock was set forward", lives.GRANTED, -TICK - 0.01, 3600, OLD),
+    ("before the grant, the clock was set back", lives.GRANTED, -3600 - TICK - 0.01, -3600, OLD),
+    ("for a grant by a start there is no Allocate", AT_START, -TICK - 1, 0, ADMIT),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "after", "jump", "wanted"), WRITTEN)
+def test_a_checkpoint_older_than_the_grant_names_no_owner(record, after, jump, wanted):
+    now = later(1)
+    answer = start.decide(record, HERE, CACHED, A, replace(now, wall=now.wall + jump), names(1, lives.NOW.wall + after))
+    if isinstance(wanted, Admit):
+        assert isinstance(answer, Admit)
+    else:
+        assert answer == wanted
+
+
+def test_a_grant_of_another_boot_has_another_clock():
+    old = names(1, lives.NOW.wall - 99)
+    rebooted = replace(HERE, incarnation=lives.REBOOTED)
+    assert start.decide(lives.GRANTED, rebooted, CACHED, A, later(1), old) == Note(
+        ev.Distrusted("the node was rebooted", lives.REBOOTED)
+    )
+
+
+LAST = rows(
+    ("nothing of it runs", GRANTED_AGAIN, facts(), ENDED),
+    ("nobody can say what runs", GRANTED_AGAIN, facts(None), ENDED),
+    ("a static pod was made again, and its sandbox runs", GRANTED_AGAIN, seen_claimant(),
+     Admit(ev.PutInUse(Owner(A, later(1), seen=True)))),
+    ("its own grant by the start", AT_START, facts(), ADMIT),
+    ("it is the owner again", OWNED_AGAIN, facts(), ADMIT),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "seen", "wanted"), LAST)
+def test_the_last_owner_owns_no_new_grant_after_its_end(record, seen, wanted):
+    assert start.decide(record, seen, CACHED, A, later(1), names(1)) == wanted
+
+
+def test_under_observe_no_stale_checkpoint_makes_an_owner():
+    assert start.decide(lives.GRANTED, facts(), OBSERVE, A, later(1), names(1, 0.0)) == OLD
 
 
 def test_processes_that_policy_protects_block_a_restart():

@@ -107,6 +107,7 @@ class Mutant:
 STATES, VERDICT = GENERATED_FROM[0], GENERATED_FROM[-1]
 LEFTOVER = "scrubber/core/leftover.py"
 OWNERSHIP = "scrubber/core/ownership.py"
+START = "scrubber/core/start.py"
 ACQUIRE = "scrubber/core/acquire.py"
 OFFERING = "scrubber/core/offering.py"
 ROSTER = "tests/steps/test_roster.py"
@@ -137,7 +138,9 @@ PLANTED = [
     ),
     Mutant(VERDICT, "if explained <= rest and", "if", tests=COVERAGE),
     Mutant(ACQUIRE, "if fresh and record.state in (State.GRANTED, State.IN_USE):", "if False:", tests=IN_ACQUIRE),
-    Mutant(OWNERSHIP, "record.handouts > containers", "False", tests=IN_START),
+    Mutant(OWNERSHIP, "record.handouts > named.containers", "False", tests=IN_START),
+    Mutant(OWNERSHIP, "named.written < granted - CLOCK_TICK", "False", tests=IN_START),
+    Mutant(START, "pod == record.last_owner and", "False and", tests=IN_START),
     Mutant(STATES, "record.handouts if event.restart else", "", tests=IN_START),
     Mutant(OFFERING, "if ledger_fault and", "if False and", tests=IN_OFFERING),
     Mutant(OFFERING, "if withheld:", "if False:", tests=IN_OFFERING),

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from scrubber.core.model import Assignment
 from scrubber.node import checkpoint
 from scrubber.node.checkpoint import CheckpointEntry
 
@@ -94,26 +93,36 @@ def write(directory, data):
     (directory / checkpoint.NAME).write_text(json.dumps({"Data": data, "Checksum": 1}))
 
 
+def counted(directory):
+    """The pods of each device, and how many containers they have on it."""
+    return {device: (it.pods, it.containers) for device, it in checkpoint.assignments(directory).items()}
+
+
+def test_an_assignment_tells_when_the_kubelet_wrote_it(tmp_path):
+    write(tmp_path, LAYOUTS["1.28 to 1.36"])
+    os.utime(tmp_path / checkpoint.NAME, (1.0, 1_750_000_000.25))
+    assert {it.written for it in checkpoint.assignments(tmp_path).values()} == {1_750_000_000.25}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_every_layout_names_the_pods(tmp_path, layout):
     write(tmp_path, layout)
     pods = {"GPU-0": frozenset({"uid-a"}), "GPU-1": frozenset({"uid-a"}), "MIG-2": frozenset({"uid-b"})}
-    found = checkpoint.assignments(tmp_path)
-    assert {device: assignment.pods for device, assignment in found.items()} == pods
+    assert {device: found for device, (found, _) in counted(tmp_path).items()} == pods
 
 
 def test_r8_a_device_of_two_pods_names_both_whatever_resource_it_is_told_under(tmp_path):
     entry = {"ContainerName": "app", "DeviceIDs": {"-1": ["GPU-0"]}}
     both = [{**entry, "PodUID": "a", "ResourceName": "x.y/z"}, {**entry, "PodUID": "b", "ResourceName": "p.q/r"}]
     write(tmp_path, {"PodDeviceEntries": both})
-    assert checkpoint.assignments(tmp_path) == {"GPU-0": Assignment(frozenset({"a", "b"}), 2)}
+    assert counted(tmp_path) == {"GPU-0": (frozenset({"a", "b"}), 2)}
 
 
 def test_each_container_of_a_pod_is_counted_once(tmp_path):
     entry = {"PodUID": "a", "ResourceName": "x.y/z", "DeviceIDs": {"-1": ["GPU-0"]}}
     named = [{**entry, "ContainerName": name} for name in ("init", "app", "app")]
     write(tmp_path, {"PodDeviceEntries": named})
-    assert checkpoint.assignments(tmp_path) == {"GPU-0": Assignment(frozenset({"a"}), 2)}
+    assert counted(tmp_path) == {"GPU-0": (frozenset({"a"}), 2)}
 
 
 @pytest.mark.parametrize(("text", "entries"), TEXTS.values(), ids=TEXTS)
@@ -126,7 +135,7 @@ def test_every_node_names_devices_pods_and_containers_each_once(tmp_path, text, 
 
 def test_a_part_of_a_shared_device_counts_for_the_whole(tmp_path):
     (tmp_path / checkpoint.NAME).write_text(TEXTS["a shared GPU"][0])
-    assert checkpoint.assignments(tmp_path) == {GPU: Assignment(frozenset({UID_A, UID_B}), 2)}
+    assert counted(tmp_path) == {GPU: (frozenset({UID_A, UID_B}), 2)}
 
 
 @pytest.mark.parametrize("device", ["GPU-0::", "GPU-0::x", "::3", "GPU-0::3\n", "GPU-0:3", "GPU-0::3/1", "GPU-0::٣"])
@@ -139,7 +148,7 @@ def test_only_a_number_at_the_end_makes_a_part(tmp_path, device):
 def test_the_checksum_is_left_alone(tmp_path, checksum):
     data = json.loads(TEXTS["a node without NUMA"][0])
     (tmp_path / checkpoint.NAME).write_text(json.dumps({**data, "Checksum": checksum}))
-    assert checkpoint.assignments(tmp_path) == {GPU: Assignment(frozenset({UID_A}), 1)}
+    assert counted(tmp_path) == {GPU: (frozenset({UID_A}), 1)}
 
 
 @pytest.mark.parametrize("text", [text for text, _ in TEXTS.values()], ids=TEXTS)

@@ -1,0 +1,101 @@
+"""A checkpoint from before the grant makes no other pod the owner; what the kubelet writes itself is never refused."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from scrubber.core.model import State
+from scrubber.ground.errors import Reason, Refused
+from tests.service.asking import let_on, scrubs, written_down
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+async def device(world):
+    """A device that ``last`` had and has left, as the checkpoint still says."""
+    [device, _] = world.uuids
+    await let_on(world, "last", device)
+    await asyncio.sleep(5)
+    world.node.end_container("last")
+    await world.clean(device)
+    await asyncio.sleep(5)
+    return device
+
+
+async def refused(world, device):
+    with pytest.raises(Refused) as error:
+        await world.handover.start([device], None)
+    assert error.value.reason is Reason.OWNER_UNKNOWN
+    assert world.state(device) is State.GRANTED
+    return error.value.message
+
+
+async def starts(world, device, pod):
+    await world.handover.start([device], None)
+    assert (world.state(device), world.record(device).owner.container) == (State.IN_USE, pod)
+
+
+@pytest.mark.parametrize("names", ["last", "older"])
+async def test_a_checkpoint_older_than_the_grant_starts_nothing(world, device, names):
+    written_down(world, **{names: [device]})
+    await asyncio.sleep(5)
+    await world.acquire("next", device, announced=True)
+    assert "older than its grant" in await refused(world, device)
+    written_down(world, next=[device])
+    await starts(world, device, "next")
+
+
+async def test_a_checkpoint_rolled_back_after_the_grant_starts_nothing(world, device):
+    await world.acquire("next", device, announced=True)
+    await asyncio.sleep(5)
+    written_down(world, last=[device])  # a copy from before
+    assert "has ended" in await refused(world, device)
+    written_down(world, next=[device])
+    await starts(world, device, "next")
+
+
+async def test_a_static_pod_made_again_under_its_uid_starts(world, device):
+    await world.acquire("last", device, announced=True)
+    written_down(world, last=[device])
+    world.run("last", world.uuids[1])  # its sandbox runs
+    await starts(world, device, "last")
+
+
+@pytest.mark.parametrize("jump", [-HOUR, HOUR])
+@pytest.mark.parametrize("when", ["before it is written", "after it is written"])
+async def test_a_clock_that_is_set_makes_no_checkpoint_old(world, device, jump, when):
+    await world.acquire("next", device, announced=True)
+    if when == "before it is written":
+        world.node.jump += jump
+    await asyncio.sleep(0.01)
+    written_down(world, next=[device])
+    if when == "after it is written":
+        world.node.jump += jump
+    await asyncio.sleep(60)  # pulling the image takes its time
+    await starts(world, device, "next")
+
+
+async def test_a_checkpoint_is_not_older_than_a_grant_by_the_start_itself(world, device):
+    await world.acquire("next", device, announced=True)
+    written_down(world, next=[device])
+    await asyncio.sleep(60)
+    stray = world.intrude(device)  # makes the device dirty: the start has it scrubbed, and grants it anew
+    await asyncio.sleep(2)
+    world.node.leave(stray)
+    for _ in range(2):
+        await starts(world, device, "next")
+    assert scrubs(world, device) == 3
+
+
+async def test_after_a_reboot_the_clock_of_the_last_boot_does_not_count(world, device):
+    world.node.jump = 100_000 * HOUR
+    await world.acquire("next", device, announced=True)
+    await world.die()
+    world.node.reboot()
+    world.node.jump = 0.0
+    await world.start()
+    written_down(world, next=[device])
+    await starts(world, device, "next")
