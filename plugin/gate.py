@@ -15,7 +15,7 @@ from scrubber.api import client
 from scrubber.ground import request_limits
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason, Unreachable
 
-ACQUIRE_WITHIN = 6.0  # seconds: the policy's budget is at most 5 s, and the service keeps it
+ALLOCATE_WITHIN = 5.0  # seconds for all of Allocate: meanwhile no pod of the node starts or stops
 RESTARTING = frozenset({Reason.UNREACHABLE, Reason.SHUTTING_DOWN})
 PAUSE = 0.05  # seconds between two requests to a service that is about to stop
 SECOND_CHANCE = 1.0  # seconds to wait for a service that restarts: meanwhile no other pod of the node can start
@@ -48,24 +48,28 @@ class Gate:
         ``op`` is the id of the operation in both logs. Before a refusal is raised, the kubelet sees it in the list.
         """
         ids = [device.uuid for device in devices]
+        clock = asyncio.get_running_loop().time
+        until = clock() + ALLOCATE_WITHIN - SETTLING
         try:
-            return await self._acquire(ids, op)
+            return await self._acquire(ids, op, until - SHOWN_WITHIN)
         except AutoclaveError as error:
             if isinstance(error, Unreachable) or error.reason is Reason.TIMED_OUT:
                 self._listing.distrust()
             # While a refused device still looks healthy, the kubelet tries it with other pods, ten times a second.
-            await self._listing.until_unhealthy(resource, ids, SHOWN_WITHIN)
+            await self._listing.until_unhealthy(resource, ids, min(SHOWN_WITHIN, until - clock()))
             await asyncio.sleep(SETTLING)
             raise
 
-    async def _acquire(self, ids: Sequence[str], op: str) -> str:
-        """Ask, and ask again while the service restarts, because a refusal would fail the pod."""
+    async def _acquire(self, ids: Sequence[str], op: str, until: float) -> str:
+        """Ask, and ask again while the service restarts, because a refusal would fail the pod.
+
+        ``until`` is the end by the clock of the loop.
+        """
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
             try:
-                left = ACQUIRE_WITHIN - (clock() - began)
-                granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=left)
+                granted = await self._scrubber.acquire(ids, announced=True, op=op, timeout=until - clock())
             except AutoclaveError as error:
                 left = SECOND_CHANCE - (clock() - began)
                 if error.reason not in RESTARTING or left <= 0:

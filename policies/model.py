@@ -112,8 +112,8 @@ Gpu = Annotated[
 class Budgets(Model):
     """How long a caller waits before it is refused."""
 
-    allocate: Annotated[Duration, Field(gt=0, le=5)] = 5.0
-    """How long Allocate may wait for a clean device; at most 5s, because it blocks every pod of the node."""
+    allocate: Annotated[Duration, Field(gt=0, le=4)] = 4.0
+    """How long Allocate may wait for a clean device; at most 4s, so that with a refusal it takes 5s at most."""
 
     start: Annotated[Duration, Field(gt=0, lt=30)] = 25.0
     """How long PreStartContainer may wait. Less than 30s, because the kubelet gives up then."""

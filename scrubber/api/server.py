@@ -51,7 +51,11 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "acquire", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             grants = await self._service.handover.acquire(
-                asked.devices, announced=request.announced, fresh=request.fresh, op=asked.op
+                asked.devices,
+                announced=request.announced,
+                fresh=request.fresh,
+                op=asked.op,
+                within=context.time_remaining(),
             )
             answer = scrub_pb2.AcquireResponse()
             for device, grant in grants.items():
@@ -64,7 +68,7 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
         async with answered(context, "start", self._counters.answered) as asked:
             asked.devices = request_limits.devices(request.devices)
             owner = request_limits.owner(request.owner) if request.owner else None
-            await self._service.handover.start(asked.devices, owner, op=asked.op)
+            await self._service.handover.start(asked.devices, owner, op=asked.op, within=context.time_remaining())
             return scrub_pb2.StartResponse()
 
     async def Release(self, request: scrub_pb2.ReleaseRequest, context: Context) -> scrub_pb2.ReleaseResponse:

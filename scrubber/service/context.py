@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import ActivePolicy
 
 OVERRUN = 0.5  # seconds beyond a budget: an observation that begins at the end of the budget can still finish
+ON_THE_WAY = 0.1  # seconds for a request and its answer between caller and service
 TOO_LATE = "cannot say in time whether the devices are free; try again"
 WITHHOLD_SECONDS = 10.0  # how long a device is not offered after a request for it failed
 MAX_ROUNDS = 16  # events that one decision may record before it is final; more is a loop in our code
@@ -78,6 +80,11 @@ class ServiceContext:
             except TimeoutError:
                 raise NotReady(Reason.UNRESPONSIVE, TOO_LATE) from None
             yield
+
+    def budget(self, seconds: Iterable[float], within: float | None) -> float:
+        """The uptime at which the shortest of these budgets ends, before a caller with a deadline gives up."""
+        limit = math.inf if within is None else within - OVERRUN - ON_THE_WAY
+        return self.now().uptime + min(limit, *seconds)
 
     def time_left(self, budget: float) -> float:
         """Seconds until an answer is too late."""

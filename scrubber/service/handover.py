@@ -43,19 +43,20 @@ class Handover:
         self._upkeep = upkeep
 
     async def acquire(
-        self, devices: Sequence[str], *, announced: bool, fresh: bool = False, op: str = ""
+        self, devices: Sequence[str], *, announced: bool, fresh: bool = False, op: str = "", within: float | None = None
     ) -> dict[str, Grant | None]:
         """Grant all of these devices, or raise and grant none. Waits within the policy's budget.
+
+        ``within``: for how many seconds the caller waits, if it has a deadline; the answer comes before.
 
         A grant is None where, under policy ``gate: prestart``, the announced start waits for the device. ``fresh``
         refuses a device that is granted or in use. ``op`` is the caller's operation id for ledger and log.
         """
         context = self._context
         op = context.operation(op)
-        began = context.now().uptime
         policies = [context.policy(device) for device in devices]
-        budget = began + min(policy.budgets.allocate for policy in policies)
-        owner_budget = began + min(policy.budgets.owner_wait for policy in policies)
+        budget = context.budget((policy.budgets.allocate for policy in policies), within)
+        owner_budget = context.budget((policy.budgets.owner_wait for policy in policies), within)
         joined: set[str] = set()
         to_withhold = set(devices)
         try:
@@ -79,15 +80,17 @@ class Handover:
             if not fresh:  # a person's failed request must not withhold a GPU from the kubelet
                 context.withhold(to_withhold)
 
-    async def start(self, devices: Sequence[str], owner: str | None, *, op: str = "") -> None:
+    async def start(
+        self, devices: Sequence[str], owner: str | None, *, op: str = "", within: float | None = None
+    ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
         Without ``owner`` the kubelet's checkpoint names the pod. The start is refused when the checkpoint names
-        another pod while the devices are being scrubbed.
+        another pod while the devices are being scrubbed. ``within``: for how many seconds the caller waits.
         """
         context = self._context
         op = context.operation(op)
-        budget = context.now().uptime + min(context.policy(device).budgets.start for device in devices)
+        budget = context.budget((context.policy(device).budgets.start for device in devices), within)
         joined: set[str] = set()
         starting_pod = owner
         for _ in range(MAX_ROUNDS):

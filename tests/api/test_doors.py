@@ -76,6 +76,22 @@ async def test_errors_keep_their_reason_and_their_class(house):
     ]
 
 
+async def test_the_service_is_told_how_long_a_caller_waits(house, monkeypatch):
+    waits = []
+
+    async def refuse(*_, within, **__) -> None:
+        waits.append(within)
+        raise NotReady(Reason.SCRUBBING, "cannot hand out: it is being scrubbed")
+
+    monkeypatch.setattr(house.built.service.handover, "acquire", refuse)
+    monkeypatch.setattr(house.built.service.handover, "start", refuse)
+    async with house.scrubber() as door:
+        for ask in (door.acquire, door.start):
+            with pytest.raises(NotReady):
+                await ask(house.uuids, timeout=90.0)
+    assert waits == [pytest.approx(90.0, abs=60.0)] * 2
+
+
 async def test_an_oversized_message_is_refused_before_it_is_read(house):
     async with house.scrubber() as service:
         with pytest.raises(Refused):

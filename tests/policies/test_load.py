@@ -109,7 +109,7 @@ def test_a_file_may_say_nothing_but_its_name():
 @pytest.mark.parametrize(
     ("budgets", "problem"),
     [
-        ("owner_wait: 6s", "owner_wait 6s with allocate 5s"),
+        ("owner_wait: 6s", "owner_wait 6s with allocate 4s"),
         ("allocate: 1s", "owner_wait 2s with allocate 1s"),
         ("allocate: 1s, owner_wait: 1.5s", "owner_wait 1500ms with allocate 1s"),
     ],
@@ -213,7 +213,7 @@ def test_more_rules_than_can_be_compared_are_refused():
 @pytest.mark.parametrize(
     ("field", "wrong", "expected"),
     [
-        ("budgets.allocate", "5.1s", "at most 5s"),
+        ("budgets.allocate", "4.1s", "at most 4s"),
         ("budgets.allocate", "0s", "more than 0s"),
         ("budgets.start", "30s", "less than 30s"),
         ("clear.min_coverage", "1.01", "at most 1.0"),

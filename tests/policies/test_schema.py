@@ -32,7 +32,7 @@ def test_every_field_of_the_schema_is_explained():
 
 
 def test_defaults_in_the_schema_are_written_as_in_a_file():
-    assert SCHEMA["$defs"]["Budgets"]["properties"]["allocate"]["default"] == "5s"
+    assert SCHEMA["$defs"]["Budgets"]["properties"]["allocate"]["default"] == "4s"
 
 
 @pytest.mark.parametrize("name", ["Policy", "Match"])

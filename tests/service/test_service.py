@@ -272,6 +272,18 @@ async def test_unknown_names_leave_no_locks_behind(world):
     assert not [name for name in world.context.jobs.locks._locks if "made-up" in name]
 
 
+@pytest.mark.parametrize("within", [1.5, 4.6, 60.0])
+@pytest.mark.parametrize("slow", ["stalls", "hangs", "blind"])
+async def test_an_answer_comes_before_its_caller_gives_up(world, within, slow):
+    device = world.uuids[0]
+    world.node.end_container(await world.tenancy(device))
+    setattr(world.node.gpus[device], slow, True)
+    began = world.loop.time()
+    with pytest.raises((NotReady, Refused)):
+        await world.handover.acquire([device], announced=True, within=within)
+    assert world.loop.time() - began < min(within, 5.0)
+
+
 async def test_a_start_that_is_late_without_a_scrub_does_not_speak_of_one(world, monkeypatch):
     """An ungranted device is granted first. A slow disk may take the whole budget for that."""
     device, append = world.uuids[0], world.life.ledger.append
