@@ -143,7 +143,7 @@ def open_ledger(config: ScrubberConfig, counters: ServiceCounters) -> Ledger:
             raise store.CorruptLedgerError(f"cannot replay the ledger: {error}") from error
         accepted.append(loaded)
 
-    opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), check)
+    opened, aside = opening.open_or_set_aside(config.ledger, clock.now(), check, config.ledger_head)
     if aside is not None:
         logger.error("ledger set aside: every device is unknown now", why=aside.why, kept_as=str(aside.path))
     ledger = Ledger(opened, clock.now, loaded=accepted[-1], listener=counters.recorded)

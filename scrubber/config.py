@@ -145,6 +145,11 @@ class ScrubberConfig(Model):
         return self.host_root.joinpath(*self.pod_logs_dir.parts[1:])
 
     @property
+    def ledger_head(self) -> Path:
+        """The file outside the state directory that shows whether the ledger is an older copy."""
+        return paths.ledger_head(self.run_dir)
+
+    @property
     def ledger(self) -> Path:
         """The file of the ledger."""
         return paths.ledger(self.state_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 import uuid
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 from scrubber.api import client
 from scrubber.cli import service_call
 from scrubber.core import views
+from scrubber.devices.simulated import layout
 from tests.guests import guest
 from tests.live import Service
 from tests.patience import WITHIN
@@ -72,6 +74,52 @@ def test_the_end_of_a_pod_starts_its_scrub_without_a_round(roundless: Service) -
     assert before is not None
     assert after is not None
     assert (after.previous, after.processes_found) == (before.digest, 0)
+
+
+@pytest.fixture
+def lasting(short_tmp: Path) -> Iterator[Service]:
+    """One clean GPU, whose proof survives a restart of the service."""
+    it = Service(short_tmp, 1, "--policy", policy(short_tmp, ", proof: {survives_restart: true}"))
+    yield it
+    it.stop()
+
+
+def receipt(service: Service) -> str:
+    """The receipt of the GPU once it is clean."""
+    proven: views.ReceiptView | None = service.settled(0, "clean").receipt
+    assert proven is not None
+    return proven.digest
+
+
+def test_a_state_directory_rolled_back_to_a_copy_proves_nothing(lasting: Service) -> None:
+    device, before = lasting.settled(0, "clean").device, receipt(lasting)
+    lasting.stop()
+    state, copy = lasting.root / "state", lasting.root / "copy"
+    shutil.copytree(state, copy)
+    lasting.start()
+    assert receipt(lasting) == before
+
+    async def tenancy() -> None:
+        async with client.ScrubberClient(lasting.run_dir / "scrubber.sock") as scrubber:
+            await scrubber.acquire([device], announced=True)
+            await scrubber.start([device], POD)
+
+    asyncio.run(tenancy())
+    with guest(lasting.simulated_dir, device, POD, b"secret"):
+        lasting.kill()
+    shutil.rmtree(state)
+    copy.rename(state)
+    lasting.start()
+    lasting.settled(0, "clean")
+    assert b"secret" not in layout.find(lasting.simulated_dir, device).memory.read_bytes()
+
+
+def test_a_ledger_without_its_head_in_the_run_directory_proves_nothing(lasting: Service) -> None:
+    before = receipt(lasting)
+    lasting.stop()
+    (lasting.run_dir / "ledger.head").unlink()
+    lasting.start()
+    assert receipt(lasting) != before
 
 
 @pytest.fixture

@@ -40,6 +40,13 @@ def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:
     return ev.Distrusted("the node was rebooted" if rebooted else "the driver was reloaded", facts.incarnation)
 
 
+def ended_by_older_ledger(record: Record, boot_id: str | None) -> ev.Distrusted | None:
+    """What ends the proof of a device if the ledger may be an older copy. ``boot_id``: the present one, if known."""
+    if record.receipt is None or boot_id not in (None, record.incarnation.boot_id):
+        return None  # after a reboot no proof counts anyway
+    return ev.Distrusted("the ledger may be an older copy, made before the device was used", record.incarnation)
+
+
 def next_path(record: Record, policy: Policy) -> Path:
     """Which path the device's next scrub takes."""
     relaid = record.quarantine is not None and record.quarantine.ailment.kind is AilmentKind.RELAID

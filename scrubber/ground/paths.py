@@ -20,6 +20,11 @@ def admin_socket(run_dir: Path) -> Path:
     return run_dir / "admin.sock"
 
 
+def ledger_head(run_dir: Path) -> Path:
+    """The file that shows whether the ledger is an older copy."""
+    return run_dir / "ledger.head"
+
+
 def ledger(state_dir: Path) -> Path:
     """The ledger in a state directory."""
     return state_dir / "ledger.db"

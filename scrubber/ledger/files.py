@@ -12,13 +12,14 @@ from scrubber.ground.errors import FatalError
 class Places:
     """The files of a ledger; their names follow from that of the database."""
 
-    def __init__(self, database: Path) -> None:
-        """Paths only: no file is opened."""
+    def __init__(self, database: Path, run_head: Path | None = None) -> None:
+        """Paths only: no file is opened. ``run_head``: a second file for the head, outside the state directory."""
         name = database.name.removesuffix(".sqlite")
         self.database = database
         self.wal = database.with_name(database.name + "-wal")  # SQLite's write-ahead log: part of the data
         self.shm = database.with_name(database.name + "-shm")  # SQLite's index of the log: rebuilt at need
         self.head = database.with_name(name + ".head")  # the newest row's number and hash
+        self.run_head = run_head
         self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
         self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
 

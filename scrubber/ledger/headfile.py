@@ -1,5 +1,8 @@
 """The number and hash of the newest row in a small file: a chain alone cannot show that its last rows are missing.
 
+A second file of this kind is in the run directory. A copy of the state directory that is put back has another head
+than that file, or the file is missing: then no proof in the ledger counts (``may_be_old``).
+
 The file is written in place after each commit and not forced to the disk: that costs microseconds, and the content
 survives a crash of the service. After a power loss the file may be behind the ledger, which is no error: the boot id
 has changed by then, so no proof in the ledger counts any more.

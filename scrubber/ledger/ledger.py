@@ -39,7 +39,7 @@ NOTABLE = (
     ev.Reinstated,
 )  # logged as warnings; the job logs its own end, all other events are logged at level debug
 SLOW = 2.0  # seconds: a disk that takes longer hangs, and each request for a device waits for it
-SIGHTINGS = (ev.Soiled, ev.PutInUse)  # they end a proof: forgetting them on a full disk would keep the proof valid
+SIGHTINGS = (ev.Soiled, ev.Distrusted, ev.PutInUse)  # they end a proof: if one is forgotten, the proof stays valid
 KEEP = 30_000  # rows, about two thousand scrubs; older rows are folded into a snapshot
 FOLD_AT_ONCE = 5_000  # rows beyond ``KEEP`` before the next compaction: appends wait for it
 
@@ -78,7 +78,9 @@ class Ledger:
         self._unwritten: dict[str, Event] = {}  # the newest sighting of each device that could not be recorded
         self.fault: str | None = None
         self.announcements = 0  # how many there were so far
-        self._set_records(loaded or store.load())
+        loaded = loaded or store.load()
+        self.may_be_old = loaded.may_be_old  # whether it may be an older copy: earlier proofs do not count
+        self._set_records(loaded)
 
     def _set_records(self, loaded: Loaded) -> None:
         self._records = {record.device.uuid: record for record in replay(loaded.snapshot, loaded.entries)}

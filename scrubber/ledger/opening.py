@@ -30,14 +30,14 @@ class SetAside:
 
 
 def open_or_set_aside(
-    path: Path, at: Moment, accept: Accept = lambda _: None
+    path: Path, at: Moment, accept: Accept = lambda _: None, run_head: Path | None = None
 ) -> tuple[sqlite.SqliteStore, SetAside | None]:
     """A store that was loaded once without an error, and the damaged ledger that was set aside, if any.
 
     LedgerUnavailable (disk full, read-only, locked): call again later. FatalError (another writer, a newer schema):
-    a person has to act. Neither changes the stored data.
+    a person has to act. Neither changes the stored data. ``run_head``: where the head is stored a second time.
     """
-    where = files.Places(path)
+    where = files.Places(path, run_head)
     with faults.translated("open the ledger", path):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = files.Lock(where)

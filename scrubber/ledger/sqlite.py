@@ -26,6 +26,7 @@ class SqliteStore:
         self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None
         self._headfile: headfile.HeadFile | None = None
+        self._run_headfile: headfile.HeadFile | None = None
         self._head: store.Head | None = None  # the newest acknowledged row; None until the first load
 
     @property
@@ -41,6 +42,8 @@ class SqliteStore:
             loaded = self._read()
             self._connected()  # fails now, not at the first write, when the disk is read-only
             self._acknowledge(loaded.head)
+            if not loaded.may_be_old:
+                self._vouch(loaded.head)
             return loaded
 
     def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
@@ -76,9 +79,10 @@ class SqliteStore:
     def disconnect(self) -> None:
         """Close the files but keep the lock; the next call connects again."""
         connection, self._connection = self._connection, None
-        kept, self._headfile = self._headfile, None
-        if kept is not None:
-            kept.close()
+        kept = [it for it in (self._headfile, self._run_headfile) if it is not None]
+        self._headfile = self._run_headfile = None
+        for each in kept:
+            each.close()
         if connection is not None:
             connection.close()
 
@@ -106,7 +110,17 @@ class SqliteStore:
                 cut = database.cut(connection)
                 entries = chain.entries(chain.check(cut, database.rows(connection), noted))
                 records = codec.decode_records(cut.records) if cut else ()
-                return store.Loaded(records, entries, database.head(connection))
+                return store.Loaded(records, entries, database.head(connection), self._may_be_old(connection))
+
+    def _may_be_old(self, connection: sqlite3.Connection) -> bool:
+        """Whether the run directory does not name a row of this ledger as the newest one that it has seen."""
+        if self._where.run_head is None:
+            return False
+        try:
+            seen = headfile.read(self._where.run_head)
+        except store.CorruptLedgerError:  # the file is damaged, not the ledger
+            return True
+        return seen is None or [seen.hash] != [row.hash for row in database.rows(connection, seen.seq, seen.seq)]
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, store.Head]]:
@@ -116,7 +130,9 @@ class SqliteStore:
                 raise LedgerUnavailable("cannot write to the ledger: it is not loaded; load it first")
             with database.transaction(connection):
                 yield connection, self._head
-            self._acknowledge(database.head(connection))
+            head = database.head(connection)
+            self._acknowledge(head)
+            self._vouch(head)
 
     @contextmanager
     def _disconnecting(self) -> Iterator[None]:
@@ -143,6 +159,17 @@ class SqliteStore:
             self._headfile = headfile.HeadFile(self._where.head)
         self._headfile.write(head)
         self._head = head
+
+    def _vouch(self, head: store.Head) -> None:
+        """Store the head in the run directory. A ledger that may be old comes there with its next row only.
+
+        The first row says which proofs do not count any more: if the service ends before, the next start asks again.
+        """
+        if self._where.run_head is None:
+            return
+        if self._run_headfile is None:
+            self._run_headfile = headfile.HeadFile(self._where.run_head)
+        self._run_headfile.write(head)
 
 
 def _remove_unacknowledged(connection: sqlite3.Connection, acknowledged: store.Head) -> store.Head:

@@ -42,6 +42,7 @@ class Loaded:
     snapshot: tuple[Record, ...]
     entries: tuple[LedgerEntry, ...]
     head: Head
+    may_be_old: bool = False  # nothing outside the state directory shows that this is the newest copy
 
 
 class Store(Protocol):

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from scrubber.core import answers, burn_in, ownership, presence, siblings, upkeep
+from scrubber.core import answers, burn_in, ownership, presence, proof, siblings, upkeep
 from scrubber.core import events as ev
 from scrubber.core.model import DeviceInfo, Facts, Incarnation, Path, Record, State, Trigger, Vitals
+from scrubber.devices.base import DeviceError
 from scrubber.ground import log
 from scrubber.policy import DevicePolicy
 from scrubber.service.context import MAX_ROUNDS, ServiceContext
@@ -31,7 +32,10 @@ class Upkeep:
         self._hanging: dict[str, tuple[frozenset[tuple[int, float]], float]] = {}  # hanging holders, since this uptime
 
     async def recover(self) -> None:
-        """Close every job that was open when the last service ended: it proved nothing."""
+        """Close every job that was open when the last service ended: it proved nothing.
+
+        If the ledger may be an older copy, end all proofs as well.
+        """
         context = self._context
         op = context.operation()
         why = "the service was stopped or killed during the job"
@@ -40,9 +44,23 @@ class Upkeep:
             for device, record in context.ledger.records.items()
             if record.job is not None
         ]
+        doubted = await self._doubted_proofs() if context.ledger.may_be_old else []
+        if events or doubted:
+            await context.ledger.append(op, *events, *doubted)
         if events:
-            await context.ledger.append(op, *events)
             logger.warning("jobs were interrupted by the last stop", op=op, devices=[device for device, _ in events])
+
+    async def _doubted_proofs(self) -> list[tuple[str, ev.Event]]:
+        """The end of each proof of this boot."""
+        try:
+            boot_id = (await self._context.observer.incarnation()).boot_id
+        except DeviceError:
+            boot_id = None
+        found = {
+            device: proof.ended_by_older_ledger(record, boot_id)
+            for device, record in self._context.ledger.records.items()
+        }
+        return [(device, event) for device, event in found.items() if event is not None]
 
     async def register(self, device: DeviceInfo, incarnation: Incarnation) -> None:
         """Record a device of the inventory that is new or has changed."""

@@ -224,6 +224,28 @@ def test_a_proof_is_valid_only_while_the_service_observes(since, stands):
     assert proof.is_valid(lives.CLEAN.receipt, facts(since=since), ENFORCE, later(1)) is stands
 
 
+OLDER = ev.Distrusted("the ledger may be an older copy, made before the device was used", lives.HERE)
+
+
+@pytest.mark.parametrize(
+    ("record", "boot_id", "event"),
+    [
+        (lives.CLEAN, lives.HERE.boot_id, OLDER),
+        (lives.GRANTED, lives.HERE.boot_id, OLDER),
+        (lives.CLEAN, None, OLDER),
+        (lives.CLEAN, lives.REBOOTED.boot_id, None),
+        (lives.IN_USE, lives.HERE.boot_id, None),
+        (lives.DIRTY, lives.HERE.boot_id, None),
+        (lives.SCRUBBING, None, None),
+        (lives.QUARANTINED, lives.HERE.boot_id, None),
+    ],
+)
+def test_a_ledger_that_may_be_an_older_copy_proves_nothing(record, boot_id, event):
+    assert proof.ended_by_older_ledger(record, boot_id) == event
+    if event is not None:
+        assert live(record, event).state is State.UNKNOWN
+
+
 GIVEN_BACK = Note(ev.Released("it was given back"))
 TAKE_BACK = Refuse(Reason.IN_USE, "cannot take back GPU-1: it is still in use")
 RELEASE = rows(

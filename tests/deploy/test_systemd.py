@@ -44,6 +44,7 @@ def test_its_directories_are_those_of_the_service_and_private():
     unit = read()
     assert Path("/run", unit["RuntimeDirectory"]) == Path(paths.RUN_DIR)
     assert Path("/var/lib", unit["StateDirectory"]) == Path(paths.STATE_DIR)
+    assert unit["RuntimeDirectoryPreserve"] == "yes"  # the head of the ledger in it must survive a restart
     assert (unit["RuntimeDirectoryMode"], unit["StateDirectoryMode"], unit["UMask"]) == ("0700", "0700", "0077")
 
 

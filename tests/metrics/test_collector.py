@@ -28,6 +28,7 @@ class Node:
 
     def __init__(self, root) -> None:
         places = {"state_dir": root / "state", "run_dir": root / "run", "kubelet_dir": root}
+        (root / "run").mkdir(mode=0o700)
         gpus = {"backend": BackendChoice.SIMULATED, "simulated_gpus": 1, "simulated_memory": "1MiB"}
         config = ScrubberConfig.model_validate(places | gpus)
         self.registry = CollectorRegistry()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from scrubber.core import events as ev
+from scrubber.core.events import LedgerEntry
 from scrubber.core.model import Ailment, AilmentKind, Blame, Outcome, Path, State, Step, Trigger, Vitals, Xid
-from scrubber.ground.errors import Refused
+from scrubber.ground.errors import LedgerUnavailable, Refused
+from scrubber.ledger import store
 from scrubber.steps.base import Report
+from tests.ledger import memory_store
 from tests.service.asking import rows
 from tests.service.hand import Hand
 from tests.service.world import World
@@ -296,3 +300,45 @@ async def test_errors_before_discovery_need_the_slow_path_only(build):
     assert world.record(device).receipt.path is Path.SLOW
     assert rows(world, ev.Quarantined, device) == []
     assert [it.grave for it in rows(world, ev.ErrorsNoted, device)] == [True]
+
+
+class Copied(memory_store.MemoryStore):
+    """A ledger that may be an older copy, once ``put_back``; so many writes fail."""
+
+    put_back = False
+    failures = 0
+
+    def load(self) -> store.Loaded:
+        return replace(super().load(), may_be_old=self.put_back)
+
+    def append(self, drafts: Sequence[LedgerEntry]) -> tuple[LedgerEntry, ...]:
+        if self.failures:
+            self.failures -= 1
+            raise LedgerUnavailable("cannot write to the ledger: the disk is full")
+        return super().append(drafts)
+
+
+@pytest.mark.parametrize("failures", [0, 1], ids=["", "and the disk is full at first"])
+async def test_a_ledger_that_may_be_an_older_copy_has_all_devices_scrubbed(build, failures):
+    kept = Copied()
+    world = build(policy="fast", reopen=lambda: kept)
+    await world.start()
+    await world.clean()
+    [granted, _] = world.uuids
+    await world.acquire("pod", granted, announced=True)
+    await world.die()
+    kept.put_back, kept.failures = True, failures
+    await world.start()
+    await world.clean()
+    assert [len(rows(world, ev.ScrubPassed, device)) for device in world.uuids] == [2, 2]
+    assert [len(rows(world, ev.Distrusted, device)) for device in world.uuids] == [1, 1]
+
+
+async def test_a_proof_survives_a_restart_where_policy_says_so(build):
+    world = build(policy="fast")
+    await world.start()
+    await world.clean()
+    await world.die()
+    await world.start()
+    await asyncio.sleep(10)
+    assert [len(rows(world, ev.ScrubPassed, device)) for device in world.uuids] == [1, 1]

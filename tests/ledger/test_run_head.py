@@ -1,0 +1,90 @@
+"""The head in the run directory: it shows that the state directory was put back to an older copy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scrubber.core.events import LedgerEntry
+from scrubber.ledger import opening, sqlite
+from tests.ledger.conftest import NOW
+
+Drafter = Callable[..., LedgerEntry]
+
+
+class Node:
+    """The state directory, the run directory, and a ledger that is opened anew each time."""
+
+    def __init__(self, root: Path, draft: Drafter) -> None:
+        self.state, self.copy, self.head = root / "state", root / "copy", root / "run" / "ledger.head"
+        self.head.parent.mkdir()
+        self.draft, self.written = draft, 0
+        self.opened: list[sqlite.SqliteStore] = []
+
+    def may_be_old(self, *, rows: int = 0) -> bool:
+        """What a service finds that starts, writes some rows and ends."""
+        ledger, aside = opening.open_or_set_aside(self.state / "ledger.db", NOW, run_head=self.head)
+        self.opened.append(ledger)
+        assert aside is None
+        found = ledger.load().may_be_old
+        for _ in range(rows):
+            self.written += 1
+            ledger.append([self.draft(f"row {self.written}")])
+        ledger.close()
+        return found
+
+    def keep_copy(self) -> None:
+        shutil.copytree(self.state, self.copy)
+
+    def put_copy_back(self) -> None:
+        shutil.rmtree(self.state)
+        shutil.copytree(self.copy, self.state)
+
+
+@pytest.fixture
+def node(tmp_path: Path, draft: Drafter) -> Iterator[Node]:
+    """A ledger of some rows."""
+    it = Node(tmp_path, draft)
+    it.may_be_old(rows=3)
+    yield it
+    for each in it.opened:
+        each.close()
+
+
+def test_a_restart_finds_the_newest_ledger(node: Node) -> None:
+    assert [node.may_be_old(rows=2) for _ in range(3)] == [False] * 3
+
+
+def test_an_older_copy_may_be_old_until_its_next_row(node: Node) -> None:
+    node.keep_copy()
+    node.may_be_old(rows=1)
+    node.put_copy_back()
+    assert [node.may_be_old(rows=rows) for rows in (0, 0, 1, 0)] == [True, True, True, False]
+
+
+def test_an_older_copy_that_has_grown_since_may_be_old(node: Node) -> None:
+    node.keep_copy()
+    node.may_be_old(rows=1)
+    seen = node.head.read_bytes()
+    node.put_copy_back()
+    node.may_be_old(rows=5)
+    node.head.write_bytes(seen)
+    assert node.may_be_old()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"nonsense"], ids=["missing", "empty", "damaged"])
+def test_without_a_head_in_the_run_directory_a_ledger_may_be_old(node: Node, content: bytes | None) -> None:
+    node.head.unlink()
+    if content is not None:
+        node.head.write_bytes(content)
+    assert node.may_be_old()
+
+
+def test_a_kill_between_a_row_and_its_head_makes_no_ledger_old(node: Node) -> None:
+    seen = node.head.read_bytes()
+    node.may_be_old(rows=1)
+    node.head.write_bytes(seen)
+    assert not node.may_be_old()
