@@ -14,13 +14,17 @@ The ids are those of the cases in which a naive implementation skips a needed sc
 
 from __future__ import annotations
 
+import asyncio
 import signal
+import subprocess
+import sys
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase
 from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills, layout
 from tests.flows.node import brisk
+from tests.node.test_open_check import IN_TRANSIT
 from tests.patience import WITHIN
 
 ONE = {RESOURCE: 1}
@@ -231,3 +235,20 @@ async def test_s14_a_start_is_refused_while_the_last_scrub_has_failed(build):
     assert not await node.kubelet.sync(second)
     assert second.statuses["main"].state is ContainerState.WAITING
     assert (len(node.kubelet.starts), await node.scrubs(uuid)) == (1, 1)
+
+
+async def test_s20_a_gpu_that_is_open_where_no_process_shows_it_goes_to_no_pod(build):
+    """The last tenant may have left the file in a socket; a search of /proc finds nobody."""
+    node = await build(1, brisk("budgets: {owner_wait: 0s}"))
+    [uuid] = node.stage.uuids
+    memory = layout.find(node.stage.simulated, uuid).memory
+    hidden = await asyncio.create_subprocess_exec(sys.executable, "-c", IN_TRANSIT, memory, stdout=subprocess.PIPE)
+    try:
+        assert hidden.stdout is not None
+        assert await hidden.stdout.readline()
+        status = await node.kubelet.admit(node.pod("next"))
+        assert status.phase is Phase.FAILED
+        assert "it cannot be proven that no process uses it" in status.message
+    finally:
+        hidden.kill()
+        await hidden.wait()
