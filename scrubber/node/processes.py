@@ -9,6 +9,7 @@ says that the device is open and the pass finds no process to explain this, the 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,6 +62,7 @@ class Processes:
         self._namespace = namespace
         self._is_open = is_open
         self._on_pass = on_pass
+        self.slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
 
     def holders(
         self,
@@ -74,7 +76,7 @@ class Processes:
         ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
         ``is_bystander`` is called while the pid of the holder cannot pass to another process.
         """
-        free = {it for it in files if not listed.get(it) and self._is_open(files[it], exclude) is False}
+        free = self.unopened(files, exclude) - {device for device, users in listed.items() if users}
         found: dict[str, tuple[Holder, ...] | None] = dict.fromkeys(free, ())
         for _ in range(_PASSES):
             rest = {device: paths for device, paths in files.items() if device not in found}
@@ -86,6 +88,10 @@ class Processes:
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
         return {device: found.get(device) for device in files}
 
+    def unopened(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> set[str]:
+        """The devices that no process has open, as the kernel says. Needs no pass over /proc."""
+        return {device for device, paths in files.items() if self._is_open(paths, exclude) is False}
+
     def _pass(
         self,
         files: Mapping[str, Sequence[str]],
@@ -95,6 +101,7 @@ class Processes:
     ) -> tuple[dict[str, tuple[Holder, ...] | None], set[int]]:
         """The holders that one pass over /proc finds, and the pids of the bystanders."""
         self._on_pass()
+        self.slowest = (0.0, 0)
         search = Search(files)
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
@@ -104,7 +111,9 @@ class Processes:
         for pid in self._pids({os.getpid(), *exclude}):
             if pid not in named and of_kernel(f"{self._proc}/{pid}"):
                 continue
+            began = time.monotonic()
             read = self._read(pid, search, named.get(pid, frozenset()), is_bystander)
+            self.slowest = max(self.slowest, (time.monotonic() - began, pid))
             blind = blind or (self._whole_node and read.blind)
             if read.unsure:
                 unknown |= read.devices

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from scrubber.core import presence
 from scrubber.core.model import Assignment, DeviceInfo, Facts, Holder, Incarnation, Moment, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
-from scrubber.devices.calls import Caller, in_turn
+from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
 from scrubber.ground import log
 from scrubber.node import checkpoint, clock
 from scrubber.node.identity import kubelet_epoch
@@ -109,6 +109,7 @@ class Observer:
         self._listed: dict[str, frozenset[int]] = {}  # the holders that the driver listed at the last full observation
         self._took = 0.0  # seconds that the last full observation took
         self._on_pass = on_pass
+        self._logged_pid = 0  # of a process that held up a search
 
     def own(self, pid: int) -> None:
         """Count a process as a worker of the service, not as a holder."""
@@ -227,7 +228,7 @@ class Observer:
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
             incarnation = await self._driver.ask()
-            holders = await self._all_holders.ask(*uuids)
+            holders = await self._holders(uuids)
             alive = await self._is_alive(record.owner.container if record.owner else None)
             starting_pod_alive = await self._is_alive(starting_pod)
         except (DeviceError, BlindError):
@@ -374,6 +375,18 @@ class Observer:
     def _incarnation(self) -> Incarnation:
         return Incarnation(self._boot_id, self.backend.driver())
 
+    async def _holders(self, uuids: Sequence[str]) -> Holders:
+        """The holders of these devices. One that no process has open never waits for a pass over all processes."""
+        if self.backend.lists_holders:
+            return await self._all_holders.ask(*uuids)
+        free = await self._caller.ask(f"open {uuids[0]}", lambda: self._unopened(uuids), self.patience)
+        rest = [uuid for uuid in uuids if uuid not in free]
+        found: Holders = dict.fromkeys(free, ())
+        return found | (await self._all_holders.ask(*rest) if rest else {})
+
+    def _unopened(self, uuids: Sequence[str]) -> set[str]:
+        return self._processes.unopened({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
+
     async def _find_holders(self, uuids: frozenset[str]) -> Holders:
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
         if self.backend.lists_holders:
@@ -381,9 +394,20 @@ class Observer:
         known = {uuid: pids for uuid, pids in listed.items() if pids is not None}
         self._listed |= known
         began = asyncio.get_running_loop().time()
-        found = await self._caller.ask("processes", lambda: self._walk(known), 5 * self.patience)
+        try:
+            found = await self._caller.ask("processes", lambda: self._walk(known), 5 * self.patience)
+        except UnresponsiveError:
+            self._log_slowest()
+            raise
         self._took = asyncio.get_running_loop().time() - began
         return dict.fromkeys(uuids) | found
+
+    def _log_slowest(self) -> None:
+        """Log which process holds up the search, once for each process."""
+        seconds, pid = self._processes.slowest
+        if pid != self._logged_pid:
+            self._logged_pid = pid
+            logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
 
     async def _list_holders(self, uuid: str) -> frozenset[int] | None:
         """The holders that the driver lists; None when it does not answer. A released driver lists no holder."""

@@ -1,4 +1,4 @@
-"""The service releases the driver during a reset, and always reacquires it."""
+"""An observation of one device does not wait for what another device needs."""
 
 from __future__ import annotations
 
@@ -7,64 +7,67 @@ import threading
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from scrubber.devices import calls
-from scrubber.devices.simulated.backend import Simulated
+from scrubber.core import events as ev
+from scrubber.core.model import Incarnation, Moment, Record
+from scrubber.core.states import apply
+from scrubber.devices.calls import Caller, UnresponsiveError
+from scrubber.devices.simulated import tenants
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 
 
-class Sticky(Simulated):
-    """Releases the driver when the test says so, and counts the releases."""
+class Slow(Processes):
+    """A search of all processes that ends when the test says so."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.may, self.asked, self.back = threading.Event(), threading.Event(), threading.Event()
-        self.away = 0
+    def __init__(self, *args, **more) -> None:
+        super().__init__(*args, **more)
+        self.searching, self.go_on = threading.Event(), threading.Event()
 
-    def release_driver(self) -> None:
-        self.asked.set()
-        assert self.may.wait(WITHIN)
-        self.away += 1
+    def _pass(self, *args):  # noqa: ANN202
+        self.searching.set()
+        assert self.go_on.wait(WITHIN)
+        return super()._pass(*args)
 
-    def reacquire_driver(self) -> None:
-        self.away -= 1
-        self.back.set()
+
+class Late(Caller):
+    """The search takes longer than anybody waits."""
+
+    async def ask(self, key, question, deadline):
+        if key == "processes":
+            raise UnresponsiveError("too late")
+        return await super().ask(key, question, deadline)
 
 
 @pytest.fixture
-def backend(tmp_path):
-    return Sticky(tmp_path)
+def processes(bank):
+    slow = Slow(Path("/proc"), bank.backend.container_of, whole_node=False)
+    yield slow
+    slow.go_on.set()
 
 
-@pytest.fixture
-def observer(backend, tmp_path):
-    processes = Processes(Path("/proc"), backend.container_of, whole_node=False)
-    return Observer(backend, processes, "boot", tmp_path, 0.0, patience=1.0)
+def record(bank, uuid: str) -> Record:
+    info = next(it for it in bank.backend.inventory() if it.uuid == uuid)
+    found = ev.Discovered(info, Incarnation("boot", bank.backend.driver()))
+    return apply(None, ev.LedgerEntry(0, uuid, Moment(0.0, 0.0), "op", found))
 
 
-async def away(observer):
-    async with observer.driver_released():
-        raise AssertionError("nobody was to get here" if observer.backend.away != 1 else "the reset failed")
+async def test_a_free_device_does_not_wait_for_the_search_that_another_needs(bank, processes, tmp_path):
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, patience=WITHIN)
+    pid = tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    held = asyncio.create_task(observer.full(record(bank, bank.first)))
+    assert await asyncio.to_thread(processes.searching.wait, WITHIN)
+    assert (await observer.full(record(bank, bank.second))).holders == ()
+    processes.go_on.set()
+    assert [holder.pid for holder in (await held).holders or ()] == [pid]
 
 
-@pytest.mark.parametrize("impatience", ["cancelled", "too late"])
-async def test_a_caller_that_gives_up_leaves_no_release_behind(observer, backend, impatience):
-    asking = asyncio.create_task(away(observer))
-    await asyncio.to_thread(backend.asked.wait, 5)
-    if impatience == "cancelled":
-        asking.cancel()
-    with pytest.raises((asyncio.CancelledError, calls.UnresponsiveError)):
-        await asking
-    backend.may.set()
-    assert await asyncio.to_thread(backend.back.wait, 5)
-    assert backend.away == 0
-
-
-async def test_the_driver_is_reacquired_when_a_reset_fails(observer, backend):
-    backend.may.set()
-    with pytest.raises(AssertionError):
-        await away(observer)
-    assert await asyncio.to_thread(backend.back.wait, 5)
-    assert backend.away == 0
+async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank, processes, tmp_path):
+    processes.slowest = (3.0, 4711)
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
+    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    with capture_logs() as logs:
+        assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
+    assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]

@@ -346,6 +346,11 @@ class Node:
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
         return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
 
+    def unopened(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> set[str]:
+        """Only ``holders`` tells."""
+        del files, exclude
+        return set()
+
     def process(self, pid: int) -> tuple[Holder, ...]:
         """None is found: only ``living`` tells of containers."""
         del pid

@@ -1,0 +1,5 @@
+"""Observations of simulated GPUs."""
+
+from tests.devices.conftest import bank
+
+__all__ = ["bank"]
