@@ -25,7 +25,6 @@ class Floor(wire.DevicePluginServicer):
     """Yes to everything."""
 
     def __init__(self, ids: Sequence[str]) -> None:
-        """These devices, all healthy."""
         self._ids = ids
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Context) -> pb.DevicePluginOptions:  # noqa: ARG002, N802 - the proto's

@@ -55,7 +55,6 @@ class Listing:
     """The lists of all resources."""
 
     def __init__(self, scrubber: client.ScrubberClient, prefix: str, strategy: MigStrategy) -> None:
-        """Know no device before ``follow`` runs."""
         self._scrubber = scrubber
         self._prefix = prefix
         self._strategy = strategy

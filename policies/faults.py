@@ -33,7 +33,6 @@ class PolicyError(Exception):
     """A policy that cannot be used, with all its faults in the order of the file."""
 
     def __init__(self, *faults: PolicyFault) -> None:
-        """Sort the faults by position."""
         self.faults = tuple(sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column)))
         super().__init__("\n".join(map(str, self.faults)))
 

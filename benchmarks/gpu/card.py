@@ -39,7 +39,6 @@ class MeasuredCard(CupyCard):
     """Launches what the worker launches, between two events that tell the time."""
 
     def __init__(self, cupy: Any, uuid: str, limit: int | None) -> None:  # noqa: ANN401 - a module without types
-        """Nothing is asked yet."""
         super().__init__(cupy, uuid)
         self._left = limit
         self._times: tuple[int, int] | None = None

@@ -28,7 +28,6 @@ class Unproven(Exception):
     """It was measured, and yet cannot pass: the figures tell how."""
 
     def __init__(self, why: str, figures: tuple[Measured, ...]) -> None:
-        """Both are told."""
         super().__init__(why)
         self.figures = figures
 

@@ -20,7 +20,6 @@ class Fork:
     """One of them. Whoever forks has loaded CuPy at most, and never called CUDA."""
 
     def __init__(self, life: Life) -> None:
-        """It begins at once."""
         self.began = time.perf_counter()  # the same clock in all processes
         self._line, theirs = _FORKING.Pipe()
         self._process = _FORKING.Process(target=_live, args=(life, theirs), daemon=True)

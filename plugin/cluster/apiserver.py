@@ -54,7 +54,6 @@ class ApiServer:
     """The API server, for one node."""
 
     def __init__(self, client: AsyncClient, node: str, within: float) -> None:
-        """Use this client."""
         self._client = client
         self._node = node
         self._within = within

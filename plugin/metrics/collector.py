@@ -19,7 +19,6 @@ class PluginCollector(Collector):
     """The lists of devices, and the connections to the scrub service and the kubelet."""
 
     def __init__(self, listing: Listing, counters: PluginCounters, version: str) -> None:
-        """Read ``listing`` and ``counters`` at each scrape."""
         self._listing = listing
         self._counters = counters
         self._version = version

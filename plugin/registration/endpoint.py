@@ -30,7 +30,6 @@ class Streams(Changed, grpc.aio.ServerInterceptor):
     """Counts the ListAndWatch streams of a server, and can end them all."""
 
     def __init__(self) -> None:
-        """Count no stream."""
         super().__init__()
         self.opened = 0
         self.ended = 0

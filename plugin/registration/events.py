@@ -49,7 +49,6 @@ class NotRegistered(Exception):
     """An attempt failed; the next one follows after a pause."""
 
     def __init__(self, cause: Cause, detail: str) -> None:
-        """Set the cause and the detail."""
         super().__init__(f"{cause.value}: {detail}")
         self.cause = cause
         self.detail = detail

@@ -22,7 +22,6 @@ class RegistrationState:
     """
 
     def __init__(self, resource: str, endpoint: str, on_event: events.Listener) -> None:
-        """Not registered."""
         self._resource = resource
         self._endpoint = endpoint
         self._on_event = on_event

@@ -21,7 +21,6 @@ class FileWatch(Changed):
     """Notifies about changes of files while ``run`` runs."""
 
     def __init__(self, *directories: Path) -> None:
-        """Watch nothing before ``run``."""
         super().__init__()
         self._directories = directories
 

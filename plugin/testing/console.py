@@ -45,7 +45,6 @@ class Console:
     """Runs commands, prints changes."""
 
     def __init__(self, kubelet: Kubelet) -> None:
-        """Nothing is printed yet."""
         self._kubelet = kubelet
         self._pods: dict[str, Pod] = {}
         self._printed_calls = self._printed_registrations = 0

@@ -26,7 +26,6 @@ class Holdings:
     """All records of one kubelet process; a restart reads them from the checkpoint."""
 
     def __init__(self, held: Mapping[Key, DeviceHolding]) -> None:
-        """Start with the records of the checkpoint."""
         self._held: dict[Key, DeviceHolding] = dict(held)
 
     def __iter__(self) -> Iterator[tuple[Key, DeviceHolding]]:

@@ -57,7 +57,6 @@ class Journal:
     """The record of a test: it survives the end of a kubelet process."""
 
     def __init__(self) -> None:
-        """An empty record."""
         self.calls: list[Call] = []
         self.starts: list[Start] = []
         self.registrations: list[RegistrationCall] = []

@@ -27,7 +27,6 @@ class Registry:
     """Watches the directory for one kubelet process."""
 
     def __init__(self, directory: Path, clients: Clients, journal: Journal, timing: Timing) -> None:
-        """Watch nothing before ``open``."""
         self._directory, self._clients, self._journal, self._timing = directory, clients, journal, timing
         self._work: dict[str, asyncio.Task[None]] = {}  # by name of the socket
         self._resources: dict[str, str] = {}  # name of the socket to the resource

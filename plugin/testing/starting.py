@@ -24,7 +24,6 @@ class Starting:
     """Starts containers for one kubelet process."""
 
     def __init__(self, life: Life, journal: Journal, runtime: Runtime, quirks: Quirks) -> None:
-        """Start nothing yet."""
         self._life, self._journal, self._runtime, self._quirks = life, journal, runtime, quirks
 
     async def start(self, pod: Pod, container: Container, *, active: bool) -> ContainerStatus:

@@ -38,7 +38,6 @@ class _Client:
     """A connection to one of the sockets. Use it with ``async with``."""
 
     def __init__(self, socket: Path) -> None:
-        """The first call connects."""
         limit = unix_sockets.MAX_PATH_BYTES
         if len(os.fsencode(socket)) > limit:
             raise Unreachable(f"cannot reach the scrub service at {socket}: a socket path has at most {limit} bytes")
@@ -70,7 +69,6 @@ class ScrubberClient(_Client):
     """Client of the socket for the device plugin and ``autoclave acquire``."""
 
     def __init__(self, socket: Path) -> None:
-        """The first call connects."""
         super().__init__(socket)
         self._stub = scrub_pb2_grpc.ScrubberStub(self._channel)
 
@@ -107,7 +105,6 @@ class AdminClient(_Client):
     """Client of the socket for operators."""
 
     def __init__(self, socket: Path) -> None:
-        """The first call connects."""
         super().__init__(socket)
         self._stub = scrub_pb2_grpc.AdminStub(self._channel)
 

@@ -41,7 +41,6 @@ class ScrubberServicer(scrub_pb2_grpc.ScrubberServicer):
     """The socket for the device plugin and ``autoclave acquire``."""
 
     def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters) -> None:
-        """Requests go to the service and the reporter, and are counted."""
         self._service = service
         self._reporter = reporter
         self._counters = counters
@@ -99,7 +98,6 @@ class AdminServicer(scrub_pb2_grpc.AdminServicer):
     """The socket for operators."""
 
     def __init__(self, service: Service, reporter: StatusReporter) -> None:
-        """Requests go to the service and the reporter."""
         self._service = service
         self._reporter = reporter
 
@@ -254,7 +252,6 @@ class GrpcServers:
     """The servers of both sockets. They open after the ledger is recovered and close before everything else."""
 
     def __init__(self, service: Service, reporter: StatusReporter, counters: ServiceCounters, run_dir: Path) -> None:
-        """``open`` binds the sockets."""
         self._service = service
         self._reporter = reporter
         self._counters = counters
@@ -284,7 +281,6 @@ class RefusingServers:
     """Servers without a ledger: they refuse every request with the reason."""
 
     def __init__(self) -> None:
-        """``open`` makes one."""
         self.message = ""
         self._servers: list[grpc.aio.Server] = []
 

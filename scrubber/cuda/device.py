@@ -99,7 +99,6 @@ class CupyCard:
     )
 
     def __init__(self, cupy: ModuleType, uuid: str) -> None:
-        """Call no CUDA function yet."""
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
         self.name = uuid

@@ -34,7 +34,6 @@ class ContainerRunner:
     """Runs the containers of one node."""
 
     def __init__(self, simulated: Path) -> None:
-        """No container runs yet."""
         self._simulated = simulated
         self._running: dict[tuple[str, str], list[asyncio.subprocess.Process]] = {}
 

@@ -28,7 +28,6 @@ class Caller:
     """Makes blocking calls for one event loop."""
 
     def __init__(self) -> None:
-        """The first call starts the first thread."""
         # A call stays here until its thread returns. If its future is done before, the call is overdue: it is stuck.
         self._calls: dict[str, asyncio.Future[Any]] = {}
         self._idle: list[_Thread] = []

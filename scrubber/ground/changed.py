@@ -13,7 +13,6 @@ class Changed:
     """
 
     def __init__(self) -> None:
-        """Start without a notification."""
         self._event = asyncio.Event()
 
     def notify(self) -> None:

@@ -37,7 +37,6 @@ class AutoclaveError(Exception):
     """Base of all errors that a caller may see: a reason and a sentence."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        """Set the reason and the sentence."""
         super().__init__(message)
         self.reason = reason
         self.message = message
@@ -55,7 +54,6 @@ class InvalidRequest(AutoclaveError):
     """The request itself is wrong; nothing was changed."""
 
     def __init__(self, message: str, reason: Reason = Reason.INVALID_REQUEST) -> None:
-        """Set the sentence and the reason."""
         super().__init__(reason, message)
 
 
@@ -63,7 +61,6 @@ class LedgerUnavailable(AutoclaveError):
     """The ledger cannot be written or read: the service grants nothing until it can."""
 
     def __init__(self, message: str) -> None:
-        """Set the sentence."""
         super().__init__(Reason.LEDGER_UNAVAILABLE, message)
 
 
@@ -71,7 +68,6 @@ class Unreachable(AutoclaveError):
     """The scrub service does not answer."""
 
     def __init__(self, message: str) -> None:
-        """Set the sentence."""
         super().__init__(Reason.UNREACHABLE, message)
 
 

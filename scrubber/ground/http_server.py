@@ -99,7 +99,6 @@ class HttpServer:
     """The server for one registry."""
 
     def __init__(self, registry: CollectorRegistry, obstacles: Obstacles, clock: Clock = time.monotonic) -> None:
-        """Open no connection before ``serve``."""
         self._registry = registry
         self._obstacles = obstacles
         self._clock = clock

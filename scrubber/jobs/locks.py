@@ -14,7 +14,6 @@ class DeviceLocks:
     """
 
     def __init__(self) -> None:
-        """No lock is held yet."""
         self._locks: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager

@@ -21,7 +21,6 @@ class Slots:
     """The slots of one service."""
 
     def __init__(self, observer: Observer) -> None:
-        """All slots are free."""
         self._observer = observer
         self.workers = asyncio.Semaphore(MAX_WORKERS)
         self.driver = RWLock(OVERTAKEN_FOR)  # a reset needs a driver that no worker uses

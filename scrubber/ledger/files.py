@@ -13,7 +13,7 @@ class Places:
     """The files of a ledger; their names follow from that of the database."""
 
     def __init__(self, database: Path, run_head: Path | None = None) -> None:
-        """Paths only: no file is opened. ``run_head``: a second file for the head, outside the state directory."""
+        """``run_head``: a second file for the head, outside the state directory."""
         name = database.name.removesuffix(".sqlite")
         self.database = database
         self.wal = database.with_name(database.name + "-wal")  # SQLite's write-ahead log: part of the data

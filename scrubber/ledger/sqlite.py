@@ -21,7 +21,6 @@ class SqliteStore:
     """The writer's side of a ledger file; opened by ``opening.open_or_set_aside``, which passes the lock on."""
 
     def __init__(self, where: files.Places, lock: files.Lock) -> None:
-        """Open no file yet: the first call connects."""
         self._where = where
         self._lock: files.Lock | None = lock
         self._connection: sqlite3.Connection | None = None

@@ -22,7 +22,6 @@ class CorruptLedgerError(LedgerUnavailable):
     """The stored data is not what was written. ``seq`` is the first damaged row, None if the damage is in no row."""
 
     def __init__(self, message: str, seq: int | None = None) -> None:
-        """Keep the row number besides the message."""
         super().__init__(message)
         self.seq = seq
 

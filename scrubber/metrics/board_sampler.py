@@ -15,7 +15,6 @@ class BoardSampler:
     """Looks for as long as it runs. Nothing is judged by what it reads."""
 
     def __init__(self, observer: Observer, every: float = EVERY) -> None:
-        """Nothing was read yet."""
         self._observer = observer
         self._every = every
         self.latest: Mapping[str, Readings] = {}  # by UUID, of the last look alone: what it could not read is not there

@@ -35,7 +35,6 @@ class Zygote:
     """Forks a child for every request. ``run_child`` is everything that a child does."""
 
     def __init__(self, run_child: Callable[[], None]) -> None:
-        """There are no children yet."""
         self._run_child = run_child
         self._line = socket.socket(fileno=0)
         self._poll = select.poll()

@@ -15,7 +15,6 @@ class MemoryStore:
     """Keeps rows in a tuple that is replaced whole, so that ``history`` may look from another thread."""
 
     def __init__(self) -> None:
-        """Begin empty."""
         self._cut: chain.MissingTail | None = None
         self._rows: tuple[chain.ChainRow, ...] = ()
         self._closed = False

@@ -34,7 +34,6 @@ class Tenant:
     """One process on some memories."""
 
     def __init__(self, directory: str, uid: str, memories: list[str]) -> None:
-        """From now on it uses them."""
         self._directory, self._uid = directory, uid
         self._open = {path: os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in memories}
         sizes = {os.fstat(handle).st_size for handle in self._open.values()}

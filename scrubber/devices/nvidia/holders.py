@@ -83,7 +83,6 @@ class Baselines:
     """The idle baseline of each device, for one instance of the driver."""
 
     def __init__(self) -> None:
-        """Start without any reading."""
         self._least: dict[tuple[str, str], int] = {}
 
     def of(self, uuid: str, driver: str) -> int:

@@ -38,7 +38,6 @@ class HeldMemory:
     """The memory of one device, allocated at the first request."""
 
     def __init__(self, place: WorkerTarget, library: Library, open_card: OpenCard = device.opened) -> None:
-        """Allocate nothing yet."""
         self._uuid = place.uuid
         self._pci_address = place.pci_address
         self._idle = holders.IDLE_AT_MOST if place.idle_bytes is None else place.idle_bytes

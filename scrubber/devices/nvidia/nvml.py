@@ -88,7 +88,6 @@ class Library:
     """NVML, opened by the first session."""
 
     def __init__(self) -> None:
-        """Open nothing yet."""
         self._condition = threading.Condition()  # guards the next two; never held during a call to NVML
         self._active: list[str] = []  # the names of the threads in a session
         self._released = 0  # calls of release_driver without their reacquire_driver
@@ -191,7 +190,6 @@ class Session:
     """Calls to an open NVML."""
 
     def __init__(self, library: Library, opening: int) -> None:
-        """See ``Library.session``."""
         self._library = library
         self.opening = opening  # a different number: earlier answers may be outdated
 

@@ -68,7 +68,6 @@ class Listener:
         clock: Callable[[], float],
         whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
-        """Start no thread yet."""
         self._nvml_events = NvmlEvents(library)
         self._kernel = kernel
         self._clock = clock

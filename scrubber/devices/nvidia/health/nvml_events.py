@@ -50,7 +50,6 @@ class NvmlEvents:
     """The events of all GPUs. For one thread."""
 
     def __init__(self, library: Library) -> None:
-        """Create no event set yet."""
         self._library = library
         self._listening: _Listening | None = None
         self._logged_notes: frozenset[str] = frozenset()

@@ -62,7 +62,6 @@ class Inventory:
     """Reads the devices of the node, and remembers them."""
 
     def __init__(self, host: Host, library: Library) -> None:
-        """Start without any device."""
         self._host = host
         self._library = library
         self._known: dict[str, Seen] = {}

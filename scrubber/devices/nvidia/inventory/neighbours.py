@@ -30,7 +30,6 @@ class Neighbours:
     """The links between the GPUs of a node."""
 
     def __init__(self) -> None:
-        """Start without any GPU."""
         self._known: dict[str, _KnownBoard] = {}
         self._domains: dict[str, str] = {}
 

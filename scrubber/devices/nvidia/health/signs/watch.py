@@ -72,7 +72,6 @@ class SignWatch:
     """The signs of every GPU."""
 
     def __init__(self, keeper: BestSeenFile, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without any reading."""
         self._keeper = keeper
         self._clock = clock
         self._known: dict[str, _KnownSigns] = {}
