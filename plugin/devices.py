@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 
 from scrubber.ground.advertised_device import AdvertisedDevice
@@ -18,22 +18,9 @@ class MigStrategy(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One device in the list for the kubelet, and what Allocate needs to answer for it."""
+class Device(AdvertisedDevice):
+    """One device in the list for the kubelet. ``resource`` is the name that pods request."""
 
-    uuid: str
-    resource: str
-    healthy: bool
-    clean: bool
-    index: int
-    mig: bool
-    numa_node: int | None
-    island: str
-    nodes: tuple[str, ...]
-    reason: str = ""
-    quarantined: bool = False
-    sick: bool = False
-    replaced: bool = False
     gone: bool = False  # the scrub service does not list it any more
 
 
@@ -41,25 +28,10 @@ def offered(adverts: Iterable[AdvertisedDevice], prefix: str, strategy: MigStrat
     """The devices to list, each under its full resource name."""
     for advert in adverts:
         resource = resource_name(advert, prefix, strategy)
-        if resource is None:
-            continue
-        # The kubelet reads -1 as "no node", so a negative number is an unknown node.
-        numa_node = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
-        yield Device(
-            uuid=advert.device,
-            resource=resource,
-            healthy=advert.healthy,
-            clean=advert.clean,
-            index=advert.index,
-            mig=advert.mig,
-            numa_node=numa_node,
-            island=advert.island,
-            nodes=advert.nodes,
-            reason=advert.reason,
-            quarantined=advert.quarantined,
-            sick=advert.sick,
-            replaced=advert.replaced,
-        )
+        if resource is not None:
+            # The kubelet reads -1 as "no node", so a negative number is an unknown node.
+            numa_node = advert.numa_node if advert.numa_node is not None and advert.numa_node >= 0 else None
+            yield Device(**asdict(advert) | {"resource": resource, "numa_node": numa_node})
 
 
 def resource_name(advert: AdvertisedDevice, prefix: str, strategy: MigStrategy) -> str | None:

@@ -219,7 +219,7 @@ Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
 class Advert(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    DEVICE_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
     HEALTHY_FIELD_NUMBER: _builtins.int
     CLEAN_FIELD_NUMBER: _builtins.int
     NUMA_NODE_FIELD_NUMBER: _builtins.int
@@ -232,7 +232,7 @@ class Advert(_message.Message):
     QUARANTINED_FIELD_NUMBER: _builtins.int
     SICK_FIELD_NUMBER: _builtins.int
     REPLACED_FIELD_NUMBER: _builtins.int
-    device: _builtins.str
+    uuid: _builtins.str
     healthy: _builtins.bool
     clean: _builtins.bool
     numa_node: _builtins.int
@@ -256,7 +256,7 @@ class Advert(_message.Message):
     def __init__(
         self,
         *,
-        device: _builtins.str = ...,
+        uuid: _builtins.str = ...,
         healthy: _builtins.bool = ...,
         clean: _builtins.bool = ...,
         numa_node: _builtins.int | None = ...,
@@ -272,7 +272,7 @@ class Advert(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "numa_node", b"numa_node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "device", b"device", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node", "clean", b"clean", "healthy", b"healthy", "index", b"index", "island", b"island", "mig", b"mig", "nodes", b"nodes", "numa_node", b"numa_node", "quarantined", b"quarantined", "reason", b"reason", "replaced", b"replaced", "resource", b"resource", "sick", b"sick", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__numa_node: _TypeAlias = _typing.Literal["numa_node"]  # noqa: Y015
     _WhichOneofArgType__numa_node: _TypeAlias = _typing.Literal["_numa_node", b"_numa_node"]  # noqa: Y015

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class AdvertisedDevice:
     """The state of one device, for the kubelet and for the cluster's view of the node."""
 
-    device: str  # UUID
+    uuid: str
     healthy: bool  # whether the kubelet may give it to a pod
     clean: bool  # whether it can be handed out without a scrub
     numa_node: int | None

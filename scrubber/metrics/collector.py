@@ -80,7 +80,7 @@ class ServiceCollector(Collector):
 
     def _of_the_devices(self) -> Iterator[Sample]:
         records = self._context.ledger.records
-        healthy = {advert.device: advert.healthy for advert in self._reporter.adverts().devices}
+        healthy = {advert.uuid: advert.healthy for advert in self._reporter.adverts().devices}
         now, vitals = self._context.now(), self._context.vitals
         for uuid, record in sorted(records.items()):
             if device_status.is_past(record, vitals.get(uuid), now):

@@ -108,7 +108,7 @@ class StatusReporter:
         policies = [(record, self._policy(record)) for _, record in sorted(self._context.ledger.records.items())]
         devices = tuple(
             AdvertisedDevice(
-                device=record.device.uuid,
+                uuid=record.device.uuid,
                 healthy=self._advert(record, policy, now).healthy,
                 clean=record.state is State.CLEAN,
                 numa_node=record.device.numa_node,

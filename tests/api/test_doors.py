@@ -108,7 +108,7 @@ async def test_watch_says_everything_at_once_and_again_at_a_change(house):
     async with house.scrubber() as service, house.admin() as admin:
         told = aiter(service.watch())
         first = await anext(told)
-        assert [(advert.device, advert.healthy, advert.clean) for advert in first.devices] == [
+        assert [(advert.uuid, advert.healthy, advert.clean) for advert in first.devices] == [
             (uuid, True, True) for uuid in house.uuids
         ]
         await admin.quarantine(house.uuids[0], "because", "a test")

@@ -1,6 +1,6 @@
 """Under which name a device is offered, if at all."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -30,27 +30,13 @@ def test_the_name_depends_on_the_kind_of_device_and_the_strategy(advert, strateg
 def test_everything_that_is_known_of_a_device_is_kept():
     advert = gpu(3, healthy=False, clean=True, numa_node=1, island="nvlink-0", nodes=("/dev/nvidia3",))
     advert = replace(advert, reason="xid", quarantined=True, sick=True, replaced=True)
-    assert list(devices.offered([advert], "nvidia.com", MigStrategy.NONE)) == [
-        Device(
-            "GPU-0003",
-            "nvidia.com/gpu",
-            False,
-            True,
-            3,
-            False,
-            1,
-            "nvlink-0",
-            ("/dev/nvidia3",),
-            "xid",
-            True,
-            True,
-            True,
-        )
+    assert list(devices.offered([advert], "a.io", MigStrategy.NONE)) == [
+        Device(**asdict(advert) | {"resource": "a.io/gpu"}, gone=False)
     ]
 
 
 def test_what_is_not_offered_leaves_no_trace():
-    assert [it.uuid for it in devices.offered([SLICE, WHOLE], "nvidia.com", MigStrategy.NONE)] == [WHOLE.device]
+    assert [it.uuid for it in devices.offered([SLICE, WHOLE], "nvidia.com", MigStrategy.NONE)] == [WHOLE.uuid]
 
 
 @pytest.mark.parametrize(("said", "known"), [(None, None), (-1, None), (0, 0), (1, 1)])

@@ -13,7 +13,7 @@ from plugin.devices import Device
 
 
 def device(index, island="", node=None, *, clean=True, healthy=True):
-    return Device(f"GPU-{index:03d}", "nvidia.com/gpu", healthy, clean, index, False, node, island, ())
+    return Device(f"GPU-{index:03d}", healthy, clean, node, "nvidia.com/gpu", index, island=island)
 
 
 def machine(islands, nodes, dirty=(), sick=()):

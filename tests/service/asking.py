@@ -18,7 +18,7 @@ def scrubs(world, device):
 
 
 def healthy(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
+    return next(it for it in world.life.reporter.adverts().devices if it.uuid == device).healthy
 
 
 def written_down(world, containers=(), /, **pods):

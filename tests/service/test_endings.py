@@ -221,7 +221,7 @@ async def test_a_burn_in_waiting_for_its_reset_gives_way(node):
     async with world.context.jobs.slots.driver.shared():
         device = await burning(world, Step.EVICT)
         await asyncio.sleep(3)
-        advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
+        advert = next(it for it in world.life.reporter.adverts().devices if it.uuid == device)
         assert (world.state(device), advert.healthy) == (State.SCRUBBING, True)
         assert await world.acquire("pod", device)
 

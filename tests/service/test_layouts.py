@@ -65,7 +65,7 @@ async def test_slices_removed_by_a_new_layout_are_not_lost(world):
     for gone in (GPU, "MIG-a"):
         with pytest.raises((Refused, NotReady)):
             await world.acquire("pod", gone)
-    adverts = {it.device: it for it in world.life.reporter.adverts().devices}
+    adverts = {it.uuid: it for it in world.life.reporter.adverts().devices}
     assert {uuid for uuid, it in adverts.items() if it.healthy} == {"MIG-b", "MIG-c"}
     assert (adverts["MIG-a"].reason, adverts["MIG-a"].replaced) == ("relaid", True)
     events = [row.event for row in world.truth.entries if isinstance(row.event, ev.Quarantined)]

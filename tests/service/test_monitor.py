@@ -32,8 +32,8 @@ async def test_a_device_that_leaves_the_inventory_is_quarantined(world):
     device = world.uuids[0]
     world.node.hidden.add(device)
     await asyncio.sleep(3)
-    assert device in {advert.device for advert in world.life.reporter.adverts().devices}
-    assert not next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
+    assert device in {advert.uuid for advert in world.life.reporter.adverts().devices}
+    assert not next(it for it in world.life.reporter.adverts().devices if it.uuid == device).healthy
     world.node.hidden.clear()
     await world.reach(device, State.CLEAN)
 

@@ -153,7 +153,7 @@ async def test_an_acquire_gets_a_device_from_its_burn_in(tested):
         await world.life.ledger.newer_row(world.life.ledger.seq, 60.0)
     [job] = burn_ins(world)
     device = next(it for it in world.uuids if world.state(it) is State.SCRUBBING)
-    advert = next(it for it in world.life.reporter.adverts().devices if it.device == device)
+    advert = next(it for it in world.life.reporter.adverts().devices if it.uuid == device)
     assert advert.healthy
     began = world.loop.time()
     assert await world.acquire("pod", device)
@@ -233,7 +233,7 @@ async def begun(world):
 
 
 def offered(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.device == device).healthy
+    return next(it for it in world.life.reporter.adverts().devices if it.uuid == device).healthy
 
 
 async def test_a_device_sick_during_burn_in_is_not_offered(tested):

@@ -22,7 +22,7 @@ def rows(world, kind, device=None):
 
 
 def advert(world, device):
-    return next(it for it in world.life.reporter.adverts().devices if it.device == device)
+    return next(it for it in world.life.reporter.adverts().devices if it.uuid == device)
 
 
 async def test_a_clean_device_is_granted_at_once_in_one_row(world):

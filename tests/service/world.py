@@ -329,7 +329,7 @@ class World:
         assert not late, f"jobs that nobody does: {late}"
 
     def _check_adverts(self) -> None:
-        adverts = {advert.device: advert for advert in self.life.reporter.adverts().devices}
+        adverts = {advert.uuid: advert for advert in self.life.reporter.adverts().devices}
         assert set(adverts) == set(self.life.ledger.records), "a device is not listed any more (I3)"
         for device, record in self.life.ledger.records.items():
             observed = self.truth.policy(device).mode.value == "observe"

@@ -70,7 +70,7 @@ class Told:
     async def _follow(self) -> None:
         async with self.stage.scrubber() as scrubber, aclosing(scrubber.watch()) as lists:
             async for adverts in lists:
-                self.latest = {it.device: "Healthy" if it.healthy else "Unhealthy" for it in adverts.devices}
+                self.latest = {it.uuid: "Healthy" if it.healthy else "Unhealthy" for it in adverts.devices}
 
     async def arrives(self, word: str, *uuids: str) -> None:
         """Very soon the service says so of these GPUs, and the kubelet believes what it says of all."""

@@ -14,7 +14,7 @@ LATER = node_report.NOT_READY_AFTER
 
 def device(index, *, healthy=True, reason="", mig=False, resource="nvidia.com/gpu", **flags):
     name = f"MIG-{index}" if mig else f"GPU-{index}"
-    return Device(name, resource, healthy, healthy, index, mig, None, "", (), reason, **flags)
+    return Device(name, healthy, healthy, None, resource, index, mig, reason=reason, **flags)
 
 
 def after(*looks):

@@ -216,7 +216,7 @@ async def test_an_api_server_gets_state_and_events_after_its_outage(api, door, r
             reader = read(listing)
             for devices in [(out(0), gpu(1)), (gpu(0), gpu(1)), (out(0), gpu(1)), (gpu(0), out(1))]:
                 door.say(*devices)
-                await reader.until(lambda shown, devices=devices: shown == {d.device: d.healthy for d in devices})
+                await reader.until(lambda shown, devices=devices: shown == {d.uuid: d.healthy for d in devices})
                 reader.forget()
             await api.open()
             await api.until(lambda: api.says("False") and len(api.events) == 3)

@@ -17,9 +17,7 @@ from tests.plugin.cluster.conftest import QUICK
 from tests.plugin.cluster.test_reporter import lines, out
 from tests.plugin.scrub_server import gpu
 
-IDLE = Device(
-    "GPU-0000", "nvidia.com/gpu", healthy=False, clean=False, index=0, mig=False, numa_node=0, island="", nodes=()
-)
+IDLE = Device("GPU-0000", healthy=False, clean=False, numa_node=0, resource="nvidia.com/gpu")
 
 
 class Source(Changed):
