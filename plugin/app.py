@@ -116,7 +116,7 @@ async def _register(
 ) -> None:
     """Register each resource, now and when the service adds one."""
     known: frozenset[str] = frozenset()
-    shared_nodes = partial(_shared_nodes, chosen.driver_root)
+    shared_nodes = partial(_shared_nodes, chosen.style.dev_root)
     while True:
         for resource in sorted(await listing.new_resources(known)):
             counters.expect(resource)
@@ -134,7 +134,7 @@ async def _stay_registered(chosen: Config, resource: str, plugin: DevicePlugin, 
         await kubelet.KubeletRegistration(resource, add, directory, counters.record).run()
 
 
-def _shared_nodes(root: Path) -> list[str]:
+def _shared_nodes(root: str) -> list[str]:
     """The nodes that exist now: the driver may load after the plugin has started."""
     return [node for node in response.SHARED_NODES if Path(root, node.lstrip("/")).exists()]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from plugin import dns_names, response
 from plugin.cluster import credentials
-from plugin.cluster.credentials import Reports
+from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from plugin.registration import sockets
 from scrubber.ground import http_server, paths, unix_sockets
@@ -36,17 +36,11 @@ class Config:
     kubelet_dir: Path = Path(paths.KUBELET_DIR)
     run_dir: Path = Path(paths.RUN_DIR)
     resource_prefix: str = PREFIX
-    strategies: tuple[response.Strategy, ...] = (response.Strategy.CDI_CRI,)
-    cdi_kind: str = "nvidia.com/gpu"
-    pass_device_specs: bool = False
-    driver_root: Path = Path("/")
+    style: response.Style = field(default_factory=response.Style)
     mig_strategy: MigStrategy = MigStrategy.NONE
     registration: RegistrationMethod = RegistrationMethod.KUBELET
     registry_dir: Path = Path(REGISTRY_DIR)
-    cluster_reports: Reports = Reports.AUTO
-    node_name: str = ""
-    taint_when_all_out: bool = False
-    service_account: Path = credentials.SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
+    cluster: ReportChoice = field(default_factory=ReportChoice)
     metrics_address: str = ""
     version: str = ""  # no flag: the version of the release
     log_level: str = "info"
@@ -56,23 +50,6 @@ class Config:
     def scrubber_socket(self) -> Path:
         """The socket of the scrub service."""
         return paths.scrubber_socket(self.run_dir)
-
-    @property
-    def cluster(self) -> credentials.ReportChoice:
-        """The options of the reports to the cluster."""
-        return credentials.ReportChoice(
-            self.cluster_reports, self.node_name, self.taint_when_all_out, self.service_account
-        )
-
-    @property
-    def style(self) -> response.Style:
-        """The options of the answers to Allocate."""
-        return response.Style(
-            strategies=self.strategies,
-            cdi_kind=self.cdi_kind,
-            pass_device_specs=self.pass_device_specs,
-            dev_root=str(self.driver_root),
-        )
 
 
 def check(config: Config) -> None:
@@ -110,7 +87,7 @@ def _check_prefix(prefix: str) -> None:
         raise FatalError(f"cannot use --resource-prefix {prefix!r}: {wrong}; give a domain such as {PREFIX}")
 
 
-def _check_cluster(choice: credentials.ReportChoice) -> None:
+def _check_cluster(choice: ReportChoice) -> None:
     if choice.reports is Reports.OFF:
         if choice.taint:
             raise FatalError(

@@ -42,10 +42,10 @@ Credentials = InCluster | File
 class ReportChoice:
     """The options of the reports."""
 
-    reports: Reports
-    node: str
-    taint: bool
-    service_account: Path = SERVICE_ACCOUNT
+    reports: Reports = Reports.AUTO
+    node: str = ""
+    taint: bool = False
+    service_account: Path = SERVICE_ACCOUNT  # no flag: Kubernetes mounts it there
 
 
 def find(choice: ReportChoice, environment: Mapping[str, str]) -> Credentials | None:

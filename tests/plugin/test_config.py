@@ -1,17 +1,14 @@
 """What can be asked of the plugin, and how it is told that something cannot work."""
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from plugin import config
-from plugin.cluster import credentials, starting
-from plugin.cluster.credentials import Reports
+from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.config import Config, RegistrationMethod
-from plugin.response import Strategy
+from plugin.response import Style
 from scrubber import config as of_the_service
 from scrubber.ground import paths
 from scrubber.ground.errors import FatalError
@@ -74,20 +71,20 @@ def test_an_invalid_resource_prefix_is_refused(good, prefix, why):
             {"run_dir": Path("/" + "d" * 100)},
             "115 bytes long and the kernel takes 107; give a shorter --run-dir",
         ),
-        ({"cdi_kind": "gpu"}, "cannot use CDI kind"),
+        ({"style": Style(cdi_kind="gpu")}, "cannot use CDI kind"),
         ({"metrics_address": "9475"}, "cannot use --metrics-address '9475': expected HOST:PORT"),
         ({"metrics_address": "127.0.0.1:65536"}, "cannot use --metrics-address"),
         ({"metrics_address": "[127.0.0.1]:1"}, "cannot use --metrics-address"),
-        ({"strategies": ()}, "no device list strategy"),
-        ({"driver_root": Path("here")}, "absolute path"),
-        ({"cluster_reports": Reports.ON, "node_name": "a/b"}, "--node-name 'a/b': not a valid name"),
+        ({"style": Style(strategies=())}, "no device list strategy"),
+        ({"style": Style(dev_root="here")}, "absolute path"),
+        ({"cluster": ReportChoice(Reports.ON, "a/b")}, "--node-name 'a/b': not a valid name"),
+        ({"cluster": ReportChoice(Reports.OFF, taint=True)}, "--taint-when-all-out with --cluster-reports off"),
         (
-            {"cluster_reports": Reports.OFF, "taint_when_all_out": True},
-            "--taint-when-all-out with --cluster-reports off",
+            {"cluster": ReportChoice(Reports.ON)},
+            "report to the cluster: the name of the node is unknown: set --node-name",
         ),
-        ({"cluster_reports": Reports.ON}, "report to the cluster: the name of the node is unknown: set --node-name"),
         (
-            {"cluster_reports": Reports.ON, "node_name": "node-1", "service_account": Path("/nonexistent")},
+            {"cluster": ReportChoice(Reports.ON, "node-1", service_account=Path("/nonexistent"))},
             "no credentials: mount the token .* /nonexistent, or name .* KUBECONFIG; or set --cluster-reports off",
         ),
     ],
@@ -113,40 +110,3 @@ def test_a_kubelet_directory_that_is_too_long_fails_first(good, short_tmp):
     deep.mkdir()
     with pytest.raises(FatalError, match=r"gpu\.sock: it is .* bytes long and the kernel takes 107.*--kubelet-dir"):
         config.check(replace(good, kubelet_dir=deep))
-
-
-def test_the_style_is_what_was_asked_for(good):
-    chosen = replace(
-        good, strategies=(Strategy.ENVVAR,), cdi_kind="a.io/b", pass_device_specs=True, driver_root=Path("/run/driver")
-    )
-    style = chosen.style
-    assert (style.strategies, style.cdi_kind, style.pass_device_specs, style.dev_root) == (
-        (Strategy.ENVVAR,), "a.io/b", True, "/run/driver",
-    )  # fmt: skip
-
-
-def test_no_reports_without_credentials(good):
-    config.check(replace(good, node_name="node-1", service_account=Path("/nonexistent")))
-    assert starting.reporter(replace(good, node_name="node-1", service_account=Path("/nonexistent")).cluster) is None
-
-
-@pytest.mark.parametrize("change", [{"cluster_reports": Reports.OFF}, {"node_name": ""}])
-def test_no_reports_without_a_node_name_or_when_off(good, short_tmp, monkeypatch, change):
-    (short_tmp / "token").write_text("secret")
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    chosen = replace(good, **{"node_name": "node-1", "service_account": short_tmp, **change})
-    assert credentials.find(chosen.cluster, os.environ)
-    assert starting.reporter(chosen.cluster) is None
-
-
-def test_unusable_credentials_are_fatal_only_with_reports_on(good, short_tmp, monkeypatch):
-    (short_tmp / "token").write_text("secret")  # and no certificate
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-    chosen = replace(good, node_name="node-1", service_account=short_tmp)
-    with capture_logs() as lines:
-        assert starting.reporter(chosen.cluster) is None
-    assert [line["event"] for line in lines] == ["nothing is reported to the cluster"]
-    with pytest.raises(FatalError, match="cannot report to the cluster: cannot use the credentials"):
-        starting.reporter(replace(chosen, cluster_reports=Reports.ON).cluster)

@@ -18,7 +18,7 @@ import scrubber.cli.log_without_rich  # noqa: F401 - must be loaded before any m
 
 # isort: split
 from plugin import app, config, response
-from plugin.cluster.credentials import Reports
+from plugin.cluster.credentials import ReportChoice, Reports
 from plugin.devices import MigStrategy
 from scrubber import __version__
 from scrubber.cli import environment
@@ -163,16 +163,16 @@ def command(**flags: Any) -> int:  # noqa: ANN401 - click has made each what its
         kubelet_dir=flags["kubelet_dir"].absolute(),
         run_dir=flags["run_dir"].absolute(),
         resource_prefix=flags["resource_prefix"],
-        strategies=tuple(dict.fromkeys(chain(*flags["strategy"]))),
-        cdi_kind=flags["cdi_kind"],
-        pass_device_specs=flags["pass_device_specs"],
-        driver_root=flags["driver_root"].absolute(),
+        style=response.Style(
+            strategies=tuple(dict.fromkeys(chain(*flags["strategy"]))),
+            cdi_kind=flags["cdi_kind"],
+            pass_device_specs=flags["pass_device_specs"],
+            dev_root=str(flags["driver_root"].absolute()),
+        ),
         mig_strategy=MigStrategy(flags["mig_strategy"]),
         registration=config.RegistrationMethod(flags["registration"]),
         registry_dir=flags["registry_dir"].absolute(),
-        cluster_reports=Reports(flags["cluster_reports"]),
-        node_name=flags["node_name"],
-        taint_when_all_out=flags["taint_when_all_out"],
+        cluster=ReportChoice(Reports(flags["cluster_reports"]), flags["node_name"], taint=flags["taint_when_all_out"]),
         metrics_address=flags["metrics_address"],
         version=__version__,
         log_level=flags["log_level"],

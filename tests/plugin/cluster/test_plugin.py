@@ -143,8 +143,9 @@ async def test_a_handshake_that_hangs_holds_up_neither_the_kubelet_nor_the_end(d
             node, "--run-dir", short_tmp, NODE_NAME=NODE, KUBERNETES_SERVICE_HOST="127.0.0.1",
             KUBERNETES_SERVICE_PORT=str(port), NO_PROXY="*",
         )  # fmt: skip
-        place = f"from pathlib import Path; credentials.SERVICE_ACCOUNT = Path({str(account)!r});"
-        brisk(it, f"from plugin.cluster import credentials; {place}")
+        mounted = f"partial(credentials.ReportChoice, service_account=Path({str(account)!r}))"
+        imports = "from functools import partial; from pathlib import Path; from plugin.cluster import credentials"
+        brisk(it, f"{imports}; credentials.ReportChoice = {mounted};")
         await it.start()
         try:
             connected, _ = await asyncio.get_running_loop().run_in_executor(None, server.accept)

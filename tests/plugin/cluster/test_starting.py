@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from plugin import config
 from plugin.cluster import starting
-from plugin.cluster.credentials import Reports
+from plugin.cluster.credentials import ReportChoice, Reports
 from scrubber.ground.errors import FatalError
 
 NOWHERE = Path("/", "x" * 300)  # a name that no directory has: looking there fails
@@ -22,29 +22,34 @@ def chosen(short_tmp, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     monkeypatch.delenv("KUBECONFIG", raising=False)
-    return config.Config(kubelet_dir=short_tmp, run_dir=short_tmp, node_name="node-1", service_account=short_tmp)
+    cluster = ReportChoice(node="node-1", service_account=short_tmp)
+    return config.Config(kubelet_dir=short_tmp, run_dir=short_tmp, cluster=cluster)
+
+
+def changed(chosen, **change):
+    return replace(chosen, cluster=replace(chosen.cluster, **change))
 
 
 ALONE = {"service_account": Path("/nonexistent")}
-TAINT = {"taint_when_all_out": True}
+TAINT = {"taint": True}
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (ALONE, []),
-        (ALONE | {"node_name": ""}, []),
-        (ALONE | {"node_name": "Agent 1"}, []),  # what somebody else calls a node
+        (ALONE | {"node": ""}, []),
+        (ALONE | {"node": "Agent 1"}, []),  # what somebody else calls a node
         (ALONE | TAINT, ["there are no credentials: mount"]),
-        (ALONE | TAINT | {"node_name": ""}, ["the name of the node is unknown: set --node-name"]),
-        ({"node_name": ""}, ["the name of the node is unknown: set --node-name"]),
-        ({"node_name": "Agent 1"}, ["--node-name 'Agent 1': not a valid name; give the node's name in the cluster"]),
+        (ALONE | TAINT | {"node": ""}, ["the name of the node is unknown: set --node-name"]),
+        ({"node": ""}, ["the name of the node is unknown: set --node-name"]),
+        ({"node": "Agent 1"}, ["--node-name 'Agent 1': not a valid name; give the node's name in the cluster"]),
         ({"service_account": NOWHERE}, ["cannot use the credentials: "]),
-        ({"cluster_reports": Reports.OFF, "node_name": "Agent 1"}, []),
+        ({"reports": Reports.OFF, "node": "Agent 1"}, []),
     ],
 )
 def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, told):
-    chosen = replace(chosen, **change)
+    chosen = changed(chosen, **change)
     with capture_logs() as logs:
         config.check(chosen)
         assert starting.reporter(chosen.cluster) is None
@@ -54,9 +59,9 @@ def test_impossible_reports_are_one_warning_and_the_plugin_runs(chosen, change, 
     assert all(line["why"].startswith(words) for line, words in zip(logs, told, strict=True))
 
 
-@pytest.mark.parametrize("change", [{"node_name": "Agent 1"}, {"node_name": ""}, ALONE])
+@pytest.mark.parametrize("change", [{"node": "Agent 1"}, {"node": ""}, ALONE])
 def test_reports_on_without_credentials_does_not_start(chosen, change):
-    insists = replace(chosen, cluster_reports=Reports.ON, **change)
+    insists = changed(chosen, reports=Reports.ON, **change)
     for begin in (config.check, lambda it: starting.reporter(it.cluster)):
         with pytest.raises(FatalError, match="cannot report to the cluster: "):
             begin(insists)
@@ -70,5 +75,5 @@ def test_a_broken_client_library_is_fatal_only_with_reports_on(chosen, short_tmp
         assert starting.reporter(chosen.cluster) is None
     assert [line["why"].partition(":")[0] for line in logs] == ["the client library cannot be loaded (no such cipher)"]
     with pytest.raises(FatalError, match="the client library cannot be loaded"):
-        starting.reporter(replace(chosen, cluster_reports=Reports.ON).cluster)
+        starting.reporter(changed(chosen, reports=Reports.ON).cluster)
     assert "broken_client" not in sys.modules
