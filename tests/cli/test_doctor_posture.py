@@ -118,12 +118,6 @@ def test_what_can_only_be_garbage_is_told_and_stops_nothing(examine, kubelet, sh
     assert all(letter.isprintable() for those in found.values() for it in those for letter in it["text"])
 
 
-def test_a_driver_beside_simulated_gpus_is_one_warning(examine, kubelet, started, host):
-    _, found = examine(kubelet.directory, started().run_dir, host)
-    assert "uses another backend" in only(found, "driver", "warning")
-    assert set(found) & NVIDIA == {"driver"}
-
-
 def test_the_plugin_of_nvidia_is_a_rival_while_it_serves(examine, kubelet, short_tmp):
     rival = kubelet.listen("nvidia-gpu.sock")
     kubelet.listen("port.sock")  # of another vendor
@@ -211,15 +205,6 @@ def test_a_kubelets_directory_that_cannot_be_written_is_a_warning_once_no_plugin
     kubelet.plugin.close()
     _, found = examine(kubelet.directory, short_tmp)
     assert str(kubelet.directory) in only(found, "plugin-dir", "warning")
-
-
-def test_a_state_directory_that_went_away_is_told(examine, kubelet, started):
-    service = started()
-    _, found = examine(kubelet.directory, service.run_dir)
-    assert "has room for" in only(found, "disk", "ok")
-    (service.root / "state").rename(service.root / "elsewhere")
-    _, found = examine(kubelet.directory, service.run_dir)
-    assert "no such file" in only(found, "disk", "warning")
 
 
 def test_the_root_of_the_host_can_be_told_by_the_environment(autoclave, kubelet, short_tmp, host):
