@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import time
-
 from plugin.testing.pods import Phase
 from scrubber.devices.simulated import drills
 from tests.flows.node import brisk
 
 SOON = brisk("quarantine: {probation: {first: 1s, longest: 1s, flap_limit: 2}}", "budgets: {silence: 0s}")
-AT_ONCE = 1.0  # seconds from a driver's report to the kubelet's list
 
 
 async def explained(node, uuid):
     async with node.stage.admin() as admin:
         return await admin.explain(uuid)
-
-
-async def test_xid_79_on_idle_gpus_takes_them_out_within_a_second(build):
-    """The quickest of some: one slow moment of this machine says nothing, a missing promise would say it each time."""
-    node = await build(3, SOON)
-    took = []
-    for uuid in node.stage.uuids:
-        began = time.monotonic()
-        drills.xid(node.stage.simulated, uuid, 79)
-        await node.health(uuid, "Unhealthy")
-        took.append(time.monotonic() - began)
-    assert min(took) < AT_ONCE
 
 
 async def test_after_xid_79_an_idle_gpu_is_brought_back_by_evidence(build):
@@ -39,17 +24,6 @@ async def test_after_xid_79_an_idle_gpu_is_brought_back_by_evidence(build):
     await node.health(bad, "Healthy")
     assert (await node.status(bad)).receipt.path == "slow"
     assert node.gpu(await node.run("after")) == bad
-
-
-async def test_xid_13_is_counted_and_no_more(build):
-    node = await build(2, SOON)
-    uuid, spare = node.stage.uuids
-    drills.xid(node.stage.simulated, uuid, 13, count=3)
-    await node.a_round(spare)
-    assert [entry.text for entry in await node.history(uuid, "errors-noted")] == ["the driver reported xid 13 3 times"]
-    assert (await node.status(uuid)).state == "clean"
-    assert await node.history(uuid, "quarantined") == []
-    assert node.kubelet.devices("nvidia.com/gpu")[uuid] == "Healthy"
 
 
 async def test_a_row_that_waits_to_be_remapped_is_drained_reset_and_back(build):

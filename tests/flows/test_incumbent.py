@@ -18,7 +18,6 @@ import grpc
 import pytest
 
 from plugin.kubelet_api import deviceplugin_pb2 as wire
-from plugin.registration import watch
 from plugin.testing.pods import Phase
 from scrubber.demo.stage import RESOURCE
 from scrubber.devices.simulated import drills, layout
@@ -64,29 +63,6 @@ async def test_prestart_says_no_to_a_gpu_that_nobody_was_given_and_to_one_that_f
     assert not await node.kubelet.sync(pod)
     assert "Unavailable" in node.waiting(pod)
     assert node.kubelet.starts == []
-
-
-async def test_no_device_one_device_twice_and_one_that_is_not_there_are_refused_by_both_hooks(node):
-    one, _ = node.stage.uuids
-    admitted: tuple[tuple[list[str], ...], ...] = (
-        (),
-        ([],),
-        ([one, one],),
-        ([one], [one]),
-        ([one], []),
-        (["GPU-not-there"],),
-    )
-    started: tuple[list[str], ...] = ([], [one, one], ["GPU-not-there"])
-    async with node.door() as plugin:
-        wrong = [
-            *(plugin.Allocate(allocating(*groups)) for groups in admitted),
-            *(plugin.PreStartContainer(wire.PreStartContainerRequest(devices_ids=ids)) for ids in started),
-        ]
-        for call in wrong:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert [(await node.status(uuid)).state for uuid in node.stage.uuids] == ["clean", "clean"]
 
 
 async def test_x11_a_running_container_keeps_its_sick_gpu_and_does_not_start_on_it_again(node):
@@ -149,42 +125,6 @@ async def test_a_driver_that_fails_at_once_or_floods_causes_no_storm_and_takes_o
     assert max(lines) <= MOST_LINES
     assert node.kubelet.devices(RESOURCE) == {bad: "Unhealthy", good: "Healthy"}
     assert node.gpu(await node.run("train")) == good
-
-
-async def test_a_second_stream_takes_no_news_away_from_the_first(node):
-    bad, other = node.stage.uuids
-    heard = asyncio.Queue[dict[str, str]]()
-    async with listening(node, heard.put_nowait):
-        assert await heard.get() == {bad: "Healthy", other: "Healthy"}
-        await fall_sick(node, bad)
-        assert await heard.get() == {bad: "Unhealthy", other: "Healthy"}
-    await fall_sick(node, other)  # and its end does not end the first
-
-
-@pytest.mark.parametrize("socket", ["left", "removed"])
-async def test_sigterm_ends_the_plugin_at_once_while_the_kubelet_is_absent(build, socket):
-    node = await build(1)
-    await node.kubelet.kill()
-    await node.said(node.stage.plugin, "kubelet")
-    if socket == "removed":
-        (node.stage.kubelet_dir / "kubelet.sock").unlink()
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    assert await node.stage.plugin.end(signal.SIGTERM) == 0
-    assert loop.time() - began < watch.POLL_EVERY - 1.0  # what waits for the clock here waits at least for that
-
-
-async def test_a_gpu_becomes_healthy_again_by_evidence_without_any_restart(build):
-    node = await build(1, SOON_BACK)
-    [uuid] = node.stage.uuids
-    await fall_sick(node, uuid)
-    running = (node.stage.plugin.pid, node.stage.service.pid)
-    await node.clean(uuid)
-    await node.health(uuid, "Healthy")
-    status = await node.status(uuid)
-    assert status.receipt is not None
-    assert (status.receipt.path, (node.stage.plugin.pid, node.stage.service.pid)) == ("slow", running)
-    await node.run("train")
 
 
 async def test_a_gpu_that_stays_sick_does_not_become_healthy_by_waiting(build):

@@ -271,17 +271,6 @@ async def test_x23_a_pod_that_is_deleted_during_prestart_starts_and_is_killed_an
     assert await node.scrubs(uuid) == 3
 
 
-async def test_s2_a_stateful_set_that_makes_its_pod_again_has_a_new_tenant(build):
-    node = await build(1)
-    first = await node.run("db-0")
-    uuid = node.gpu(first)
-    await node.kubelet.delete(first)
-    second = await node.run("db-0")
-    assert (first.name, node.gpu(second)) == (second.name, uuid)
-    assert first.uid != second.uid
-    assert await node.scrubs(uuid) == 2
-
-
 async def test_a_static_pod_that_is_made_again_under_its_uid_gets_a_scrub_with_its_new_grant(node):
     first = await node.run("static")
     uuid = node.gpu(first)

@@ -2,14 +2,13 @@
 
 The ids are those of the cases in which a naive implementation skips a needed scrub. Not here:
 
-* S2 is ``test_s2_a_stateful_set_that_makes_its_pod_again_has_a_new_tenant``, S6 is
-  ``test_x21_s6_after_a_reboot_a_pod_starts_again_without_allocate_on_a_gpu_that_was_proven_anew``.
+* S6 is ``test_x21_s6_after_a_reboot_a_pod_starts_again_without_allocate_on_a_gpu_that_was_proven_anew``.
 * S9, another plugin that takes the resource over, looks to us like S10: a container that nobody asked for.
 * S12, S13 and S19 are cases of the DRA interface, which this plugin does not serve; S18 needs MIG slices, which
   simulated GPUs do not have.
-* S15: ``test_s15_a_scrub_that_reached_half_of_the_memory_is_no_proof``. S16:
-  ``test_s16_a_device_keeps_its_history_under_another_index_and_another_device_has_none``. S17:
-  ``test_s17_a_jump_of_the_wall_clock_ages_no_proof_and_no_quarantine``.
+* S11: ``test_s11_a_device_with_leaked_memory_is_not_clean``. S15:
+  ``test_s15_a_scrub_must_reach_all_of_the_memory``. S16: ``test_s16_the_history_follows_the_uuid``. S17:
+  ``test_s17_a_wall_clock_jump_ages_nothing``.
 """
 
 from __future__ import annotations
@@ -61,12 +60,13 @@ async def test_s4_a_count_of_starts_and_grants_that_does_not_match_hides_no_tena
     assert await node.scrubs(uuid) == 3
 
 
-async def test_s5_pods_that_follow_each_other_at_once_are_each_a_new_tenant(build):
+async def test_s2_s5_pods_of_one_name_are_each_a_new_tenant_that_finds_nothing(build):
     node = await build(1)
     [uuid] = node.stage.uuids
     for count in range(1, 5):
         pod = await node.run("same-name")
         assert await node.scrubs(uuid) == count
+        assert node.memory(uuid)
         await node.kubelet.delete(pod)
 
 
@@ -174,16 +174,6 @@ async def test_s10_one_that_used_it_just_before_allocate_is_noticed_by_allocate(
     await node.health(uuid, "Healthy")
     await node.run("next")
     assert await node.scrubs(uuid) == 2
-
-
-async def test_s11_memory_that_is_held_by_no_process_is_not_clean(build):
-    node = await build(1)
-    [uuid] = node.stage.uuids
-    drills.leak(node.stage.simulated, uuid)
-    await node.reach(uuid, lambda device: device.receipt is not None and device.receipt.path == "slow")
-    await node.offered(1)
-    assert "held by no visible process" in (await node.history(uuid, "soiled"))[0].text
-    await node.run("next")
 
 
 async def test_s14_a_scrub_that_failed_never_ends_clean_and_no_pod_starts(node):

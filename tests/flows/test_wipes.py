@@ -7,7 +7,7 @@ The ids are those of the cases in which a naive implementation wipes memory in u
   (``test_a_second_instance_is_refused_and_the_first_goes_on``).
 * W8: simulated GPUs have no MIG slices; reset domains are tested in ``tests/jobs/test_jobs.py`` and by
   ``test_w8_a_device_whose_sibling_is_being_reset_is_not_handed_out``.
-* W16 would need a pid namespace: ``test_w16_without_sight_of_all_processes_nothing_is_granted_and_nothing_is_wiped``.
+* W16 would need a pid namespace: ``test_w16_without_whole_node_nothing_happens``.
 * W19: ``test_another_process_with_the_same_pid_is_not_signalled``.
 * W20: memory of a simulated GPU that is shared is a file that is open, whoever made it: W2, W15, and the importer in
   ``test_releases``.

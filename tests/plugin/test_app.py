@@ -7,85 +7,17 @@ import subprocess
 import sys
 from datetime import datetime
 
-import grpc
-import grpc.aio
 import pytest
 
 from plugin.registration import watch
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
-from scrubber.api import client
-from tests.plugin.live_plugin import allocate
 from tests.plugin.scraping import scrape
 from tests.plugin.scrub_server import ScrubServer, gpu
 
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
 HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments"}
-
-
-async def quarantine(service, uuid):
-    async with client.AdminClient(service.run_dir / "admin.sock") as admin:
-        await admin.quarantine(uuid, "a drill", "a test")
-
-
-async def test_a_pod_gets_a_clean_gpu_and_starts(service, kubelet, plugin):
-    await plugin()
-    await kubelet.registered(GPU)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-    pod = Pod.of("train", {GPU: 2})
-    await kubelet.run(pod)
-    assert (pod.phase, pod.message) == (Phase.RUNNING, "")
-    assert [start.prestart for start in kubelet.starts] == [True]
-    states = {(await asyncio.to_thread(service.settled, index, "in_use")).owner for index in range(2)}
-    assert states == {pod.uid}
-
-
-async def test_an_unhealthy_device_is_not_handed_out_whatever_the_kubelet_believes(service, kubelet, plugin, short_tmp):
-    await plugin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-    bad, *good = kubelet.devices(GPU)
-    await quarantine(service, bad)
-    await kubelet.until(lambda: kubelet.devices(GPU)[bad] == "Unhealthy")
-    for ids in ([bad], [good[0], bad]):
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await allocate(short_tmp, *ids)
-        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    await allocate(short_tmp, good[0])
-
-
-async def test_no_restart_of_anybody_makes_an_unhealthy_device_healthy(service, kubelet, plugin):
-    first = await plugin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-    bad = next(iter(kubelet.devices(GPU)))
-    await quarantine(service, bad)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
-
-    first.process.send_signal(signal.SIGHUP)
-    await first.hear("SIGHUP is ignored: the plugin has nothing to reload")
-    assert kubelet.devices(GPU)[bad] == "Unhealthy"
-
-    await kubelet.stop()
-    await kubelet.start()
-    await kubelet.registered(GPU)
-    assert kubelet.devices(GPU)[bad] == "Unhealthy"
-
-    await first.stop()
-    second = await plugin()
-    await kubelet.registered(GPU)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
-    assert kubelet.devices(GPU)[bad] == "Unhealthy"
-
-    second.process.kill()
-    await second.ended()
-    await plugin()
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
-    assert kubelet.devices(GPU)[bad] == "Unhealthy"
-
-    await asyncio.to_thread(service.kill)
-    await asyncio.to_thread(service.start)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 1})
-    assert kubelet.devices(GPU)[bad] == "Unhealthy"
 
 
 async def test_without_a_service_no_resource_is_registered(kubelet, plugin, short_tmp):
