@@ -221,19 +221,6 @@ def test_a_damaged_ledger_is_set_aside_and_logged(service):
     assert "(first-look) started" in told[1]
 
 
-def test_a_ledger_of_a_newer_version_is_not_touched(service):
-    service.stop()
-    ledger = service.root / "state/ledger.db"
-    with sqlite3.connect(ledger) as database:
-        database.execute("PRAGMA user_version = 99")
-    database.close()
-    before = ledger.read_bytes()
-    run = service.popen("scrubber", *service.command[4:], stderr=-1)
-    assert "its schema is version 99" in run.communicate(timeout=WITHIN)[1]
-    assert run.returncode == 2
-    assert ledger.read_bytes() == before
-
-
 def test_a_full_disk_grants_nothing_until_it_has_room(service):
     uuid = service.settled(0, "clean").device
     # A limit on the size of files: every write beyond it fails, and it can be lifted again.

@@ -19,7 +19,6 @@ from tests.cli import on_machine
 from tests.cli.on_machine import OnMachine, children, needs_namespace, staged
 from tests.fakes.cuda.fixtures import SIZE, equip
 from tests.fakes.cuda.gpu import PAGE
-from tests.patience import WITHIN
 
 pytestmark = needs_namespace
 library = on_machine.library  # a fixture
@@ -116,14 +115,6 @@ def test_a_scrub_finds_the_last_owners_bytes_and_leaves_none(service, autoclave,
     assert any(f"{3 * len(SECRET)} bytes of the last owner were found" in text for text in service.texts(clean))
 
 
-@pytest.mark.usefixtures("service")
-def test_explain_names_the_steps_and_what_was_not_covered(autoclave):
-    told = autoclave("explain", 0).stdout
-    assert "scratch passed" in told
-    assert "selftest passed" in told
-    assert "the context of the scrub itself" in told
-
-
 def test_the_zygote_has_numpy_loaded_and_the_service_has_not(service):
     assert "numpy" not in Path(f"/proc/{service.inner}/maps").read_text()
     (zygote,) = service.below()
@@ -192,27 +183,6 @@ def test_a_clear_that_misses_its_deadline_is_ended_with_its_worker(service, auto
     assert autoclave("reinstate", 1).exit_code == 0
 
 
-def test_a_device_with_a_stuck_bit_is_quarantined_for_its_memory(service, autoclave):
-    service.settled(1, "clean")
-    service.change(1, stuck={str(SIZE // 2): 0x08})
-    done = autoclave("scrub", 1)
-    service.change(1, stuck={})
-    assert done.exit_code == 1
-    quarantine = service.settled(1, "quarantined").quarantine
-    assert quarantine.reason == "memory-fault"
-    assert autoclave("reinstate", 1).exit_code == 0
-
-
-def test_memory_that_another_process_takes_fails_the_scrub(service, autoclave):
-    service.settled(1, "clean")
-    service.change(1, taken_at=["write 3", 2**28])
-    done = autoclave("scrub", 1)
-    service.change(1, taken_at=None)
-    assert done.exit_code == 1
-    assert "another process took 268435456 bytes" in done.stderr
-    service.settled(1, "clean")  # it was no fault of the device: it is tried again by itself
-
-
 def test_memory_of_no_visible_process_is_freed_by_a_reset(service, autoclave):
     service.settled(2, "clean")
     known = len(service.texts(2))
@@ -224,56 +194,3 @@ def test_memory_of_no_visible_process_is_freed_by_a_reset(service, autoclave):
     assert escalated.endswith(f"{300 * 2**20} bytes of its memory are in use by no visible process")
     assert [step.step for step in done.receipt.steps] == ["evict", "clear", *SLOW]
     assert service.stage.machine.gpu(2).get("memory.used") == "0"
-
-
-def test_a_multiprocessor_that_computes_wrong_means_quarantine(service, autoclave):
-    service.settled(2, "clean")
-    service.change(2, deviating=[1])
-    done = autoclave("scrub", 2, "--path", "slow")
-    service.change(2, deviating=[])
-    assert done.exit_code == 1
-    assert service.settled(2, "quarantined").quarantine.reason == "compute-fault"
-    assert autoclave("reinstate", 2).exit_code == 0
-
-
-def test_a_gpu_that_cuda_calls_busy_is_not_quarantined(service, autoclave):
-    service.settled(2, "clean")
-    service.change(2, refuses=46)
-    done = autoclave("scrub", 2)
-    service.change(2, refuses=None)
-    assert done.exit_code == 1
-    assert "busy" in done.stderr
-    service.settled(2, "clean")
-
-
-def test_a_dead_zygote_fails_a_scrub_and_is_replaced(service):
-    service.settled(2, "clean")
-    service.change(2, stops_at="write 1")
-    scrubbing = service.popen("scrub", 2)
-    service.stopped(2)
-    (zygote,) = (pid for pid in service.below() if service.below(pid))
-    os.kill(zygote, signal.SIGKILL)
-    assert scrubbing.wait(WITHIN) == 1
-    service.change(2, stops_at=None)
-    service.settled(2, "clean")  # it was no fault of the device: it is tried again by itself
-    assert len(service.below()) == 1
-
-
-def test_a_killed_service_ends_its_workers_and_believes_nothing(service):
-    service.settled(1, "clean")
-    known = len(service.texts(1))
-    service.soil(1)
-    service.change(1, stops_at="write 2")
-    scrubbing = service.popen("scrub", 1)
-    service.stopped(1)
-    pids = service.below()
-    os.kill(service.inner, signal.SIGKILL)
-    service.process.wait(WITHIN)
-    service.log.close()
-    scrubbing.wait(WITHIN)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    service.change(1, stops_at=None)
-    service.start()
-    assert service.settled(1, "clean").receipt is not None
-    assert any("cancelled, nothing was proven" in text for text in service.texts(1)[known:])
-    assert not service.dirty(1)

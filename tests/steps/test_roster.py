@@ -11,7 +11,7 @@ import pytest
 from scrubber.core import measurements
 from scrubber.core.measurements import Mismatch, Scratched, Uncovered
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
-from scrubber.devices.base import Gpu, Progress
+from scrubber.devices.base import Gpu, NotNowError, Progress
 from scrubber.devices.simulated import chip, drills, layout, tenants
 from scrubber.devices.simulated.documents import Resetting
 from scrubber.devices.simulated.gpu import SimulatedGpu
@@ -41,6 +41,14 @@ class EmptyGpu(SimulatedGpu):
     def verify(self, *_: object) -> Findings:
         """Nothing was reached."""
         return Findings(0, 4096)
+
+
+class BusyGpu(SimulatedGpu):
+    """Cannot be reset now."""
+
+    def reset(self) -> str:
+        """Something is in the way."""
+        raise NotNowError("cannot reset: it is open")
 
 
 class TellingGpu(SimulatedGpu):
@@ -270,6 +278,11 @@ def test_health_that_cannot_be_read_fails(bank) -> None:
     report = roster.perform(Step.HEALTH, ORDER, bench(gpu))
     assert report.outcome is Outcome.FAILED
     assert "counters.json" in report.detail
+
+
+def test_what_keeps_a_step_from_running_now_is_no_fault_of_the_device(bank) -> None:
+    report = roster.perform(Step.RESET, ORDER, bench(BusyGpu(bank.place(bank.first).directory)))
+    assert report == Report(Outcome.FAILED, "cannot reset: it is open", Blame.SERVICE)
 
 
 def test_a_bug_is_not_a_report(bank) -> None:

@@ -15,7 +15,7 @@ from plugin.testing.pods import Phase, Pod
 from scrubber.api import client
 from tests.live import Service
 from tests.patience import WITHIN
-from tests.plugin.cluster.api_server import NODE, silence, status
+from tests.plugin.cluster.api_server import NODE, silence
 from tests.plugin.live_plugin import Plugin
 from tests.plugin.scrub_server import gpu
 
@@ -81,10 +81,6 @@ async def works(kubelet, door):
 FAULTS = {
     "well": lambda _request: None,
     "hangs": silence,
-    "forbids": lambda _request: status(403, "Forbidden", "no"),
-    "is busy": lambda _request: status(429, "TooManyRequests", Retry_After="60"),
-    "conflicts": lambda _request: status(409, "Conflict"),
-    "fails": lambda _request: status(500, "InternalError"),
 }
 
 
