@@ -92,7 +92,9 @@ class Verbs(click.Group):
 
 
 @click.group(
-    cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Verbs,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
 @click.version_option(__version__, prog_name="autoclave", message="%(prog)s %(version)s")
 def cli() -> None:

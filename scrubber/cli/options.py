@@ -39,9 +39,7 @@ class Parsed(click.ParamType[Any]):
 
 def output(*choices: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The flag ``-o``. The first choice is the default."""
-    return click.option(
-        "-o", "--output", type=click.Choice(choices), default=choices[0], show_default=True, help="Output format."
-    )
+    return click.option("-o", "--output", type=click.Choice(choices), default=choices[0], help="Output format.")
 
 
 def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -51,14 +49,8 @@ def complete_gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 run_dir = click.option(
-    "--run-dir",
-    type=DIRECTORY,
-    default=paths.RUN_DIR,
-    show_default=True,
-    help="Directory with the sockets of the service.",
+    "--run-dir", type=DIRECTORY, default=paths.RUN_DIR, help="Directory with the sockets of the service."
 )
-state_dir = click.option(
-    "--state-dir", type=DIRECTORY, default=paths.STATE_DIR, show_default=True, help="Directory with the ledger."
-)
+state_dir = click.option("--state-dir", type=DIRECTORY, default=paths.STATE_DIR, help="Directory with the ledger.")
 gpu = click.argument("gpu", shell_complete=complete_gpus)
 gpus = click.argument("gpus", nargs=-1, metavar="[GPU]...", shell_complete=complete_gpus)

@@ -43,14 +43,12 @@ PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
     "--kubelet-dir",
     type=options.DIRECTORY,
     default=paths.KUBELET_DIR,
-    show_default=True,
     help="Directory with the socket and the checkpoint of the kubelet.",
 )
 @click.option(
     "--host-root",
     type=options.DIRECTORY,
     default="/",
-    show_default=True,
     help="Where this process sees the host's /etc, /proc/driver, /run, /sys, /usr and /var.",
 )
 @click.option(
@@ -63,6 +61,7 @@ PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
 @click.option(
     "--cdi-kind",
     default="",
+    show_default=False,
     metavar="VENDOR/CLASS",
     help="The CDI kind that the plugin uses: a missing CDI specification of this kind is broken.",
 )
@@ -70,7 +69,6 @@ PATIENCE = 10.0  # seconds to wait for a service that listens and is slow
     "--wait",
     type=options.Parsed("duration", units.parse_duration),
     default="0s",
-    show_default=True,
     help="While a finding is broken, check again for this time and report changes.",
 )
 def command(

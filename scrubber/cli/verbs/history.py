@@ -15,11 +15,10 @@ from scrubber.cli import cells, document, human, options, service_call, table
     "--since",
     type=options.Parsed("time", human.since),
     default=0.0,
+    show_default=False,
     help="From when: 10m, 2h or 7d (ago), 2026-11-20 09:00 (local), or RFC 3339.",
 )
-@click.option(
-    "--limit", type=click.IntRange(1, 10000), default=1000, show_default=True, help="How many of the newest events."
-)
+@click.option("--limit", type=click.IntRange(1, 10000), default=1000, help="How many of the newest events.")
 @options.output("table", "json", "jsonl", "yaml")
 @options.run_dir
 def command(gpu: str, since: float, limit: int, output: str, run_dir: Path) -> None:

@@ -64,71 +64,39 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 
 
 @click.command(context_settings=environment.ENVIRONMENT)
-@click.option(
-    "--kubelet-dir", type=PATH, default=paths.KUBELET_DIR, show_default=True, help="Directory with kubelet.sock."
-)
-@click.option(
-    "--run-dir",
-    type=PATH,
-    default=paths.RUN_DIR,
-    show_default=True,
-    help="Directory with the sockets of the scrub service.",
-)
-@click.option(
-    "--resource-prefix",
-    default=config.PREFIX,
-    show_default=True,
-    metavar="DOMAIN",
-    help="Prefix of resource names.",
-)
+@click.option("--kubelet-dir", type=PATH, default=paths.KUBELET_DIR, help="Directory with kubelet.sock.")
+@click.option("--run-dir", type=PATH, default=paths.RUN_DIR, help="Directory with the sockets of the scrub service.")
+@click.option("--resource-prefix", default=config.PREFIX, metavar="DOMAIN", help="Prefix of resource names.")
 @click.option(
     "--strategy",
     type=_Strategies(),
     multiple=True,
     default=["cdi-cri"],
-    show_default=True,
     metavar="|".join(it.value for it in response.Strategy),
     help="How containers get their devices; several are separated by commas.",
 )
-@click.option(
-    "--cdi-kind",
-    default="nvidia.com/gpu",
-    show_default=True,
-    metavar="VENDOR/CLASS",
-    help="The kind in CDI device names.",
-)
+@click.option("--cdi-kind", default="nvidia.com/gpu", metavar="VENDOR/CLASS", help="The kind in CDI device names.")
 @click.option("--pass-device-specs", is_flag=True, help="Also list the device nodes, for runtimes without CDI.")
-@click.option(
-    "--driver-root",
-    type=PATH,
-    default="/",
-    show_default=True,
-    help="The host directory with the driver's device nodes.",
-)
-@click.option(
-    "--mig-strategy", type=_choice(MigStrategy), default="none", show_default=True, help="How MIG devices are offered."
-)
+@click.option("--driver-root", type=PATH, default="/", help="The host directory with the driver's device nodes.")
+@click.option("--mig-strategy", type=_choice(MigStrategy), default="none", help="How MIG devices are offered.")
 @click.option(
     "--registration",
     type=_choice(config.RegistrationMethod),
     default="kubelet",
-    show_default=True,
     help="Register with the kubelet, or let the kubelet find a socket in its plugin registry.",
 )
-@click.option(
-    "--registry-dir", type=PATH, default=config.REGISTRY_DIR, show_default=True, help="The kubelet's plugin registry."
-)
+@click.option("--registry-dir", type=PATH, default=config.REGISTRY_DIR, help="The kubelet's plugin registry.")
 @click.option(
     "--cluster-reports",
     type=_choice(Reports),
     default="auto",
-    show_default=True,
     help="Report device health to Kubernetes; auto does so when a service account and the node's name exist.",
 )
 @click.option(
     "--node-name",
     envvar=["AUTOCLAVE_NODE_NAME", "NODE_NAME"],
     default="",
+    show_default=False,
     metavar="NAME",
     help="Name of this node in the cluster; NODE_NAME is read too.",
 )
@@ -136,17 +104,15 @@ def _choice(words: type[Enum]) -> click.Choice[str]:
 @click.option(
     "--metrics-address",
     default="",
+    show_default=False,
     metavar="HOST:PORT",
     help="Address for /metrics, /healthz and /readyz  [default: none].",
 )
-@click.option(
-    "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="The lowest level to log."
-)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", help="The lowest level to log.")
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
     default="auto",
-    show_default=True,
     help="Format of log lines; auto is console on a terminal, json elsewhere.",
 )
 @click.option(

@@ -12,7 +12,7 @@ from scrubber.cli import job_progress, options, service_call
 
 @click.command(context_settings=options.ENVIRONMENT)
 @options.gpu
-@click.option("--reason", default="", help="Why; stored in the ledger.")
+@click.option("--reason", default="", show_default=False, help="Why; stored in the ledger.")
 @click.option("--without-scrub", is_flag=True, help="Without a scrub first; needs --i-know and --reason.")
 @click.option("--i-know", is_flag=True, help="Confirms --without-scrub: no test shows that the GPU is healthy.")
 @options.output("table", "json", "yaml")

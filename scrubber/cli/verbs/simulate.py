@@ -24,7 +24,7 @@ simulated_dir = click.option(
     type=options.DIRECTORY,
     help="Directory of the simulated GPUs; the default is that of the running service.",
 )
-secret = click.option("--secret", default=SECRET, show_default=True, help="Text to write into the memory.")
+secret = click.option("--secret", default=SECRET, help="Text to write into the memory.")
 
 
 @click.group()
@@ -49,7 +49,7 @@ def drill(act: Callable[..., str]) -> click.Command:
 
 @drill
 @secret
-@click.option("--container", default="tenant", show_default=True, help="The container of the process.")
+@click.option("--container", default="tenant", help="The container of the process.")
 @click.option(
     "--offset",
     type=SIZE,
@@ -81,7 +81,7 @@ def zombie(target: drill_targets.DrillTarget, secret: str) -> str:
 
 
 @drill
-@click.option("--size", type=SIZE, default="1MiB", show_default=True, help="How much memory.")
+@click.option("--size", type=SIZE, default="1MiB", help="How much memory.")
 def leak(target: drill_targets.DrillTarget, size: int) -> str:
     """Leak memory: no process holds it, and only a reset frees it."""
     drills.leak(target.root, target.uuid, size)
@@ -90,7 +90,7 @@ def leak(target: drill_targets.DrillTarget, size: int) -> str:
 
 @drill
 @click.argument("code", type=click.IntRange(1, 1000))
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many at once.")
+@click.option("--count", type=click.IntRange(1), default=1, help="How many at once.")
 def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
     """Report a driver error event."""
     drills.xid(target.root, target.uuid, code, count)
@@ -98,7 +98,7 @@ def xid(target: drill_targets.DrillTarget, code: int, count: int) -> str:
 
 
 @drill
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="How many errors.")
+@click.option("--count", type=click.IntRange(1), default=1, help="How many errors.")
 def ecc(target: drill_targets.DrillTarget, count: int) -> str:
     """Report uncorrectable memory errors."""
     drills.ecc(target.root, target.uuid, count)
@@ -130,10 +130,8 @@ def hang(target: drill_targets.DrillTarget) -> str:
 
 
 @drill
-@click.option(
-    "--how", type=click.Choice(["refused", "slow", "fails"]), default="fails", show_default=True, help="In which way."
-)
-@click.option("--duration", type=DURATION, default="30s", show_default=True, help="How long a slow reset takes.")
+@click.option("--how", type=click.Choice(["refused", "slow", "fails"]), default="fails", help="In which way.")
+@click.option("--duration", type=DURATION, default="30s", help="How long a slow reset takes.")
 def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) -> str:
     """Make resets refuse, fail, or take long."""
     drills.break_reset(target.root, target.uuid, documents.Resetting(how), duration)
@@ -141,8 +139,8 @@ def reset_fails(target: drill_targets.DrillTarget, how: str, duration: float) ->
 
 
 @drill
-@click.option("--offset", type=SIZE, default="0B", show_default=True, help="Which byte, as in 1MiB.")
-@click.option("--bit", type=click.IntRange(0, 7), default=0, show_default=True, help="Which bit of it.")
+@click.option("--offset", type=SIZE, default="0B", help="Which byte, as in 1MiB.")
+@click.option("--bit", type=click.IntRange(0, 7), default=0, help="Which bit of it.")
 def bad_memory(target: drill_targets.DrillTarget, offset: int, bit: int) -> str:
     """Make one bit of the memory stick at one."""
     drills.bad_memory(target.root, target.uuid, offset, bit)
@@ -171,7 +169,7 @@ def skip_scratch(target: drill_targets.DrillTarget) -> str:
 
 
 @drill
-@click.option("--unit", type=click.IntRange(0, chip.UNITS - 1), default=0, show_default=True, help="Which unit.")
+@click.option("--unit", type=click.IntRange(0, chip.UNITS - 1), default=0, help="Which unit.")
 def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
     """Make one unit compute wrong results."""
     drills.bad_compute(target.root, target.uuid, unit)
@@ -180,7 +178,7 @@ def bad_compute(target: drill_targets.DrillTarget, unit: int) -> str:
 
 @drill
 @click.argument("kind", type=click.Choice([sign.value for sign in DeviceSign]))
-@click.option("--detail", default="so the drill says", show_default=True, help="The text of the sign.")
+@click.option("--detail", default="so the drill says", help="The text of the sign.")
 def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
     """Report a sign until it is healed.
 
@@ -191,9 +189,7 @@ def sign(target: drill_targets.DrillTarget, kind: str, detail: str) -> str:
 
 
 @drill
-@click.option(
-    "--watts", type=click.IntRange(1), default=200, show_default=True, help="The power limit to leave behind."
-)
+@click.option("--watts", type=click.IntRange(1), default=200, help="The power limit to leave behind.")
 def drift(target: drill_targets.DrillTarget, watts: int) -> str:
     """Leave a changed setting behind, as a container could."""
     drills.drift(target.root, target.uuid, watts)
@@ -201,7 +197,7 @@ def drift(target: drill_targets.DrillTarget, watts: int) -> str:
 
 
 @drill
-@click.option("--celsius", type=click.IntRange(1, 150), default=95, show_default=True, help="The temperature.")
+@click.option("--celsius", type=click.IntRange(1, 150), default=95, help="The temperature.")
 def heat(target: drill_targets.DrillTarget, celsius: int) -> str:
     """Report a high temperature.
 
