@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from plugin.testing.pods import Phase
 from scrubber.devices.simulated import drills
 from tests.flows.node import brisk
 
@@ -55,30 +54,3 @@ async def test_a_row_that_could_not_be_remapped_waits_for_a_person_and_is_explai
         assert (told.device.quarantine.reason, told.device.quarantine.sticky) == ("remap-failed", True)
         assert told.device.quarantine.probes == 0
         assert told.advice == ("replace it (RMA); then `autoclave reinstate`",)
-
-
-async def test_a_gpu_that_keeps_coming_back_sick_waits_for_a_person(build):
-    node = await build(1, SOON)
-    [uuid] = node.stage.uuids
-    for _ in range(2):
-        drills.xid(node.stage.simulated, uuid, 79)
-        await node.health(uuid, "Unhealthy")
-        await node.health(uuid, "Healthy")
-    drills.xid(node.stage.simulated, uuid, 79)
-    await node.health(uuid, "Unhealthy")
-    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
-    assert (out.reason, out.sticky) == ("flapping", True)
-    assert (await node.kubelet.run(node.pod("next"))).phase is Phase.FAILED
-
-
-async def test_memory_that_was_proven_bad_is_not_tried_until_it_happens_to_pass(build):
-    node = await build(1, SOON)
-    [uuid] = node.stage.uuids
-    drills.bad_memory(node.stage.simulated, uuid)
-    async with node.stage.admin() as operator:
-        [result] = [it.result async for it in operator.scrub([uuid]) if it.result]
-    assert not result.clean
-    drills.heal(node.stage.simulated, uuid)
-    await node.restart_service()
-    out = (await node.reach(uuid, lambda device: device.quarantine is not None)).quarantine
-    assert (out.reason, out.sticky, out.probes) == ("memory-fault", True, 0)

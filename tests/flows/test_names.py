@@ -29,14 +29,6 @@ async def test_a_gpu_bears_the_name_of_its_pod_from_its_start_to_its_end(build):
     assert list(node.stage.pod_logs.iterdir()) == []
 
 
-async def test_a_pod_without_a_directory_is_told_by_its_uid(node):
-    pod = await node.run("train")
-    (node.stage.pod_logs / f"default_train_{pod.uid}").rmdir()
-    node.stage.pod_logs.rmdir()
-    status = await node.status(node.gpu(pod))
-    assert (status.state, status.owner, status.pod) == ("in_use", pod.uid, "")
-
-
 async def test_a_file_that_does_not_answer_costs_the_name_and_neither_the_status_nor_anything_else(node):
     pod = await node.run("train")
     uuid = node.gpu(pod)

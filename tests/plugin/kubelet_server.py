@@ -69,6 +69,11 @@ class Plugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
 
+async def hears(heard, cause, times=1):
+    async with asyncio.timeout(WITHIN):
+        await heard.until(lambda: heard.causes().count(cause) >= times)
+
+
 class Kubelet(Changed, deviceplugin_pb2_grpc.RegistrationServicer):
     """``kubelet.sock`` and what lies behind it: dials back inside Register, then listens."""
 

@@ -18,7 +18,7 @@ from plugin.registration.kubelet import KubeletRegistration
 from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
-from tests.plugin.kubelet_server import RESOURCE, Heard, Kubelet, Plugin, running
+from tests.plugin.kubelet_server import RESOURCE, Kubelet, Plugin, hears, running
 
 ENDPOINT = "autoclave/example.com_gpu.sock"
 GRPC_PAUSES = 1.0  # seconds, about, after a connection that failed
@@ -30,16 +30,6 @@ pytestmark = pytest.mark.usefixtures("long_waits")
 def home(short_tmp):
     with sockets.sole_instance(short_tmp):
         yield short_tmp
-
-
-@pytest.fixture
-def heard():
-    return Heard()
-
-
-@pytest.fixture
-def plugin():
-    return Plugin()
 
 
 @pytest.fixture
@@ -59,11 +49,6 @@ async def succeeds(heard, times=1):
     """The kubelet knows of a plugin while its Register is still under way; what is lost then was never gained."""
     async with asyncio.timeout(WITHIN):
         await heard.until(lambda: len(heard.kinds(Registered)) >= times)
-
-
-async def hears(heard, cause, times=1):
-    async with asyncio.timeout(WITHIN):
-        await heard.until(lambda: heard.causes().count(cause) >= times)
 
 
 def own_sockets(home: Path) -> list[str]:

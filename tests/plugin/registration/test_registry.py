@@ -15,7 +15,7 @@ from plugin.registration.events import Cause, Registered
 from plugin.registration.registry import RegistryRegistration
 from scrubber.ground.errors import FatalError
 from tests.patience import WITHIN
-from tests.plugin.kubelet_server import RESOURCE, Heard, Plugin, running
+from tests.plugin.kubelet_server import RESOURCE, hears, running
 
 NAME = "example.com_gpu-reg.sock"
 
@@ -38,16 +38,6 @@ def own(home):
 @pytest.fixture
 def door(home):
     return home / "registry" / NAME
-
-
-@pytest.fixture
-def heard():
-    return Heard()
-
-
-@pytest.fixture
-def plugin():
-    return Plugin()
 
 
 @pytest.fixture
@@ -76,11 +66,6 @@ async def visit(door):
             await stream.read()
             await registrar.NotifyRegistrationStatus(pluginregistration_pb2.RegistrationStatus(plugin_registered=True))
             yield info
-
-
-async def hears(heard, cause, times=1):
-    async with asyncio.timeout(WITHIN):
-        await heard.until(lambda: heard.causes().count(cause) >= times)
 
 
 async def test_the_kubelet_gets_the_resource_and_its_socket(registration, own, door, heard):
