@@ -25,7 +25,7 @@ from plugin.testing.life import Life
 from plugin.testing.logs import Logs
 from plugin.testing.pods import Container, ContainerKind, ContainerState, ContainerStatus, Phase, Pod, PodStatus
 from plugin.testing.quirks import Quirks, Timing
-from plugin.testing.runtime import Nothing, Runtime
+from plugin.testing.runtime import Runtime
 from plugin.testing.starting import Starting
 
 R = TypeVar("R")
@@ -55,7 +55,7 @@ class Kubelet:
         self.directory = directory
         self.pods: dict[str, Pod] = {}  # by UID: the pods that the kubelet knows, oldest first
         self.panics: list[KubeletPanic] = []
-        self._runtime = runtime if runtime is not None else Nothing()
+        self._runtime = runtime if runtime is not None else Runtime()
         self._quirks, self._timing, self._registry = quirks, timing, registry
         self._logs = Logs(logs)
         self._journal = Journal()

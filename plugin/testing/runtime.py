@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.pods import Container, Pod
@@ -15,8 +14,8 @@ class CannotCreate(Exception):
     """CreateContainer of the runtime failed; any other exception is a fault of the test."""
 
 
-class Runtime(Protocol):
-    """Runs containers."""
+class Runtime:
+    """The base class of runtimes. It starts no process: containers run at once, init containers succeed at once."""
 
     async def open_sandbox(self, pod: Pod) -> None:
         """Make the pod's sandbox. Called before each PreStartContainer, so it may exist already."""
@@ -31,21 +30,3 @@ class Runtime(Protocol):
 
     async def stop(self, pod: Pod, container: Container) -> None:
         """Return when the container has ended. Also called for a container that has ended by itself."""
-
-
-class Nothing:
-    """Starts no process: every container counts as running at once, every init container as succeeded."""
-
-    async def open_sandbox(self, pod: Pod) -> None:
-        """See the protocol."""
-
-    async def close_sandbox(self, pod: Pod) -> None:
-        """See the protocol."""
-
-    async def start(
-        self, pod: Pod, container: Container, devices: Devices, response: deviceplugin_pb2.ContainerAllocateResponse
-    ) -> None:
-        """See the protocol."""
-
-    async def stop(self, pod: Pod, container: Container) -> None:
-        """See the protocol."""

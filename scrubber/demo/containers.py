@@ -12,7 +12,7 @@ from pathlib import Path
 
 from plugin.kubelet_api import deviceplugin_pb2
 from plugin.testing.pods import Container, ContainerKind, Pod
-from plugin.testing.runtime import Devices
+from plugin.testing.runtime import Devices, Runtime
 from scrubber.devices.simulated import containers, layout
 
 BLOCK = 64  # bytes; a mark fits into one block
@@ -30,7 +30,7 @@ echo
 """
 
 
-class ContainerRunner:
+class ContainerRunner(Runtime):
     """Runs the containers of one node."""
 
     def __init__(self, simulated: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod, PodStatus
-from plugin.testing.runtime import Nothing
+from plugin.testing.runtime import Runtime
 
 
 async def failing(directory: Path) -> None:
@@ -27,7 +27,7 @@ async def test_a_block_that_fails_leaves_no_task_and_no_listener_behind():
             await asyncio.open_unix_connection(directory / "kubelet.sock")
 
 
-class Sandboxes(Nothing):
+class Sandboxes(Runtime):
     """Remembers whose are open."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from plugin.testing.journal import StandInFault
 from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Container, ContainerKind, Pod
 from plugin.testing.quirks import Quirks
-from plugin.testing.runtime import Nothing
+from plugin.testing.runtime import Runtime
 from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
@@ -35,7 +35,7 @@ async def test_a_fault_in_the_background_is_raised_at_the_next_thing_the_test_do
 
 
 async def test_a_fault_of_the_runtime_comes_out_of_the_call_that_started_it(directory):
-    class Broken(Nothing):
+    class Broken(Runtime):
         async def start(self, *_) -> None:
             raise BrokenError("planted")
 

@@ -7,12 +7,12 @@ import pytest
 from plugin.testing.kubelet import PodEnded
 from plugin.testing.pods import Container, ContainerKind, ContainerState, Phase, Pod
 from plugin.testing.quirks import Timing
-from plugin.testing.runtime import CannotCreate, Nothing
+from plugin.testing.runtime import CannotCreate, Runtime
 from tests.patience import WITHIN
 from tests.plugin.testing.little import GPU
 
 
-class Containers(Nothing):
+class Containers(Runtime):
     """A runtime that remembers, and fails when told."""
 
     def __init__(self) -> None:
