@@ -87,20 +87,14 @@ def test_text_for_a_terminal_keeps_nothing_that_a_terminal_obeys(text, told):
     assert human.printable(text) == told
 
 
-def test_uuids_are_cut_where_they_still_differ():
-    names = ["GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-1111"]
-    assert list(human.shortened(names).values()) == ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]
-
-
-def test_uuids_that_begin_alike_are_cut_later():
-    names = ["GPU-aaaaaaaa-1111", "GPU-aaaaaaaa-1222", "GPU-bbbbbbbb-3333"]
-    assert list(human.shortened(names).values()) == ["GPU-aaaaaaaa-11", "GPU-aaaaaaaa-12", "GPU-bbbbbbbb-33"]
-
-
-def test_a_uuid_that_begins_another_stays_whole():
-    names = ["MIG-0123456789ab", "MIG-0123456789abcdef"]
-    assert list(human.shortened(names).values()) == ["MIG-0123456789ab", "MIG-0123456789abc"]
-
-
-def test_no_uuids_are_no_problem():
-    assert human.shortened([]) == {}
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        ([], []),
+        (["GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-1111"], ["GPU-aaaaaaaa", "GPU-bbbbbbbb"]),
+        (["GPU-aaaaaaaa-1111", "GPU-aaaaaaaa-1222"], ["GPU-aaaaaaaa-11", "GPU-aaaaaaaa-12"]),
+        (["MIG-0123456789ab", "MIG-0123456789abcdef"], ["MIG-0123456789ab", "MIG-0123456789abc"]),
+    ],
+)
+def test_uuids_are_cut_where_they_differ(names, shown):
+    assert list(human.shortened(names).values()) == shown

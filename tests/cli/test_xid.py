@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
@@ -167,43 +166,27 @@ def test_codes_are_completed(autoclave):
 
 
 @pytest.fixture
-def running(short_tmp):
-    """Starts a service under a policy, ended after the test."""
-    services = []
-
-    def start(policy: object) -> Path:
-        services.append(Service(short_tmp, 1, "--policy", policy))
-        return services[-1].run_dir
-
-    yield start
-    for service in services:
-        service.stop()
+def running(short_tmp, mine):
+    """A service under that policy."""
+    service = Service(short_tmp, 1, "--policy", mine)
+    yield service
+    service.stop()
 
 
-def test_the_running_service_is_asked_which_policy_is_in_force(autoclave, running):
-    told = said(autoclave("xid", 79, "--run-dir", running("strict")))
-    assert told["policy"] == "strict, in force here, read from strict"
-    assert told["strict/defaults"] == "quarantine"
-
-
-def test_a_policy_of_ones_own_in_force_is_read_where_the_service_has_read_it(autoclave, mine, running):
-    """Whatever it calls itself: a copy of a shipped one keeps its name."""
-    run_dir = running(mine)
-    told = said(autoclave("xid", 79, "--run-dir", run_dir))
+def test_the_policy_in_force_is_read_where_the_running_service_has_read_it(autoclave, running, mine, monkeypatch):
+    """Whatever it calls itself: a copy of a shipped one keeps its name. The service may see other files than we do."""
+    asked = ("xid", 79, "--run-dir", running.run_dir)
+    told = said(autoclave(*asked))
     assert told["policy"] == f"mine, in force here, read from {mine}"
     assert told["mine/defaults"] == said(autoclave("xid", 79, "--policy", mine))["mine/defaults"]
-    mine.unlink()
-    assert "cannot be read now: see --policy" in said(autoclave("xid", 79, "--run-dir", run_dir))["policy"]
-
-
-def test_a_file_that_is_another_policy_here_is_not_told_as_the_one_in_force(autoclave, mine, running, monkeypatch):
-    """The service may be in a container, with other files than whoever asks."""
-    run_dir = running(mine)
-    here = load.load(str(mine)).model_copy(update={"name": "yours"})
-    monkeypatch.setattr(load, "load", lambda _source: here)
-    told = said(autoclave("xid", 79, "--run-dir", run_dir))
+    other = load.load(str(mine)).model_copy(update={"name": "yours"})
+    with monkeypatch.context() as here:
+        here.setattr(load, "load", lambda _source: other)
+        told = said(autoclave(*asked))
     assert told["policy"] == f"mine, in force here; {mine} is yours as seen from here: see --policy"
     assert not [name for name in told if "/" in name]
+    mine.unlink()
+    assert "cannot be read now: see --policy" in said(autoclave(*asked))["policy"]
 
 
 CLOSED = """\

@@ -10,7 +10,6 @@ from datetime import datetime
 import pytest
 
 from plugin.registration import watch
-from plugin.testing.kubelet import Kubelet
 from plugin.testing.pods import Phase, Pod
 from tests.plugin.scraping import scrape
 from tests.plugin.scrub_server import ScrubServer, gpu
@@ -40,17 +39,6 @@ async def test_a_resource_that_appears_later_is_registered_then(scrub_server, ku
     scrub_server.say(gpu(0), gpu(1), gpu(2, mig=True, resource="nvidia.com/mig-1g.10gb"))
     await kubelet.registered("a.io/mig-1g.10gb")
     assert kubelet.capacity == {"a.io/gpu": 2, "a.io/mig-1g.10gb": 1}
-
-
-@pytest.mark.usefixtures("scrub_server")
-async def test_the_kubelet_finds_the_plugin_in_its_registry(short_tmp, plugin):
-    (short_tmp / "registry").mkdir()
-    kubelet = Kubelet(short_tmp, registry=short_tmp / "registry")
-    await kubelet.start()
-    await plugin("--registration", "plugins-registry", "--registry-dir", short_tmp / "registry")
-    await kubelet.registered(GPU)
-    assert [each.endpoint for each in kubelet.registrations] == [f"{short_tmp}/autoclave/nvidia.com_gpu.sock"]
-    await kubelet.stop()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,7 +1,6 @@
 """The five questions over a real socket, as the kubelet asks them."""
 
 import asyncio
-import time
 
 import grpc
 import grpc.aio
@@ -209,25 +208,6 @@ async def test_an_absent_service_refuses_without_details_for_tenants(kubelet, do
             await asked
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert str(short_tmp) not in (refused.value.details() or "")
-
-
-async def test_the_kubelet_sees_the_unhealthy_device_before_the_refusal(kubelet, door):
-    stream = kubelet.ListAndWatch(wire.Empty())
-    assert (await read(stream))[A] == "Healthy"
-    seen: dict[str, float] = {}
-
-    async def listen() -> None:
-        while (await read(stream))[A] != "Unhealthy":
-            pass
-        seen["list"] = time.monotonic()
-
-    listening = asyncio.create_task(listen())
-    door.answer = no(IN_USE, lambda: door.say(gpu(0, healthy=False), gpu(1), gpu(2)))
-    with pytest.raises(grpc.aio.AioRpcError):
-        await allocate(kubelet, [A])
-    heard = time.monotonic()
-    await listening
-    assert heard - seen["list"] > 0.05
 
 
 async def test_without_a_deadline_a_start_is_answered_too(kubelet, door):
