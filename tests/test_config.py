@@ -123,6 +123,8 @@ def test_an_empty_file_means_all_defaults(file, text):
         ("simulated-gpus: '2'\n", "1:17", 'found text "2", expected a whole number'),
         ("simulated-memory: 64\n", "1:19", "expected a size of whole bytes such as 64MiB"),
         ("simulated-memory: 1KiB\n", "1:19", "expected between 4KiB and 1TiB"),
+        ("metrics-address: ':9475'\n", "1:18", "expected HOST:PORT"),
+        ("metrics-address: 127.0.0.1:99999\n", "1:18", "expected HOST:PORT"),
         ("backend: amd\n", "1:10", "expected auto or nvidia or simulated"),
         ("log-level: loud\n", "1:12", "expected debug or info or warning or error"),
         ("log-format: xml\n", "1:13", "expected auto or console or json"),

@@ -8,11 +8,11 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scrubber.api import client, scrub_pb2, scrub_pb2_grpc, server
+from scrubber.api import scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
-from scrubber.ground.errors import InvalidRequest, NotReady, Reason, Refused, Unreachable
+from scrubber.ground.errors import NotReady, Reason, Refused, Unreachable
 from tests.patience import WITHIN
 
 
@@ -60,22 +60,6 @@ async def test_what_a_tenant_is_told_names_no_other_tenant(house):
     await released(house, uuid)
 
 
-async def test_errors_keep_their_reason_and_their_class(house):
-    async with house.scrubber() as service, house.admin() as admin:
-        with pytest.raises(InvalidRequest) as unknown:
-            await service.acquire(["GPU-none"])
-        with pytest.raises(InvalidRequest) as malformed:
-            await service.acquire([])
-        await admin.quarantine("0", "because", "a test")
-        with pytest.raises(Refused) as out:
-            await service.acquire([house.built.reporter.find("0")])
-    assert [it.value.reason for it in (unknown, malformed, out)] == [
-        Reason.UNKNOWN_DEVICE,
-        Reason.INVALID_REQUEST,
-        Reason.QUARANTINED,
-    ]
-
-
 async def test_the_service_is_told_how_long_a_caller_waits(house, monkeypatch):
     waits = []
 
@@ -96,12 +80,6 @@ async def test_an_oversized_message_is_refused_before_it_is_read(house):
     async with house.scrubber() as service:
         with pytest.raises(Refused):
             await service.acquire(["G" * 100_000])
-
-
-async def test_nobody_there_is_said_so(short_tmp):
-    async with client.AdminClient(short_tmp / "none.sock") as admin:
-        with pytest.raises(Unreachable, match="cannot reach the scrub service"):
-            await admin.status()
 
 
 async def test_watch_says_everything_at_once_and_again_at_a_change(house):
@@ -158,12 +136,6 @@ async def test_a_failed_scrub_says_why_and_what_became_of_the_device(house):
         [result] = [it.result async for it in admin.scrub([uuid]) if it.result]
     assert (result.clean, result.state, result.reason) == (False, "quarantined", "quarantined")
     assert "0x1092" in result.why
-
-
-async def test_reinstating_what_is_not_quarantined_is_refused(house):
-    async with house.admin() as admin:
-        [result] = [it.result async for it in admin.reinstate("0", "", "a test") if it.result]
-    assert result.reason == Reason.NOT_QUARANTINED.value
 
 
 async def test_history_is_bounded_and_ends_with_the_newest(house):

@@ -159,19 +159,3 @@ async def test_unusable_credentials_exit_2_with_one_line(plugin):
     assert await it.ended() == 2
     assert it.said.startswith("autoclave: cannot report to the cluster: cannot use the credentials: ")
     assert it.said.count("\n") == 1
-
-
-async def test_kubeconfig_alone_starts_no_reports(api, door, kubelet, plugin):
-    door.say(gpu(0), gpu(1))
-    it = await plugin("--node-name", NODE)
-    await kubelet.until(lambda: kubelet.allocatable == {GPU: 2})
-    await it.stop()
-    assert api.requests == []
-    assert not it.lines("reporting to the cluster")
-
-
-async def test_without_its_client_it_says_what_to_install(plugin, short_tmp):
-    (short_tmp / "lightkube.py").write_text("raise ImportError('no such thing')")
-    it = await plugin(*ON, PYTHONPATH=str(short_tmp))
-    assert await it.ended() == 2
-    assert "the client library cannot be loaded (no such thing): install autoclave[cluster]" in it.said

@@ -3,15 +3,12 @@
 import os
 import socket
 import stat
-import subprocess
-import sys
 
 import pytest
 
 from plugin.registration import sockets
 from scrubber.ground import unix_sockets
 from scrubber.ground.errors import FatalError
-from tests.patience import WITHIN
 
 
 def bound(path, *, listen=False, backlog=8):
@@ -30,24 +27,6 @@ def test_a_second_instance_is_refused_until_the_first_is_gone(short_tmp):
             pass
     with sockets.sole_instance(short_tmp):
         pass
-
-
-def test_a_second_process_is_refused_until_the_first_ends(short_tmp):
-    hold = (
-        "import pathlib, sys; from plugin.registration import sockets\n"
-        "with sockets.sole_instance(pathlib.Path(sys.argv[1])):\n"
-        "    print('held', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", hold, str(short_tmp)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "held\n"
-        with pytest.raises(FatalError, match="another autoclave plugin"), sockets.sole_instance(short_tmp):
-            pass
-        other.kill()
-        other.wait(WITHIN)
-        with sockets.sole_instance(short_tmp):
-            pass
 
 
 def test_our_directory_is_closed_to_others(short_tmp):
