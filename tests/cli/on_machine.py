@@ -25,14 +25,14 @@ TOOLS = all(map(shutil.which, ("unshare", "nsenter")))
 ENTERS = TOOLS and subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], check=False).returncode == 0
 needs_namespace = pytest.mark.skipif(not ENTERS, reason="no pid namespace may be made here")
 
-PATIENT = """\
+POLICY = """\
+name: ends-strangers
 defaults:
   evict: {foreign: terminate, grace: 100ms}
   clear: {min_coverage: 0.7}
   selftest: {time: 1s}
   quarantine: {probation: {first: 1h, longest: 1h}}
 """
-POLICY = f"name: ends-strangers\n{PATIENT}"
 HOLD = "import sys; held = open(sys.argv[1]); print(flush=True); sys.stdin.read()"
 
 

@@ -115,13 +115,6 @@ def test_a_scrub_finds_the_last_owners_bytes_and_leaves_none(service, autoclave,
     assert any(f"{3 * len(SECRET)} bytes of the last owner were found" in text for text in service.texts(clean))
 
 
-def test_the_zygote_has_numpy_loaded_and_the_service_has_not(service):
-    assert "numpy" not in Path(f"/proc/{service.inner}/maps").read_text()
-    (zygote,) = service.below()
-    assert "numpy" in Path(f"/proc/{zygote}/maps").read_text()
-    assert len(list(Path(f"/proc/{zygote}/task").iterdir())) == 1
-
-
 PIECES = SIZE // PAGE - 2  # of memory, each a launch: all but the context and what it needs
 PROOF, ZERO, VERIFY = (f"check {number * PIECES + 1}" for number in (1, 2, 3))
 TAKING = "allocate 5"  # with the context and some of the memory in hand

@@ -336,12 +336,6 @@ def test_without_hardware_it_is_said_what_is_missing_and_nothing_is_simulated_un
     assert ("for simulated GPUs use --backend simulated" in run.stderr) is (backend == "auto")
 
 
-def test_a_second_service_in_the_same_place_is_wrong_usage(service):
-    second = subprocess.run(service.command, capture_output=True, text=True, check=False, timeout=WITHIN)
-    assert second.returncode == 2
-    assert second.stderr.startswith("autoclave: cannot ")
-
-
 def test_the_scrubber_takes_wrong_values_from_anywhere_as_wrong_usage(autoclave, tmp_path):
     bad = tmp_path / "c.yaml"
     bad.write_text("simulated-gpus: 0\n")

@@ -22,7 +22,7 @@ import pytest
 from scrubber.api import client
 from scrubber.cli import service_call
 from tests.cli import on_machine
-from tests.cli.on_machine import PATIENT, POLICY, OnMachine, children, needs_namespace, shown, staged
+from tests.cli.on_machine import POLICY, OnMachine, children, needs_namespace, shown, staged
 from tests.devices.nvidia.health.hearing import until
 from tests.fakes.cuda.fixtures import equip
 from tests.fakes.nvml.machine import Slice
@@ -165,20 +165,6 @@ def test_a_process_that_holds_a_gpu_is_found_and_ended_where_policy_says_so(serv
         assert try_again(autoclave).exit_code == 0
         assert holder.wait(WITHIN) == -signal.SIGTERM
     assert any("evict passed" in text and "ended" in text for text in service.texts(0))
-
-
-@pytest.mark.usefixtures("at_rest")
-def test_a_process_that_holds_a_gpu_is_named_and_blocks_where_policy_waits(service, autoclave):
-    waiting = PATIENT.replace("foreign: terminate", "foreign: wait")  # and nothing else: proofs go on standing
-    (service.root / "policy.yaml").write_text(f"name: waits\n{waiting}")
-    service.hear("policy loaded")
-    with service.hold(0) as holder:
-        refused = try_again(autoclave)
-        assert refused.exit_code == 1
-        assert 'it is used by "python"' in refused.stderr
-        holder.communicate("")
-    (service.root / "policy.yaml").write_text(POLICY)
-    service.hear("policy loaded")
 
 
 @pytest.fixture

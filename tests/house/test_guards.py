@@ -13,23 +13,18 @@ from hypothesis import settings
 NOWHERE = "192.0.2.1"  # reserved for documentation, never routed
 
 
-@pytest.mark.parametrize("call", [socket.socket.connect, socket.socket.connect_ex])
-def test_a_test_cannot_connect_to_the_network(call):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda sock: sock.connect((NOWHERE, 80)),
+        lambda sock: sock.connect_ex((NOWHERE, 80)),
+        lambda sock: sock.sendto(b"hello", (NOWHERE, 53)),
+        lambda _sock: socket.getaddrinfo("example.invalid", 80),
+    ],
+)
+def test_a_test_cannot_reach_the_network(call):
     with socket.socket() as sock, pytest.raises(RuntimeError, match="must not reach the network"):
-        call(sock, (NOWHERE, 80))
-
-
-def test_a_test_cannot_send_a_datagram_to_the_network():
-    with (
-        socket.socket(type=socket.SOCK_DGRAM) as sock,
-        pytest.raises(RuntimeError, match="must not reach the network"),
-    ):
-        sock.sendto(b"hello", (NOWHERE, 53))
-
-
-def test_a_test_cannot_look_up_a_name():
-    with pytest.raises(RuntimeError, match="must not reach the network"):
-        socket.getaddrinfo("example.invalid", 80)
+        call(sock)
 
 
 async def test_the_event_loop_is_guarded_too():
