@@ -356,7 +356,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class KubeletAssignment:
     """What the kubelet's checkpoint says about one device."""
 
     pods: frozenset[str] = frozenset()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from scrubber.core import events as ev
 from scrubber.core import names
-from scrubber.core.model import Assignment, Facts, Grant, Holder, Moment, Owner, Record
+from scrubber.core.model import Facts, Grant, Holder, KubeletAssignment, Moment, Owner, Record
 from scrubber.ground import process_names
 
 CLOCK_TICK = 2.0  # seconds by which the time of a file may lag behind the clock: some file systems store even seconds
@@ -91,7 +91,7 @@ def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
     return ev.PutInUse(replace(owner, crowded=True))
 
 
-def contested(record: Record, named: Assignment) -> bool:
+def contested(record: Record, named: KubeletAssignment) -> bool:
     """Whether a container may start under the name of another pod. ``named``: what the kubelet's checkpoint says.
 
     Each successful Allocate leaves one entry in the checkpoint. If an entry is missing, the kubelet has dropped that
@@ -100,7 +100,7 @@ def contested(record: Record, named: Assignment) -> bool:
     return record.handouts > named.containers
 
 
-def outdated(grant: Grant, named: Assignment, now: Moment) -> bool:
+def outdated(grant: Grant, named: KubeletAssignment, now: Moment) -> bool:
     """Whether the kubelet's checkpoint is older than the grant, so that it cannot name the pod of the grant.
 
     The kubelet writes the checkpoint after Allocate and before the first start. The grant counts by the clock of its

@@ -15,7 +15,7 @@ from dataclasses import replace
 from policies.model import Mode, OnSick, Policy, Starts
 from scrubber.core import acquire, answers, eviction, ownership, proof, refusals, remedy
 from scrubber.core import events as ev
-from scrubber.core.model import Ailment, Assignment, Facts, Moment, Owner, Record, State, Trigger
+from scrubber.core.model import Ailment, Facts, KubeletAssignment, Moment, Owner, Record, State, Trigger
 from scrubber.core.refusals import Deed
 from scrubber.core.release import still_in_use
 from scrubber.ground.errors import Reason
@@ -44,7 +44,7 @@ def starting_pod(owners: Mapping[str, frozenset[str]]) -> str | answers.Refuse:
 
 
 def decide(
-    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, named: Assignment | None = None
+    record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, named: KubeletAssignment | None = None
 ) -> answers.StartAnswer:
     """May a container of this pod start on the device?
 
@@ -63,7 +63,7 @@ def decide(
     return answer
 
 
-def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: Assignment, now: Moment) -> str | None:
+def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssignment, now: Moment) -> str | None:
     """Why the pod that the checkpoint names is not proven to be the pod of the grant, or None."""
     if record.incarnation != facts.incarnation or record.grant is None or record.grant.at_start:
         return None

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from scrubber.core.model import Assignment
+from scrubber.core.model import KubeletAssignment
 
 NAME = "kubelet_internal_checkpoint"
 LARGEST = 64 * 2**20  # bytes: a real file has some kilobytes a pod
@@ -39,13 +39,13 @@ class CheckpointEntry:
     container: str  # empty if the kubelet does not name it
 
 
-def assignments(directory: Path) -> dict[str, Assignment]:
+def assignments(directory: Path) -> dict[str, KubeletAssignment]:
     """What the file says about each device, for all resources."""
-    found: dict[str, Assignment] = {}
+    found: dict[str, KubeletAssignment] = {}
     all_entries, written = _read(directory)
     for entry in all_entries:
-        known = found.get(entry.device, Assignment())
-        found[entry.device] = Assignment(known.pods | {entry.pod}, known.containers + 1, written)
+        known = found.get(entry.device, KubeletAssignment())
+        found[entry.device] = KubeletAssignment(known.pods | {entry.pod}, known.containers + 1, written)
     return found
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from scrubber.core import presence
-from scrubber.core.model import Assignment, DeviceInfo, Facts, Holder, Incarnation, Moment, Record, State, Vitals
+from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, KubeletAssignment, Moment, Record, State, Vitals
 from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
 from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
 from scrubber.ground import log
@@ -439,10 +439,10 @@ class Observer:
         except DeviceError:
             return ()
 
-    async def assignments(self, uuids: Sequence[str]) -> dict[str, Assignment]:
+    async def assignments(self, uuids: Sequence[str]) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about the devices; raises CheckpointError when it cannot be read."""
         found = await self._caller.ask("checkpoint", lambda: checkpoint.assignments(self._kubelet_dir), self.patience)
-        return {uuid: found.get(uuid, Assignment()) for uuid in uuids}
+        return {uuid: found.get(uuid, KubeletAssignment()) for uuid in uuids}
 
     async def _is_alive(self, container: str | None) -> bool | None:
         if container is None:

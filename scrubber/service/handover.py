@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from scrubber.core import acquire, answers, refusals, release, start
 from scrubber.core import events as ev
-from scrubber.core.model import Assignment, Grant, Record
+from scrubber.core.model import Grant, KubeletAssignment, Record
 from scrubber.core.refusals import Deed
 from scrubber.devices.base import DeviceError
 from scrubber.ground import aio, log
@@ -154,7 +154,7 @@ class Handover:
         return await self._final_answer(op, device, decision, Deed.HAND_OUT)
 
     async def _start_answer(
-        self, op: str, starting_pod: str, named: Mapping[str, Assignment], device: str
+        self, op: str, starting_pod: str, named: Mapping[str, KubeletAssignment], device: str
     ) -> answers.StartAnswer:
         context = self._context
 
@@ -188,7 +188,7 @@ class Handover:
                 return answer
         return answers.Refuse(Reason.INTERNAL, refusals.sentence(deed, self._context.record(device), NO_DECISION))
 
-    async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, Assignment]:
+    async def _assignments(self, devices: Sequence[str], op: str) -> dict[str, KubeletAssignment]:
         """What the kubelet's checkpoint says about these devices, or NotReady."""
         try:
             return await self._context.observer.assignments(devices)
@@ -197,7 +197,7 @@ class Handover:
             why = "cannot start: the kubelet's checkpoint, which names the owner of the devices, cannot be read"
             raise NotReady(Reason.OWNER_UNKNOWN, why) from None
 
-    def _assigned_pod(self, named: Mapping[str, Assignment], op: str) -> str:
+    def _assigned_pod(self, named: Mapping[str, KubeletAssignment], op: str) -> str:
         """The one pod that the kubelet's checkpoint names for these devices, or NotReady."""
         owners = {device: assignment.pods for device, assignment in named.items()}
         starting_pod = start.starting_pod(owners)

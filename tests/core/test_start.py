@@ -12,7 +12,7 @@ from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, remedy, start
 from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
-from scrubber.core.model import Ailment, AilmentKind, Assignment, Owner, Path, Trigger
+from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, Path, Trigger
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
@@ -169,9 +169,9 @@ def test_the_three_models_of_starts(record, seen, wanted):
     assert found == wanted
 
 
-def names(containers: int, written: float = lives.NOW.wall) -> Assignment:
+def names(containers: int, written: float = lives.NOW.wall) -> KubeletAssignment:
     """A checkpoint that names so many containers of the starting pod."""
-    return Assignment(frozenset({A}), containers, written)
+    return KubeletAssignment(frozenset({A}), containers, written)
 
 
 AGAIN = ev.Granted(lives.grant(lives.GRANTED))

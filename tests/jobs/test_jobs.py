@@ -104,7 +104,7 @@ async def test_a_job_outlives_a_caller_over_its_budget(build):
     with pytest.raises(NotReady, match=f"cannot hand out {device} in time") as refused:
         await world.acquire("pod", device)
     assert refused.value.reason is Reason.SCRUBBING
-    assert world.loop.time() - began == pytest.approx(5.0, abs=0.1)
+    assert world.loop.time() - began == pytest.approx(4.0, abs=0.1)
     assert world.state(device) is State.SCRUBBING
     await world.reach(device, State.CLEAN)
     assert world.loop.time() - began > 10

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from scrubber.core import events as ev
-from scrubber.core.model import Incarnation, Moment, Record
+from scrubber.core.model import Holder, Incarnation, Moment, Record
 from scrubber.core.states import apply
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import tenants
@@ -26,7 +26,7 @@ class Slow(Processes):
         super().__init__(*args, **more)
         self.searching, self.go_on = threading.Event(), threading.Event()
 
-    def _pass(self, *args):  # noqa: ANN202
+    def _pass(self, *args) -> tuple[dict[str, tuple[Holder, ...] | None], set[int]]:
         self.searching.set()
         assert self.go_on.wait(WITHIN)
         return super()._pass(*args)
