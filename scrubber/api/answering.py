@@ -18,6 +18,7 @@ from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from scrubber.devices import shortage
 from scrubber.ground import log, operation_id
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, NotReady, Reason
 
@@ -94,7 +95,10 @@ async def translated(context: Context) -> AsyncIterator[None]:
         await abort(context, _code(error), error.reason, error.message)
     except grpc.aio.AbortError:
         raise
-    except Exception:  # noqa: BLE001 - already logged
+    except Exception as error:  # noqa: BLE001 - already logged
+        lack = shortage.of(error)
+        if lack is not None:
+            await abort(context, grpc.StatusCode.UNAVAILABLE, Reason.SHORTAGE, f"cannot answer: {lack}")
         await abort(context, grpc.StatusCode.INTERNAL, Reason.INTERNAL, FAULT)
 
 

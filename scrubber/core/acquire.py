@@ -105,7 +105,7 @@ def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool
 
 def _from_clean(record: Record, facts: Facts, policy: Policy, now: Moment, deed: Deed) -> answers.AcquireAnswer:
     if facts.holders is None:
-        return refusals.holders_unknown(deed, record)
+        return refusals.holders_unknown(deed, record, facts)
     soiled = proof.ended_by_use(facts)
     if soiled is not None:
         return answers.Note(soiled)
@@ -125,7 +125,7 @@ def _from_tenancy(record: Record, facts: Facts, now: Moment, deed: Deed) -> answ
 def _from_dirty(record: Record, facts: Facts, policy: Policy, deed: Deed) -> answers.Scrub | answers.Wait:
     """Start a scrub, unless a holder must not be disturbed."""
     if facts.holders is None:
-        return refusals.holders_unknown(deed, record)
+        return refusals.holders_unknown(deed, record, facts)
     if not eviction.all_terminable(record, facts, policy):
         return refusals.busy(deed, record)
     return answers.Scrub(proof.next_path(record, policy), Trigger.ACQUIRE)

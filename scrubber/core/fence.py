@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scrubber.core import answers, ownership
+from scrubber.core import answers, ownership, refusals
 from scrubber.core.model import Blame, Facts, Record, State, Step
 
 
@@ -18,7 +18,7 @@ def check(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
     if facts.domain_resetting:
         return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
     if facts.holders is None:
-        return answers.Fenced(Blame.TENANT, "it cannot be proven that no process uses the device")
+        return answers.Fenced(Blame.SERVICE if facts.shortage else Blame.TENANT, refusals.why_unknown(facts))
     holders = ownership.holder_names(facts.holders)
     if ownership.live_container(facts.holders) is not None:
         return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")

@@ -381,3 +381,4 @@ class Facts:
     withheld: bool = False  # a request for the device was refused: the kubelet believes that the device is free
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
     hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation
+    shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from scrubber.core import answers
-from scrubber.core.model import Record
+from scrubber.core.model import Facts, Record
 from scrubber.ground.errors import Reason
 
 
@@ -22,9 +22,15 @@ def sentence(deed: Deed, record: Record, why: str) -> str:
     return f"cannot {deed.value} {record.device.uuid}: {why}"
 
 
-def holders_unknown(deed: Deed, record: Record) -> answers.Wait:
+def why_unknown(facts: Facts) -> str:
+    """Why nothing can be done with a device whose holders could not be determined."""
+    return facts.shortage or "it cannot be proven that no process uses it"
+
+
+def holders_unknown(deed: Deed, record: Record, facts: Facts) -> answers.Wait:
     """Its holders could not be determined."""
-    return answers.Wait(Reason.NOT_PROVEN_FREE, sentence(deed, record, "it cannot be proven that no process uses it"))
+    reason = Reason.SHORTAGE if facts.shortage else Reason.NOT_PROVEN_FREE
+    return answers.Wait(reason, sentence(deed, record, why_unknown(facts)))
 
 
 def busy(deed: Deed, record: Record) -> answers.Wait:

@@ -22,7 +22,7 @@ def still_in_use(deed: Deed, record: Record, facts: Facts, now: Moment) -> answe
         return None
     named = record.owner is not None and record.owner.container is not None
     if facts.holders is None or (named and facts.owner_alive is None):
-        return refusals.holders_unknown(deed, record)
+        return refusals.holders_unknown(deed, record, facts)
     if facts.owner_alive is True or ownership.live_container(facts.holders) is not None:
         return refusals.busy(deed, record)
     if named and ownership.about_to_start(record.owner, now):

@@ -121,7 +121,7 @@ def _from_grant(
     if record.ailment is not None:
         return _sick(record)
     if facts.holders is None:
-        return _holders_unknown(record)
+        return _holders_unknown(record, facts)
     if policy.mode is Mode.ENFORCE and not facts.holders and not proof.is_valid(record.receipt, facts, policy, now):
         return answers.Note(ev.Released("its proof ended before a container started on it"))
     if each is not None and _may_have_run(record, facts):
@@ -134,7 +134,7 @@ def _again(
 ) -> answers.StartAnswer:
     """A restart, or another container of the same pod: policy ``model`` says what happens."""
     if facts.holders is None:
-        return _holders_unknown(record)
+        return _holders_unknown(record, facts)
     shared = ownership.shared_use(record, facts)
     if shared is not None:
         return answers.Note(shared)
@@ -169,7 +169,7 @@ def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | 
 def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.StartAnswer:
     """The owner is not this pod: a new tenant. Exception: the owner has no name and all holders are this pod's."""
     if facts.holders is None:
-        return _holders_unknown(record)
+        return _holders_unknown(record, facts)
     nameless = record.owner is not None and record.owner.container is None
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
         return _admit(facts, pod, now)
@@ -206,8 +206,8 @@ def _busy(record: Record) -> answers.Refuse:
     return refusals.final(refusals.busy(Deed.START_ON, record))
 
 
-def _holders_unknown(record: Record) -> answers.Refuse:
-    return refusals.final(refusals.holders_unknown(Deed.START_ON, record))
+def _holders_unknown(record: Record, facts: Facts) -> answers.Refuse:
+    return refusals.final(refusals.holders_unknown(Deed.START_ON, record, facts))
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:

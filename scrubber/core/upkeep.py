@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from policies import xids
 from policies.model import Mode, Policy
-from scrubber.core import answers, burn_in, eviction, ownership, pauses, presence, proof, remedy, verdict
+from scrubber.core import answers, burn_in, eviction, ownership, pauses, presence, proof, refusals, remedy, verdict
 from scrubber.core import events as ev
 from scrubber.core.ailments import diagnose, new_errors, next_baseline, unreachable, worst
 from scrubber.core.model import (
@@ -361,7 +361,7 @@ def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
         if facts.holders is None:
-            return answers.Blocked("it cannot be proven that no process uses it")
+            return answers.Blocked(refusals.why_unknown(facts))
         if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
@@ -372,7 +372,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     if eviction.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
-        return answers.Blocked("it cannot be proven that no process uses it")
+        return answers.Blocked(refusals.why_unknown(facts))
     return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 

@@ -30,6 +30,10 @@ class NotNowError(DeviceError):
     """The step did not begin, because something else on the node prevents it. The device is not at fault."""
 
 
+class ShortageError(DeviceError):
+    """The service or its node lacks something, so nothing is known of the device. ``shortage`` decides which errors."""
+
+
 class DriverClosedError(DeviceError):
     """The driver is released, because a device is being reset. This says nothing about any device."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
+from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError
 
 T = TypeVar("T")
@@ -33,7 +34,10 @@ class Caller:
         self._idle: list[_Thread] = []
 
     async def ask(self, key: str, question: Callable[[], T], deadline: float) -> T:
-        """The answer, or UnresponsiveError once this call or an earlier call for the key is overdue."""
+        """The answer, or UnresponsiveError once this call or an earlier call for the key is overdue.
+
+        ShortageError if the service or its node lacks something that the call needs: the device may be well.
+        """
         ends = asyncio.get_running_loop().time() + deadline
         if key in self._calls:
             await self._wait_for_key(key, ends, deadline)
@@ -60,8 +64,8 @@ class Caller:
         call: asyncio.Future[Any] = loop.create_future()
         # Read the error even if the caller was cancelled, or asyncio logs it as never retrieved.
         call.add_done_callback(lambda done: done.exception())
+        thread = self._thread()
         alarm = loop.call_at(ends, _give_up, call, UnresponsiveError(f"{key} did not answer within {deadline:g} s"))
-        thread = self._idle.pop() if self._idle else _Thread()
 
         def returned(answer: object, error: BaseException | None) -> None:
             del self._calls[key]
@@ -77,6 +81,12 @@ class Caller:
         self._calls[key] = call
         thread.jobs.put((question, lambda *outcome: loop.call_soon_threadsafe(returned, *outcome)))
         return call
+
+    def _thread(self) -> _Thread:
+        try:
+            return self._idle.pop() if self._idle else _Thread()
+        except (RuntimeError, MemoryError) as error:
+            raise shortage.judged(error)  # noqa: B904 - chained there
 
     def _keep(self, thread: _Thread) -> None:
         if len(self._idle) < _IDLE_THREADS:
@@ -100,7 +110,7 @@ async def in_turn(
                 found[name] = question()
 
     if questions:
-        with suppress(UnresponsiveError):
+        with suppress(DeviceError):
             await caller.ask(key, ask, deadline)
     return found.copy()  # an overdue thread still writes to ``found``
 
@@ -135,4 +145,4 @@ def _outcome(question: Callable[[], object]) -> tuple[object, BaseException | No
     try:
         return question(), None
     except BaseException as error:  # noqa: BLE001 -- not swallowed: the caller gets it
-        return None, error
+        return None, shortage.judged(error)

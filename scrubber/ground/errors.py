@@ -25,6 +25,7 @@ class Reason(Enum):
     NOT_QUARANTINED = "not-quarantined"
     OWNER_UNKNOWN = "owner-unknown"
     OWNER_AMBIGUOUS = "owner-ambiguous"
+    SHORTAGE = "shortage"
     UNRESPONSIVE = "unresponsive"
     LEDGER_UNAVAILABLE = "ledger-unavailable"
     SHUTTING_DOWN = "shutting-down"

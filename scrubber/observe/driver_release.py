@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
-from scrubber.devices.base import Backend, DeviceError
+from scrubber.devices.base import Backend, DeviceError, ShortageError
 from scrubber.devices.calls import Caller
 from scrubber.ground import log
 
@@ -17,6 +17,7 @@ logger = log.get("observer")
 REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
 TOOL_ENDS_WITHIN = 60.0  # seconds to wait for a reset tool that has outlived its worker
 TOOL_CHECK_EVERY = 0.25  # seconds between two checks whether the tool still runs
+SHORTAGE_PAUSE = 1.0  # seconds before the next try, while the service or its node lacks what the driver needs
 
 
 class DriverRelease:
@@ -53,18 +54,30 @@ class DriverRelease:
             reacquiring.add_done_callback(self._reacquiring.discard)
 
     async def reacquired(self) -> None:
-        """Wait until the driver is reacquired after all resets that have ended. The wait has a time limit."""
+        """Wait until the driver is reacquired after all resets that have ended.
+
+        The wait has a time limit, except while the service or its node lacks what the driver needs.
+        """
         if self._reacquiring:
             await asyncio.wait(self._reacquiring.copy())
 
     async def _reacquire(self, release: _Release, uuids: Collection[str]) -> None:
         try:
             await self._tool_ends(release, uuids)
-            await self._caller.ask(f"reacquire driver {release.number}", release.end, REOPENS_WITHIN)
+            await self._open_again(release)
         except DeviceError as error:
             logger.error("the driver does not open again after a reset", error=str(error))  # noqa: TRY400 - expected
         finally:
             self._releases.discard(release)
+
+    async def _open_again(self, release: _Release) -> None:
+        """Try until no shortage prevents it: a driver that stays released looks like a driver that does not answer."""
+        while True:
+            try:
+                return await self._caller.ask(f"reacquire driver {release.number}", release.end, REOPENS_WITHIN)
+            except ShortageError as error:
+                logger.warning("the driver cannot be opened again after a reset yet", error=str(error))
+                await asyncio.sleep(SHORTAGE_PAUSE)
 
     async def _tool_ends(self, release: _Release, uuids: Collection[str]) -> None:
         """Wait for the reset tool of a worker that was killed: the tool still needs a driver without users."""
@@ -79,7 +92,10 @@ class DriverRelease:
 
 
 class _Release:
-    """One release of the driver. If ``end`` came first, ``begin`` reacquires the driver at once."""
+    """One release of the driver. If ``end`` came first, ``begin`` reacquires the driver at once.
+
+    ``end`` may be called again: it reacquires the driver once.
+    """
 
     _numbers = itertools.count()
 
@@ -103,4 +119,5 @@ class _Release:
             self._over = True
             if not self._released:
                 return
+            self._released = False
         self._backend.reacquire_driver()

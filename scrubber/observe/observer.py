@@ -17,7 +17,15 @@ from typing import Generic, TypeVar
 
 from scrubber.core import presence
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, KubeletAssignment, Moment, Record, State, Vitals
-from scrubber.devices.base import Address, Backend, DeviceError, DeviceLostError, DriverClosedError, Readings
+from scrubber.devices.base import (
+    Address,
+    Backend,
+    DeviceError,
+    DeviceLostError,
+    DriverClosedError,
+    Readings,
+    ShortageError,
+)
 from scrubber.devices.calls import Caller, UnresponsiveError, in_turn
 from scrubber.ground import log
 from scrubber.node import checkpoint, clock
@@ -141,7 +149,7 @@ class Observer:
             )
         except DeviceError as error:
             # The caller must hear that the device does not answer. The holders can be seen all the same.
-            vitals = None if self._caused_by_release(error) else _silent(error)
+            vitals = None if self._says_nothing(error) else _silent(error)
             return replace(await self.full(record), vitals=vitals)
         enough = not self.backend.lists_holders or (not last and self._cache.shows_no_holder(record))
         if held is False and record.state is not State.IN_USE and enough:
@@ -231,9 +239,10 @@ class Observer:
             holders = await self._holders(uuids)
             alive = await self._is_alive(record.owner.container if record.owner else None)
             starting_pod_alive = await self._is_alive(starting_pod)
-        except (DeviceError, BlindError):
+        except (DeviceError, BlindError) as error:
             self._cache.forget(record)
-            blind = Facts(record.incarnation, self.epoch(), None)
+            lack = str(error) if isinstance(error, ShortageError) else ""
+            blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
             return self._observed_since.stamped(record.device.uuid, blind)
         seen = Facts(
             incarnation,
@@ -292,7 +301,7 @@ class Observer:
         return vitals
 
     def _unanswered(self, uuid: str, error: DeviceError) -> Vitals | None:
-        silent = None if self._caused_by_release(error) else _silent(error)
+        silent = None if self._says_nothing(error) else _silent(error)
         if silent is None or silent.lost:
             return silent
         now = asyncio.get_running_loop().time()
@@ -357,6 +366,10 @@ class Observer:
     def _caused_by_release(self, error: DeviceError) -> bool:
         return isinstance(error, DriverClosedError) and self._release.in_force()
 
+    def _says_nothing(self, error: DeviceError) -> bool:
+        """Whether the error is no sign: the driver is released, or the service or its node lacks something."""
+        return isinstance(error, ShortageError) or self._caused_by_release(error)
+
     async def pending_restores(self) -> Mapping[str, Address]:
         """The GPUs that a cancelled reset still has to restore, with their addresses; raises DeviceError."""
         return await self._caller.ask("pending restores", self.backend.pending_restores, self.patience)
@@ -413,6 +426,8 @@ class Observer:
         """The holders that the driver lists; None when it does not answer. A released driver lists no holder."""
         try:
             return await self._caller.ask(uuid, lambda: self._answer(self.backend.listed_holders, uuid), self.patience)
+        except ShortageError:
+            raise
         except DeviceError as error:
             return frozenset() if self._caused_by_release(error) else None
 

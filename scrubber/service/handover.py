@@ -17,7 +17,7 @@ from scrubber.core import acquire, answers, refusals, release, start
 from scrubber.core import events as ev
 from scrubber.core.model import Grant, KubeletAssignment, Record
 from scrubber.core.refusals import Deed
-from scrubber.devices.base import DeviceError
+from scrubber.devices.base import DeviceError, ShortageError
 from scrubber.ground import aio, log
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
@@ -192,6 +192,8 @@ class Handover:
         """What the kubelet's checkpoint says about these devices, or NotReady."""
         try:
             return await self._context.observer.assignments(devices)
+        except ShortageError as error:
+            raise NotReady(Reason.SHORTAGE, f"cannot start: {error}") from None
         except (CheckpointError, DeviceError) as error:
             logger.error("cannot find the pod that is about to start", op=op, devices=devices, error=str(error))  # noqa: TRY400 - expected
             why = "cannot start: the kubelet's checkpoint, which names the owner of the devices, cannot be read"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scrubber.core.model import Blame, Findings, Outcome, Step, Vitals
+from scrubber.devices import shortage
 from scrubber.devices.base import DeviceError, DeviceLostError, NotNowError
 from scrubber.steps import clear, evict, health, reset, scratch, selftest, settings, verify
 from scrubber.steps.base import Bench, Order, Report, StepModule
@@ -20,12 +21,23 @@ STEPS: dict[Step, StepModule] = {
 
 
 def perform(step: Step, order: Order, bench: Bench) -> Report:
-    """Run a step. Only an error of the device becomes a report; any other error is a bug and ends the worker."""
+    """Run a step. Errors of the device and shortages become a report; any other error is a bug and ends the worker."""
     try:
         return STEPS[step].run(order, bench)
-    except DeviceLostError as error:
-        return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
-    except NotNowError as error:
-        return Report(Outcome.FAILED, str(error), Blame.SERVICE)
-    except DeviceError as error:
-        return Report(Outcome.FAILED, str(error))
+    except Exception as error:
+        lack = shortage.of(error)
+        if lack is not None:
+            return Report(Outcome.FAILED, f"{lack} ({error})", Blame.SERVICE)
+        if isinstance(error, DeviceError):
+            return _report(error)
+        raise
+
+
+def _report(error: DeviceError) -> Report:
+    match error:
+        case DeviceLostError():
+            return Report(Outcome.FAILED, str(error), findings=Findings(vitals=Vitals(lost=True)))
+        case NotNowError():
+            return Report(Outcome.FAILED, str(error), Blame.SERVICE)
+        case _:
+            return Report(Outcome.FAILED, str(error))

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from policies.model import Clear, GateMode, Paths, Proof
-from scrubber.core import acquire, eviction, fence, ownership, proof, release, start
+from scrubber.core import acquire, eviction, fence, ownership, proof, release, start, upkeep
 from scrubber.core import events as ev
-from scrubber.core.answers import Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
+from scrubber.core.answers import Blocked, Defer, Fenced, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Blame, Holder, Owner, Path, State, Step, Trigger, Vitals
 from scrubber.ground.errors import Reason
 from tests.core import lives
@@ -46,6 +46,20 @@ SURVIVES = ENFORCE.model_copy(update={"proof": Proof(survives_restart=True)})
 BRISK = ENFORCE.model_copy(update={"paths": Paths(first_look=Path.FAST)})
 DAY = Proof().max_age
 UNKNOWN_AFTER_SLOW = lives.live(lives.FIRST_LOOK, ev.ScrubInterrupted("job-1", "the service was stopped"))
+
+
+SHORT = replace(facts(None), shortage="the node has too many files open")
+NO_FILES = "cannot {} GPU-1: the node has too many files open"
+
+
+def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
+    refused = acquire.decide(lives.CLEAN, SHORT, ENFORCE, NOW)
+    assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"))
+    assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("start on"))
+    assert release.decide(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
+    assert upkeep.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
+    fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
+    assert fenced == Fenced(Blame.SERVICE, "the node has too many files open")
 
 
 PRESTART = ENFORCE.model_copy(update={"gate": GateMode.PRESTART})

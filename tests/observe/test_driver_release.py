@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from scrubber.devices import calls
+from scrubber.devices.base import ShortageError
 from scrubber.devices.simulated.backend import Simulated
 from scrubber.node.processes import Processes
+from scrubber.observe import driver_release
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
 
@@ -59,6 +61,24 @@ async def test_a_caller_that_gives_up_leaves_no_release_behind(observer, backend
         await asking
     backend.may.set()
     assert await asyncio.to_thread(backend.back.wait, 5)
+    assert backend.away == 0
+
+
+async def test_the_driver_is_reacquired_once_a_shortage_has_ended(observer, backend, monkeypatch):
+    monkeypatch.setattr(driver_release, "SHORTAGE_PAUSE", 0.01)
+    ask, refusals = observer._caller.ask, iter([ShortageError("no thread can be started")] * 3)
+
+    async def short(key, question, deadline) -> object:
+        if key.startswith("reacquire") and (error := next(refusals, None)):
+            raise error
+        return await ask(key, question, deadline)
+
+    monkeypatch.setattr(observer._caller, "ask", short)
+    backend.may.set()
+    async with observer.driver_released():
+        assert backend.away == 1
+    await observer.driver_reacquired()
+    assert next(refusals, None) is None
     assert backend.away == 0
 
 

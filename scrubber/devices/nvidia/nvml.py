@@ -19,7 +19,8 @@ from typing import Any
 
 import pynvml
 
-from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError
+from scrubber.devices import shortage
+from scrubber.devices.base import DeviceError, DeviceLostError, DriverClosedError, ShortageError
 
 ANSWER_TIMEOUT = 2.0  # seconds that a reset waits for running calls to return
 
@@ -254,6 +255,8 @@ def _failure(close: Callable[[], object]) -> pynvml.NVMLError | None:
 
 def _translate(error: pynvml.NVMLError, what: str) -> DeviceError:
     text = f"{what}: {error}"
+    if (lack := shortage.of(error)) is not None:  # NVML does not say why it cannot open its files
+        return ShortageError(lack)
     match error.value:
         case pynvml.NVML_ERROR_GPU_IS_LOST | pynvml.NVML_ERROR_GPU_NOT_FOUND:
             return DeviceLostError(text)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pynvml
 
-from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
 from scrubber.devices.nvidia import durable_files
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.inventory.slices import Instance, Layout, Part
@@ -132,7 +132,7 @@ def apply(session: Session, gpu: str, pending: PendingRestore) -> None:
     for action in actions:
         try:
             action()
-        except DeviceLostError:
+        except (DeviceLostError, ShortageError):
             raise
         except DeviceError as error:
             faults.append(str(error))

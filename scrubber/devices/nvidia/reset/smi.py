@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 
+from scrubber.devices import shortage
 from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Stuck, Unsupported
 
 PROGRAM = "nvidia-smi"
@@ -46,6 +47,7 @@ def reset(uuid: str, within: float, *held: int) -> Attempt:
             pass_fds=held,
         )
     except OSError as error:
+        shortage.demand_none(error)
         return Unsupported(f"{PROGRAM} cannot be started ({error.strerror})")
     try:
         said, _ = process.communicate(timeout=within)

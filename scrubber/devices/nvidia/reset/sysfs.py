@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+from scrubber.devices import shortage
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.reset.attempt import Attempt, Done, InUse, NoPermission, ResetFailed, Unsupported
 
@@ -34,6 +35,7 @@ def reset(place: Path) -> Attempt:
     try:
         (place / "reset").write_text("1")
     except OSError as error:
+        shortage.demand_none(error)
         return _REFUSALS.get(error.errno or 0, ResetFailed(f"the kernel's reset failed: {error.strerror}"))
     return Done()
 

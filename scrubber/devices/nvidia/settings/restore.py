@@ -21,7 +21,7 @@ from typing import Any
 
 import pynvml
 
-from scrubber.devices.base import DeviceError, DeviceLostError
+from scrubber.devices.base import DeviceError, DeviceLostError, ShortageError
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Handle, ResetRequiredError, Session
 from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Knob, on_or_off, unlock_clocks
@@ -56,7 +56,7 @@ def restore(session: Session, uuid: str, first: StoredSettings, policy: StoredSe
     for name, action in actions:
         try:
             changes += action()
-        except DeviceLostError:
+        except (DeviceLostError, ShortageError):
             raise
         except DeviceError as error:
             faults.append(f"{name}: {_why(error)}")

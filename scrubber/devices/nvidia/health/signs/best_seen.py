@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from scrubber.devices import shortage
 from scrubber.devices.nvidia import durable_files
 from scrubber.ground import log
 
@@ -62,6 +63,7 @@ class BestSeenFile:
         except (FileNotFoundError, NotADirectoryError):
             return Best()
         except (OSError, ValueError) as error:
+            shortage.demand_none(error)  # the file is well: without its values a fault would not show
             logger.warning("cannot read the best values of a GPU: its values now count", gpu=gpu, error=str(error))
             return Best()
 

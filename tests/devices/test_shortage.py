@@ -1,0 +1,247 @@
+"""What the service or its node lacks is no fault of a device, wherever the error was met."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import fcntl
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pynvml
+import pytest
+
+from scrubber import devices
+from scrubber.core.model import Blame, Outcome, Step
+from scrubber.devices import shortage
+from scrubber.devices.base import DeviceError, ShortageError
+from scrubber.devices.calls import Caller, in_turn
+from scrubber.devices.nvidia.health.signs.best_seen import BestSeenFile
+from scrubber.devices.nvidia.host import Host
+from scrubber.devices.nvidia.inventory import driver, partitions
+from scrubber.devices.nvidia.nvml import Library
+from scrubber.devices.nvidia.reset import locks, smi, sysfs
+from scrubber.devices.nvidia.reset.pending_restore import PendingRestore, PendingRestoreFiles
+from scrubber.devices.nvidia.settings import settings
+from scrubber.devices.simulated import chip, condition, documents, layout, memory
+from scrubber.devices.simulated.documents import Faults
+from scrubber.steps import roster
+from scrubber.steps.base import Bench, Order
+from tests.devices.conftest import Bank
+
+LONG = 60.0  # seconds, more than a test waits for anything
+SHORT = [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT]
+DENIED = errno.EACCES  # an error that is no shortage
+Call = Callable[[], object]
+
+
+class Ground:
+    """The files of a simulated and of an NVIDIA GPU."""
+
+    def __init__(self, root: Path, bank: Bank) -> None:
+        self.gpu = bank.place(bank.first)
+        self.root = bank.root
+        self.host = Host(root, root / "proc")
+        self.folder = root / "state"
+        self.folder.mkdir()
+        self.notes = PendingRestoreFiles(self.folder, "GPU-1")
+        self.lock = self.folder / "GPU-1.lock"
+        self.lock.touch()
+        self.file = self.folder / "baseline"
+        self.file.touch()
+
+    def opened_memory(self) -> None:
+        with memory.opened(self.gpu, ()):
+            pass
+
+    def claimed_lock(self) -> None:
+        with locks.claimed(self.lock):
+            pass
+
+    def read_notes(self) -> None:
+        self.notes.file().touch()
+        self.notes.read()
+
+    def wrote_notes(self) -> None:
+        self.notes.write(self.notes.file(), PendingRestore(persistence=True, layout=()))
+
+    def reset_by_kernel(self) -> None:
+        (self.folder / "reset_method").write_bytes(b"flr")
+        sysfs.reset(self.folder)
+
+
+# The function that makes an error of a device of an OSError: what fails in it, and a call of it.
+PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
+    "simulated.documents.read": ((os, "open"), lambda it: documents.read(it.gpu.faults, Faults)),
+    "simulated.condition.xids": ((os, "open"), lambda it: condition.xids(it.gpu)),
+    "simulated.layout.places": ((os, "scandir"), lambda it: layout.places(it.root)),
+    "simulated.memory.opened": ((os, "open"), Ground.opened_memory),
+    "simulated.chip.scrub": ((os, "open"), lambda it: chip.scrub(it.gpu, b"key")),
+    "nvidia.inventory.driver.version": ((Path, "read_text"), lambda it: driver.version(it.host)),
+    "nvidia.inventory.driver.instance": ((Path, "stat"), lambda it: driver.instance(it.host)),
+    "nvidia.inventory.partitions._capability": ((Path, "read_text"), lambda it: partitions._capability(it.file)),
+    "nvidia.reset.locks._claimed": ((os, "open"), Ground.claimed_lock),
+    "nvidia.reset.locks.held": ((os, "open"), lambda it: locks.held(it.lock)),
+    "nvidia.reset.locks._locked": ((fcntl, "flock"), lambda it: locks.held(it.lock)),
+    "nvidia.reset.pending_restore.read": ((Path, "read_bytes"), Ground.read_notes),
+    "nvidia.reset.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
+    "nvidia.reset.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
+    "nvidia.settings.settings.baseline": (
+        (Path, "read_bytes"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
+    "nvidia.settings.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
+}  # fmt: skip
+# These find another answer for other errors.
+ANSWERING: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
+    "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
+    "nvidia.reset.sysfs.reset": ((Path, "write_text"), Ground.reset_by_kernel),
+    "nvidia.health.signs.best_seen._kept": (
+        (Path, "read_bytes"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
+}  # fmt: skip
+
+
+@pytest.fixture
+def ground(tmp_path: Path, bank: Bank) -> Ground:
+    return Ground(tmp_path, bank)
+
+
+@contextmanager
+def failing(what: tuple[object, str], error: BaseException) -> Iterator[None]:
+    """The next call of a function fails; later ones work, so that only this error can tell the cause."""
+    owner, name = what
+    function = getattr(owner, name)
+
+    def fails_once(*_arguments: object, **_options: object) -> object:
+        setattr(owner, name, function)
+        raise error
+
+    setattr(owner, name, fails_once)
+    try:
+        yield
+    finally:
+        assert getattr(owner, name) is function, f"{name} was not called"
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def makers() -> set[str]:
+    """Every function of the devices that makes an error of a device of an OSError."""
+    [package] = devices.__path__
+    found = set()
+    for file in Path(package).rglob("*.py"):
+        room = ".".join(file.relative_to(package).with_suffix("").parts)
+        for function in ast.walk(ast.parse(file.read_text())):
+            if isinstance(function, ast.FunctionDef) and any(map(_makes, ast.walk(function))):
+                found.add(f"{room}.{function.name}")
+    return found
+
+
+def _makes(node: ast.AST) -> bool:
+    if not isinstance(node, ast.ExceptHandler) or node.type is None or "OSError" not in ast.unparse(node.type):
+        return False
+    return any(isinstance(each, ast.Raise) for each in ast.walk(node))
+
+
+def test_the_table_has_every_place_that_makes_an_error_of_a_device() -> None:
+    assert makers() == PLACES.keys()
+
+
+@pytest.mark.parametrize("number", SHORT, ids=errno.errorcode.get)
+@pytest.mark.parametrize("place", [*PLACES, *ANSWERING])
+async def test_no_place_makes_a_fault_of_a_device_of_a_shortage(ground: Ground, place: str, number: int) -> None:
+    if place == "nvidia.reset.locks._locked" and number == errno.EAGAIN:
+        return  # another process holds the lock
+    what, call = (PLACES | ANSWERING)[place]
+    with failing(what, OSError(number, os.strerror(number))), pytest.raises(ShortageError) as caught:
+        await Caller().ask("gpu", lambda: call(ground), LONG)
+    assert str(caught.value) == shortage._LACKS[number]
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_another_error_stays_an_error_of_the_device(ground: Ground, place: str) -> None:
+    what, call = PLACES[place]
+    with failing(what, OSError(DENIED, os.strerror(DENIED))), pytest.raises(DeviceError) as caught:
+        await Caller().ask("gpu", lambda: call(ground), LONG)
+    assert not isinstance(caught.value, ShortageError)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EMFILE, ""), "LimitNOFILE"),
+        (OSError(errno.ENFILE, ""), "fs.file-max"),
+        (OSError(errno.ENOMEM, ""), "memory"),
+        (MemoryError(), "memory"),
+        (BlockingIOError(errno.EAGAIN, ""), "TasksMax"),
+        (RuntimeError("can't start new thread"), "TasksMax"),
+        (OSError(errno.ENOSPC, ""), "disk of the node is full"),
+        (OSError(errno.EDQUOT, ""), "quota"),
+    ],
+)
+def test_each_shortage_says_what_to_do(error: BaseException, words: str) -> None:
+    assert words in (shortage.of(error) or "")
+
+
+def test_a_shortage_is_found_behind_other_errors() -> None:
+    fault = DeviceError("several")
+    fault.__cause__ = ExceptionGroup("both", [DeviceError("one"), DeviceError("the other")])
+    fault.__cause__.exceptions[1].__context__ = OSError(errno.ENFILE, "")
+    assert "fs.file-max" in (shortage.of(fault) or "")
+
+
+def test_no_shortage_is_found_where_there_is_none() -> None:
+    assert shortage.of(DeviceError("it is broken")) is None
+
+
+async def test_a_thread_that_cannot_start_is_a_shortage_and_frees_the_key() -> None:
+    caller = Caller()
+    full = failing((threading.Thread, "start"), RuntimeError("can't start new thread"))
+    with full, pytest.raises(ShortageError, match="TasksMax"):
+        await caller.ask("gpu", lambda: 42, LONG)
+    assert await caller.ask("gpu", lambda: 42, LONG) == 42
+
+
+async def test_questions_in_turn_have_no_answers_during_a_shortage() -> None:
+    with failing((threading.Thread, "start"), RuntimeError("can't start new thread")):
+        assert await in_turn(Caller(), "all", {"gpu": lambda: 42}, LONG) == {}
+
+
+@pytest.mark.parametrize("error", [OSError(number, "") for number in SHORT] + [MemoryError()], ids=repr)
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.EVICT])
+def test_no_step_blames_the_device_for_a_shortage(bank: Bank, step: Step, error: BaseException) -> None:
+    bench = Bench(bank.gpu(bank.first), lambda: (), lambda _done, _total: None)
+    with failing((os, "open"), error):
+        report = roster.perform(step, Order(key="00ff" * 8), bench)
+    assert report.outcome is Outcome.FAILED
+    assert report.blame is Blame.SERVICE
+    assert (shortage.of(error) or "?") in report.detail
+
+
+def test_evict_does_not_blame_the_device_for_a_shortage(bank: Bank) -> None:
+    def holders() -> tuple[()]:
+        raise OSError(errno.ENFILE, "")
+
+    report = roster.perform(Step.EVICT, Order(), Bench(bank.gpu(bank.first), holders, lambda _done, _total: None))
+    assert (report.outcome, report.blame) == (Outcome.FAILED, Blame.SERVICE)
+
+
+def test_nvml_that_can_open_no_file_does_not_make_a_gpu_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lost)
+    with no_more_files(), pytest.raises(ShortageError, match="LimitNOFILE"), Library().session():
+        pass
