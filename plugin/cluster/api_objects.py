@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from plugin.cluster.node_report import Condition, EventReason, bounded
 from plugin.cluster.outbox import PendingEvent
+from scrubber.ground import calendar_time
 
 CONDITION = "AutoclaveDevicesHealthy"
 COMPONENT = "autoclave"
@@ -84,7 +84,7 @@ def repeated(pending: PendingEvent) -> dict[str, Any]:
 
 def time(at: float) -> str:
     """A time with seconds, as the API server stores it."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return calendar_time.utc(at).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _as_read(version: str) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 
 from policies import units
+from scrubber.ground import calendar_time
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 _AGO = re.compile(r"\s+ago$")
@@ -41,12 +42,12 @@ def took(seconds: float) -> str:
 
 def local(moment: float) -> str:
     """A time in this machine's time zone, with the UTC offset."""
-    return datetime.fromtimestamp(moment, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+    return calendar_time.utc(moment).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 def iso(moment: float) -> str:
     """A time in UTC, as in RFC 3339."""
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return calendar_time.utc(moment).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def since(text: str) -> float:

@@ -45,7 +45,7 @@ def verify(path: Path) -> Audit:
                 count, head = count + 1, store.Head(row.seq, row.hash)
             if cut is not None:
                 codec.decode_records(cut.records)
-            database.check_format(connection)
+            database.check_format(connection, path)
     except store.CorruptLedgerError as error:
         return Audit(count, head, Broken(error.seq, error.message), where.aside())
     return Audit(count, head, None, where.aside())

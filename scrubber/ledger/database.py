@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from scrubber.ground.errors import LedgerUnavailable
-from scrubber.ledger import chain, store
+from scrubber.ledger import chain, migrations, store
 
 APPLICATION_ID = 0x41_43_4C_47  # "ACLG": tells a ledger from any other database, for file(1) too
 BUSY_SECONDS = 2.0
@@ -125,8 +125,8 @@ def shrink(connection: sqlite3.Connection) -> None:
     checkpoint(connection)
 
 
-def check_format(connection: sqlite3.Connection) -> None:
-    """CorruptLedgerError unless the file is a ledger and SQLite finds no damage in it."""
+def check_format(connection: sqlite3.Connection, path: Path) -> None:
+    """CorruptLedgerError unless the file is a ledger with no other tables, and SQLite finds no damage in it."""
     [(application,)] = connection.execute("PRAGMA application_id")
     if application != APPLICATION_ID:
         raise store.CorruptLedgerError("cannot read the ledger: the file is not a ledger (wrong application id)")
@@ -134,6 +134,8 @@ def check_format(connection: sqlite3.Connection) -> None:
     [(verdict,), *_] = connection.execute("PRAGMA integrity_check(1)")
     if verdict != b"ok":
         raise store.CorruptLedgerError(f"cannot read the ledger: the SQLite file is damaged ({verdict.decode()})")
+    if (foreign := migrations.foreign(connection, path)) is not None:
+        raise store.CorruptLedgerError(f"cannot read the ledger: {foreign} is not as this program creates it")
 
 
 def _row(columns: tuple[object, ...]) -> chain.ChainRow:

@@ -7,6 +7,8 @@ the stored events change, append an empty script: it makes an older program refu
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 from scrubber.ground.errors import FatalError
@@ -56,6 +58,27 @@ def version(connection: sqlite3.Connection, path: Path, scripts: tuple[str, ...]
             "install the newer autoclave again, or move the file away: every GPU is then scrubbed before its next use"
         )
     return int(found)
+
+
+def foreign(connection: sqlite3.Connection, path: Path) -> str | None:
+    """A table, index, view or trigger that this schema version does not have so, or lacks; None if there is none.
+
+    A trigger could change or drop rows as they are written.
+    """
+    different = _schema(connection) ^ _expected(version(connection, path))
+    return min((b" ".join(each[:2]).decode(errors="replace") for each in different), default=None)
+
+
+@cache
+def _expected(version: int) -> frozenset[tuple[bytes, ...]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(";".join(SCRIPTS[:version]))
+        return _schema(connection)
+
+
+def _schema(connection: sqlite3.Connection) -> frozenset[tuple[bytes, ...]]:
+    columns = "CAST(type AS BLOB), CAST(name AS BLOB), CAST(ifnull(sql, '') AS BLOB)"  # damaged text is not UTF-8
+    return frozenset(connection.execute(f"SELECT {columns} FROM sqlite_schema"))  # noqa: S608 - our own column names
 
 
 def outdated(connection: sqlite3.Connection, path: Path) -> bool:

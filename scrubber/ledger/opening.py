@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from scrubber.core.model import Moment
+from scrubber.ground import calendar_time
 from scrubber.ground.errors import LedgerUnavailable
 from scrubber.ledger import chain, database, faults, files, headfile, migrations, sqlite, store
 
@@ -84,7 +84,7 @@ def _check_nothing_left(where: files.Places) -> None:
 
 def _move(where: files.Places, at: Moment) -> Path:
     """Rename every file of a ledger. After a crash in between, the next start finds the rest damaged too."""
-    stamp = datetime.fromtimestamp(at.wall, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+    stamp = calendar_time.utc(at.wall).strftime("%4Y%m%dT%H%M%SZ")
     base = f"{where.database.name}.corrupt-{stamp}"
     taken = where.aside()
     name = next(it for n in range(len(taken) + 1) if not _in_use(it := base + (f"-{n}" if n else ""), taken))

@@ -101,7 +101,7 @@ class SqliteStore:
         # Read-only: a damaged file must stay unchanged, and SQLite would truncate its log.
         with closing(database.connect(self._where.database, "mode=ro")) as connection:
             outdated = migrations.outdated(connection, self._where.database)
-            database.check_format(connection)
+            database.check_format(connection, self._where.database)
             if outdated:
                 self._connected()  # migrates
             with database.transaction(connection, "BEGIN"):

@@ -49,6 +49,12 @@ def test_a_time_for_people_is_local_and_says_its_offset():
 
 
 @pytest.mark.usefixtures("tokyo")
+@pytest.mark.parametrize("moment", [1e18, -1e18])
+def test_a_time_without_a_calendar_is_shown(moment):
+    assert human.local(moment)
+    assert human.iso(moment)
+
+
 def test_a_time_for_machines_is_utc_wherever_it_is_asked_for():
     assert human.iso(NOON) == "2026-11-20T12:00:30.250Z"
 

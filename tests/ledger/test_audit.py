@@ -128,6 +128,29 @@ def test_one_flipped_byte_of_the_file_is_found_or_harmless(sample: Path, scratch
     assert len(loaded.entries) == (0 if aside else 20)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("CREATE TABLE more (a)", "table more"),
+        ("CREATE INDEX quick ON entries (op)", "index quick"),
+        ("CREATE VIEW seen AS SELECT * FROM entries", "view seen"),
+        ("CREATE TRIGGER never BEFORE INSERT ON entries BEGIN SELECT RAISE(IGNORE); END", "trigger never"),
+        ("DROP TABLE snapshot; CREATE TABLE snapshot (one, seq, hash, records)", "table snapshot"),
+    ],
+)
+def test_what_the_schema_does_not_have_is_named(sample: Path, scratch: Path, change: str, named: str) -> None:
+    renew(sample, scratch)
+    with closing(sqlite3.connect(scratch, isolation_level=None)) as connection:
+        rows = connection.execute("SELECT * FROM snapshot").fetchall()
+        connection.executescript(change)
+        connection.executemany("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?, ?)", rows)
+    broken = audit.verify(scratch).broken
+    assert broken == audit.Broken(None, f"cannot read the ledger: {named} is not as this program creates it")
+    ledger, aside = opening.open_or_set_aside(scratch, NOW)
+    ledger.close()
+    assert aside is not None
+
+
 def test_a_row_that_is_chained_but_says_nothing_known_is_named(sample: Path, scratch: Path) -> None:
     renew(sample, scratch)
     before = audit.verify(scratch).head

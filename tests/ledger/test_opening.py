@@ -167,6 +167,18 @@ def test_a_row_of_another_version_is_read_where_it_says_the_same(
     assert (event.receipt.patterns, event.receipt.tests, event.receipt.units) == ((), (), None)
 
 
+@pytest.mark.parametrize(("wall", "stamp"), [(1e18, "99991230T000000Z"), (-1e18, "00010102T000000Z")])
+def test_a_clock_without_a_calendar_does_not_stop_the_start(
+    open_ledger: Opener, draft: Drafter, path: Path, wall: float, stamp: str
+) -> None:
+    fill(open_ledger, draft)
+    path.write_bytes(b"damaged")
+    ledger, aside = opening.open_or_set_aside(path, Moment(wall, 1.0))
+    ledger.close()
+    assert aside is not None
+    assert aside.path.name == f"{path.name}.corrupt-{stamp}"
+
+
 def test_a_second_damage_makes_a_second_file(open_ledger: Opener, draft: Drafter, path: Path) -> None:
     for _ in range(3):
         fill(open_ledger, draft, 3)
