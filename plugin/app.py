@@ -27,7 +27,7 @@ from plugin.metrics.collector import PluginCollector
 from plugin.metrics.counters import PluginCounters
 from plugin.registration import kubelet, registry, sockets
 from scrubber.api import client
-from scrubber.ground import log
+from scrubber.ground import aio, log
 from scrubber.ground.errors import FatalError
 from scrubber.ground.http_server import HttpServer
 
@@ -55,7 +55,7 @@ async def _serve(chosen: Config, reporter: ClusterReporter | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # There is no file to reload, and a restart would make the devices of the node unhealthy for a moment.
-    loop.add_signal_handler(signal.SIGHUP, partial(logger.info, "SIGHUP is ignored: the plugin has nothing to reload"))
+    aio.on_hangup(partial(logger.info, "SIGHUP is ignored: the plugin has nothing to reload"))
     if reporter is not None:
         loop.set_default_executor(threads.DaemonThreadExecutor())
     work = asyncio.create_task(_work(chosen, reporter), name="plugin")

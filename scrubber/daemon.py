@@ -16,7 +16,7 @@ from scrubber import app
 from scrubber.api import server
 from scrubber.config import LogFormat, ScrubberConfig
 from scrubber.devices.base import Backend
-from scrubber.ground import http_server, log, unix_sockets
+from scrubber.ground import aio, http_server, log, unix_sockets
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
@@ -81,7 +81,7 @@ async def _run_service(config: ScrubberConfig, backend: Backend, active_policy: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     policy_changed = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, policy_changed.set)
+    aio.on_hangup(policy_changed.set)
     ledger = await _open_ledger(config, stop, metrics)
     if ledger is None:
         return 0

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import stat
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,27 @@ def test_only_a_policy_file_without_faults_replaces_the_policy(short_tmp, how):
     assert (status.service.policy, status.service.policy_fault) == ("after", "")
     service.stop()
     os.close(handle)
+
+
+def test_a_hangup_during_the_start_is_answered_after_it(service):
+    """The start waits for its configuration when the signal comes."""
+    service.stop()
+    config = service.root / "config.yaml"
+    os.mkfifo(config)
+    service.command += ["--config", config]
+
+    def hang_up() -> None:
+        with config.open("w") as file:  # waits until the service reads
+            service.process.send_signal(signal.SIGHUP)
+            file.write("policy: fast")
+
+    interrupting = threading.Thread(target=hang_up)
+    interrupting.start()
+    service.start()
+    interrupting.join()
+    assert service_call.ask(service.run_dir, lambda admin: admin.status()).service.policy == "fast"
+    blocked = (Path("/proc") / str(service.process.pid) / "status").read_text().split("SigBlk:\t")[1][:16]
+    assert int(blocked, 16) == 0
 
 
 def test_a_damaged_ledger_is_set_aside_and_logged(service):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -37,6 +38,8 @@ VERBS = {
     "completion": ("completion", "Print the completion script of a shell."),
 }
 """For each verb: its module, and its line in the list."""
+
+SERVERS = frozenset({"scrubber", "plugin"})  # the verbs that SIGHUP does not end, not even while they start
 
 EPILOG = """\
 A GPU is named by its index, its UUID, or a unique prefix of its UUID.
@@ -103,6 +106,8 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """The command ``autoclave``."""
+    if sys.argv[1:2] and sys.argv[1] in SERVERS:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it waits until ``aio.on_hangup``
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read when gRPC is imported; keeps its debug output from users
     gc.disable()  # loading a verb leaves no garbage: to search for it again and again takes a tenth of a start
     try:

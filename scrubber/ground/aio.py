@@ -1,4 +1,4 @@
-"""Helpers for cancellation in asyncio.
+"""Helpers for cancellation and signals in asyncio.
 
 Work that began under a lock must end under it: a task that is cancelled meanwhile waits for the end of that work.
 """
@@ -6,11 +6,18 @@ Work that began under a lock must end under it: a task that is cancelled meanwhi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import signal
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 R = TypeVar("R")
+
+
+def on_hangup(handler: Callable[[], object]) -> None:
+    """Call the handler after each SIGHUP, also after one that has come since the process began, and was blocked."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 async def finish(step: Coroutine[Any, Any, R]) -> R:

@@ -1,6 +1,7 @@
 """The real plugin as a process, between a kubelet and a scrub service."""
 
 import asyncio
+import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,17 @@ from tests.plugin.scrub_server import ScrubServer, gpu
 GPU = "nvidia.com/gpu"
 MEMORY = 50 * 1024  # KiB
 HEAVY = {"pynvml", "cupy", "numpy", "sqlite3", "pydantic", "ruamel", "lightkube", "rich", "pygments"}
+
+
+async def test_a_hangup_during_the_start_is_answered_after_it(service, plugin, short_tmp):  # noqa: ARG001 - it answers
+    """The start waits for its configuration when the signal comes."""
+    config = short_tmp / "config.yaml"
+    os.mkfifo(config)
+    started = await plugin("--config", config)
+    with await asyncio.to_thread(config.open, "w") as file:  # waits until the plugin reads
+        started.process.send_signal(signal.SIGHUP)
+        file.write("resource-prefix: nvidia.com")
+    await started.hear("SIGHUP is ignored: the plugin has nothing to reload")
 
 
 async def test_without_a_service_no_resource_is_registered(kubelet, plugin, short_tmp):
