@@ -116,6 +116,8 @@ def _code(error: AutoclaveError) -> grpc.StatusCode:
         return grpc.StatusCode.NOT_FOUND
     if isinstance(error, InvalidRequest):
         return grpc.StatusCode.INVALID_ARGUMENT
+    if error.reason is Reason.TOO_MANY_CALLS:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
     if isinstance(error, NotReady) or error.reason is Reason.LEDGER_UNAVAILABLE:
         return grpc.StatusCode.UNAVAILABLE
     return grpc.StatusCode.FAILED_PRECONDITION

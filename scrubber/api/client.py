@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -31,6 +31,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 300),
 )
 _REASONS = {reason.value: reason for reason in Reason}
+RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 SHORT = 10.0  # seconds for requests that the service answers from memory
 
 
@@ -64,6 +65,14 @@ class _Client:
         with translated(self.socket):
             return await call
 
+    async def _stream(self, call: grpc.aio.UnaryStreamCall[Any, Any], view: type[R]) -> AsyncGenerator[R, None]:
+        with translated(self.socket):
+            try:
+                async for message in call:
+                    yield convert.from_message(view, message)
+            finally:
+                call.cancel()  # a stream that is only forgotten stays open in the service
+
 
 class ScrubberClient(_Client):
     """Client of the socket for the device plugin and ``autoclave acquire``."""
@@ -94,11 +103,9 @@ class ScrubberClient(_Client):
         request = scrub_pb2.ReleaseRequest(devices=devices)
         await self._ask(self._stub.Release(request, timeout=timeout, metadata=operation_id.to_metadata(op)))
 
-    async def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
+    def watch(self) -> AsyncGenerator[AdvertisedDevices, None]:
         """The full list at once and after every change."""
-        with translated(self.socket):
-            async for message in self._stub.Watch(scrub_pb2.WatchRequest()):
-                yield convert.from_message(AdvertisedDevices, message)
+        return self._stream(self._stub.Watch(scrub_pb2.WatchRequest()), AdvertisedDevices)
 
 
 class AdminClient(_Client):
@@ -116,15 +123,13 @@ class AdminClient(_Client):
         answer = await self._ask(self._stub.Status(request, timeout=timeout + wait))
         return convert.from_message(views.Status, answer)
 
-    async def scrub(
+    def scrub(
         self, gpus: Sequence[str], *, every: bool = False, path: str = "", no_wait: bool = False,
         timeout: float | None = None,
-    ) -> AsyncIterator[views.ScrubProgress]:  # fmt: skip
+    ) -> AsyncGenerator[views.ScrubProgress, None]:  # fmt: skip
         """Progress of the jobs until each has its result."""
         request = scrub_pb2.ScrubRequest(gpus=gpus, all=every, path=path, no_wait=no_wait)
-        with translated(self.socket):
-            async for message in self._stub.Scrub(request, timeout=timeout):
-                yield convert.from_message(views.ScrubProgress, message)
+        return self._stream(self._stub.Scrub(request, timeout=timeout), views.ScrubProgress)
 
     async def quarantine(self, gpu: str, reason: str, by: str, *, timeout: float = SHORT) -> views.DeviceStatus:
         """Quarantine a device."""
@@ -132,14 +137,12 @@ class AdminClient(_Client):
         answer = await self._ask(self._stub.Quarantine(request, timeout=timeout))
         return convert.from_message(views.DeviceStatus, answer.device)
 
-    async def reinstate(
+    def reinstate(
         self, gpu: str, reason: str, by: str, *, without_evidence: bool = False, timeout: float | None = None
-    ) -> AsyncIterator[views.ScrubProgress]:
+    ) -> AsyncGenerator[views.ScrubProgress, None]:
         """End a quarantine with a scrub on the slow path; without evidence, at once."""
         request = scrub_pb2.ReinstateRequest(gpu=gpu, reason=reason, by=by, without_evidence=without_evidence)
-        with translated(self.socket):
-            async for message in self._stub.Reinstate(request, timeout=timeout):
-                yield convert.from_message(views.ScrubProgress, message)
+        return self._stream(self._stub.Reinstate(request, timeout=timeout), views.ScrubProgress)
 
     async def explain(self, gpu: str, *, timeout: float = SHORT) -> views.Explanation:
         """Why a device is in its state."""
@@ -172,7 +175,7 @@ def _ours(error: grpc.aio.AioRpcError, socket: Path) -> AutoclaveError:
         kind = {grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest, grpc.StatusCode.NOT_FOUND: InvalidRequest}.get(code)
         if kind is not None:
             return InvalidRequest(message, reason)
-        return (NotReady if code is grpc.StatusCode.UNAVAILABLE else Refused)(reason, message)
+        return (NotReady if code in RETRIED else Refused)(reason, message)
     if code is grpc.StatusCode.UNAVAILABLE:
         hint = "is `autoclave scrubber` running, and is --run-dir the same?"
         return Unreachable(f"cannot reach the scrub service at {socket}: {hint}")

@@ -25,6 +25,7 @@ class Reason(Enum):
     NOT_QUARANTINED = "not-quarantined"
     OWNER_UNKNOWN = "owner-unknown"
     OWNER_AMBIGUOUS = "owner-ambiguous"
+    TOO_MANY_CALLS = "too-many-calls"
     SHORTAGE = "shortage"
     UNRESPONSIVE = "unresponsive"
     LEDGER_UNAVAILABLE = "ledger-unavailable"

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import stat
+from contextlib import suppress
 
 import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from scrubber.api import scrub_pb2, scrub_pb2_grpc, server
+from scrubber.api import screening, scrub_pb2, scrub_pb2_grpc, server
 from scrubber.core import events as ev
 from scrubber.core.model import Ailment, AilmentKind, Moment, Quarantine, State
 from scrubber.devices.simulated import drills, tenants
@@ -80,6 +81,64 @@ async def test_an_oversized_message_is_refused_before_it_is_read(house):
     async with house.scrubber() as service:
         with pytest.raises(Refused):
             await service.acquire(["G" * 100_000])
+
+
+SERVICES = {
+    "scrubber": [scrub_pb2.DESCRIPTOR.services_by_name["Scrubber"], health_pb2.DESCRIPTOR.services_by_name["Health"]],
+    "admin": [scrub_pb2.DESCRIPTOR.services_by_name["Admin"], health_pb2.DESCRIPTOR.services_by_name["Health"]],
+}
+
+
+async def answer(channel, method, name) -> object:
+    if method.server_streaming:
+        return await channel.unary_stream(name)(b"\xff", timeout=WITHIN).read()
+    return await channel.unary_unary(name)(b"\xff", timeout=WITHIN)
+
+
+@pytest.mark.parametrize("socket", SERVICES)
+async def test_a_request_that_is_no_message_is_invalid_in_every_method(house, socket):
+    async with grpc.aio.insecure_channel(f"unix:{house.config.run_dir / socket}.sock") as channel:
+        for service in SERVICES[socket]:
+            for method in service.methods:
+                name = f"/{service.full_name}/{method.name}"
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await answer(channel, method, name)
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT, name
+                assert method.input_type.name in (refused.value.details() or ""), name
+
+
+async def place_found(service):
+    while True:
+        with suppress(NotReady):
+            return await anext(service.watch())
+
+
+async def asked_again_and_again(admin):
+    while True:
+        await admin.status()
+
+
+async def test_streams_without_number_leave_a_place_for_requests(house):
+    async with house.scrubber() as service:
+        streams = [aiter(service.watch()) for _ in range(600)]
+        found = await asyncio.gather(*map(anext, streams), return_exceptions=True)
+        refused = [each for each in found if isinstance(each, BaseException)]
+        assert {(type(each), getattr(each, "reason", None)) for each in refused} == {(NotReady, Reason.TOO_MANY_CALLS)}
+        assert len(found) - len(refused) == screening.MOST[screening.STREAMS]
+        await service.acquire([house.uuids[0]])
+        for stream in streams:
+            await stream.aclose()
+        await asyncio.wait_for(place_found(service), WITHIN)
+
+
+async def test_requests_have_a_limit_of_their_own(house, monkeypatch):
+    monkeypatch.setitem(screening.MOST, screening.REQUESTS, 1)
+    async with house.admin() as admin:
+        rows = (await admin.status()).service.ledger_rows
+        waiting = asyncio.create_task(admin.status(newer_than=rows, wait=WITHIN))
+        with pytest.raises(NotReady, match="more than 1 requests at the same time"):
+            await asked_again_and_again(admin)  # until the other request has arrived
+        waiting.cancel()
 
 
 async def test_watch_says_everything_at_once_and_again_at_a_change(house):
