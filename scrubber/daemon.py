@@ -16,7 +16,7 @@ from scrubber import app
 from scrubber.api import server
 from scrubber.config import LogFormat, ScrubberConfig
 from scrubber.devices.base import Backend
-from scrubber.ground import aio, http_server, log, unix_sockets
+from scrubber.ground import aio, http_server, log, private_files, unix_sockets
 from scrubber.ground.errors import FatalError, LedgerUnavailable
 from scrubber.ledger.ledger import Ledger
 from scrubber.metrics.collector import ServiceCollector
@@ -40,6 +40,7 @@ def run(config: ScrubberConfig) -> int:
         raise FatalError(str(error)) from error
     lock = unix_sockets.lock_run_dir(config.run_dir)
     try:
+        private_files.make_directory(config.state_dir, "state directory", private_files.NOT_TO_CHANGE)
         return asyncio.run(_serve(config, app.build_backend(config), active_policy))
     finally:
         os.close(lock)

@@ -1,12 +1,14 @@
 """The service as a process: start, stop, kill, and faults of its disk and its policy."""
 
 import asyncio
+import json
 import os
 import resource
 import select
 import signal
 import sqlite3
 import stat
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -221,6 +223,35 @@ def test_a_hangup_during_the_start_is_answered_after_it(service):
     assert service_call.ask(service.run_dir, lambda admin: admin.status()).service.policy == "fast"
     blocked = (Path("/proc") / str(service.process.pid) / "status").read_text().split("SigBlk:\t")[1][:16]
     assert int(blocked, 16) == 0
+
+
+def test_a_link_for_the_lock_of_the_ledger_overwrites_nothing(service):
+    service.settled(0, "clean")
+    service.stop()
+    precious, lock = service.root / "precious", service.root / "state/ledger.db.lock"
+    precious.write_text("precious")
+    lock.unlink()
+    lock.symlink_to(precious)
+    said = service.start("no ledger: nothing is granted")
+    assert f"{lock}: it is a link; find out who made it, and remove it" in json.loads(service.heard[-1])["error"], said
+    assert precious.read_text() == "precious"
+    lock.unlink()
+    service.hear("serving")
+
+
+@pytest.mark.parametrize("how", ["writable", "link"])
+def test_a_state_directory_that_others_may_change_is_refused(service, how):
+    service.stop()
+    state = service.root / "state"
+    if how == "link":
+        state.rename(service.root / "elsewhere")
+        state.symlink_to(service.root / "elsewhere")
+    else:
+        state.chmod(0o770)
+    done = subprocess.run(service.command, capture_output=True, text=True, timeout=WITHIN, check=False)
+    assert done.returncode == 2
+    assert f"cannot use state directory {state}: other users may write to it, or it is a link" in done.stderr
+    assert "--state-dir" in done.stderr
 
 
 def test_a_damaged_ledger_is_set_aside_and_logged(service):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from scrubber.ground import unix_sockets
+from scrubber.ground import private_files, unix_sockets
 from scrubber.ground.errors import FatalError
 
 SUBDIRECTORY = "autoclave"  # at its start the kubelet removes the sockets of its directory, not those one level below
@@ -38,7 +38,7 @@ def _lock(kubelet_dir: Path, own: Path) -> int:
         raise FatalError(f"cannot use kubelet directory {kubelet_dir}: it does not exist; {remedy}")
     try:
         own.mkdir(mode=GROUP_MAY_ENTER, exist_ok=True)
-        if not unix_sockets.is_private(own, 0o027):
+        if not private_files.is_private(own, 0o027):
             remedy = "make it a directory of this user, with mode 0750 or tighter"
             raise FatalError(f"cannot use directory {own}: other users may use it; {remedy}")
         lock = unix_sockets.try_lock(own)
@@ -71,7 +71,7 @@ def claim(path: Path) -> None:
 def publish(path: Path) -> Identity:
     """Rename a serving socket from its hidden path to its final path, over a stale socket; returns its identity."""
     try:
-        hidden(path).chmod(unix_sockets.PRIVATE_FILE)
+        hidden(path).chmod(private_files.PRIVATE_FILE)
         hidden(path).replace(path)
     except OSError as error:
         raise FatalError(

@@ -18,7 +18,7 @@ from scrubber.api.answering import Context, Request, abort, answered, logged
 from scrubber.core import device_status, views
 from scrubber.core.model import Path as ScrubPath
 from scrubber.core.model import State
-from scrubber.ground import request_limits, unix_sockets
+from scrubber.ground import private_files, request_limits, unix_sockets
 from scrubber.ground.advertised_device import AdvertisedDevice, AdvertisedDevices
 from scrubber.ground.errors import AutoclaveError, InvalidRequest, Reason
 from scrubber.jobs.scrub_job import ScrubJob
@@ -316,7 +316,7 @@ class _Refusing(grpc.GenericRpcHandler):
 
 async def _bind(server: grpc.aio.Server, path: Path) -> None:
     server.add_insecure_port(unix_sockets.claim(path))
-    os.chmod(path, unix_sockets.PRIVATE_FILE)  # noqa: PTH101 - before start, so that nobody else ever connects
+    os.chmod(path, private_files.PRIVATE_FILE)  # noqa: PTH101 - before start, so that nobody else ever connects
     await server.start()
 
 

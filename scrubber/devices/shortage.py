@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 
 from scrubber.devices.base import ShortageError
+from scrubber.ground.private_files import ForeignFileError
 
 _NO_START = "can't start new thread"  # Python does not keep the errno
 _LACKS = {
@@ -72,6 +73,8 @@ def _named(error: BaseException) -> str | None:
             return _LACKS[errno.ENOMEM]
         case RuntimeError() if _NO_START in str(error):
             return _LACKS[errno.EAGAIN]
+        case ForeignFileError():
+            return f"a file of the scrub service is not its own: {error.filename}: {error.strerror}"
         case OSError():
             return _LACKS.get(error.errno or 0)
     return None

@@ -12,20 +12,16 @@ import socket
 import stat
 from pathlib import Path
 
+from scrubber.ground import private_files
 from scrubber.ground.errors import FatalError
 
 MAX_PATH_BYTES = 107  # bytes of a socket path, by the kernel's sockaddr_un
-PRIVATE_DIRECTORY = 0o700
-PRIVATE_FILE = 0o600
 
 
 def lock_run_dir(directory: Path) -> int:
     """Make the run directory and lock it; close the returned descriptor to release the lock."""
+    private_files.make_directory(directory, "run directory", private_files.NOT_TO_ENTER)
     try:
-        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
-        if not is_private(directory, 0o077):
-            remedy = "make it a directory of this user with mode 0700, or give another with --run-dir"
-            raise FatalError(f"cannot use run directory {directory}: other users may enter it; {remedy}")
         lock = try_lock(directory)
     except OSError as error:
         raise FatalError(
@@ -36,18 +32,9 @@ def lock_run_dir(directory: Path) -> int:
     return lock
 
 
-def is_private(directory: Path, forbidden: int) -> bool:
-    """Whether it is a directory of this user without the forbidden mode bits.
-
-    Users who may write to the directory could replace our socket with their own.
-    """
-    found = directory.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & forbidden == 0
-
-
 def try_lock(directory: Path) -> int | None:
     """The descriptor that holds the directory's lock until it is closed; None if another process holds the lock."""
-    lock = os.open(directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE)
+    lock = private_files.opened(directory / "lock", os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scrubber.ground.errors import LedgerUnavailable
+from scrubber.ground.private_files import ForeignFileError
 from scrubber.ledger import store
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -48,6 +49,8 @@ def _from_sqlite(error: sqlite3.Error, action: str, path: Path) -> LedgerUnavail
 
 
 def _from_kernel(error: OSError, path: Path) -> str:
+    if isinstance(error, ForeignFileError):
+        return f"{error.filename}: {error.strerror}"
     if error.errno in _FULL:
         return _full(path)
     if error.errno in _READ_ONLY:

@@ -6,6 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from scrubber.ground import private_files
 from scrubber.ground.errors import FatalError
 
 
@@ -23,6 +24,11 @@ class Places:
         self.lock = database.with_name(name + ".lock")  # the writer holds a lock on it
         self.fresh = database.with_name(database.name + ".new")  # a new ledger, before it is renamed to ``database``
 
+    def demand_own(self) -> None:
+        """ForeignFileError if a file is not this user's own. SQLite follows links, and opens every kind of file."""
+        for path in (self.database, self.wal, self.shm, self.head):
+            private_files.demand_own(path)
+
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""
         found = (it.name for it in self.database.parent.glob(f"{self.database.name}.corrupt-*"))
@@ -34,7 +40,7 @@ class Lock:
 
     def __init__(self, places: Places) -> None:
         """Take the lock; FatalError names the process that holds it."""
-        self._file = os.open(places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = private_files.opened(places.lock, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._file, f"{os.getpid():<10}\n".encode(), 0)

@@ -14,6 +14,7 @@ import os
 import re
 from pathlib import Path
 
+from scrubber.ground import private_files
 from scrubber.ledger import store
 
 _LINE = re.compile(r"(\d{20}) ([0-9a-f]{64})\n")
@@ -24,7 +25,7 @@ class HeadFile:
 
     def __init__(self, path: Path) -> None:
         """Open the file; create it if it does not exist."""
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file = private_files.opened(path, os.O_RDWR | os.O_CREAT)
 
     def write(self, head: store.Head) -> None:
         """Store this head, in one write of a fixed length."""

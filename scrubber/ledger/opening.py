@@ -42,6 +42,7 @@ def open_or_set_aside(
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = files.Lock(where)
         try:
+            where.demand_own()
             return _open(where, lock, at, accept)
         except BaseException:  # any error, a cancellation too: release the lock and raise it again
             lock.release()

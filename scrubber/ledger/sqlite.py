@@ -146,6 +146,7 @@ class SqliteStore:
         if self._lock is None:
             raise LedgerUnavailable("cannot use the ledger: it is closed; start the service again")
         if self._connection is None:
+            self._where.demand_own()
             self._connection = database.connect(self._where.database)
             migrations.migrate(self._connection, self._where.database)
             database.make_durable(self._connection)

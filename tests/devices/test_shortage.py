@@ -65,7 +65,7 @@ class Ground:
             pass
 
     def read_notes(self) -> None:
-        self.notes.file().touch()
+        self.notes.file().write_bytes(b"")
         self.notes.read()
 
     def wrote_notes(self) -> None:
@@ -89,11 +89,11 @@ PLACES: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.reset.locks._claimed": ((os, "open"), Ground.claimed_lock),
     "nvidia.reset.locks.held": ((os, "open"), lambda it: locks.held(it.lock)),
     "nvidia.reset.locks._locked": ((fcntl, "flock"), lambda it: locks.held(it.lock)),
-    "nvidia.reset.pending_restore.read": ((Path, "read_bytes"), Ground.read_notes),
+    "nvidia.reset.pending_restore.read": ((os, "open"), Ground.read_notes),
     "nvidia.reset.pending_restore.write": ((os, "fsync"), Ground.wrote_notes),
     "nvidia.reset.pending_restore.drop": ((Path, "unlink"), lambda it: it.notes.drop([it.notes.file()])),
     "nvidia.settings.settings.baseline": (
-        (Path, "read_bytes"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
+        (os, "open"), lambda it: settings.baseline(it.file, cast("Any", None), "GPU-1")),
     "nvidia.settings.settings._keep": ((os, "fsync"), lambda it: settings._keep(it.folder / "new", b"")),
 }  # fmt: skip
 # These find another answer for other errors.
@@ -101,7 +101,7 @@ ANSWERING: dict[str, tuple[tuple[object, str], Callable[[Ground], object]]] = {
     "nvidia.reset.smi.reset": ((subprocess, "Popen"), lambda _it: smi.reset("GPU-1", LONG)),
     "nvidia.reset.sysfs.reset": ((Path, "write_text"), Ground.reset_by_kernel),
     "nvidia.health.signs.best_seen._kept": (
-        (Path, "read_bytes"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
+        (os, "open"), lambda it: BestSeenFile(it.folder, lambda: "boot").of("GPU-1")),
 }  # fmt: skip
 
 
@@ -123,8 +123,9 @@ def failing(what: tuple[object, str], error: BaseException) -> Iterator[None]:
     setattr(owner, name, fails_once)
     try:
         yield
-    finally:
         assert getattr(owner, name) is function, f"{name} was not called"
+    finally:
+        setattr(owner, name, function)
 
 
 @contextmanager
@@ -193,6 +194,16 @@ async def test_another_error_stays_an_error_of_the_device(ground: Ground, place:
 )
 def test_each_shortage_says_what_to_do(error: BaseException, words: str) -> None:
     assert words in (shortage.of(error) or "")
+
+
+def test_a_file_that_is_not_ours_is_no_fault_of_the_device(ground: Ground) -> None:
+    ground.lock.unlink()
+    ground.lock.symlink_to(ground.file)
+    with pytest.raises(DeviceError) as caught:
+        locks.held(ground.lock)
+    assert shortage.of(caught.value) == (
+        f"a file of the scrub service is not its own: {ground.lock}: it is a link; find out who made it, and remove it"
+    )
 
 
 def test_a_shortage_is_found_behind_other_errors() -> None:

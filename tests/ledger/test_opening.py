@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -80,6 +81,51 @@ files.Lock(files.Places(Path(sys.argv[1])))"
     assert "cannot open the ledger" in found.stderr
     with pytest.raises(FatalError, match=r"process \d+ writes to it; stop that process first"):
         opening.open_or_set_aside(path, NOW)
+
+
+COMPANIONS = ["ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head", "ledger.lock"]
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+@pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe", "directory", "writable"])
+def test_a_file_that_is_not_its_own_is_refused_and_left_alone(
+    open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    fill(open_ledger, draft)
+    place, precious = path.with_name(name), tmp_path / "precious"
+    before = place.read_bytes() if place.exists() else b"precious"
+    precious.write_bytes(before)
+    place.unlink(missing_ok=True)
+    match kind:
+        case "link":
+            place.symlink_to(precious)
+        case "dangling":
+            place.symlink_to(tmp_path / "absent")
+        case "hard link":
+            place.hardlink_to(precious)
+        case "pipe":
+            os.mkfifo(place)
+        case "directory":
+            place.mkdir()
+        case _:
+            place.write_bytes(before)
+            place.chmod(0o666)
+    with pytest.raises(LedgerUnavailable, match=rf"{re.escape(str(place))}: .*find out who made it, and remove it"):
+        open_ledger()
+    assert precious.read_bytes() == before
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_file_that_is_replaced_by_a_link_is_refused_while_it_is_used(
+    open_ledger: Opener, draft: Drafter, path: Path, tmp_path: Path
+) -> None:
+    ledger, _ = open_ledger()
+    ledger.disconnect()  # as after a failed write
+    head = path.with_name("ledger.head")
+    head.rename(tmp_path / "head")
+    head.symlink_to(tmp_path / "head")
+    with pytest.raises(LedgerUnavailable, match="it is a link"):
+        ledger.append([draft()])
 
 
 def test_a_newer_schema_is_refused_and_left_alone(open_ledger: Opener, draft: Drafter, path: Path) -> None:
@@ -302,5 +348,5 @@ def test_a_history_that_cannot_have_happened_is_set_aside_too(open_ledger: Opene
 def test_when_it_cannot_be_opened_the_lock_is_free_again(path: Path) -> None:
     path.mkdir(parents=True)
     for _ in range(2):
-        with pytest.raises(LedgerUnavailable, match="cannot read the ledger"):
+        with pytest.raises(LedgerUnavailable, match="it is not a regular file"):
             opening.open_or_set_aside(path, NOW)

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scrubber.ground import private_files
+
 
 @contextmanager
 def beside(path: Path, text: bytes) -> Iterator[Path]:
     """Write the text to a temporary file next to ``path`` and sync it; the caller moves or links it. Raises OSError."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_files.make_folder(path.parent)
     aside.unlink(missing_ok=True)
     try:
         with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from scrubber.core.measurements import Scratched
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.ground import private_files
 
 UNITS = 8
 UNIT_BYTES = 128 * 1024
@@ -20,15 +21,16 @@ _ZEROS = bytes(UNIT_BYTES)
 def make(place: GpuFiles) -> None:
     """Create the on-chip memory of all units, unless it exists."""
     if not place.chip.exists():
-        place.chip.touch(mode=0o600)
-        os.truncate(place.chip, UNITS * UNIT_BYTES)
+        handle = private_files.opened(place.chip, os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(handle, UNITS * UNIT_BYTES)
+        os.close(handle)
 
 
 def scrub(place: GpuFiles, key: bytes) -> Scratched:
     """Write a keyed pattern and then zeros to each unit, and read both back. A truncated unit counts as not reached."""
     try:
         make(place)
-        handle = os.open(place.chip, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(place.chip, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             there = min(UNITS, os.fstat(handle).st_size // UNIT_BYTES)
             faulty = sum(not _holds(handle, unit, key) for unit in range(there))

@@ -10,6 +10,7 @@ from scrubber.core.model import DeviceInfo
 from scrubber.devices.simulated import chip, documents, layout
 from scrubber.devices.simulated.documents import Counters, Driver, Faults, Measured, SimulatedSettings
 from scrubber.devices.simulated.layout import GpuFiles
+from scrubber.ground import private_files
 
 DEFAULT_MEMORY_BYTES = 64 * 2**20
 DRIVER_VERSION = "1.0"
@@ -23,8 +24,8 @@ def create(root: Path, count: int, memory_bytes: int = DEFAULT_MEMORY_BYTES, boo
     A new boot id simulates a reboot: the driver gets a new instance, and volatile state is reset.
     """
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    root.chmod(0o700)
-    with layout.locked(root):
+    with layout.locked(root):  # not through a link
+        root.chmod(0o700)
         if not _same_boot(root, boot_id):
             load_driver(root, boot_id)
             for place in layout.places(root):
@@ -50,7 +51,9 @@ def _reboot(place: GpuFiles) -> None:
         counters = documents.read(place.counters, Counters)
         documents.write(place.counters, Counters(remap_failed=counters.remap_failed))
         documents.write(place.settings, SimulatedSettings())
-        os.truncate(place.events, 0)
+        events = private_files.opened(place.events, os.O_WRONLY)
+        os.ftruncate(events, 0)  # not O_TRUNC, which would come before the check
+        os.close(events)
 
 
 def _make(root: Path, index: int, memory_bytes: int) -> None:

@@ -111,7 +111,7 @@ def read(path: Path, kind: type[T]) -> T:
 
 def contents(path: Path) -> bytes:
     """The content of a small file, with three system calls: the monitor reads many of them often."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         text = part = os.read(handle, _PIECE)
         while len(part) == _PIECE:
@@ -132,7 +132,9 @@ def _decoded(kind: type, text: bytes) -> object:
 def write(path: Path, document: Document) -> None:
     """Replace a document atomically: a reader sees either the old or the new one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")
-    aside.write_text(json.dumps(asdict(document), indent=2, default=_word) + "\n")
+    aside.unlink(missing_ok=True)
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(json.dumps(asdict(document), indent=2, default=_word) + "\n")
     aside.replace(path)
 
 

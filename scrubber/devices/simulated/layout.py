@@ -12,6 +12,7 @@ from pathlib import Path
 from scrubber.core.model import DeviceInfo
 from scrubber.devices.base import DeviceError
 from scrubber.devices.simulated import documents
+from scrubber.ground import private_files
 
 NAME = "simulated"  # of the backend
 
@@ -61,7 +62,7 @@ def _place(root: Path, name: str) -> GpuFiles:
 
 def service_lock(root: Path) -> int | None:
     """Take the lock of the service of these GPUs; None if another service has it."""
-    lock = os.open(root / "service.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = private_files.opened(root / "service.lock", os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -81,7 +82,7 @@ def find(root: Path, uuid: str) -> GpuFiles:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Lock a directory's documents against all other processes, to read, change and write them."""
-    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+    handle = os.open(directory, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

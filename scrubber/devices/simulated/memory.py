@@ -113,7 +113,7 @@ def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[Memory
     A process that had the file open may have made it larger. The memory of a GPU does not grow, so the rest is cut off.
     """
     try:
-        handle = os.open(place.memory, os.O_RDWR | os.O_CLOEXEC)
+        handle = os.open(place.memory, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             size = min(os.fstat(handle).st_size, place.info().memory_bytes)
             os.ftruncate(handle, size)

@@ -14,7 +14,7 @@ import pytest
 from scrubber.core.model import Holder
 from scrubber.devices.base import DeviceError
 from scrubber.devices.nvidia.gpu import NvidiaGpu
-from scrubber.devices.nvidia.reset import locks, reset
+from scrubber.devices.nvidia.reset import locks, preconditions, reset
 from scrubber.devices.nvidia.reset.pending_restore import PendingRestoreFiles
 from scrubber.devices.nvidia.reset.preconditions import Patience, ResetTarget
 from scrubber.devices.nvidia.settings import settings
@@ -47,7 +47,7 @@ def cut(rig, gpu) -> tuple[str, ...]:  # noqa: ARG001 - a sliced GPU must not be
 @pytest.fixture
 def root(monkeypatch) -> None:
     """Pretend that the test runs as root."""
-    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(preconditions, "is_root", lambda: True)
 
 
 def no_holders() -> tuple[Holder, ...]:

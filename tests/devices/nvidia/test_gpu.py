@@ -117,7 +117,7 @@ def test_a_reset_is_safe_to_run_twice(rig) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_whoever_is_not_root_resets_nothing(rig, monkeypatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(preconditions, "is_root", lambda: False)
     with pytest.raises(DeviceError, match="it takes root"):
         touch(rig, 0).reset()
 
@@ -306,7 +306,7 @@ def test_a_slice_that_cannot_be_destroyed_is_what_it_was(rig, cut) -> None:
 
 
 def test_it_takes_root_to_make_a_slice_anew(rig, cut, monkeypatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(preconditions, "is_root", lambda: False)
     with pytest.raises(DeviceError, match=f"cannot reset {cut[0]}: it takes root"):
         slice_of(rig, cut[0], slices="recreate").reset()
 

@@ -21,6 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from scrubber.devices.base import DeviceError, NotNowError
+from scrubber.ground import private_files
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")  # a file name, not a path
 _OF_SLICES = ".slices"  # not .lock, because this lock is no reset
@@ -52,8 +53,8 @@ def claimed(*paths: Path, shared: bool = False) -> Iterator[tuple[int, ...]]:
 @contextmanager
 def _claimed(path: Path, *, shared: bool) -> Iterator[int]:
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        private_files.make_folder(path.parent)
+        descriptor = private_files.opened(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise DeviceError(f"cannot lock {path}: {error.strerror}") from error
     try:
@@ -67,7 +68,7 @@ def _claimed(path: Path, *, shared: bool) -> Iterator[int]:
 def held(path: Path) -> bool:
     """Whether a reset is under way: a process holds the lock exclusively."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = private_files.opened(path, os.O_RDONLY)
     except FileNotFoundError:
         return False  # the GPU was never reset
     except OSError as error:

@@ -25,6 +25,7 @@ from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.inventory.slices import Instance, Layout, Part
 from scrubber.devices.nvidia.nvml import Session
 from scrubber.devices.nvidia.settings.knobs import on_or_off
+from scrubber.ground import private_files
 
 _SUFFIX = "resetting.json"
 
@@ -56,7 +57,7 @@ class PendingRestoreFiles:
         found = {}
         for path in sorted(self.folder.glob(f"{self.gpu}.*{_SUFFIX}")):
             try:
-                found[path] = _decoded(path.read_bytes(), self.gpu)
+                found[path] = _decoded(private_files.content(path), self.gpu)
             except FileNotFoundError:  # another worker has just applied it
                 continue
             except (OSError, ValueError, TypeError, KeyError) as error:
@@ -85,7 +86,7 @@ class PendingRestoreFiles:
             raise DeviceError(f"cannot remove a completed pending restore: {error}") from error
 
     def _sync(self) -> None:
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.fsync(folder)
         finally:

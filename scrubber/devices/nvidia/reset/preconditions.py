@@ -42,6 +42,11 @@ class Patience:
         return cls(leaving=0.04 * seconds, tool=0.5 * seconds, coming_back=0.25 * seconds)
 
 
+def is_root() -> bool:
+    """Whether this process runs as root."""
+    return os.geteuid() == 0
+
+
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
     """A whole GPU that is to be reset.
@@ -58,7 +63,7 @@ class ResetTarget:
     library: Library
     locks: tuple[Path, ...]  # of the GPU and of all that the reset takes down
     notes: PendingRestoreFiles | None = None  # where to store the pending restore
-    privileged: bool = field(default_factory=lambda: os.geteuid() == 0)
+    privileged: bool = field(default_factory=lambda: is_root())  # noqa: PLW0108 - found when it is called: tests replace it
     patience: Patience = field(default_factory=lambda: Patience.within(SECONDS))
     daemon_runs: Callable[[str], bool] | None = None
 

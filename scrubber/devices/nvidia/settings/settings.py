@@ -18,6 +18,7 @@ from scrubber.devices.nvidia import durable_files
 from scrubber.devices.nvidia.inventory import slices
 from scrubber.devices.nvidia.nvml import Session
 from scrubber.devices.nvidia.settings.knobs import KNOBS, MIG, Clocks
+from scrubber.ground import private_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def baseline(path: Path, session: Session, uuid: str) -> StoredSettings:
     try:
         if not path.exists():
             _keep(path, encode(capture(session, uuid), uuid))
-        return decode(path.read_bytes(), uuid)  # another worker may have written the file first
+        return decode(private_files.content(path), uuid)  # another worker may have written the file first
     except (OSError, ValueError) as error:
         raise DeviceError(f"cannot read the baseline of {uuid}: {error}; set it right and remove {path}") from error
 

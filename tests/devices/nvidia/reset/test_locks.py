@@ -24,19 +24,14 @@ from tests.devices.nvidia.health.hearing import until
 from tests.fakes.nvml.machine import Slice
 
 RESET = (
-    "import os, sys\nfrom scrubber.devices.nvidia.gpu import NvidiaGpu\n"
-    "os.geteuid = lambda: 0\nNvidiaGpu(sys.argv[1], lambda: ()).reset()\n"
+    "import sys\nfrom scrubber.devices.nvidia.gpu import NvidiaGpu\n"
+    "from scrubber.devices.nvidia.reset import preconditions\n"
+    "preconditions.is_root = lambda: True\nNvidiaGpu(sys.argv[1], lambda: ()).reset()\n"
 )
 HOLD = (
     "import fcntl, sys\nheld = open(sys.argv[1], 'a')\nfcntl.flock(held, fcntl.LOCK_EX)\nprint(flush=True)\ninput()\n"
 )
-gpu = bench.gpu  # a fixture
-
-
-@pytest.fixture
-def root(monkeypatch) -> None:
-    """We are root, whoever runs the tests."""
-    monkeypatch.setattr("os.geteuid", lambda: 0)
+gpu, root = bench.gpu, bench.root  # fixtures
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from scrubber.devices import shortage
 from scrubber.devices.nvidia import durable_files
-from scrubber.ground import log
+from scrubber.ground import log, private_files
 
 logger = log.get("signs")
 
@@ -59,7 +59,7 @@ class BestSeenFile:
 
     def _kept(self, gpu: str) -> Best:
         try:
-            return decode(self._file(gpu).read_bytes(), self._boot_id())
+            return decode(private_files.content(self._file(gpu)), self._boot_id())
         except (FileNotFoundError, NotADirectoryError):
             return Best()
         except (OSError, ValueError) as error:

@@ -1,0 +1,108 @@
+"""The directories and files of a program, which no other user may change, and which are never links.
+
+The service runs as root and writes into its directories by fixed names. A link in the place of such a name would make
+it overwrite another file, and a directory of another user could be replaced by one with other files.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from scrubber.ground.errors import FatalError
+
+PRIVATE_DIRECTORY = 0o700
+PRIVATE_FILE = 0o600
+NOT_TO_ENTER = 0o077  # the mode bits that a directory may not have whose files other users may not even reach
+NOT_TO_CHANGE = 0o022  # the same for a directory whose files are private themselves
+_WRITING = os.O_WRONLY | os.O_RDWR
+
+
+class ForeignFileError(OSError):
+    """A file or directory is not this program's own. ``strerror`` says why, and what to do."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        """``why`` completes the sentence "cannot use PATH: ..."."""
+        super().__init__(errno.EPERM, why, os.fspath(path))
+
+
+def is_private(directory: Path, forbidden: int) -> bool:
+    """Whether it is a directory of this user without the forbidden mode bits. A link to one is not.
+
+    Users who may write to the directory could replace our files and sockets with their own.
+    """
+    found = directory.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & forbidden == 0
+
+
+def make_directory(directory: Path, kind: str, forbidden: int) -> None:
+    """Make a directory that a flag names, such as the "run directory"; FatalError if it is not this user's alone."""
+    flag = f"--{kind.removesuffix('ectory').replace(' ', '-')}"
+    try:
+        directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+        private = is_private(directory, forbidden)
+    except OSError as error:
+        raise FatalError(f"cannot use {kind} {directory}: {error.strerror}; give another with {flag}") from error
+    if not private:
+        others = "enter" if forbidden == NOT_TO_ENTER else "write to"
+        remedy = f"make it a directory of this user with mode 0700, no link, or give another with {flag}"
+        raise FatalError(f"cannot use {kind} {directory}: other users may {others} it, or it is a link; {remedy}")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder in the state directory; ForeignFileError if another user may change it."""
+    folder.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
+    if not is_private(folder, NOT_TO_CHANGE):
+        raise ForeignFileError(folder, "other users may write to it, or it is a link; find out who made it, remove it")
+
+
+def opened(path: Path, flags: int) -> int:
+    """Open a file by its own name, and create it with O_CREAT; ForeignFileError if it is not this user's own file."""
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, PRIVATE_FILE)
+    except OSError as error:
+        raise _foreign(path, error) from error
+    fault = _fault(os.fstat(descriptor), writing=bool(flags & _WRITING))
+    if fault is None:
+        return descriptor
+    os.close(descriptor)
+    raise ForeignFileError(path, fault)
+
+
+def content(path: Path) -> bytes:
+    """All that a file of our own holds."""
+    with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def demand_own(path: Path) -> None:
+    """ForeignFileError if the file exists and is not this user's own, for a file that a library opens."""
+    try:
+        fault = _fault(path.lstat(), writing=True)
+    except FileNotFoundError:
+        return
+    if fault is not None:
+        raise ForeignFileError(path, fault)
+
+
+def _foreign(path: Path, error: OSError) -> OSError:
+    if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):  # a link, a pipe or socket, a directory
+        return ForeignFileError(path, _fault(path.lstat(), writing=False) or str(error.strerror))
+    return error
+
+
+def _fault(found: os.stat_result, *, writing: bool) -> str | None:
+    remedy = "find out who made it, and remove it"
+    if stat.S_ISLNK(found.st_mode):
+        return f"it is a link; {remedy}"
+    if not stat.S_ISREG(found.st_mode):
+        return f"it is not a regular file; {remedy}"
+    if found.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {found.st_uid}); {remedy}"
+    if found.st_mode & NOT_TO_CHANGE:
+        return f"other users may write to it; {remedy}"
+    if writing and found.st_nlink > 1:
+        return f"it has another name (a hard link); {remedy}"
+    return None
