@@ -26,8 +26,9 @@ class Places:
 
     def demand_own(self) -> None:
         """ForeignFileError if a file is not this user's own. SQLite follows links, and opens every kind of file."""
-        for path in (self.database, self.wal, self.shm, self.head):
-            private_files.demand_own(path)
+        for path in (self.database, self.wal, self.shm, self.head, self.run_head):
+            if path is not None:
+                private_files.demand_own(path)
 
     def aside(self) -> tuple[str, ...]:
         """The names of damaged ledgers that were set aside in this directory."""

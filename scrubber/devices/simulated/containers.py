@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from scrubber.core import names
+from scrubber.devices import shortage
 from scrubber.node.cgroups import Containers, runs
 from scrubber.node.proc import ENDED, BlindError, of_kernel
 
@@ -33,7 +34,8 @@ def members() -> Iterator[tuple[int, str]]:
             continue
         try:
             container = of(int(entry.name))
-        except BlindError:
+        except BlindError as error:
+            shortage.demand_none(error)  # a container whose processes cannot be read now would count as ended
             continue
         if container is not None:
             yield int(entry.name), container
