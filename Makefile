@@ -58,7 +58,6 @@ proto: $(READY) ## regenerate the committed stubs from the .proto files
 	  scrubber/api/scrub.proto plugin/kubelet_api/*.proto
 
 kernels: $(READY) ## compile the GPU kernels anew; needs no GPU and no toolkit
-	@$(BIN)/python -m pip install -qq uv
 	@$(BIN)/uv pip install -q --python $(BIN)/python --target build/kernels --group kernels
 	@PYTHONPATH=build/kernels $(BIN)/python -m scrubber.cuda.compiling
 
@@ -78,7 +77,6 @@ deploy: $(READY) ## write anew what is made of the chart, and what the chart is 
 	@$(BIN)/python -m deploy.generate
 
 lock: $(READY) ## pin the dependencies anew (ARGS=--upgrade takes newer releases)
-	@$(BIN)/python -m pip install -qq uv
 	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --group dev --no-emit-index-url \
 	  --no-emit-find-links --no-annotate --no-header $(ARGS) pyproject.toml -o requirements.lock
 	@$(BIN)/uv pip compile -q $(IMAGE) $(ARGS) pyproject.toml -o deploy/requirements/none.lock
@@ -97,6 +95,9 @@ $(READY): pyproject.toml requirements.lock
 	  { echo "cannot set up: $(PYTHON) has no ensurepip; install its venv package (Debian: python3-venv)" >&2; exit 1; }
 	@echo 'setting up .venv, once' >&2
 	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	@.venv/bin/python -m pip install -qq -r requirements.lock
+# uv takes a quarter of pip's time; where it finds no package index, pip may know one.
+	@.venv/bin/python -m pip install -qq "$$(grep ^uv== requirements.lock)"
+	@.venv/bin/uv pip install -q --python .venv/bin/python -r requirements.lock 2>/dev/null || \
+	  .venv/bin/python -m pip install -qq -r requirements.lock
 	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
