@@ -100,11 +100,11 @@ async def test_an_allocate_that_scrubs_is_one_operation_in_both_logs_and_in_the_
 
 async def test_each_question_is_one_line_at_its_end(house, monkeypatch) -> None:
     monkeypatch.setattr(ownership, "STARTS_WITHIN", 3600.0)  # who was let start may come yet, however slow we are
-    one, other = house.uuids
+    one, other = house.uuids  # also the pod's name: another test may run a process of a "pod-a", which then ends
     with capture_logs() as lines:
         async with house.scrubber() as scrubber:
             await scrubber.acquire([one], announced=True, op="abcd")
-            await scrubber.start([one], "pod-a", op="ABCDEF0123456789abcdef0123456789")
+            await scrubber.start([one], f"pod-of-{one}", op="ABCDEF0123456789abcdef0123456789")
             with pytest.raises(AutoclaveError):
                 await scrubber.acquire([one, other], op="beef")
             await scrubber.release([other], op="cafe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from scrubber.devices.simulated import tenants
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
+
+POD = f"pod-{os.getpid()}"  # of this test alone: the marks of processes count on the whole machine
 
 
 class Slow(Processes):
@@ -56,7 +59,7 @@ def record(bank, uuid: str) -> Record:
 
 async def test_a_free_device_does_not_wait_for_the_search_that_another_needs(bank, processes, tmp_path):
     observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, patience=WITHIN)
-    pid = tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    pid = tenants.occupy(bank.root, bank.first, b"x", POD)
     held = asyncio.create_task(observer.full(record(bank, bank.first)))
     assert await asyncio.to_thread(processes.searching.wait, WITHIN)
     assert (await observer.full(record(bank, bank.second))).holders == ()
@@ -67,7 +70,7 @@ async def test_a_free_device_does_not_wait_for_the_search_that_another_needs(ban
 async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank, processes, tmp_path):
     processes.slowest = (3.0, 4711)
     observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
-    tenants.occupy(bank.root, bank.first, b"x", "pod-a")
+    tenants.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
         assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
