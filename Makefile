@@ -97,7 +97,7 @@ $(READY): pyproject.toml requirements.lock
 	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 # uv takes a quarter of pip's time; where it finds no package index, pip may know one.
 	@.venv/bin/python -m pip install -qq "$$(grep ^uv== requirements.lock)"
-	@.venv/bin/uv pip install -q --python .venv/bin/python -r requirements.lock 2>/dev/null || \
+	@.venv/bin/uv pip install -q --compile-bytecode --python .venv/bin/python -r requirements.lock 2>/dev/null || \
 	  .venv/bin/python -m pip install -qq -r requirements.lock
 	@.venv/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
