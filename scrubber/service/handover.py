@@ -252,10 +252,13 @@ class Handover:
                 running.append(await context.jobs.start(device, answer.path, answer.trigger, device_policy, op))
             elif isinstance(answer, answers.Join):
                 job = context.jobs.of(device)
-                if job is None:  # the job ended while the ledger could not be written; the monitor closes it soon
+                if job is not None:
+                    running.append(job)
+                elif context.record(device).job is not None:
+                    # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = "its last scrub was interrupted; try again"
                     raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {device}: {why}")
-                running.append(job)
+                # Otherwise the job has ended since the decision, which is made again.
         return running
 
     async def _wait(

@@ -227,6 +227,26 @@ async def test_a_burn_in_waiting_for_its_reset_gives_way(node):
 
 
 @pytest.mark.parametrize("ask", ["acquire", "start"])
+async def test_a_scrub_that_ends_during_an_observation_refuses_nobody(node, monkeypatch, ask):
+    world = await node("name: brisk\ndefaults: {paths: {first_look: fast}}\n")
+    device = await burning(world, Step.EVICT)
+    eye = "quick" if ask == "acquire" else "full"
+    look = getattr(world.life.observer, eye)
+
+    async def slow(record: Record, *args: Any, **more: Any) -> Facts:  # noqa: ANN401 - passed on
+        facts: Facts = await look(record, *args, **more)
+        if record.state is State.SCRUBBING and (more.get("starting_pod") or ask == "acquire"):
+            await world.reach(device, State.CLEAN)
+        return facts
+
+    monkeypatch.setattr(world.life.observer, eye, slow)
+    await (
+        world.handover.acquire([device], announced=True) if ask == "acquire" else world.handover.start([device], "p")
+    )
+    assert world.state(device) is (State.GRANTED if ask == "acquire" else State.IN_USE)
+
+
+@pytest.mark.parametrize("ask", ["acquire", "start"])
 async def test_a_reset_that_begins_during_an_observation_is_not_cancelled(node, monkeypatch, ask):
     world = await node(TESTED)
     device = await burning(world, Step.EVICT)
