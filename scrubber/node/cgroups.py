@@ -40,7 +40,7 @@ _REMOVED = " (deleted)"
 GROUPS = Path("/sys/fs/cgroup")
 _HIERARCHIES = ("systemd", "pids", "memory", "unified")  # of cgroup v1, each with the same groups
 _MOST_GROUPS = 32  # of a pod that are read: a container may create as many groups as it wants
-_IS_UID = re.compile(_UID).fullmatch
+_WHOLE_UID = re.compile(_UID)
 _POD_GROUPS = (  # below a hierarchy; {0}: the UID, {1}: the UID as systemd writes it
     "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{1}.slice",
     "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{1}.slice",
@@ -149,7 +149,7 @@ class Containers:
 
     def _groups_of(self, pod: str) -> Iterator[str]:
         """The control group of a pod, and groups below it, such as those of its containers."""
-        if not _IS_UID(pod):
+        if not _WHOLE_UID.fullmatch(pod):
             return
         for hierarchy in ("", *_HIERARCHIES):
             for place in _POD_GROUPS:

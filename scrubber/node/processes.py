@@ -26,7 +26,6 @@ _LISTINGS = 4  # listings of /proc in one pass, while there are new processes
 
 _PIN = os.O_PATH | os.O_DIRECTORY
 
-
 IsOpen = Callable[[Iterable[str], Collection[int]], bool | None]
 
 
@@ -82,8 +81,8 @@ class Processes:
             rest = {device: paths for device, paths in files.items() if device not in found}
             if not rest:
                 break
-            holders, passed_over = self._pass(rest, exclude, is_bystander, listed)
-            known = {*exclude, *passed_over, os.getpid()}
+            holders, bystanders = self._pass(rest, exclude, is_bystander, listed)
+            known = {*exclude, *bystanders, os.getpid()}
             hidden = {it for it, seen in holders.items() if seen == () and self._is_open(files[it], known) is True}
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
         return {device: found.get(device) for device in files}
@@ -106,7 +105,7 @@ class Processes:
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
-        passed_over: set[int] = set()
+        bystanders: set[int] = set()
         named = _by_pid({device: listed.get(device, ()) for device in files})
         for pid in self._pids({os.getpid(), *exclude}):
             if pid not in named and of_kernel(f"{self._proc}/{pid}"):
@@ -118,11 +117,11 @@ class Processes:
             if read.unsure:
                 unknown |= read.devices
             if read.bystander:
-                passed_over.add(pid)
+                bystanders.add(pid)
             for device in read.devices:
                 found[device] += read.holder
         unproven = files.keys() if blind else unknown
-        return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}, passed_over
+        return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}, bystanders
 
     def _pids(self, skipped: set[int]) -> Iterator[int]:
         """All pids, also of processes that started meanwhile."""

@@ -16,21 +16,13 @@ from scrubber.node import clock, proc
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
 from tests.node.test_open_check import IN_TRANSIT, RESTLESS
+from tests.node.test_open_check import MAP as MAPPING
 from tests.patience import WITHIN
 
 PROC = Path("/proc")
 SLEEP = "; print(1, flush=True); time.sleep(60)"
 OPEN = "import os, sys, time; os.open(sys.argv[1], os.O_RDWR)" + SLEEP
-MAP = """
-import ctypes, os, sys, time
-handle = os.open(sys.argv[1], os.O_RDWR)
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-assert libc.mmap(None, 4096, 3, 1, handle, 0) != ctypes.c_void_p(-1).value
-os.close(handle)
-print(1, flush=True)
-time.sleep(60)
-"""
+MAP = MAPPING.format(flags=1)
 UNSHARED_THREAD = """
 import ctypes, os, sys, threading, time
 ready = threading.Event()
@@ -43,16 +35,7 @@ threading.Thread(target=run).start()
 ready.wait()
 print(1, flush=True)
 """
-ZERO_UNDER_ANOTHER_NAME = """
-import ctypes, os, sys, time
-handle = os.open(sys.argv[1], os.O_RDWR)
-libc = ctypes.CDLL(None)
-libc.mmap.restype = ctypes.c_void_p
-assert libc.mmap(None, 4096, 3, 2, handle, 0) != ctypes.c_void_p(-1).value
-os.close(handle)
-print(1, flush=True)
-time.sleep(60)
-"""
+ZERO_UNDER_ANOTHER_NAME = MAPPING.format(flags=2)
 STUCK_IN_THE_KERNEL = """
 import ctypes, os, signal, sys, time
 handle = os.open(sys.argv[1], os.O_RDWR)

@@ -115,9 +115,10 @@ def opened(place: GpuFiles, stuck_bits: tuple[StuckBit, ...]) -> Iterator[Memory
     try:
         handle = os.open(place.memory, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            size = min(os.fstat(handle).st_size, place.info().memory_bytes)
-            os.ftruncate(handle, size)
-            yield MemoryFile(handle, size, stuck_bits)
+            found, most = os.fstat(handle).st_size, place.info().memory_bytes
+            if found > most:
+                os.ftruncate(handle, most)
+            yield MemoryFile(handle, min(found, most), stuck_bits)
         finally:
             os.close(handle)
     except OSError as error:
