@@ -46,7 +46,7 @@ async def door(home) -> AsyncIterator[Kubelet]:
 
 
 async def succeeds(heard, times=1):
-    """The kubelet knows of a plugin while its Register is still under way; what is lost then was never gained."""
+    """The kubelet opens a stream before its Register returns. Only after that return is the plugin registered."""
     async with asyncio.timeout(WITHIN):
         await heard.until(lambda: len(heard.kinds(Registered)) >= times)
 
@@ -60,6 +60,7 @@ async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, doo
     with capture_logs() as logs:
         async with running(registration):
             await door.knows()
+            await succeeds(heard)
     request = door.registers[0]
     assert (request.version, request.endpoint, request.resource_name) == ("v1beta1", ENDPOINT, RESOURCE)
     assert request.options.pre_start_required  # what the servicer says of itself
@@ -70,7 +71,7 @@ async def test_a_plugin_registers_with_a_kubelet_that_is_there(registration, doo
     assert len(door.registers) == 1
 
 
-async def test_a_plugin_registers_with_a_later_kubelet(registration, door):
+async def test_a_plugin_registers_with_a_later_kubelet(registration, door, heard):
     with capture_logs() as logs:
         async with running(registration):
             async with asyncio.timeout(WITHIN):
@@ -78,6 +79,7 @@ async def test_a_plugin_registers_with_a_later_kubelet(registration, door):
                     await asyncio.sleep(0.001)
             await door.start()
             await door.knows()
+            await succeeds(heard)
     assert [line["event"] for line in logs] == ["waiting for the kubelet", "registered"]
 
 
