@@ -110,6 +110,6 @@ class Offer:
 
 
 AcquireAnswer = HandOut | Defer | Scrub | Join | CancelJob | Wait | Refuse | Note
-StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Refuse | Note
+StartAnswer = Proceed | Admit | HandOut | Scrub | Join | CancelJob | Wait | Refuse | Note
 ReleaseAnswer = Proceed | Refuse | Note
 TendAnswer = Note | Scrub | StartProbation | CancelJob | Blocked | Proceed

@@ -79,7 +79,7 @@ def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
     A release counts too if the device has holders: no scrub ends them, so the next decision would release it again.
     """
     released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
-    return isinstance(answer, answers.Refuse) or (released and bool(facts.holders))
+    return isinstance(answer, (answers.Wait, answers.Refuse)) or (released and bool(facts.holders))
 
 
 def _enforced(
@@ -117,7 +117,7 @@ def _from_grant(
     if record.grant is not None and not record.grant.announced:
         return _busy(record)  # it was granted to a tenant that announces no start
     if facts.domain_resetting:
-        return answers.Refuse(Reason.NOT_READY, refusals.sentence(Deed.START_ON, record, "it is being reset"))
+        return answers.Wait(Reason.NOT_READY, refusals.sentence(Deed.START_ON, record, "it is being reset"))
     if record.ailment is not None:
         return _sick(record)
     if facts.holders is None:
@@ -174,9 +174,7 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.
     if nameless and facts.holders and all(holder.container == pod for holder in facts.holders):
         return _admit(facts, pod, now)
     used = still_in_use(Deed.START_ON, record, facts, now)
-    if used is not None:
-        return refusals.final(used)
-    return answers.Note(ev.Released("another owner is about to start, and its last owner is gone"))
+    return used or answers.Note(ev.Released("another owner is about to start, and its last owner is gone"))
 
 
 def _may_have_run(record: Record, facts: Facts) -> bool:
@@ -202,24 +200,21 @@ def _sick(record: Record) -> answers.Refuse:
     return answers.Refuse(Reason.SICK, refusals.sentence(Deed.START_ON, record, "it is unhealthy"))
 
 
-def _busy(record: Record) -> answers.Refuse:
-    return refusals.final(refusals.busy(Deed.START_ON, record))
+def _busy(record: Record) -> answers.Wait:
+    return refusals.busy(Deed.START_ON, record)
 
 
-def _holders_unknown(record: Record, facts: Facts) -> answers.Refuse:
-    return refusals.final(refusals.holders_unknown(Deed.START_ON, record, facts))
+def _holders_unknown(record: Record, facts: Facts) -> answers.Wait:
+    return refusals.holders_unknown(Deed.START_ON, record, facts)
 
 
 def _as_start(answer: answers.AcquireAnswer) -> answers.StartAnswer:
-    """A start does not wait: the kubelet asks again by itself."""
     match answer:
-        case answers.Wait():
-            return refusals.final(answer)
         case answers.Scrub(path, Trigger.ACQUIRE):
             return answers.Scrub(path, Trigger.START)
         case answers.Defer():
             raise AssertionError("only an announced acquire is deferred to the start")
-        case answers.HandOut() | answers.Scrub() | answers.Join() | answers.CancelJob():
+        case answers.HandOut() | answers.Scrub() | answers.Join() | answers.CancelJob() | answers.Wait():
             return answer
         case answers.Refuse() | answers.Note():
             return answer

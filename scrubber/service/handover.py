@@ -8,7 +8,8 @@ Rule 3: a caller's claim is never believed. The observation decides.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +32,9 @@ Answer = answers.AcquireAnswer | answers.StartAnswer | answers.ReleaseAnswer
 A = TypeVar("A")
 ACCEPTED = (answers.HandOut, answers.Defer)
 NO_DECISION = f"internal error: no decision after {MAX_ROUNDS} rounds"
-OBSERVE_EVERY = 0.05  # seconds between observations while the last owner still has time to leave
+# Seconds between observations while the last owner still has time to leave.
+ACQUIRE_OBSERVES_EVERY = 0.05  # meanwhile no other pod of the node can start
+START_OBSERVES_EVERY = 1.0  # and after each change of the device; only this container waits
 
 
 class Handover:
@@ -74,8 +77,7 @@ class Handover:
                     _raise_refusals(replies, joined, Deed.HAND_OUT)
                     running = await self._start_jobs(replies, op, Deed.HAND_OUT)
                 joined |= {job.device for job in running}
-                waiting = [answer for answer in replies.values() if isinstance(answer, answers.Wait)]
-                await self._wait(running, waiting, budget, owner_budget, Deed.HAND_OUT)
+                await self._wait(running, _waits(replies), budget, owner_budget, Deed.HAND_OUT)
         finally:  # also when the caller's deadline ends the request: the next request would fail as well
             if not fresh:  # a person's failed request must not withhold a GPU from the kubelet
                 context.withhold(to_withhold)
@@ -86,14 +88,15 @@ class Handover:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
         Without ``owner`` the kubelet's checkpoint names the pod. The start is refused when the checkpoint names
-        another pod while the devices are being scrubbed. ``within``: for how many seconds the caller waits.
+        another pod during the wait. ``within``: for how many seconds the caller waits.
         """
         context = self._context
         op = context.operation(op)
         budget = context.budget((context.policy(device).budgets.start for device in devices), within)
         joined: set[str] = set()
         starting_pod = owner
-        for _ in range(MAX_ROUNDS):
+        rounds = 0
+        while rounds < MAX_ROUNDS:
             async with context.locked(devices, budget):
                 named = {} if owner else await self._assignments(devices, op)
                 assigned = owner or self._assigned_pod(named, op)
@@ -108,10 +111,12 @@ class Handover:
                 if all(isinstance(answer, (answers.Proceed, answers.Admit)) for answer in replies.values()):
                     await self._record_starts(replies, op)
                     return
-                await self._grant(_handouts(replies), op, announced=True, at_start=True)
+                if not _waits(replies):  # a start that is refused in the end must not leave grants behind
+                    rounds += 1
+                    await self._grant(_handouts(replies), op, announced=True, at_start=True)
                 running = await self._start_jobs(replies, op, Deed.START_ON)
             joined |= {job.device for job in running}
-            await self._wait(running, [], budget, budget, Deed.START_ON)
+            await self._wait(running, _waits(replies), budget, budget, Deed.START_ON)
         raise Refused(Reason.INTERNAL, f"cannot start on {', '.join(devices)}: {NO_DECISION}")
 
     async def release(self, devices: Sequence[str], *, op: str = "") -> None:
@@ -163,8 +168,7 @@ class Handover:
             facts = context.with_domain(record, await context.with_assigned_pods(record, seen))
             return start.decide(record, facts, context.policy(device), starting_pod, context.now(), named.get(device))
 
-        answer = await self._final_answer(op, device, decision, Deed.START_ON)
-        return refusals.final(answer) if isinstance(answer, answers.Wait) else answer
+        return await self._final_answer(op, device, decision, Deed.START_ON)
 
     async def _release_answer(self, device: str) -> answers.ReleaseAnswer:
         context = self._context
@@ -264,7 +268,7 @@ class Handover:
     async def _wait(
         self,
         running: Sequence[ScrubJob],
-        waiting: Sequence[answers.Wait],
+        waiting: Mapping[str, answers.Wait],
         budget: float,
         owner_budget: float,
         deed: Deed,
@@ -272,14 +276,18 @@ class Handover:
         """Return when the answers may have changed; NotReady when a budget is used up."""
         now = self._context.now().uptime
         if waiting and now >= owner_budget:
-            raise NotReady(waiting[0].reason, waiting[0].message)
+            first = next(iter(waiting.values()))
+            raise NotReady(first.reason, first.message)
         if now >= budget and not running:
             raise NotReady(Reason.UNRESPONSIVE, TOO_LATE)
         if now >= budget:
             names = ", ".join(job.device for job in running)
             raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {names} in time: it is being scrubbed; try again")
+        if waiting and deed is Deed.START_ON:
+            await self._change_of(waiting, min(START_OBSERVES_EVERY, budget - now))
+            return
         if waiting or not running:  # without a job, an event was just recorded: decide again
-            await asyncio.sleep(OBSERVE_EVERY if waiting else 0)
+            await asyncio.sleep(ACQUIRE_OBSERVES_EVERY if waiting else 0)
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]
         try:
@@ -287,6 +295,19 @@ class Handover:
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _change_of(self, devices: Iterable[str], within: float) -> None:
+        """Return when the record of one of the devices changes, at the latest after ``within`` seconds."""
+        ledger = self._context.ledger
+        before = {device: ledger.records.get(device) for device in devices}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while all(ledger.records.get(device) is record for device, record in before.items()):
+                    await ledger.announced(ledger.announcements, within)
+
+
+def _waits(replies: Mapping[str, Answer]) -> dict[str, answers.Wait]:
+    return {device: answer for device, answer in replies.items() if isinstance(answer, answers.Wait)}
 
 
 def _handouts(replies: Mapping[str, Answer]) -> dict[str, answers.HandOut]:

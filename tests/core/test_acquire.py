@@ -55,7 +55,7 @@ NO_FILES = "cannot {} GPU-1: the node has too many files open"
 def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     refused = acquire.decide(lives.CLEAN, SHORT, ENFORCE, NOW)
     assert refused == Wait(Reason.SHORTAGE, NO_FILES.format("hand out"))
-    assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("start on"))
+    assert start.decide(lives.GRANTED, SHORT, ENFORCE, A, NOW) == Wait(Reason.SHORTAGE, NO_FILES.format("start on"))
     assert release.decide(lives.IN_USE, SHORT, NOW) == Refuse(Reason.SHORTAGE, NO_FILES.format("take back"))
     assert upkeep.tend(lives.CLEAN, SHORT, ENFORCE, NOW, 0.0) == Blocked("the node has too many files open")
     fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, SHORT)
@@ -379,7 +379,7 @@ def test_r8_a_device_whose_owner_is_about_to_start_is_refused_to_others():
     soon = later(ownership.STARTS_WITHIN - 0.1)
     late = later(ownership.STARTS_WITHIN)
     assert isinstance(acquire.decide(UNSEEN_A, gone, ENFORCE, soon), Wait)
-    assert isinstance(start.decide(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Refuse)
+    assert isinstance(start.decide(UNSEEN_A, gone, ENFORCE, "pod-b", soon), Wait)
     assert acquire.decide(UNSEEN_A, gone, ENFORCE, late) == Note(
         ev.Released("it was asked for again, and its last owner is gone")
     )
@@ -404,7 +404,7 @@ def test_a_refused_request_records_that_the_owner_was_seen():
 @pytest.mark.parametrize("record", [lives.CLEAN, lives.DIRTY, lives.GRANTED], ids=["clean", "dirty", "granted"])
 def test_w8_a_device_whose_sibling_is_being_reset_is_not_handed_out(record, policy):
     seen = replace(facts(), domain_resetting=True)
-    refusal = start.decide(record, seen, policy, A, NOW)
+    start_answer = start.decide(record, seen, policy, A, NOW)
     assert isinstance(acquire.decide(record, seen, policy, NOW), Wait)
-    assert isinstance(refusal, Refuse)
-    assert refusal.reason is Reason.NOT_READY
+    assert isinstance(start_answer, Wait)
+    assert start_answer.reason is Reason.NOT_READY

@@ -11,13 +11,13 @@ import pytest
 from policies.model import Evict, Eviction, OnSick, Starts
 from scrubber.core import events as ev
 from scrubber.core import ownership, remedy, start
-from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub
+from scrubber.core.answers import Admit, HandOut, Join, Note, Proceed, Refuse, Scrub, Wait
 from scrubber.core.model import Ailment, AilmentKind, KubeletAssignment, Owner, Path, Trigger
 from scrubber.ground.errors import Reason
 from tests.core import lives
 from tests.core.lives import AWAY, ENFORCE, FOREIGN, LEFTOVER, OBSERVE, OF_A, OF_B, A, B, facts, later, live, rows
 
-BUSY = Refuse(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
+BUSY = Wait(Reason.IN_USE, "cannot start on GPU-1: it is still in use")
 SICK = Refuse(Reason.SICK, "cannot start on GPU-1: it is unhealthy")
 ADMIT = Admit(ev.PutInUse(Owner(A, later(1))))
 CROWD = Note(ev.PutInUse(Owner(A, lives.NOW, seen=True, crowded=True)))
@@ -42,7 +42,7 @@ START = rows(
     ("a sick grant's visitor is on record as well", lives.SICK_GRANTED, facts((OF_B,)), ENFORCE,
      Note(ev.PutInUse(Owner(B, later(1), seen=True, unannounced=True)))),
     ("W16 no sight of processes: a grant does not start", lives.GRANTED, facts(None), ENFORCE,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("S8 the service was away since the proof: it is scrubbed before the start", lives.GRANTED, facts(since=AWAY),
      ENFORCE, Note(ev.Released("its proof ended before a container started on it"))),
     ("the grant of an observing policy is scrubbed once it enforces", lives.UNPROVEN, facts(), ENFORCE,
@@ -68,7 +68,7 @@ START = rows(
     ("R11 the kubelet was restarted since the grant, and nobody is there", lives.GRANTED, facts(epoch="epoch-2"),
      ENFORCE, ADMIT),
     ("W16 no sight of processes: nothing restarts", lives.IN_USE, facts(None, alive=True), ENFORCE,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("a user that was seen before it had a name", lives.NAMELESS, facts((OF_A,)), ENFORCE,
      ADMIT),
     ("a nameless user that is gone was somebody else", lives.NAMELESS, facts(), ENFORCE,
@@ -76,7 +76,7 @@ START = rows(
     ("a nameless user that is still there is not taken for another's container", lives.NAMELESS, facts((OF_B,)),
      ENFORCE, BUSY),
     ("W12 nobody can say whether the other owner lives", lives.EXPOSED_TO_B, facts(alive=None), ENFORCE,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("W17 another owner is alive", lives.EXPOSED_TO_B, facts(alive=True), ENFORCE, BUSY),
     ("a start is no proof of ownership: the container on it may be anybody's", lives.EXPOSED_TO_B,
      facts((OF_A,), alive=False), ENFORCE, BUSY),
@@ -151,7 +151,7 @@ MODELS = rows(
      (Note(ev.Released(start.CROWDED, restart=True)),) * 3),
     ("S10 the same, and a container of the pod is on it", lives.CROWDED, facts((OF_A,), alive=True), (BUSY,) * 3),
     ("nobody can look", lives.IN_USE, facts(None),
-     (Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it"),) * 3),
+     (Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it"),) * 3),
 )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ DOUBLE = rows(
     ("R11 the same, for an init and an app container", DOUBLED, facts(epoch="epoch-2"), 2, ADMIT),
     ("W18 a container of the pod is on it", DOUBLED_IN_USE, BESIDE, 1, BUSY),
     ("W16 no sight of processes", DOUBLED_IN_USE, facts(None), 1,
-     Refuse(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
+     Wait(Reason.NOT_PROVEN_FREE, "cannot start on GPU-1: it cannot be proven that no process uses it")),
     ("another pod", live(DOUBLED, ev.PutInUse(Owner(B, lives.NOW, seen=True))), facts(alive=False), 1,
      Note(ev.Released("another owner is about to start, and its last owner is gone"))),
     ("it is scrubbed", RESTARTED, facts(), 1, Scrub(Path.FAST, Trigger.START)),
@@ -302,4 +302,4 @@ CLAIMS = rows(
 @pytest.mark.parametrize(("owners", "wanted"), CLAIMS)
 def test_the_starting_pod(owners, wanted):
     found = start.starting_pod({device: frozenset(pods) for device, pods in owners.items()})
-    assert (found.reason if isinstance(found, Refuse) else found) == wanted
+    assert (found.reason if isinstance(found, (Wait, Refuse)) else found) == wanted

@@ -8,7 +8,7 @@ import pytest
 
 from scrubber.core import events as ev
 from scrubber.core.model import Facts, State
-from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason, Refused
+from scrubber.ground.errors import LedgerUnavailable, NotReady, Reason
 from tests.service.asking import let_on, rows, scrubs, written_down
 from tests.service.world import World
 
@@ -88,7 +88,7 @@ async def test_a_start_on_two_devices_uses_both_or_none(world):
     await world.acquire("pod", *world.uuids, announced=True)
     written_down(world, pod=world.uuids)
     world.intrude(world.uuids[1], container=True)
-    with pytest.raises(Refused):
+    with pytest.raises(NotReady):
         await world.handover.start(world.uuids, None)
     assert world.state(world.uuids[0]) is State.GRANTED
     assert not rows(world, ev.PutInUse, world.uuids[0])
@@ -148,9 +148,38 @@ async def test_gate_prestart_starts_nothing_beside_the_last_owner(policy):
     await asyncio.sleep(2)
     assert await world.acquire("next", device, announced=True) == []
     written_down(world, next=[device])
-    with pytest.raises(Refused) as refused:
+    began = world.loop.time()
+    with pytest.raises(NotReady) as refused:
         await world.handover.start([device], None)
     assert refused.value.reason is Reason.IN_USE
+    assert world.loop.time() - began >= world.truth.policy(device).budgets.start
+
+
+async def test_gate_prestart_start_waits_for_the_last_owner(policy):
+    world = await policy("{gate: prestart}")
+    device = world.uuids[0]
+    await let_on(world, "pod", device)
+    await asyncio.sleep(2)
+    await world.acquire("next", device, announced=True)
+    written_down(world, next=[device])
+    start = world.spawn(world.handover.start([device], None))
+    await asyncio.sleep(10)
+    assert world.state(device) is State.IN_USE
+    world.node.end_container("pod")
+    began = world.loop.time()
+    await start
+    assert scrubs(world, device) == 2
+    assert world.loop.time() - began < 3.0  # about its scrub
+
+
+async def test_a_waiting_start_grants_no_other_device_meanwhile(policy):
+    world = await policy("{gate: prestart}")
+    used, free = world.uuids
+    await let_on(world, "pod", used)
+    written_down(world, next=[used, free])
+    with pytest.raises(NotReady):
+        await world.handover.start([used, free], None)
+    assert not rows(world, ev.Granted, free)
 
 
 async def test_gate_prestart_does_not_concern_unannounced_grants(policy):

@@ -55,7 +55,7 @@ async def test_a_start_waits_until_a_monitor_closes_the_device(world):
     written_down(world, pod=[device])
     unannounced = world.intrude(device, container=True)
     await world.reach(device, State.IN_USE)
-    with pytest.raises(Refused):
+    with pytest.raises(NotReady):
         await world.handover.start([device], None)
     world.node.leave(unannounced)
     await world.handover.start([device], None)  # before any round has seen it
