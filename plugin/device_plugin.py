@@ -153,7 +153,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
         try:
             yield operation
         except AutoclaveError as error:
-            log.warning("no", error=error.message, **ended(HookOutcome.REFUSED, error.reason))
+            log.warning("request refused", error=error.message, **ended(HookOutcome.REFUSED, error.reason))
             await context.abort(_code(error, no), _for_tenants(error))
         except asyncio.CancelledError:
             log.warning("the kubelet gave up", **ended(HookOutcome.CANCELLED))
@@ -162,7 +162,7 @@ class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
             log.exception(FAULT, **ended(HookOutcome.FAULT, Reason.INTERNAL))
             await context.abort(grpc.StatusCode.INTERNAL, FAULT)
         else:
-            log.info("yes", **ended(HookOutcome.OK))
+            log.info("request granted", **ended(HookOutcome.OK))
 
 
 def _code(error: AutoclaveError, no: grpc.StatusCode) -> grpc.StatusCode:

@@ -1,6 +1,6 @@
 """How the servers answer every request: one log line, its metrics, and errors with a reason.
 
-A yes is logged at level info, a refusal as a warning, an internal error with its traceback.
+A granted request is logged at level info, a refused one as a warning, an internal error with its traceback.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ async def logged(asked: Request, count: Count | None = None) -> AsyncIterator[No
     try:
         yield
     except AutoclaveError as error:
-        logger.log(asked.level(logging.WARNING), "no", error=error.message, **ended("refused", error.reason.value))
+        logger.log(
+            asked.level(logging.WARNING),
+            "request refused",
+            error=error.message,
+            **ended("refused", error.reason.value),
+        )
         raise
     except asyncio.CancelledError:
         logger.log(asked.level(logging.WARNING), "the caller cancelled the request", **ended("cancelled"))
@@ -83,7 +88,7 @@ async def logged(asked: Request, count: Count | None = None) -> AsyncIterator[No
         logger.exception(FAULT, **ended("fault", Reason.INTERNAL.value))
         raise
     else:
-        logger.log(asked.level(logging.INFO), "yes", **ended("ok"))
+        logger.log(asked.level(logging.INFO), "request granted", **ended("ok"))
 
 
 @asynccontextmanager

@@ -84,8 +84,10 @@ async def test_an_allocate_that_scrubs_is_one_operation_in_both_logs_and_in_the_
     op = by_room["device plugin"]["op"]
     assert FRESH.fullmatch(op)
     assert {room: (line["event"], line["op"], line["outcome"]) for room, line in by_room.items()} == {
-        "jobs": ("job ended", op, "ok"), "api": ("yes", op, "ok"), "device plugin": ("yes", op, "ok"),
-    }  # fmt: skip
+        "jobs": ("job ended", op, "ok"),
+        "api": ("request granted", op, "ok"),
+        "device plugin": ("request granted", op, "ok"),
+    }
     entries = await since(house, row)
     assert {entry.op for entry in entries} == {op}
     kinds = {type(entry.event) for entry in entries}
@@ -231,7 +233,7 @@ async def test_a_storm_of_refusals_is_limited_and_counted(house) -> None:
         now[0] = log.WINDOW
         with pytest.raises(Refused):
             await scrubber.acquire([uuid], announced=True)
-    refused = [line for line in written if line["event"] == "no"]
+    refused = [line for line in written if line["event"] == "request refused"]
     assert [line.get("left_out") for line in refused] == [None] * log.MAX_REPEATS + [37]
     assert len({line["op"] for line in refused}) == log.MAX_REPEATS + 1
     assert {json.dumps(line["devices"]) for line in refused} == {json.dumps([uuid])}

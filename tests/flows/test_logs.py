@@ -43,8 +43,8 @@ async def test_an_id_leads_from_the_kubelets_question_to_the_rows_of_the_ledger(
     await node.kubelet.delete(pod)
     await node.clean(uuid)
     await node.stage.plugin.end(signal.SIGTERM)
-    asked = {it["hook"]: it for it in lines(node.stage.plugin) if it["event"] == "yes"}
-    answered = {it["request"]: it for it in lines(node.stage.service) if it["event"] == "yes"}
+    asked = {it["hook"]: it for it in lines(node.stage.plugin) if it["event"] == "request granted"}
+    answered = {it["request"]: it for it in lines(node.stage.service) if it["event"] == "request granted"}
     for hook, request, kind in (("Allocate", "acquire", "granted"), ("PreStartContainer", "start", "in-use")):
         rows = [row for row in await node.history(uuid, kind) if row.op == asked[hook]["op"]]
         assert asked[hook]["op"] == answered[request]["op"]
