@@ -1,5 +1,5 @@
 """Decisions. Values in, values out: no I/O, no clock, no randomness, no event loop, no logging.
 
-Time, ids and random bytes come in as arguments. Decisions made here are carried out in ``steps`` and
-``devices`` and stored in ``ledger``.
+Time, ids and random bytes come in as arguments. ``service`` and ``jobs`` carry the decisions out, and write the events
+to the ledger.
 """

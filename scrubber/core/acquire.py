@@ -96,7 +96,10 @@ def _enforced(record: Record, facts: Facts, policy: Policy, now: Moment, deed: D
 
 
 def _reusable(record: Record, facts: Facts, policy: Policy, now: Moment) -> bool:
-    """Whether a grant can be given again without a scrub: announced, never started on, in this run of the kubelet."""
+    """Whether a granted device can be granted again without a scrub.
+
+    Its grant must be announced and of this run of the kubelet, and no container may have started on the device.
+    """
     grant = record.grant
     if grant is None or record.owner is not None or not proof.is_valid(record.receipt, facts, policy, now):
         return False
@@ -132,7 +135,7 @@ def _from_dirty(record: Record, facts: Facts, policy: Policy, deed: Deed) -> ans
 
 
 def under_way(deed: Deed, record: Record) -> answers.Join | answers.CancelJob | answers.Wait:
-    """The device has a job: wait for it, or cancel it where it only tests an idle device. A reset is not cancelled."""
+    """The device has a job: wait for it. A burn-in is cancelled instead, except during its reset."""
     job = record.job
     if job is None or record.quarantine is not None or job.trigger is not Trigger.BURN_IN:
         return answers.Join()

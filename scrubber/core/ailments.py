@@ -31,7 +31,7 @@ def diagnose(vitals: Vitals, baseline: Baseline, policy: Policy) -> Ailment | No
 
 
 def worst(found: Iterable[Ailment]) -> Ailment | None:
-    """The ailment with the strongest remedy, and the first of equals: that remedy covers the weaker ones."""
+    """The ailment that needs the strongest remedy, because it covers the weaker ones. Of equals, the first."""
     return max(found, key=remedy.rank, default=None)
 
 

@@ -84,7 +84,7 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Yes, with nothing to record; or nothing to do."""
+    """Yes, or nothing to do. In both cases there is no event to record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from scrubber.core import presence, proof
 from scrubber.core.model import Moment, Path, Record, State, Step, Trigger
 from scrubber.core.siblings import siblings
 
-SPREAD = 0.25  # of the pause between two tests: the largest difference between the pauses of two devices
+SPREAD = 0.25  # the pause of a device is longer than the policy's by up to this share; its UUID says by how much
 
 
 def is_due(record: Record, records: Collection[Record], policy: Policy, now: Moment) -> bool:
@@ -19,7 +19,7 @@ def is_due(record: Record, records: Collection[Record], policy: Policy, now: Mom
     if not rules.every or policy.mode is Mode.OBSERVE or record.state is not State.CLEAN:
         return False
     if spare_devices(record, records) < rules.keep_free or proof.next_path(record, policy) is Path.SLOW:
-        return False  # a slow path is due anyway, or follows every tenant: it tests as much
+        return False  # the slow path tests as much, and is due anyway or follows every tenant
     # A time in the future is from before the clock was set back: it says nothing.
     known = [wall for wall in (record.tested, record.burn_in_begun) if wall is not None and wall <= now.wall]
     last = max(known, default=record.since.wall)
@@ -28,7 +28,7 @@ def is_due(record: Record, records: Collection[Record], policy: Policy, now: Mom
 
 
 def spare_devices(record: Record, records: Collection[Record]) -> int:
-    """How many other devices stay clean and usable while this one is tested together with its reset domain.
+    """How many other devices of its resource stay clean while this device and its reset domain are tested.
 
     Negative while another device is tested, or where a sibling is not idle.
     """

@@ -89,7 +89,8 @@ def pod(record: Record, assigned: Mapping[str, Collection[str]], names: Mapping[
     """The pod of a device as people call it; empty where it is not known.
 
     ``assigned``: the pods in the kubelet's checkpoint, with their containers, by UID. ``names``: NAMESPACE/NAME by UID.
-    The record names the owner; the checkpoint adds its containers, and all pods of a device that has no owner yet.
+    If the record has an owner, only that pod is named. For a granted device without an owner, all pods of the
+    checkpoint are named.
     """
     if record.owner is not None:
         uid = record.owner.container or ""

@@ -80,7 +80,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Soiled:
-    """The proof of a clean device ended: it was used without a grant, or memory is held by no visible process."""
+    """The proof of a clean device ended: it was used without a grant, or no visible process holds its used memory."""
 
     why: str
     holders: tuple[Holder, ...] = ()

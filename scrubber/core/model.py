@@ -267,14 +267,14 @@ class Receipt(Measurements):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Permission for a new tenant. It is no reservation: the tenant may never use the device, and may not say so."""
+    """Permission for a new tenant. It can happen that the tenant never uses the device and never says so."""
 
     id: str
     at: Moment
     epoch: str  # the run of the kubelet in which it was given
     announced: bool  # the caller will call Start before a container uses the device
     receipt: str | None  # None under policy ``observe`` only
-    until_release: bool = False  # ended by Release only, never inferred
+    until_release: bool = False  # the monitor does not infer its end: it waits for a release
     at_start: bool = False  # given by a start, for the container that starts: the kubelet sent no Allocate for it
 
 
@@ -345,7 +345,7 @@ class Record:
     quarantine: Quarantine | None = None
     ailment: Ailment | None = None  # found while in use: leads to a quarantine after the release
     setback: Setback | None = None
-    due_path: Path | None = None  # the next scrub takes at least this path: an earlier one did not pass
+    due_path: Path | None = None  # the next scrub takes at least this path
     returns: tuple[float, ...] = ()  # wall times of returns from quarantine, for the flap counter
     errors_noted: float | None = None  # uptime; when errors without an ailment were last recorded
     fast_seconds: tuple[float, ...] = ()  # seconds of its last fast scrubs that passed

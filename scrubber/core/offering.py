@@ -39,7 +39,7 @@ def _by_record(record: Record, policy: Policy, now: Moment) -> answers.Offer:
     if record.ailment is not None:
         return answers.Offer(healthy=False, why=f"sick: {record.ailment.detail}")
     if policy.mode is Mode.OBSERVE:
-        return answers.Offer(healthy=True, why="policy observe refuses nothing")
+        return answers.Offer(healthy=True, why="policy observe refuses only quarantined devices")
     match record.state:
         case State.CLEAN | State.GRANTED | State.IN_USE:
             return answers.Offer(healthy=True, why=record.state.value)

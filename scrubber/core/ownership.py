@@ -36,7 +36,7 @@ def first_seen(record: Record, facts: Facts) -> ev.PutInUse | None:
 
 
 def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
-    """Record a holder on a device without an owner, or the container of an owner without a name.
+    """Record who uses a device that has no owner, or whose owner has no known container.
 
     Record it at once: an unannounced pod that has left before the next observation would be forgotten.
     """
@@ -49,9 +49,10 @@ def unannounced_use(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | 
 def unannounced_pod_has_left(record: Record, facts: Facts) -> bool:
     """Whether an unannounced pod, such as a monitoring agent, has left a device that was granted to another pod.
 
-    The grant must be proven, announced and of this run of the kubelet. Then no container starts on the device without
-    asking, and the device had no holder when it was granted. After any other grant the unannounced pod may be the
-    owner: it keeps the device while it lives. So does a container outside any pod: the checkpoint never names it.
+    The grant must be proven, announced and of this run of the kubelet. Then the device had no holder when it was
+    granted, and each container of the granted pod needs an admitted start. After any other grant the unannounced pod
+    may be the owner, so it keeps the device while it lives. A container outside any pod also keeps it: no checkpoint
+    names one.
     """
     grant, owner, assigned = record.grant, record.owner, facts.assigned_pods
     if grant is None or owner is None or owner.container is None or not owner.unannounced or facts.holders != ():
@@ -68,8 +69,9 @@ def needs_checkpoint(owner: Owner | None, facts: Facts) -> bool:
 
 
 def confirmed_by_checkpoint(record: Record, facts: Facts, now: Moment) -> ev.PutInUse | None:
-    """The kubelet has given the device to an unannounced pod: that pod is the owner, also while it does not use it.
+    """The kubelet's checkpoint names an unannounced pod: that pod is the owner, also while it does not use the device.
 
+    If the checkpoint does not name the recorded pod but names the pod of another holder, that pod is the owner.
     Record it at once: the kubelet forgets a pod that was deleted by force and still runs.
     """
     owner, assigned = record.owner, facts.assigned_pods or frozenset()
@@ -94,8 +96,8 @@ def shared_use(record: Record, facts: Facts) -> ev.PutInUse | None:
 def contested(record: Record, named: KubeletAssignment) -> bool:
     """Whether a container may start under the name of another pod. ``named``: what the kubelet's checkpoint says.
 
-    Each successful Allocate leaves one entry in the checkpoint. If an entry is missing, the kubelet has dropped that
-    pod, and a start of the pod that is on its way counts as one of the pod that has the device now.
+    Each Allocate that succeeds adds one container to the checkpoint. If one is missing, the kubelet has dropped a pod.
+    That pod's container may still start, and the service would take it for a container of the pod that is left.
     """
     return record.handouts > named.containers
 
@@ -103,8 +105,8 @@ def contested(record: Record, named: KubeletAssignment) -> bool:
 def outdated(grant: Grant, named: KubeletAssignment, now: Moment) -> bool:
     """Whether the kubelet's checkpoint is older than the grant, so that it cannot name the pod of the grant.
 
-    The kubelet writes the checkpoint after Allocate and before the first start. The grant counts by the clock of its
-    time or by the present clock, whichever is earlier: the wall clock may have been set before or after the write.
+    The kubelet writes the checkpoint after Allocate and before the first start. The wall clock may have been set since
+    the grant, before or after that write. So of the grant's times by the old and the present clock the earlier counts.
     """
     granted = min(grant.at.wall, now.wall - (now.uptime - grant.at.uptime))
     return named.written < granted - CLOCK_TICK

@@ -19,7 +19,8 @@ def is_gone(record: Record) -> bool:
 def taken_away(record: Record) -> bool:
     """Whether the device was taken away on purpose. Its vitals say whether it is back.
 
-    Exception: a GPU that waits for a person is still listed after a new MIG layout, because a layout repairs nothing.
+    Exception: a GPU that waits for a person does not count as taken away by a new MIG layout. The person must still
+    decide about it.
     """
     out = record.quarantine
     if out is None or out.ailment.kind not in TAKEN_AWAY:

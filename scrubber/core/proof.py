@@ -24,12 +24,17 @@ def leaked_bytes(facts: Facts) -> int:
     return 0 if facts.vitals is None else facts.vitals.leaked_bytes
 
 
+def leak(leaked: int) -> str:
+    """These bytes, as operators read of them."""
+    return f"{leaked} bytes are in use, but no visible process holds them"
+
+
 def ended_by_use(facts: Facts) -> ev.Soiled | None:
     """What ends the proof of a clean device: a holder, or memory that no visible process holds."""
     if facts.holders:
         return ev.Soiled("it was used without a grant", facts.holders)
     leaked = leaked_bytes(facts)
-    return ev.Soiled(f"{leaked} bytes are held by no visible process") if leaked else None
+    return ev.Soiled(leak(leaked)) if leaked else None
 
 
 def ended_by_restart(record: Record, facts: Facts) -> ev.Distrusted | None:

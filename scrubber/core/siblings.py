@@ -8,7 +8,7 @@ from scrubber.core.model import Record, Step
 
 
 def siblings(record: Record, records: Iterable[Record]) -> list[Record]:
-    """The other devices that a reset of this one takes down. One that is gone may be back at any moment."""
+    """The other devices that a reset of this one takes down. One that is gone counts: it may return at any moment."""
     domain = record.device.reset_domain
     if domain is None:
         return []

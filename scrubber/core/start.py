@@ -3,8 +3,9 @@
 A record, fresh facts, the policy, the starting pod and the time go in; one answer comes out. The rules of ``acquire``
 hold here as well, and one more:
 
-Rule 4: whether a start is that of a new tenant is derived, never guessed. A grant without an owner is a first start,
-the same owner again is the same pod, and another owner is a new tenant whose grant was not seen.
+Rule 4: the record shows whether a start is that of a new tenant; nothing is guessed. A start on a grant without an
+owner is the first one. A start of the recorded owner is a start of the same pod. A start of any other pod is that of a
+new tenant whose grant was not seen.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _cannot_be_owner(record: Record, facts: Facts, pod: str, named: KubeletAssig
 def _keeps_out(answer: answers.StartAnswer, facts: Facts) -> bool:
     """Whether the answer keeps the pod out under policy ``observe``.
 
-    A release counts too if the device has holders: no scrub ends them, so the next decision would release it again.
+    A release also keeps the pod out if the device has holders: under policy ``observe`` no scrub ends them, so the
+    next decision would release the device again.
     """
     released = isinstance(answer, answers.Note) and isinstance(answer.event, ev.Released)
     return isinstance(answer, (answers.Wait, answers.Refuse)) or (released and bool(facts.holders))
@@ -109,8 +111,8 @@ def _from_grant(
     record: Record, facts: Facts, policy: Policy, pod: str, now: Moment, each: str | None
 ) -> answers.StartAnswer:
     """The first start of a grant."""
-    # Holders before the first start: they belong to the starting pod after a restart of the kubelet, or another pod
-    # uses the device without a start. Record another pod at once: it may leave before the next observation.
+    # A holder before the first start belongs to the starting pod, after a restart of the kubelet, or to another pod
+    # without an admitted start. Record another pod at once: it may leave before the next observation.
     unannounced = ownership.unannounced_use(record, facts, now)
     if unannounced is not None and any(holder.container != pod for holder in facts.holders or ()):
         return answers.Note(unannounced)
@@ -156,7 +158,7 @@ def _again(
 def _same_owner(record: Record, facts: Facts, now: Moment) -> answers.Proceed | answers.Admit:
     """Yes. The start of an unannounced pod is admitted now.
 
-    If the pod is not known to run now, it counts as not seen: until it is seen, its absence does not mean its end.
+    A pod that is not known to run now counts as not seen. Only after it was seen does its absence mean its end.
     """
     owner = record.owner
     if owner is None:
@@ -178,7 +180,7 @@ def _as_another(record: Record, facts: Facts, pod: str, now: Moment) -> answers.
 
 
 def _may_have_run(record: Record, facts: Facts) -> bool:
-    """Whether a container may have run before: after a restart of the kubelet, containers start without asking."""
+    """Whether a container may have run before. After a kubelet restart, containers start without this decision."""
     return bool(facts.holders) or record.grant is None or record.grant.epoch != facts.epoch
 
 
@@ -192,7 +194,7 @@ def _admit(facts: Facts, pod: str, now: Moment) -> answers.Admit:
 
 
 def _forbids_restart(ailment: Ailment, policy: Policy) -> bool:
-    """Otherwise the kubelet restarts a crashed container on the same device."""
+    """Whether the policy lets no container start again on a device with this ailment."""
     return policy.restart_on_sick is OnSick.REFUSE and remedy.of(ailment).doubtful
 
 

@@ -236,7 +236,7 @@ def _ended(record: Record, at: Moment) -> float | None:
 
 
 def _unused_handouts(record: Record) -> int:
-    """The handouts that count on after a release: none if a tenant with an admitted start has ended."""
+    """The handouts that still count after a release: none if a tenant with an admitted start has ended."""
     return 0 if leftover.start_admitted(record) else record.handouts
 
 

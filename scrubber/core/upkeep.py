@@ -161,13 +161,16 @@ def _probations(record: Record) -> int:
 
 
 def _new_ailment(record: Record, facts: Facts, policy: Policy) -> Ailment | None:
-    """A diagnosis that has no consequence yet. A running job judges the device itself."""
+    """An ailment that is not recorded yet, or that a free device still has to be quarantined for.
+
+    A running job judges the device itself.
+    """
     if record.state in (State.SCRUBBING, State.QUARANTINED):
         return None
     if record.ailment is not None and record.state in (State.GRANTED, State.IN_USE):
         return _worse(record.ailment, facts, record, policy)
     now = diagnose(facts.vitals, record.baseline, policy) if facts.vitals is not None else None
-    # The quarantine sets a new baseline, so an ailment that was found while in use must count now or never.
+    # Count an ailment that was found in use: the quarantine sets a new baseline, so it is not diagnosed again.
     return worst(it for it in (record.ailment, now) if it is not None)
 
 
@@ -220,7 +223,7 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
     if _hangs_after_its_end(record, facts):
         return _tend_hung(record, facts, policy, now)
     owner, container = record.owner, ownership.live_container(facts.holders)
-    kept = record.grant is not None and record.grant.until_release  # only a release ends it
+    kept = record.grant is not None and record.grant.until_release  # the monitor waits for a release
     if (
         owner is None
         and not kept
@@ -262,8 +265,8 @@ def _tend_tenancy(record: Record, facts: Facts, policy: Policy, now: Moment) -> 
 def _held_for_another(record: Record, facts: Facts) -> bool:
     """Whether the recorded owner is an unannounced pod, while the device may belong to another pod, which is idle.
 
-    The kubelet's checkpoint says so, if it can be read. If not, the answer is yes after an announced grant, otherwise
-    no: after a grant that announces no start, the unannounced pod is the one that the device was granted to.
+    It may if the kubelet's checkpoint names a pod. If the checkpoint cannot be read, it may after an announced grant
+    only: after any other grant, the unannounced pod is taken for the tenant that the device was granted to.
     """
     grant, owner = record.grant, record.owner
     if owner is None or not owner.unannounced:
@@ -318,7 +321,7 @@ def _lasts(ailment: Ailment, facts: Facts) -> bool:
 
 
 def _gone(record: Record, facts: Facts) -> Ailment | None:
-    """The ailment of a quarantined device that is gone. Once recorded, resets of its siblings need not observe it.
+    """The ailment of a quarantined device that is gone. Once recorded, its siblings can be reset without it.
 
     A lost slice is gone only if its GPU has another layout: slices are away for a moment while others are made.
     """
@@ -391,9 +394,9 @@ def _deserted(owner: Owner, facts: Facts, now: Moment) -> bool:
 
 
 def _abandoned(record: Record, policy: Policy, now: Moment) -> bool:
-    """Whether the time for a first start is over: at once if starts are announced, else after the start budget.
+    """Whether a grant without a start can be ended: an announced one at once, any other after the start budget.
 
-    A caller that announces starts asks again before it needs the device.
+    Before a container of an announced grant uses the device, ``start`` decides about the device again.
     """
     grant = record.grant
     return grant is not None and (grant.announced or now.uptime - grant.at.uptime > policy.budgets.start)

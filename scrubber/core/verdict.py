@@ -5,8 +5,8 @@ Rule 2: memory that did not hold what was written, or a unit that computed wrong
 later result says.
 Rule 3: coverage that was not measured is zero. Clear and verify must each cover what the policy orders.
 Rule 4: a step that passed must say how much memory or how many units it covered.
-Rule 5: the job must have done what the policy orders. A worker that did less has proven nothing. That is a fault of the
-service, not of the device, so the device stays dirty.
+Rule 5: the patterns must be those that the policy orders, and the self-test must test what was proven. If the worker
+did less, nothing is proven. That is a fault of the service, not of the device, so the device stays dirty.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from policies.model import Policy
 from policies.units import format_size
+from scrubber.core import proof
 from scrubber.core.ailments import diagnose, next_baseline, worst
 from scrubber.core.measurements import OURS, Measurements, Uncovered
 from scrubber.core.model import (
@@ -276,7 +277,7 @@ def _miscounted(clear: Findings) -> Failed | None:
 
 
 def _too_little(done: Done, policy: Policy) -> Failed | None:
-    """Clear and verify must each cover the share that the policy orders, of the larger of their allocatable sizes."""
+    """Clear and verify must each cover the share that the policy orders, of the larger memory size."""
     allocatable, least = _allocatable(done), policy.clear.min_coverage
     for step in MEASURED:
         covered = done[step].findings.covered_bytes or 0
@@ -334,7 +335,7 @@ def _unwell(done: Done, baseline: Baseline, policy: Policy) -> Failed | None:
     if vitals is None:
         return failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
     if vitals.leaked_bytes:
-        return failed(Step.HEALTH, Blame.DEVICE, f"{vitals.leaked_bytes} bytes are held by no visible process")
+        return failed(Step.HEALTH, Blame.DEVICE, proof.leak(vitals.leaked_bytes))
     ailment = diagnose(vitals, baseline, policy)
     return failed(Step.HEALTH, Blame.DEVICE, ailment.detail, ailment) if ailment else None
 

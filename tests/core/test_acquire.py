@@ -94,7 +94,7 @@ ACQUIRE = rows(
     ("S10 a clean device that is used without a grant is soiled", lives.CLEAN, facts((OF_B,)), ENFORCE,
      Note(ev.Soiled("it was used without a grant", (OF_B,)))),
     ("memory that nobody visible holds ends a proof", lives.CLEAN, facts(vitals=Vitals(leaked_bytes=7)), ENFORCE,
-     Note(ev.Soiled("7 bytes are held by no visible process"))),
+     Note(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
     ("a proof under another clearing policy is none", lives.CLEAN, facts(), OTHER_PROOF, EXPIRED),
     ("S8 a proof from before the service was away is none", lives.CLEAN, facts(since=AWAY), ENFORCE, EXPIRED),
     ("a proof outlives the service where policy says so", lives.CLEAN, facts(since=AWAY), SURVIVES, HandOut()),

@@ -30,8 +30,8 @@ ADVERT = rows(
     ("on probation", lives.PROBED, ENFORCE, False, "quarantined: the device has fallen off its bus"),
     ("sick in use", lives.SICK_IN_USE, ENFORCE, False, "sick: the device has fallen off its bus"),
     ("sick and released", lives.SICK_DIRTY, ENFORCE, False, "sick: the device has fallen off its bus"),
-    ("observe: dirty", lives.DIRTY, OBSERVE, True, "policy observe refuses nothing"),
-    ("observe: unknown", lives.UNKNOWN, OBSERVE, True, "policy observe refuses nothing"),
+    ("observe: dirty", lives.DIRTY, OBSERVE, True, "policy observe refuses only quarantined devices"),
+    ("observe: unknown", lives.UNKNOWN, OBSERVE, True, "policy observe refuses only quarantined devices"),
     ("observe: quarantined", lives.QUARANTINED, OBSERVE, False, "quarantined: the device has fallen off its bus"),
     ("observe: sick", lives.SICK_IN_USE, OBSERVE, False, "sick: the device has fallen off its bus"),
 )  # fmt: skip

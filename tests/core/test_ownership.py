@@ -39,4 +39,4 @@ def test_a_holder_or_leaked_memory_ends_the_proof():
     assert proof.ended_by_use(facts()) is None
     assert proof.ended_by_use(facts((OF_B,))) == ev.Soiled("it was used without a grant", (OF_B,))
     leaking = facts(vitals=Vitals(leaked_bytes=7))
-    assert proof.ended_by_use(leaking) == ev.Soiled("7 bytes are held by no visible process")
+    assert proof.ended_by_use(leaking) == ev.Soiled("7 bytes are in use, but no visible process holds them")

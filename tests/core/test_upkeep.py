@@ -81,7 +81,7 @@ TEND = rows(
     ("S10 under observe, too", lives.CLEAN, facts((FOREIGN,)), OBSERVE,
      Note(ev.Soiled("it was used without a grant", (FOREIGN,)))),
     ("S11 memory that nobody holds is not free", lives.CLEAN, facts(vitals=LEAK), ENFORCE,
-     Note(ev.Soiled("7 bytes are held by no visible process"))),
+     Note(ev.Soiled("7 bytes are in use, but no visible process holds them"))),
     ("health that was not asked for is no news", lives.CLEAN, facts(vitals=None), ENFORCE, Proceed()),
     ("an old proof is renewed", lives.CLEAN, facts(since=AWAY), ENFORCE, Scrub(Path.FAST, Trigger.PROOF_EXPIRED)),
     ("W16 an old proof is not renewed without a look", lives.CLEAN, facts(None, since=AWAY), ENFORCE,

@@ -173,7 +173,7 @@ def test_health_that_was_not_read_is_no_health():
 
 def test_memory_that_no_visible_process_holds_is_not_clean():
     judged = judge(finished(health={"vitals": Vitals(leaked_bytes=1)}))
-    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "1 bytes are held by no visible process")
+    assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "1 bytes are in use, but no visible process holds them")
 
 
 KNOWN = Baseline(last_xid=5, ecc_uncorrectable=2)

@@ -224,7 +224,8 @@ async def test_leaked_memory_ends_a_proof_and_a_reset_frees_it(world):
     device = world.uuids[0]
     leak(world, device)
     await asyncio.sleep(A_ROUND)
-    assert [it.why for it in rows(world, ev.Soiled, device)] == ["4096 bytes are held by no visible process"]
+    said = "4096 bytes are in use, but no visible process holds them"
+    assert [it.why for it in rows(world, ev.Soiled, device)] == [said]
     await world.clean(device)
     assert quarantines(world, device) == []
 

@@ -10,7 +10,7 @@ from scrubber.core.diagnosis import base
 from scrubber.core.model import State
 
 LONG = 60.0  # seconds: by then the scrub of an unknown or dirty device has begun, unless something blocks it
-COVERED = Clear().min_coverage  # the default of a policy; a policy with less was written on purpose
+COVERED = Clear().min_coverage  # the default; a receipt below it means that the policy demanded less
 ADVICE = {kind.value: it.advice for kind, it in remedy.REMEDIES.items()}
 
 

@@ -154,7 +154,7 @@ def _guests(facts: base.NodeFacts) -> Iterator[base.Finding]:
 
 
 def _mps(facts: base.NodeFacts) -> Iterator[base.Finding]:
-    if not facts.guards_nvidia or facts.posture.sees_all is False:  # then ``pid-namespace`` says why it cannot be told
+    if not facts.guards_nvidia or facts.posture.sees_all is False:  # ``pid-namespace`` then says why
         return
     found = facts.posture.mps
     if isinstance(found, base.CheckFault):
@@ -240,7 +240,7 @@ _NAME_GPUS = (
 
 
 def _unnamed(facts: base.NodeFacts, named: frozenset[str]) -> str:
-    """What the specifications lack. While the devices are not known, one UUID is enough."""
+    """What no specification does, as the end of a sentence. While the devices are not known, one UUID is enough."""
     missing = sorted(_handed_out(facts) - named)
     if not named:
         return "exists, but the strategies cdi-cri and cdi-annotations need one"

@@ -9,8 +9,8 @@ from scrubber.core.diagnosis import base
 from scrubber.core.diagnosis.base import Capability
 
 YEAR_2024 = 1_704_067_200.0  # seconds: this program is younger, so an earlier clock was never set
-# The ledger's journal grows to 4 MiB before it is written into the ledger, which needs as much again for a moment:
-# with less than 10 MiB the next write may fail. 100 MiB are some hundred thousand events, weeks on a busy node.
+# The ledger's journal grows to 4 MiB. Then it is written into the ledger, and both need space for a moment: with less
+# than 10 MiB the next write may fail. 100 MiB hold more than 100,000 events: weeks on a busy node.
 LOW_BYTES, FEW_BYTES = 100 * 2**20, 10 * 2**20
 LOW_FILES, FEW_FILES = 1000, 16  # the ledger is a handful of files
 
