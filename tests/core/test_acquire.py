@@ -197,17 +197,17 @@ def test_a_fresh_request_is_refused_a_granted_device(state):
 @pytest.mark.parametrize("policy", [ENFORCE, PRESTART, OBSERVE])
 @pytest.mark.parametrize("record", [lives.GRANTED, lives.UNANNOUNCED, lives.UNPROVEN, lives.IN_USE, lives.NAMELESS])
 @pytest.mark.parametrize("seen", [facts(), facts((OF_A,), alive=True), facts(alive=False), facts(None)])
-def test_no_policy_and_no_fact_changes_that_refusal(policy, record, seen):
+def test_a_fresh_request_is_refused_under_every_policy_and_fact(policy, record, seen):
     answer = acquire.decide(record, seen, policy, later(1), announced=True, fresh=True)
     assert answer == Refuse(Reason.IN_USE, HELD.format(record.state.value))
 
 
-def test_a_grant_of_another_boot_does_not_count():
+def test_a_grant_of_another_boot_refuses_no_fresh_request():
     answer = acquire.decide(lives.GRANTED, facts(incarnation=lives.REBOOTED), ENFORCE, later(1), fresh=True)
     assert answer == Note(ev.Distrusted("the node was rebooted", lives.REBOOTED))
 
 
-def test_a_tenant_without_a_grant_counts():
+def test_a_holder_without_a_grant_refuses_a_fresh_request():
     assert acquire.decide(lives.DIRTY, facts((OF_B,)), ENFORCE, later(1), fresh=True) == IN_USE
 
 

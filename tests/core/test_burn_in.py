@@ -77,7 +77,7 @@ def test_a_burn_in_makes_no_path_due():
     assert (AFTER_A_TENANT.due_path, AFTER_A_TENANT.burn_in_begun) == (Path.FAST, None)
 
 
-def test_the_first_proof_counts_as_a_test_and_after_that_only_the_slow_path_does():
+def test_after_the_first_proof_only_slow_scrubs_count_as_tests():
     fast = live(lives.UNKNOWN, ev.ScrubStarted(lives.job(Path.FAST)))
     assert live(fast, lives.passed(fast), at=later(1)).tested == later(1).wall
     known = replace(fast, tested=lives.NOW.wall)

@@ -74,9 +74,7 @@ def settle(ask, record, now):
 
 
 @given(RECORD, BLIND, POLICY, MOMENT)
-def test_unknown_is_no_nothing_is_handed_out_proven_or_done_to_a_device_that_cannot_be_looked_at(
-    record, seen, policy, now
-):
+def test_nothing_is_done_to_a_device_with_unknown_holders(record, seen, policy, now):
     said = everything_asked(record, seen, policy, now)
     for answer in said.values():
         assert answer != answers.HandOut(unproven=None)
@@ -119,7 +117,7 @@ def test_only_an_unannounced_pod_loses_a_device_while_alive(record, seen, policy
 
 
 @given(RECORD, SEEN, POLICY, MOMENT, CHANCE)
-def test_a_sentence_for_tenants_names_no_process_and_no_container(record, seen, policy, now, chance):
+def test_no_message_for_tenants_names_a_process_or_container(record, seen, policy, now, chance):
     for answer in everything_asked(record, seen, policy, now, chance).values():
         if isinstance(answer, answers.Wait | answers.Refuse):
             assert record.device.uuid in answer.message
@@ -131,7 +129,7 @@ def test_a_sentence_for_tenants_names_no_process_and_no_container(record, seen, 
 
 
 @given(RECORD, SEEN, MOMENT)
-def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_out(record, seen, now):
+def test_policy_observe_refuses_only_quarantined_devices(record, seen, now):
     seen = replace(seen, incarnation=record.incarnation)
     record, answer = settle(lambda it: acquire.decide(it, seen, OBSERVE, now), record, now)
     if record.state is State.QUARANTINED:
@@ -141,9 +139,7 @@ def test_under_observe_a_quarantined_device_is_refused_and_everything_else_goes_
 
 
 @given(RECORD, POLICY, MOMENT)
-def test_i3_quarantined_and_sick_devices_are_never_advertised_nor_are_unknown_ones_but_under_observe(
-    record, policy, now
-):
+def test_i3_quarantined_sick_or_unproven_devices_are_never_offered(record, policy, now):
     advert = offering.offer(record, policy, now)
     assert advert.why
     unproven = policy.mode is Mode.ENFORCE and record.state is State.UNKNOWN
@@ -168,14 +164,14 @@ def test_every_decision_ends(record, seen, policy, now, chance):
 
 
 @given(st.sampled_from(GRANTED), lives.sights(st.just(())), MOMENT)
-def test_i1_where_policy_enforces_nothing_starts_on_a_grant_without_a_standing_proof(record, seen, now):
+def test_i1_enforced_starts_on_a_grant_need_a_valid_proof(record, seen, now):
     answer = start.decide(record, seen, ENFORCE, A, now)
     if isinstance(answer, answers.Admit):
         assert proof.is_valid(record.receipt, seen, ENFORCE, now)
 
 
 @given(RECORD, SEEN, MOMENT)
-def test_i1_where_policy_enforces_whatever_goes_out_has_a_standing_proof_and_no_user(record, seen, now):
+def test_i1_enforced_handouts_need_a_valid_proof_and_no_holder(record, seen, now):
     if acquire.decide(record, seen, ENFORCE, now) == answers.HandOut():
         assert seen.holders == ()
         assert record.ailment is None
@@ -184,7 +180,7 @@ def test_i1_where_policy_enforces_whatever_goes_out_has_a_standing_proof_and_no_
 
 
 @given(RECORD, SEEN, st.sampled_from(Step))
-def test_i2_a_step_goes_on_only_where_its_own_job_is_alone(record, seen, step):
+def test_i2_a_step_runs_only_without_other_jobs_or_holders(record, seen, step):
     if fence.check(record, "job-1", step, seen) is None:
         assert record.job.id == "job-1"
         assert seen.holders is not None
@@ -204,7 +200,7 @@ def test_i5_i6_an_interrupted_job_leaves_no_clean_device(record, now):
 
 
 @given(lives.walks())
-def test_in_any_life_what_a_record_says_fits_its_state(walk):
+def test_the_fields_of_a_record_always_fit_its_state(walk):
     for _, _, record in walk:
         proven = record.grant is not None and record.grant.receipt is not None
         assert (record.receipt is not None) == (
@@ -220,7 +216,7 @@ def test_in_any_life_what_a_record_says_fits_its_state(walk):
 
 
 @given(lives.walks())
-def test_in_any_life_i1_granted_comes_from_clean_with_its_receipt_or_is_marked(walk):
+def test_i1_every_grant_is_proven_or_marked_as_unproven(walk):
     for before, event, after in walk:
         if after.state is State.GRANTED and before.state is not State.GRANTED:
             marked = isinstance(event, ev.GrantedUnproven) and after.grant.receipt is None
@@ -228,7 +224,7 @@ def test_in_any_life_i1_granted_comes_from_clean_with_its_receipt_or_is_marked(w
 
 
 @given(lives.walks())
-def test_in_any_life_clean_is_a_job_that_passed_with_its_receipt(walk):
+def test_only_a_passed_job_with_its_receipt_makes_clean(walk):
     for before, event, after in walk:
         if after.state is State.CLEAN and before.state is not State.CLEAN:
             assert isinstance(event, ev.ScrubPassed)

@@ -24,14 +24,14 @@ def of_device(facts, later=0.0, **changes):
     return [(it.level, it.text) for it in judged if it.name == "device"]
 
 
-def test_a_node_on_which_all_is_well_has_one_finding_of_each_check(facts):
+def test_a_healthy_node_gets_one_ok_finding_of_each_check(facts):
     found = roster.judge(facts)
     assert sorted(it.name for it in found) == sorted({it.name for it in found})
     assert len(found) == len(roster.CHECKS)
     assert roster.worst(found) is Level.OK
 
 
-def test_of_what_is_nvidias_nothing_is_said_on_a_node_with_other_gpus():
+def test_a_node_with_other_gpus_skips_the_nvidia_checks():
     nvidias = {
         "driver", "cupy", "scrub-on-free", "vgpu-host", "mps", "persistence", "container-toolkit", "cdi",
         "pid-namespace", "privileges", "cgroups", "kernel-log",
@@ -41,7 +41,7 @@ def test_of_what_is_nvidias_nothing_is_said_on_a_node_with_other_gpus():
 
 
 @pytest.mark.parametrize("state", ["unknown", "dirty"])
-def test_a_gpu_that_stays_unknown_or_dirty_is_a_warning_once_a_scrub_should_have_begun(facts, state):
+def test_a_gpu_left_unknown_or_dirty_becomes_a_warning(facts, state):
     changes = {"state": state, "healthy": False, "receipt": None}
     assert [level for level, _ in of_device(facts, 60.0, **changes)] == [Level.OK]
     said = f"GPU 3 (GPU-1) has been {state} for more than 60 seconds"
@@ -57,7 +57,7 @@ def test_a_gpu_that_could_not_be_scrubbed_is_a_warning_at_once(facts, state):
 
 
 @pytest.mark.parametrize("state", ["clean", "granted", "in_use"])
-def test_a_gpu_that_could_be_offered_and_is_not_is_a_warning(facts, state):
+def test_a_scrubbed_gpu_that_is_not_offered_is_a_warning(facts, state):
     said = f"GPU 3 (GPU-1) is {state} and not offered to the kubelet: sick: xid 79"
     assert of_device(facts, state=state, healthy=False, why="sick: xid 79") == [(Level.WARNING, said)]
     assert [level for level, _ in of_device(facts, state=state)] == [Level.OK]
@@ -75,7 +75,7 @@ def test_a_proof_of_too_little_memory_is_a_warning(facts):
     assert of_device(facts, receipt=replace(RECEIPT, covered_bytes=994)) == [(Level.WARNING, said)]
 
 
-def test_a_quarantine_for_a_reason_of_a_newer_service_is_told_all_the_same(facts):
+def test_a_quarantine_with_an_unknown_reason_is_a_warning(facts):
     out = views.QuarantineStatus("gremlins", "they bite", 0.0, "autoclave", 0, sticky=True, next_probe_seconds=None)
     assert of_device(facts, state="scrubbing", healthy=False, quarantine=out) == [
         (Level.WARNING, "GPU 3 (GPU-1) is quarantined: gremlins: they bite")
@@ -88,14 +88,14 @@ def test_a_node_without_a_gpu_is_a_warning(facts):
 
 
 @pytest.mark.parametrize("name", ["run_dir", "kubelet_dir", "kubelet", "checkpoint", "plugin"])
-def test_what_may_not_be_seen_is_broken_and_says_who_may_see_it(facts, name):
+def test_denied_access_is_broken_and_asks_for_another_user(facts, name):
     found = roster.judge(
         replace(facts, **{name: replace(getattr(facts, name), fault=CheckFault("permission denied", denied=True))})
     )
     assert {it.remedy for it in found if it.level is Level.BROKEN} == {base.OTHER_USER}
 
 
-def test_a_report_that_has_seen_nothing_is_broken():
+def test_a_report_without_findings_is_broken():
     assert roster.worst([]) is Level.BROKEN
 
 
@@ -106,7 +106,7 @@ def test_a_report_that_has_seen_nothing_is_broken():
         (Refused(Reason.INTERNAL, "the scrub service failed: x; y"), "the scrub service failed: x; y"),
     ],
 )
-def test_a_service_that_answers_with_anything_else_is_broken_too(facts, error, told):
+def test_a_service_that_answers_with_an_error_is_broken(facts, error, told):
     found = roster.judge(replace(facts, answer=error))
     [broken] = [it for it in found if it.level is not Level.OK]
     assert (broken.name, told in broken.text) == ("service", True)

@@ -31,7 +31,7 @@ def loaded_with(**options):
         ({"driver": DENIED}, Level.BROKEN, "cannot tell which driver is loaded: permission denied"),
     ],
 )
-def test_the_driver_is_loaded_and_of_one_version_with_its_library(changes, level, words):
+def test_the_driver_must_be_loaded_and_match_its_library(changes, level, words):
     found = only(stands(**changes), "driver")
     assert (found[0], words in found[1]) == (level, True)
 
@@ -49,7 +49,7 @@ def test_the_driver_is_loaded_and_of_one_version_with_its_library(changes, level
     ],
 )
 @pytest.mark.parametrize("here", ["", "CuPy is not installed"])
-def test_whether_memory_can_be_overwritten_is_for_the_service_to_say(said, level, words, here):
+def test_only_the_services_answer_decides_the_cupy_finding(said, level, words, here):
     service = replace(STATUS.service, **{"cupy": "", **said})
     facts = replace(stands(cupy=base.Python("/opt/python", here)), answer=replace(STATUS, service=service))
     found = only(facts, "cupy")
@@ -57,17 +57,17 @@ def test_whether_memory_can_be_overwritten_is_for_the_service_to_say(said, level
 
 
 @pytest.mark.parametrize(("here", "level"), [("", Level.OK), ("CuPy is not installed", Level.BROKEN)])
-def test_while_the_service_says_nothing_it_is_told_which_python_was_asked(here, level):
+def test_without_a_service_the_cupy_finding_names_the_checked_python(here, level):
     found = only(replace(stands(cupy=base.Python("/opt/python", here)), answer=HIDDEN), "cupy")
     assert (found[0], "installed for /opt/python, which runs this check;" in found[1]) == (level, True)
 
 
-def test_without_a_driver_its_absence_alone_is_said_of_it():
+def test_a_missing_driver_silences_further_driver_checks():
     names = {it.name for it in roster.judge(stands(driver=ABSENT))}
     assert not names & {"scrub-on-free", "vgpu-host", "persistence"}
 
 
-def test_real_gpus_that_nobody_guards_are_a_warning_and_nothing_else_is_said_of_them():
+def test_unguarded_nvidia_gpus_give_one_warning_and_no_other_finding():
     unguarded = replace(of_others(), posture=POSTURE)
     assert {it.name for it in roster.judge(unguarded)} - {it.name for it in roster.judge(of_others())} == {"driver"}
     level, text = only(unguarded, "driver")
@@ -78,7 +78,7 @@ def test_real_gpus_that_nobody_guards_are_a_warning_and_nothing_else_is_said_of_
 
 
 @pytest.mark.parametrize(("driver", "judged"), [("580.142", True), (DENIED, True), (ABSENT, False)])
-def test_while_no_service_answers_the_driver_says_whether_these_gpus_are_judged(driver, judged):
+def test_without_a_service_the_driver_decides_whether_nvidia_checks_run(driver, judged):
     names = {it.name for it in roster.judge(replace(stands(driver=driver), answer=HIDDEN))}
     assert ("mps" in names, "driver" in names) == (judged, judged)
 
@@ -99,21 +99,21 @@ def test_while_no_service_answers_the_driver_says_whether_these_gpus_are_judged(
         ("RMDisableFastScrubber=0", Level.OK),
     ],
 )
-def test_a_registry_key_that_stops_the_drivers_own_scrub_is_found_however_it_is_written(option, value, level):
+def test_a_key_that_disables_zeroing_is_found_in_any_spelling(option, value, level):
     assert only(loaded_with(**{option: value}), "scrub-on-free")[0] is level
 
 
-def test_a_registry_key_of_one_gpu_is_told_with_its_address():
+def test_a_registry_key_is_reported_with_its_gpus_address():
     value = "pci=0000:3b:00.0;Foo=1;pci=0000:5e:00.0;RMDisableScrubOnFree=1"
     assert "is set for 0000:5e:00.0:" in only(loaded_with(RegistryDwordsPerDevice=value), "scrub-on-free")[1]
 
 
 @pytest.mark.parametrize(("value", "level"), [("0", Level.BROKEN), ("1", Level.OK)])
-def test_host_memory_that_is_given_out_as_it_is_breaks_the_promise(value, level):
+def test_host_memory_given_out_without_zeroing_is_broken(value, level):
     assert only(loaded_with(InitializeSystemMemoryAllocations=value), "scrub-on-free")[0] is level
 
 
-def test_options_that_the_driver_does_not_tell_are_not_taken_for_good_ones():
+def test_unknown_driver_options_are_broken():
     assert [level for level, _ in told(stands(options={}), "scrub-on-free")] == [Level.BROKEN] * 3
     for fault in (DENIED, ABSENT):
         assert only(stands(options=fault), "scrub-on-free")[0] is Level.BROKEN
@@ -131,22 +131,22 @@ def test_a_gpu_older_than_turing_is_a_warning(compute, level):
 @pytest.mark.parametrize(
     ("signs", "level"), [((), Level.OK), (("module nvidia_vgpu_vfio is loaded",), Level.BROKEN), (DENIED, Level.BROKEN)]
 )
-def test_gpus_that_are_shared_with_virtual_machines_break_the_promise(signs, level):
+def test_gpus_shared_with_virtual_machines_are_broken(signs, level):
     assert only(stands(shared_with_guests=signs), "vgpu-host")[0] is level
 
 
 @pytest.mark.parametrize(("found", "level"), [((), Level.OK), (("process 7",), Level.BROKEN), (DENIED, Level.BROKEN)])
-def test_the_multi_process_service_breaks_the_promise(found, level):
+def test_a_running_multi_process_service_is_broken(found, level):
     assert only(stands(mps=found), "mps")[0] is level
 
 
-def test_from_a_pid_namespace_of_its_own_nothing_is_said_of_the_multi_process_service():
+def test_mps_is_not_judged_from_another_pid_namespace():
     assert told(stands(sees_all=False), "mps") == []
     assert only(stands(sees_all=False, service=DENIED), "pid-namespace")[0] is Level.BROKEN
 
 
 @pytest.mark.parametrize(("there", "level"), [(True, Level.OK), (False, Level.WARNING), (DENIED, Level.WARNING)])
-def test_a_gpu_that_forgets_its_settings_is_a_warning(there, level):
+def test_a_missing_persistence_daemon_is_a_warning(there, level):
     assert only(stands(persistenced=there), "persistence")[0] is level
 
 
@@ -162,7 +162,7 @@ def test_a_gpu_that_forgets_its_settings_is_a_warning(there, level):
         (base.Toolkit(False), Level.WARNING),
     ],
 )
-def test_a_toolkit_that_gives_a_pod_what_it_wishes_for_breaks_the_promise(toolkit, level):
+def test_a_toolkit_must_not_give_pods_gpus_without_a_request(toolkit, level):
     assert only(stands(toolkit=toolkit), "container-toolkit")[0] is level
 
 
@@ -181,7 +181,7 @@ def spec(*names, kind="nvidia.com/gpu", **changes):
         ((spec(fault=DENIED),), Level.WARNING, "cannot use /etc/cdi/a.yaml: permission denied"),
     ],
 )
-def test_a_gpu_that_no_cdi_specification_names_is_a_warning(specs, level, words):
+def test_a_gpu_without_a_cdi_name_is_a_warning(specs, level, words):
     found = only(stands(cdi=specs), "cdi")
     assert (found[0], words in found[1]) == (level, True)
 
@@ -200,7 +200,7 @@ def test_a_gpu_that_no_cdi_specification_names_is_a_warning(specs, level, words)
         ((spec(fault=DENIED), spec("GPU-1")), "nvidia.com/gpu", True, [(Level.WARNING, "denied")]),
     ],
 )
-def test_a_plugin_that_will_name_gpus_by_cdi_needs_them_named(specs, kind, answered, wanted):
+def test_a_plugin_that_uses_cdi_needs_every_gpu_named(specs, kind, answered, wanted):
     """Also where nothing else tells of a driver: its init container sees no part of one."""
     facts = stands(cdi=specs) if answered else replace(stands(cdi=specs, driver=ABSENT), answer=Unreachable("nobody"))
     found = told(replace(facts, cdi_kind=kind), "cdi")
@@ -208,7 +208,7 @@ def test_a_plugin_that_will_name_gpus_by_cdi_needs_them_named(specs, kind, answe
     assert all(words in text for (_, text), (_, words) in zip(found, wanted, strict=True))
 
 
-def test_a_gpu_that_is_cut_into_slices_needs_no_name_and_its_slices_do():
+def test_of_a_sliced_gpu_only_the_slices_need_cdi_names():
     piece = replace(GPU, device="MIG-1", mig=True)
     cut = replace(FACTS, answer=replace(STATUS, devices=(GPU, piece)))
     assert "names MIG-1" in only(cut, "cdi")[1]

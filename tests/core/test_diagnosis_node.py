@@ -19,12 +19,12 @@ CHECKS = (*hardware.CHECKS, *node.CHECKS)
     ("service", "level"),
     [(base.Process(True, ALL), Level.OK), (base.Process(False, ALL), Level.BROKEN), (DENIED, Level.BROKEN)],
 )
-def test_a_service_that_does_not_see_every_process_breaks_the_promise(service, level):
+def test_a_service_that_cannot_see_every_process_is_broken(service, level):
     assert only(stands(service=service), "pid-namespace")[0] is level
 
 
 @pytest.mark.parametrize(("here", "level"), [(True, Level.OK), (False, Level.BROKEN), (DENIED, Level.BROKEN)])
-def test_without_a_service_the_place_of_the_look_is_judged(here, level):
+def test_without_a_service_the_doctors_own_pid_namespace_is_judged(here, level):
     assert only(replace(stands(sees_all=here, service=ABSENT), answer=SILENT), "pid-namespace")[0] is level
 
 
@@ -37,12 +37,12 @@ def test_without_a_service_the_place_of_the_look_is_judged(here, level):
         (Capability.SYS_ADMIN, Level.BROKEN),
     ],
 )
-def test_each_privilege_that_the_service_lacks_is_told(lacks, level):
+def test_each_missing_privilege_is_reported(lacks, level):
     found = only(stands(service=base.Process(True, ALL & ~(1 << lacks.value))), "privileges")
     assert (found[0], f"lacks CAP_{lacks.name}:" in found[1]) == (level, True)
 
 
-def test_the_privileges_of_a_service_that_cannot_be_seen_are_not_guessed():
+def test_privileges_that_cannot_be_read_are_not_guessed():
     assert told(stands(service=DENIED), "privileges") == []
     assert only(stands(service=DENIED), "pid-namespace")[0] is Level.BROKEN
 
@@ -51,7 +51,7 @@ def test_the_privileges_of_a_service_that_cannot_be_seen_are_not_guessed():
     ("versions", "level"),
     [("version 1", Level.OK), ("version 2", Level.OK), (ABSENT, Level.BROKEN), (DENIED, Level.BROKEN)],
 )
-def test_control_groups_of_either_version_will_do(versions, level):
+def test_control_groups_of_either_version_are_ok(versions, level):
     assert only(stands(cgroups=versions), "cgroups")[0] is level
 
 
@@ -64,12 +64,12 @@ def test_control_groups_of_either_version_will_do(versions, level):
         (NOW, Level.OK),
     ],
 )
-def test_a_clock_that_was_never_set_or_was_put_back_is_a_warning(now, level):
+def test_a_clock_never_set_or_set_back_is_a_warning(now, level):
     status = replace(STATUS, service=replace(STATUS.service, started=NOW))
     assert only(replace(FACTS, now=now, answer=status), "clock")[0] is level
 
 
-def test_a_clock_that_was_never_set_is_seen_without_a_service_too():
+def test_an_unset_clock_is_found_without_a_service():
     assert only(replace(FACTS, now=node.YEAR_2024 - 0.1, answer=SILENT), "clock")[0] is Level.WARNING
     assert only(replace(FACTS, now=node.YEAR_2024, answer=SILENT), "clock")[0] is Level.OK
 
@@ -87,11 +87,11 @@ def test_a_clock_that_was_never_set_is_seen_without_a_service_too():
         (0, 0, Level.BROKEN),
     ],
 )
-def test_a_ledger_that_runs_out_of_room_is_told_before_it_does(free_bytes, free_files, level):
+def test_little_room_for_the_ledger_is_reported_early(free_bytes, free_files, level):
     assert only(stands(room=base.Room(free_bytes, free_files)), "disk")[0] is level
 
 
-def test_room_that_cannot_be_seen_is_a_warning_and_without_a_service_nobody_says_where_to_look():
+def test_unreadable_disk_space_at_a_known_ledger_is_a_warning():
     assert only(stands(room=ABSENT), "disk")[0] is Level.WARNING
     assert told(replace(stands(room=None), answer=SILENT), "disk") == []
 
@@ -105,7 +105,7 @@ def test_room_that_cannot_be_seen_is_a_warning_and_without_a_service_nobody_says
         (False, (base.Socket("/d/a.sock"),), Level.OK),
     ],
 )
-def test_a_directory_in_which_the_plugin_can_make_nothing_is_a_warning(writable, plugin, level):
+def test_a_directory_the_plugin_cannot_write_to_is_a_warning(writable, plugin, level):
     facts = replace(stands(kubelet_dir_writable=writable), plugin=base.Sockets("/d", plugin))
     assert only(facts, "plugin-dir")[0] is level
 
@@ -123,7 +123,7 @@ def test_a_directory_in_which_the_plugin_can_make_nothing_is_a_warning(writable,
         (base.Sockets("/d", fault=DENIED), Level.BROKEN),
     ],
 )
-def test_another_plugin_that_serves_breaks_the_promise(rivals, level):
+def test_another_running_plugin_is_broken(rivals, level):
     assert only(stands(rivals=rivals), "rival-plugin")[0] is level
 
 
@@ -139,25 +139,25 @@ def test_another_plugin_that_serves_breaks_the_promise(rivals, level):
         (ABSENT, Level.OK),  # ``checkpoint`` says why
     ],
 )
-def test_a_gpu_that_the_kubelet_knows_under_a_second_name_breaks_the_promise(registered, level):
+def test_a_gpu_registered_under_a_second_name_is_broken(registered, level):
     assert only(stands(registered=registered), "rival-plugin")[0] is level
 
 
-def test_a_kernel_log_that_cannot_be_read_is_a_warning_where_there_are_gpus():
+def test_an_unreadable_kernel_log_is_a_warning_on_nvidia_nodes():
     assert only(FACTS, "kernel-log")[0] is Level.OK
     text = "the kernel log cannot be read: XIDs before the start, and SXids, are not seen: no such file or directory"
     assert only(stands(kernel_log=ABSENT), "kernel-log") == (Level.WARNING, text)
     assert told(of_others(kernel_log=ABSENT), "kernel-log") == []
 
 
-def test_while_nobody_says_which_gpus_are_ours_every_gpu_may_be():
+def test_without_a_service_every_gpu_may_be_ours():
     registered = {OURS: {"GPU-2"}, "nvidia.com/gpu.shared": {"GPU-2"}, "a.b/c": {"0"}, "a.b/d": {"0"}}
     facts = replace(stands(registered=registered), answer=SILENT)
     level, text = only(facts, "rival-plugin")
     assert (level, "the kubelet knows GPU-2 under" in text) == (Level.BROKEN, True)
 
 
-def test_without_the_kubelets_directory_nothing_is_said_of_what_is_in_it():
+def test_without_the_kubelets_directory_its_contents_are_not_judged():
     facts = replace(FACTS, kubelet_dir=replace(FACTS.kubelet_dir, fault=ABSENT))
     assert (told(facts, "plugin-dir"), told(facts, "rival-plugin")) == ([], [])
 
@@ -166,7 +166,7 @@ def test_without_the_kubelets_directory_nothing_is_said_of_what_is_in_it():
     "name",
     ["driver", "shared_with_guests", "mps", "persistenced", "cgroups", "service", "room", "options", "kernel_log"],
 )
-def test_what_may_not_be_seen_is_to_be_looked_at_by_somebody_else(name):
+def test_if_access_is_denied_the_remedy_is_another_user(name):
     spoilt = stands(**{name: DENIED})
     judged = [it for check in CHECKS for it in check(spoilt) if it.level is not Level.OK]
     assert {it.remedy for it in judged} == {base.OTHER_USER}

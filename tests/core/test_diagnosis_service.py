@@ -24,13 +24,13 @@ from tests.core.nodes import FACTS, STATUS, only
         ({"concessions": ("gate prestart",)}, "concession", Level.WARNING, "gives up a promise: gate prestart"),
     ],
 )
-def test_each_fault_that_the_service_reports_is_told(changes, name, level, words):
+def test_each_fault_that_the_service_reports_is_a_finding(changes, name, level, words):
     assert only(FACTS, name)[0] is Level.OK
     found = only(replace(FACTS, answer=replace(STATUS, service=replace(STATUS.service, **changes))), name)
     assert (found[0], words in found[1]) == (level, True)
 
 
-def test_a_ledger_that_cannot_be_opened_is_broken_and_the_service_is_not():
+def test_an_unusable_ledger_is_broken_but_its_service_is_ok():
     facts = replace(FACTS, answer=LedgerUnavailable("cannot open /s/ledger.db"))
     assert only(facts, "ledger") == (Level.BROKEN, "there is no ledger, so cannot open /s/ledger.db")
     assert only(facts, "service")[0] is Level.OK

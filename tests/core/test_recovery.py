@@ -85,7 +85,7 @@ def test_probation_waits_until_the_ailment_is_no_longer_reported(kind, vitals):
     assert isinstance(tend(out(kind)), StartProbation)
 
 
-def test_another_sign_than_the_reason_is_no_reason_to_wait():
+def test_an_unrelated_sign_does_not_delay_a_probation():
     assert tend(out(AilmentKind.HEAT), Vitals(signs=(Sign(AilmentKind.PCIE, "x8 of x16"),))) == StartProbation(
         Path.FAST
     )
@@ -123,7 +123,7 @@ def test_a_replaced_gpu_that_is_put_back_gets_a_probation():
     assert tend(gone, at=later(100_000)) == StartProbation(Path.SLOW)
 
 
-def test_what_became_of_a_trial_is_kept():
+def test_the_result_of_a_probation_is_kept():
     trial = live(out(AilmentKind.HEAT), ev.ProbationStarted(lives.job(Path.FAST), "autoclave"))
     failed = upkeep.quarantine(
         trial, Ailment(AilmentKind.SCRUB_FAILED, "clear failed"), "autoclave", None, ENFORCE, LATE, 0.0
@@ -160,7 +160,7 @@ def test_a_probation_judges_only_errors_after_its_start():
     assert tend(live(record, heard.event), burst) == StartProbation(Path.SLOW)
 
 
-def test_a_device_in_quarantine_of_which_worse_is_told_waits_for_a_person():
+def test_a_worse_ailment_in_quarantine_can_require_a_person():
     support = 123
     assert required_action(support) is Action.CONTACT_SUPPORT
     found = tend(out(AilmentKind.HEAT), Vitals(xids=(Xid(1, support),)), lives.NOW)
@@ -183,7 +183,7 @@ def test_a_quarantined_device_that_is_lost_gets_the_reason_lost(kind):
     assert tend(after, Vitals(lost=True)) == Proceed(), "told once"
 
 
-def test_slices_are_away_for_a_moment_while_others_are_made():
+def test_a_lost_slice_in_quarantine_keeps_its_reason():
     record = out(AilmentKind.HEAT)
     cut = replace(record, device=replace(record.device, parent="GPU-7"))
     assert tend(cut, Vitals(lost=True)) == Proceed()
@@ -203,7 +203,7 @@ def test_a_quarantined_gpu_with_a_successor_gets_the_reason_replaced(kind):
 STRICT = ENFORCE.model_copy(update={"paths": Paths(new_tenant=Path.SLOW)})
 
 
-def test_a_sick_device_comes_back_by_no_less_than_a_well_one_has_to_pass():
+def test_a_probation_is_as_thorough_as_the_next_scrub():
     assert upkeep.probation_path(out(AilmentKind.HEAT), ENFORCE) is Path.FAST
     assert upkeep.probation_path(out(AilmentKind.HEAT), STRICT) is Path.SLOW
     rebooted = live(out(AilmentKind.HEAT), ev.Distrusted("x", lives.REBOOTED))
@@ -241,7 +241,7 @@ def test_a_reason_that_needs_a_person_outlives_a_failed_reinstatement():
         assert (after.ailment, after.last_try) == (proven.quarantine.ailment, ailment.detail)
 
 
-def test_of_a_device_that_keeps_coming_back_what_was_proven_stays_the_reason():
+def test_a_proven_hardware_fault_is_not_called_flapping():
     flapping = replace(lives.CLEAN, returns=(lives.NOW.wall,) * 9)
     for kind, told in ((AilmentKind.MEMORY_FAULT, AilmentKind.MEMORY_FAULT), (AilmentKind.HEAT, AilmentKind.FLAPPING)):
         found = upkeep.quarantine(flapping, Ailment(kind, "x"), "autoclave", None, ENFORCE, lives.NOW, 0.0)
@@ -267,7 +267,7 @@ def test_an_operators_quarantine_judges_no_errors():
     assert word.quarantine.baseline == lives.CLEAN.baseline
 
 
-def test_in_use_what_asks_for_more_is_recorded_and_decides_about_a_restart():
+def test_a_worse_ailment_of_a_used_device_is_recorded_once():
     hot = live(lives.IN_USE, ev.AilmentFound(Ailment(AilmentKind.HEAT, "it is slowed down")))
     seen = replace(facts((lives.OF_A,), alive=True), vitals=Vitals(xids=(Xid(9, 79),)))
     found = upkeep.tend(hot, seen, ENFORCE, LATE, 0.0)
@@ -289,7 +289,7 @@ def burning(step=None):
     return live(begun, ev.StepStarted("job-1", step, Path.SLOW)) if step else begun
 
 
-def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
+def test_a_burn_in_gives_way_except_during_its_reset():
     for step in (None, Step.EVICT, Step.CLEAR, Step.SELFTEST):
         record = burning(step)
         assert acquire.decide(record, facts(), ENFORCE, LATE) == CancelJob()
@@ -301,7 +301,7 @@ def test_a_test_of_an_idle_device_gives_way_but_in_its_reset():
     assert not offering.offer(resetting, ENFORCE, LATE).healthy
 
 
-def test_a_device_that_falls_sick_while_it_is_tested_and_offered_is_cut_off_at_once():
+def test_a_new_ailment_cancels_an_offered_burn_in():
     assert tend(burning(Step.SELFTEST), Vitals(xids=(Xid(9, 79),))) == CancelJob()
     assert tend(burning(Step.RESET), Vitals(xids=(Xid(9, 79),))) == Proceed(), "judged at its end"
     assert tend(burning(Step.SELFTEST)) == Proceed()
@@ -329,7 +329,7 @@ def test_the_last_burn_in_sets_the_next_despite_clock_changes():
     )
 
 
-def test_who_is_brought_back_by_a_persons_word_is_not_offered_before_it_is_proven():
+def test_a_reinstated_device_is_not_offered_during_its_scrub():
     record = live(out(AilmentKind.ECC), ev.Reinstated("ann"))
     record = live(record, ev.ScrubStarted(lives.job(trigger=Trigger.REINSTATE)))
     assert not offering.offer(record, ENFORCE, lives.NOW).healthy

@@ -35,35 +35,35 @@ def test_every_state_has_a_row():
     assert set(TABLE) == set(State)
 
 
-def test_every_event_has_a_place_in_the_table_but_the_first():
+def test_every_event_except_discovered_is_in_the_table():
     assert {kind for row in TABLE.values() for kind in row} == EVENTS - {ev.Discovered}
 
 
-def test_granted_is_entered_from_clean_by_granted_or_by_the_written_exception():
+def test_only_a_clean_device_can_become_granted_with_proof():
     proven = {(state, kind) for state, kind in entering(State.GRANTED) if kind is not ev.GrantedUnproven}
     assert proven == {(State.CLEAN, ev.Granted)}
 
 
-def test_the_written_exception_is_never_made_for_a_job_or_a_quarantine():
+def test_no_unproven_grant_during_a_job_or_quarantine():
     assert accepting(ev.GrantedUnproven) == set(State) - {State.SCRUBBING, State.QUARANTINED}
 
 
-def test_clean_is_entered_by_a_passed_scrub_only():
+def test_only_a_passed_scrub_makes_a_device_clean():
     assert entering(State.CLEAN) == {(State.SCRUBBING, ev.ScrubPassed)}
 
 
-def test_quarantine_is_left_by_probation_or_by_a_persons_word():
+def test_only_probation_or_a_reinstatement_leaves_the_quarantine_state():
     assert {kind for state, kind, _ in MOVES if state is State.QUARANTINED} == {ev.ProbationStarted, ev.Reinstated}
 
 
-def test_quarantine_is_open_to_every_state_but_those_in_use():
+def test_any_device_that_has_no_tenant_can_be_quarantined():
     assert accepting(ev.Quarantined) == set(State) - IN_USE
     assert entering(State.QUARANTINED) == {
         (state, ev.Quarantined) for state in set(State) - IN_USE - {State.QUARANTINED}
     }
 
 
-def test_scrubbing_is_entered_by_the_start_of_a_job_and_never_from_a_device_in_use():
+def test_no_scrub_starts_on_a_granted_or_used_device():
     idle = {State.UNKNOWN, State.DIRTY, State.CLEAN}
     started = {(state, ev.ScrubStarted) for state in idle}
     assert entering(State.SCRUBBING) == started | {(State.QUARANTINED, ev.ProbationStarted)}
@@ -78,7 +78,7 @@ def test_a_job_that_does_not_pass_leaves_the_device_dirty_or_quarantined():
     }
 
 
-def test_dirty_is_where_a_use_or_a_job_ends():
+def test_these_events_alone_make_a_device_dirty():
     assert entering(State.DIRTY) == {
         (State.GRANTED, ev.Released),
         (State.IN_USE, ev.Released),
@@ -89,40 +89,40 @@ def test_dirty_is_where_a_use_or_a_job_ends():
     }
 
 
-def test_exposed_is_entered_by_a_user_of_a_granted_or_a_forgotten_device():
+def test_only_granted_or_unknown_devices_become_in_use():
     assert entering(State.IN_USE) == {(State.GRANTED, ev.PutInUse), (State.UNKNOWN, ev.PutInUse)}
 
 
-def test_distrust_is_possible_wherever_no_job_runs_and_ends_no_quarantine():
+def test_distrust_needs_no_running_job_and_ends_no_quarantine():
     assert accepting(ev.Distrusted) == JOBLESS
     assert {to for _, kind, to in MOVES if kind is ev.Distrusted} == {State.UNKNOWN}
     assert (State.QUARANTINED, ev.Distrusted) in STAYS
 
 
-def test_a_device_may_be_described_anew_and_what_is_heard_of_it_written_down_without_moving_it():
+def test_descriptions_and_noted_errors_change_no_state():
     assert {state for state, kind in STAYS if kind is ev.Described} == set(State)
     assert {state for state, kind in STAYS if kind is ev.ErrorsNoted} == accepting(ev.ErrorsNoted) == JOBLESS
 
 
-def test_what_happens_within_a_job_happens_in_scrubbing_only():
+def test_events_of_a_job_are_legal_only_while_scrubbing():
     for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated, ev.ScrubPassed, ev.ScrubFailed, ev.ScrubInterrupted):
         assert accepting(kind) == {State.SCRUBBING}
 
 
-def test_steps_and_escalations_do_not_move_a_device():
+def test_steps_and_escalations_change_no_state():
     assert {(State.SCRUBBING, kind) for kind in (ev.StepStarted, ev.StepFinished, ev.Escalated)} <= STAYS
 
 
-def test_a_device_in_use_may_fall_sick_and_stays_in_use():
+def test_an_ailment_during_a_tenancy_keeps_the_state():
     assert accepting(ev.AilmentFound) == IN_USE
     assert {state for state, kind in STAYS if kind is ev.AilmentFound} == IN_USE
 
 
-def test_a_grant_may_be_given_again_and_a_second_user_may_be_seen():
+def test_a_repeated_grant_or_use_changes_no_state():
     assert {(State.GRANTED, ev.Granted), (State.GRANTED, ev.GrantedUnproven), (State.IN_USE, ev.PutInUse)} <= STAYS
 
 
-def test_nothing_else_is_answered_by_staying():
+def test_no_other_event_keeps_the_state():
     staying = {
         ev.Described,
         ev.Distrusted,
@@ -137,7 +137,7 @@ def test_nothing_else_is_answered_by_staying():
     assert {state for state, kind in STAYS if kind is ev.Distrusted} == {State.UNKNOWN, State.QUARANTINED}
 
 
-def test_every_move_is_in_the_drawing_and_nothing_else():
+def test_the_diagram_shows_exactly_the_moves_of_the_table():
     head, first, *arrows = states.diagram().splitlines()
     assert (head, first.split()) == ("stateDiagram-v2", ["[*]", "-->", "unknown:", "Discovered"])
     drawn = re.findall(r"^ {4}(\w+) --> (\w+): (\w+(?:, \w+)*)$", "\n".join(arrows), re.MULTILINE)
@@ -149,12 +149,12 @@ def test_every_move_is_in_the_drawing_and_nothing_else():
 # -- the law, applied
 
 
-def test_there_is_a_life_for_every_state():
+def test_the_sample_records_cover_every_state():
     assert {record.state for record in LIVES.values()} == set(State)
 
 
 @pytest.mark.parametrize("name", LIVES)
-def test_an_event_moves_a_device_as_the_table_says_or_raises_and_changes_nothing(name):
+def test_an_illegal_event_raises_and_changes_nothing(name):
     record = LIVES[name]
     untouched = replace(record)
     for kind, event in events_about(record).items():
@@ -168,23 +168,23 @@ def test_an_event_moves_a_device_as_the_table_says_or_raises_and_changes_nothing
 @pytest.mark.parametrize(
     ("state", "kind", "to"), sorted(MOVES, key=str), ids=lambda it: getattr(it, "__name__", str(it))
 )
-def test_every_move_of_the_table_can_be_made(state, kind, to):
+def test_every_move_of_the_table_is_possible(state, kind, to):
     record = next(record for record in LIVES.values() if record.state is state)
     moved = live(record, events_about(record)[kind], at=later(5))
     assert (moved.state, moved.since) == (to, later(5))
 
 
-def test_an_event_that_moves_nothing_leaves_the_time_of_the_last_move():
+def test_an_event_without_a_move_keeps_the_states_start_time():
     assert live(lives.CLEAN, ev.Described(lives.DEVICE), at=later(5)).since == NOW
 
 
 @pytest.mark.parametrize("kind", sorted(EVENTS - {ev.Discovered}, key=str), ids=lambda kind: kind.__name__)
-def test_nothing_happens_to_a_device_that_was_never_discovered(kind):
+def test_an_undiscovered_device_accepts_no_other_event(kind):
     with pytest.raises(IllegalEventError, match="never discovered"):
         live(None, events_about(lives.UNKNOWN)[kind])
 
 
-def test_a_device_is_discovered_and_described_under_its_own_name_s16():
+def test_s16_an_event_that_describes_another_device_is_refused():
     other = replace(lives.DEVICE, uuid="GPU-2")
     with pytest.raises(IllegalEventError, match="cannot be discovered as GPU-2"):
         live(None, ev.Discovered(other, lives.HERE))
@@ -226,30 +226,30 @@ def test_an_event_of_another_job_is_refused(event):
         ({"previous": "0000"}, "does not follow"),
     ],
 )
-def test_a_receipt_that_is_not_the_next_of_this_device_and_boot_is_refused(change, complaint):
+def test_a_receipt_of_another_device_boot_or_chain_is_refused(change, complaint):
     event = lives.passed(lives.SCRUBBING)
     with pytest.raises(IllegalEventError, match=complaint):
         live(lives.SCRUBBING, replace(event, receipt=replace(event.receipt, **change)))
 
 
 @pytest.mark.parametrize("event", [ev.ScrubFailed("job-1", "x"), ev.ScrubInterrupted("job-1", "x")], ids=str)
-def test_probation_does_not_end_in_dirty(event):
+def test_a_probation_cannot_end_dirty(event):
     with pytest.raises(IllegalEventError, match="ends clean or in quarantine"):
         live(lives.PROBED, event)
 
 
-def test_a_sick_device_is_not_scrubbed():
+def test_a_device_with_an_ailment_is_not_scrubbed():
     with pytest.raises(IllegalEventError, match="has an ailment"):
         live(lives.SICK_DIRTY, ev.ScrubStarted(lives.job()))
 
 
-def test_a_sick_device_is_not_granted_again():
+def test_a_device_with_an_ailment_is_not_granted_again():
     with pytest.raises(IllegalEventError, match="has an ailment"):
         live(lives.SICK_GRANTED, ev.Granted(lives.grant(lives.SICK_GRANTED)))
 
 
 @pytest.mark.parametrize("receipt", [None, "0000"])
-def test_a_grant_names_the_receipt_that_stands(receipt):
+def test_a_grant_must_name_the_valid_receipt(receipt):
     with pytest.raises(IllegalEventError, match="another receipt"):
         live(lives.CLEAN, ev.Granted(replace(lives.grant(lives.CLEAN), receipt=receipt)))
 
@@ -357,12 +357,12 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("before", "event", "changed"), [row[1:] for row in CHANGES], ids=[row[0] for row in CHANGES])
-def test_an_event_changes_this_and_nothing_else(before, event, changed):
+def test_each_event_changes_only_these_fields(before, event, changed):
     after = live(before, event, at=AT)
     assert replace(after, state=before.state, since=before.since) == replace(before, **changed)
 
 
-def test_a_passed_scrub_ends_the_tenancy_the_setback_and_the_debt():
+def test_a_passed_scrub_ends_tenancy_setback_and_due_path():
     again = live(lives.SET_BACK, ev.ScrubStarted(lives.job()))
     event = lives.passed(again, AT)
     event = replace(event, receipt=replace(event.receipt, baseline=MARKED))
@@ -372,7 +372,7 @@ def test_a_passed_scrub_ends_the_tenancy_the_setback_and_the_debt():
     )  # fmt: skip
 
 
-def test_how_long_the_newest_fast_paths_took_is_kept():
+def test_the_durations_of_the_last_five_fast_scrubs_are_kept():
     began = live(lives.DIRTY, ev.ScrubStarted(lives.job()))
     before = replace(began, fast_seconds=(1.0, 2.0, 3.0, 4.0, 5.0))
     assert live(before, lives.passed(before), at=AT).fast_seconds == (2.0, 3.0, 4.0, 5.0, 7.0)
@@ -398,11 +398,11 @@ def test_the_newest_ten_returns_are_kept():
     assert live(before, lives.passed(before), at=AT).returns == (*map(float, range(1, 10)), AT.wall)
 
 
-def test_probation_keeps_the_quarantine_until_it_has_passed_and_is_counted():
+def test_a_running_probation_keeps_the_quarantine_and_is_counted():
     assert (lives.PROBED.state, lives.PROBED.quarantine) == (State.SCRUBBING, replace(lives.quarantine(), probes=1))
 
 
-def test_a_probation_that_fails_is_quarantined_again():
+def test_a_failed_probation_returns_the_device_to_quarantine():
     assert live(lives.PROBED, ev.Quarantined(lives.quarantine())).state is State.QUARANTINED
 
 
@@ -411,7 +411,7 @@ def test_receipts_form_a_chain():
     assert (first.previous, second.previous) == (None, first.digest)
 
 
-def test_who_is_brought_back_by_a_person_starts_anew_and_by_evidence_is_counted():
+def test_a_reinstatement_clears_the_returns_and_a_probation_adds_one():
     flapped = replace(lives.PROBED, returns=(1.0, 2.0))
     assert live(flapped, lives.passed(flapped)).returns == (1.0, 2.0, NOW.wall)
     reinstated = replace(lives.REINSTATED, returns=(1.0, 2.0))

@@ -52,7 +52,7 @@ def failed(record: Record, at: Moment) -> Record:
     return live(record, ev.ScrubFailed("job-1", "still on the device"), at=at)
 
 
-def test_a_setback_knows_who_could_not_be_ended_and_since_when():
+def test_a_setback_names_the_stuck_processes_and_their_first_time():
     first = failed(trial(STUCK), NOW)
     assert first.setback == Setback("still on the device", NOW, 1, (STUCK,), NOW)
     again = failed(trial(STUCK, OTHER, before=first), later(60))
@@ -69,7 +69,7 @@ SINCE = rows(
 
 
 @pytest.mark.parametrize(("stuck", "since"), SINCE)
-def test_each_one_is_waited_for_anew(stuck, since):
+def test_the_wait_begins_anew_when_other_processes_are_stuck(stuck, since):
     after = failed(trial(*stuck, before=failed(trial(STUCK), NOW)), later(60)).setback
     assert after is not None
     assert (after.stuck_since, after.stuck, after.count) == (since, stuck, 2)
@@ -84,22 +84,22 @@ def test_each_one_is_waited_for_anew(stuck, since):
         (patient("30s"), 30, True),
     ],
 )
-def test_it_is_given_up_when_policy_says_so(policy, seconds, given_up):
+def test_a_stuck_process_is_given_up_after_the_policys_time(policy, seconds, given_up):
     record = trial(STUCK, before=failed(trial(STUCK), NOW))
     assert pauses.given_up(record, policy, later(seconds)) is given_up
 
 
-def test_who_is_seen_for_the_first_time_is_given_up_at_once_only_where_there_is_no_time_to_wait():
+def test_zero_patience_gives_up_a_stuck_process_at_once():
     assert not pauses.given_up(trial(STUCK), ENFORCE, later(1e6))
     assert pauses.given_up(trial(STUCK), patient("0s"), NOW)
 
 
 @pytest.mark.parametrize("stuck", [(), (OTHER,)], ids=["nobody was told to end", "another one was"])
-def test_who_is_waited_for_is_never_given_up(stuck):
+def test_only_the_same_stuck_process_can_be_given_up(stuck):
     assert not pauses.given_up(trial(*stuck, before=failed(trial(STUCK), NOW)), ENFORCE, later(1e6))
 
 
-def test_the_reason_is_what_evict_says_of_the_process():
+def test_the_ailment_repeats_what_evict_says_about_the_process():
     record = trial(STUCK)
     assert record.job is not None
     judged = verdict.judge(record.job, record.baseline, ENFORCE)
@@ -118,7 +118,7 @@ THEN = rows(
 
 @pytest.mark.parametrize(("ailment", "blame", "quarantined", "given_up", "then"), THEN)
 @pytest.mark.parametrize("path", Path)
-def test_what_follows(ailment, blame, quarantined, given_up, then, path):
+def test_a_stuck_process_quarantines_only_after_it_is_given_up(ailment, blame, quarantined, given_up, then, path):
     failure = verdict.failed(Step.EVICT, blame, "x", ailment)
     assert verdict.consequence(failure, path, escalate=True, quarantined=quarantined, given_up=given_up) == then
 
@@ -142,11 +142,11 @@ BACK = rows(
 
 
 @pytest.mark.parametrize(("holders", "policy", "answer"), BACK)
-def test_it_is_tried_again_by_itself_once_nobody_is_on_it(holders, policy, answer):
+def test_probation_starts_once_the_device_has_no_holder(holders, policy, answer):
     assert upkeep.tend(out(), facts(holders), policy, later(90_000), 0.0) == answer
 
 
-def test_what_is_owed_is_not_forgotten_over_that():
+def test_a_due_slow_path_outlives_a_stuck_process():
     assert upkeep.tend(
         out(replace(lives.DIRTY, due_path=Path.SLOW)), facts(), ENFORCE, later(90), 0.0
     ) == StartProbation(Path.SLOW)
@@ -180,7 +180,7 @@ HELD = rows(
 
 
 @pytest.mark.parametrize(("record", "seen", "answer"), HELD)
-def test_a_pod_that_has_lost_its_device_and_hangs_on_it_is_told_of(record, seen, answer):
+def test_a_hung_process_of_a_lost_device_becomes_an_ailment(record, seen, answer):
     assert upkeep.tend(record, seen, ENFORCE, later(1e4), 0.0) == answer
 
 
@@ -194,14 +194,14 @@ def test_a_device_with_a_hung_process_is_quarantined_after_release():
     assert upkeep.tend(live(lives.DIRTY, out.event), facts(), ENFORCE, later(1e5), 0.0) == StartProbation(Path.FAST)
 
 
-def test_a_person_is_told_where_to_look():
+def test_the_advice_for_a_stuck_process_says_what_to_check():
     asked = remedy.of(SICK)
     assert asked.course is Course.WAIT
     assert "/proc/PID/stack" in asked.advice
     assert "reboot the node if it stays" in asked.advice
 
 
-def test_to_come_back_from_that_is_no_flapping_and_does_not_undo_any():
+def test_a_return_after_a_stuck_process_is_no_flapping():
     tried = live(
         replace(out(), returns=(1.0,)), ev.ProbationStarted(lives.job(Path.FAST, Trigger.PROBATION), "autoclave")
     )
@@ -211,7 +211,7 @@ def test_to_come_back_from_that_is_no_flapping_and_does_not_undo_any():
     assert (found.ailment, found.next_probe is None) == (SICK, False)
 
 
-def test_a_fault_of_the_device_that_comes_meanwhile_is_the_graver_reason():
+def test_a_fault_of_the_device_replaces_the_stuck_process_reason():
     worse = upkeep.tend(out(), facts((STUCK,), vitals=Vitals(xids=(Xid(1, 79),))), ENFORCE, NOW, 0.0)
     assert isinstance(worse, Note)
     assert isinstance(worse.event, ev.Quarantined)
@@ -220,7 +220,7 @@ def test_a_fault_of_the_device_that_comes_meanwhile_is_the_graver_reason():
     assert upkeep.tend(out(), hot, ENFORCE, later(90_000), 0.0) == Proceed()
 
 
-def test_a_reboot_ends_the_process_and_the_device_is_tried_on_the_slow_path():
+def test_a_reboot_leads_to_a_slow_probation():
     after = live(out(), ev.Distrusted("the node was rebooted", lives.REBOOTED))
     assert after.state is State.QUARANTINED
     seen = facts(incarnation=lives.REBOOTED)

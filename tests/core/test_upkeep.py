@@ -179,7 +179,7 @@ def test_tend_when_probation_is_due(record, seen, policy, answer):
 
 
 @pytest.mark.parametrize(("count", "pause"), [(1, 1), (2, 2), (3, 4), (6, 32), (7, 60), (8, 60), (5000, 60)], ids=str)
-def test_the_pause_after_a_failed_scrub_doubles_up_to_a_minute_whatever_the_count(count, pause):
+def test_the_pause_after_failed_scrubs_doubles_up_to_a_minute(count, pause):
     assert upkeep.tend(waiting(count), facts(), ENFORCE, later(pause - 0.001), 0.0) == Proceed()
     assert isinstance(upkeep.tend(waiting(count), facts(), ENFORCE, later(pause), 0.0), Scrub)
 
@@ -212,7 +212,7 @@ def tried(probes):
     return replace(lives.QUARANTINED, quarantine=replace(lives.quarantine(), probes=probes))
 
 
-def test_a_first_quarantine_begins_now_and_is_tried_after_the_first_pause():
+def test_the_first_probation_is_due_after_the_first_pause():
     assert confine(lives.CLEAN) == Quarantine(LOST, AT, "autoclave", Baseline(), 0, AT.uptime + 60)
 
 
@@ -223,11 +223,11 @@ def test_pauses_grow_up_to_the_longest_whatever_the_count(probes, pause):
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 48), (0.5, 54), (1.0, 60)])
-def test_chance_spreads_the_probes_of_many_devices_and_never_exceeds_the_pause(chance, pause):
+def test_chance_shortens_the_pause_before_a_probation(chance, pause):
     assert confine(lives.CLEAN, chance=chance).next_probe == pytest.approx(AT.uptime + pause)
 
 
-def test_a_sticky_sickness_waits_for_a_person():
+def test_a_sticky_ailment_waits_for_a_person():
     assert confine(lives.CLEAN, PULLED).next_probe is None
 
 
@@ -248,22 +248,22 @@ def test_a_device_that_keeps_coming_back_waits_for_a_person(ages, flapping):
     assert found.ailment.sticky is flapping
 
 
-def test_flapping_says_of_what():
+def test_a_flapping_ailment_keeps_the_detail_of_the_cause():
     record = replace(lives.CLEAN, returns=(AT.wall,) * 3)
     words = "it returned from quarantine 3 times within the flap window"
     assert confine(record).ailment.detail == f"{LOST.detail}; {words}"
 
 
-def test_a_sticky_sickness_is_not_called_flapping():
+def test_a_sticky_ailment_is_not_called_flapping():
     assert confine(replace(lives.CLEAN, returns=(AT.wall,) * 3), PULLED).ailment == PULLED
 
 
-def test_what_a_device_was_quarantined_for_is_no_news_in_its_probation():
+def test_a_quarantine_takes_the_known_errors_into_its_baseline():
     seen = Vitals(xids=(Xid(4, 79), Xid(5, 13)), ecc_uncorrectable=2)
     assert confine(lives.CLEAN, vitals=seen).baseline == Baseline(5, 2)
 
 
-def test_health_that_nobody_read_leaves_what_was_known():
+def test_a_quarantine_without_vitals_keeps_the_baseline():
     record = replace(lives.CLEAN, baseline=Baseline(5, 2))
     assert confine(record).baseline == Baseline(5, 2)
 
@@ -295,7 +295,7 @@ def test_a_container_that_appears_beside_the_owner_is_not_the_owner():
     assert upkeep.tend(lives.IN_USE, facts((OF_A, OF_B), alive=True), ENFORCE, AT, 0.0) == CROWD
 
 
-def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
+def test_a_sick_device_without_a_seen_owner_is_released():
     nameless = replace(lives.NAMELESS, ailment=LOST)
     unseen = replace(lives.IN_USE, ailment=LOST, owner=Owner("pod-a", AT, seen=False))
     late = later(1 + ownership.STARTS_WITHIN)
@@ -307,7 +307,7 @@ def test_a_sick_device_that_nobody_was_ever_seen_on_does_not_wait_for_ever():
     assert upkeep.tend(held, facts((OF_A,), alive=True), ENFORCE, late, 0.0) == Proceed()
 
 
-def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
+def test_the_pause_grows_after_each_interrupted_probation():
     for probes, pause in ((1, 120), (2, 240), (3, 480), (20, 3600)):
         tried_so_often = replace(lives.quarantine(), probes=probes)
         cut = upkeep.interruption(replace(lives.PROBED, quarantine=tried_so_often), "the node went down", AT)
@@ -315,7 +315,7 @@ def test_a_trial_that_brings_the_node_down_is_tried_less_and_less_often():
         assert cut == ev.Quarantined(expected)
 
 
-def test_what_an_operator_asked_for_while_it_was_in_use_stays_an_operators():
+def test_a_quarantine_requested_during_use_names_an_operator():
     record = replace(lives.DIRTY, ailment=Ailment(AilmentKind.OPERATOR, "hums (asked by user ann)", sticky=True))
     answer = upkeep.tend(record, facts(), ENFORCE, AT, 0.0)
     assert isinstance(answer, Note)
@@ -340,6 +340,6 @@ def test_an_unannounced_grant_that_fell_sick_has_the_start_budget_to_be_used():
 
 
 @pytest.mark.parametrize("record", [lives.DIRTY, lives.UNKNOWN, lives.CLEAN])
-def test_nothing_is_begun_while_a_reset_takes_the_device_down(record):
+def test_no_scrub_begins_during_a_reset_of_a_sibling(record):
     seen = replace(facts(since=AWAY), domain_resetting=True)
     assert upkeep.tend(record, seen, ENFORCE, AT, 0.0) == Proceed()

@@ -46,11 +46,11 @@ def spoiled(path, step, **changes):
 
 
 @pytest.mark.parametrize("path", Path)
-def test_a_path_on_which_every_step_passed_is_a_proof(path):
+def test_a_path_passes_when_every_step_passed(path):
     assert isinstance(judge(finished(path)), Passed)
 
 
-def test_both_paths_evict_before_and_look_after_and_only_the_slow_one_resets_overwrites_the_chip_and_tests():
+def test_each_path_has_its_steps_in_the_right_order():
     for path, plan in verdict.PLANS.items():
         assert (plan[0], plan[-1]) == (Step.EVICT, Step.HEALTH)
         assert plan.index(Step.CLEAR) < plan.index(Step.VERIFY) < plan.index(Step.SETTINGS)
@@ -63,14 +63,14 @@ def test_both_paths_evict_before_and_look_after_and_only_the_slow_one_resets_ove
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.PASSED])
 @pytest.mark.parametrize(("path", "step"), PLANNED)
-def test_i6_one_step_that_did_not_pass_is_no_proof(path, step, outcome):
+def test_i6_one_step_that_did_not_pass_fails_the_job(path, step, outcome):
     judged = judge(spoiled(path, step, outcome=outcome, detail="so it was"))
     assert isinstance(judged, Failed)
     assert (judged.step, judged.detail) == (step, f"{step.value} {outcome.value}: so it was")
 
 
 @pytest.mark.parametrize(("path", "step"), PLANNED)
-def test_i6_one_step_that_is_missing_is_no_proof(path, step):
+def test_i6_one_missing_step_fails_the_job(path, step):
     job = finished(path)
     judged = judge(replace(job, results=tuple(it for it in job.results if it.step is not step)))
     assert isinstance(judged, Failed)
@@ -78,24 +78,24 @@ def test_i6_one_step_that_is_missing_is_no_proof(path, step):
 
 
 @pytest.mark.parametrize(("path", "step"), PLANNED)
-def test_a_step_that_ran_twice_is_no_proof(path, step):
+def test_a_step_that_ran_twice_fails_the_job(path, step):
     job = finished(path)
     assert isinstance(judge(replace(job, results=(*job.results, result(step, path)))), Failed)
 
 
 @pytest.mark.parametrize("path", Path)
-def test_steps_in_another_order_are_no_proof(path):
+def test_steps_in_another_order_fail_the_job(path):
     job = finished(path)
     judged = judge(replace(job, results=job.results[::-1]))
     assert isinstance(judged, Failed)
     assert "what ran is health, settings, " in judged.detail
 
 
-def test_nothing_is_no_proof():
+def test_a_job_without_results_fails():
     assert judge(lives.job()).detail.endswith("what ran is nothing")
 
 
-def test_a_step_that_is_not_of_the_path_may_not_fail_in_it_either():
+def test_a_failed_extra_step_fails_the_job():
     job = finished(Path.FAST)
     assert isinstance(judge(replace(job, results=(*job.results, result(Step.RESET, outcome=Outcome.FAILED)))), Failed)
 
@@ -111,7 +111,7 @@ def escalated(*fast):
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.DIED])
-def test_a_slow_path_that_passed_makes_up_for_a_fast_one_that_did_not(outcome):
+def test_the_job_passes_if_only_the_fast_path_failed(outcome):
     assert isinstance(judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome))), Passed)
 
 
@@ -126,7 +126,7 @@ FAULTY = [
 
 @pytest.mark.parametrize("outcome", Outcome)
 @pytest.mark.parametrize(("step", "findings", "kind"), FAULTY)
-def test_hardware_that_failed_is_sick_whatever_its_step_says_and_whatever_passes_later(step, findings, kind, outcome):
+def test_a_measured_hardware_fault_fails_the_job_whatever_else_passes(step, findings, kind, outcome):
     once = result(step, Path.SLOW, outcome, **findings)
     again = replace(finished(Path.SLOW), results=(once, *results(Path.SLOW)))
     for job in (spoiled(Path.SLOW, step, outcome=outcome, findings=once.findings), again):
@@ -135,20 +135,20 @@ def test_hardware_that_failed_is_sick_whatever_its_step_says_and_whatever_passes
         assert (judged.step, judged.blame, judged.ailment.kind) == (step, Blame.DEVICE, kind)
 
 
-def test_a_unit_that_computes_wrongly_is_told_in_the_words_of_the_step():
+def test_a_compute_fault_repeats_the_words_of_its_step():
     found = replace(result(Step.SELFTEST, Path.SLOW, Outcome.FAILED, deviating=(3,)), detail="unit 3 deviates")
     judged = judge(replace(finished(Path.SLOW), results=(found,)))
     assert judged.ailment == Ailment(AilmentKind.COMPUTE_FAULT, "selftest failed: unit 3 deviates")
 
 
 @pytest.mark.parametrize("outcome", Outcome)
-def test_memory_that_did_not_hold_a_bit_on_the_fast_path_poisons_the_slow_one(outcome):
+def test_a_memory_fault_of_the_fast_path_fails_the_job(outcome):
     judged = judge(escalated(result(Step.EVICT), result(Step.CLEAR, outcome=outcome, mismatch=WRONG)))
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame, judged.ailment.kind) == (Step.CLEAR, Blame.DEVICE, AilmentKind.MEMORY_FAULT)
 
 
-def test_memory_that_did_not_hold_a_bit_is_not_forgotten_when_a_tenant_cuts_the_slow_path_short():
+def test_a_memory_fault_outlives_an_aborted_slow_path():
     fast = result(Step.CLEAR, outcome=Outcome.FAILED, mismatch=WRONG)
     cut = replace(result(Step.EVICT, Path.SLOW, Outcome.ABORTED), blame=Blame.TENANT)
     judged = judge(replace(lives.job(Path.SLOW), results=(fast, cut)))
@@ -157,7 +157,7 @@ def test_memory_that_did_not_hold_a_bit_is_not_forgotten_when_a_tenant_cuts_the_
 
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("blame", Blame)
-def test_the_blame_is_that_of_the_step(step, blame):
+def test_a_failure_takes_its_blame_from_the_step(step, blame):
     judged = judge(spoiled(Path.SLOW, step, outcome=Outcome.ABORTED, blame=blame))
     kind = AilmentKind.RESET_FAILED if (step, blame) == (Step.RESET, Blame.DEVICE) else AilmentKind.SCRUB_FAILED
     assert (judged.blame, judged.ailment) == (blame, Ailment(kind, f"{step.value} aborted"))
@@ -166,12 +166,12 @@ def test_the_blame_is_that_of_the_step(step, blame):
 # -- health
 
 
-def test_health_that_was_not_read_is_no_health():
+def test_a_device_that_reports_no_health_fails_the_job():
     judged = judge(finished(health={"vitals": None}))
     assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "the device did not report its health")
 
 
-def test_memory_that_no_visible_process_holds_is_not_clean():
+def test_memory_used_by_no_visible_process_fails_the_job():
     judged = judge(finished(health={"vitals": Vitals(leaked_bytes=1)}))
     assert judged == verdict.failed(Step.HEALTH, Blame.DEVICE, "1 bytes are in use, but no visible process holds them")
 
@@ -208,7 +208,7 @@ DIAGNOSES = [
 
 
 @pytest.mark.parametrize(("vitals", "kind"), [row[1:] for row in DIAGNOSES], ids=[row[0] for row in DIAGNOSES])
-def test_only_what_is_new_makes_a_device_sick(vitals, kind):
+def test_only_new_errors_lead_to_an_ailment(vitals, kind):
     found = ailments.diagnose(vitals, KNOWN, ENFORCE)
     assert (found.kind if found else None) is kind
     assert found is None or found.sticky is (kind is AilmentKind.REMAP_FAILED)
@@ -219,7 +219,7 @@ def test_only_what_is_new_makes_a_device_sick(vitals, kind):
         assert judged == Failed(Step.HEALTH, Blame.DEVICE, found.detail, found)
 
 
-def test_a_diagnosis_counts_what_is_new():
+def test_a_diagnosis_counts_only_new_errors():
     errors = ailments.diagnose(Vitals(ecc_uncorrectable=5), KNOWN, ENFORCE)
     assert errors == Ailment(AilmentKind.ECC, "3 new uncorrectable memory error(s)")
     xids = ailments.diagnose(Vitals(xids=(Xid(6, 79), Xid(7, 48))), KNOWN, ENFORCE)
@@ -227,13 +227,13 @@ def test_a_diagnosis_counts_what_is_new():
     assert xids == Ailment(AilmentKind.XID, fallen, xid=79)
 
 
-def test_what_was_seen_is_known():
+def test_errors_in_the_new_baseline_are_not_diagnosed_again():
     seen = Vitals(xids=(Xid(7, 13), Xid(6, 79)), ecc_uncorrectable=3)
     assert ailments.next_baseline(seen, KNOWN) == Baseline(7, 3)
     assert ailments.diagnose(seen, ailments.next_baseline(seen, KNOWN), ENFORCE) is None
 
 
-def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
+def test_an_older_or_empty_event_log_forgets_no_error():
     assert ailments.next_baseline(Vitals(), KNOWN) == Baseline(5, 0)
     old = Vitals(xids=(Xid(1, 13),))
     assert ailments.next_baseline(old, KNOWN) == Baseline(5, 0), "an error diagnosed once is never new again"
@@ -243,7 +243,7 @@ def test_an_empty_event_log_forgets_nothing_and_nothing_seen_changes_nothing():
 # -- consequences
 
 
-def test_what_the_driver_has_reported_is_judged_at_once_as_no_path_takes_it_back():
+def test_a_logged_error_quarantines_without_a_slow_path():
     reported = Ailment(AilmentKind.XID, "xid 79 was reported", xid=79)
     failure = verdict.failed(Step.HEALTH, Blame.DEVICE, reported.detail, reported)
     assert verdict.consequence(failure, Path.FAST, escalate=True, quarantined=False) == EnterQuarantine(reported)
@@ -266,7 +266,7 @@ def test_what_follows_a_failure(blame, path, escalate, quarantined, then):
     assert verdict.consequence(failure, path, escalate=escalate, quarantined=quarantined) == then
 
 
-def test_a_failure_without_a_diagnosis_is_a_failed_scrub():
+def test_a_failure_without_an_ailment_counts_as_scrub_failed():
     failure = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
     assert failure == Failed(Step.CLEAR, Blame.DEVICE, "so it was", Ailment(AilmentKind.SCRUB_FAILED, "so it was"))
 
@@ -304,24 +304,24 @@ def test_a_receipt_says_what_was_measured():
     )  # fmt: skip
 
 
-def test_a_receipt_of_the_fast_path_says_nothing_of_units_and_tests():
+def test_a_fast_receipt_has_no_units_and_no_tests():
     said = receipt_of(finished())
     assert (said.units, said.units_reached, said.tests) == (None, None, ())
 
 
-def test_a_receipt_counts_the_residue_and_the_time_of_a_failed_path_too():
+def test_a_receipt_includes_what_a_failed_path_measured():
     fast = result(Step.CLEAR, outcome=Outcome.FAILED, residue_bytes=70, residue_at=(8, 4), terminated=(8, 9))
     said = receipt_of(escalated(fast))
     assert (said.residue_bytes, said.residue_at, said.processes_terminated, len(said.steps)) == (70, (4, 8), 2, 9)
 
 
-def test_a_receipt_says_the_most_that_could_have_been_covered():
+def test_a_receipt_takes_the_larger_allocatable_size():
     clear: dict[str, object] = {"covered_bytes": 990, "allocatable_bytes": 990}
     said = receipt_of(finished(clear=clear, verify={**clear, "allocatable_bytes": 1000}))
     assert (said.covered_bytes, said.allocatable_bytes) == (990, 1000)
 
 
-def test_a_receipt_names_the_one_before():
+def test_a_receipt_names_the_receipt_before():
     assert receipt_of(finished(), lives.SCRUBBING).previous == lives.proof(lives.CLEAN).digest
 
 
@@ -335,14 +335,14 @@ OTHER = {
 
 
 @pytest.mark.parametrize("field", [it.name for it in dataclasses.fields(Receipt) if it.name not in {"id", "digest"}])
-def test_a_receipt_cannot_be_changed_unnoticed(field):
+def test_changing_any_field_of_a_receipt_changes_its_digest(field):
     said = receipt_of(finished(Path.SLOW))
     forged = replace(said, **{field: OTHER[field]})
     assert forged != said
     assert verdict.digest_of(forged) != said.digest
 
 
-def test_a_digest_is_the_same_in_every_life_of_the_service():
+def test_the_digest_of_a_receipt_never_changes_between_versions():
     digest = verdict.digest_of(replace(receipt_of(finished(Path.SLOW)), patterns=()))
     assert digest == "871d4f2cd1b3281b811c40708798fa4ff2635696492daa232b092a2a23b8d65f"
 
@@ -351,7 +351,7 @@ def test_a_digest_is_the_same_in_every_life_of_the_service():
 
 
 @given(st.lists(st.builds(result, st.sampled_from(Step), st.sampled_from(Path), st.sampled_from(Outcome)), max_size=14))
-def test_i6_whatever_the_results_a_proof_is_the_whole_plan_passed(found):
+def test_i6_only_the_whole_plan_passes_with_any_results(found):
     for path in Path:
         if isinstance(judge(replace(lives.job(path), results=tuple(found))), Passed):
             ran = [(it.step, it.outcome) for it in found if it.path is path]
@@ -359,7 +359,7 @@ def test_i6_whatever_the_results_a_proof_is_the_whole_plan_passed(found):
 
 
 @pytest.mark.parametrize(("why", "told"), [("", ""), ("GPU is stuck", ": GPU is stuck")])
-def test_a_silent_device_is_told_with_the_drivers_reason_if_it_gave_one(why, told):
+def test_an_unresponsive_device_is_reported_with_the_drivers_reason(why, told):
     ailment = ailments.diagnose(Vitals(unresponsive=True, why=why), FRESH, ENFORCE)
     assert ailment is not None
     assert ailment.detail == f"the driver does not answer for this device{told}"

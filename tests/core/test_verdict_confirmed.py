@@ -15,13 +15,13 @@ PASSED = verdict.judge(finished(Path.FAST), FRESH, ENFORCE)
 SCRUB_FAILED = verdict.failed(Step.CLEAR, Blame.DEVICE, "so it was")
 
 
-def test_a_device_that_failed_is_as_sick_as_the_worst_that_was_seen_of_it():
+def test_a_failed_job_takes_a_worse_observed_ailment():
     told = verdict.confirmed(SCRUB_FAILED, Vitals(remap_failed=True), FRESH, ENFORCE)
     assert isinstance(told, Failed)
     assert (told.ailment and told.ailment.kind, told.detail) == (AilmentKind.REMAP_FAILED, "so it was")
 
 
-def test_a_verdict_keeps_the_worse_of_two_ailments():
+def test_a_failed_job_keeps_its_own_worse_ailment():
     row = verdict.failed(Step.RESET, Blame.DEVICE, "so it was", Ailment(AilmentKind.RESET_FAILED, "so it was"))
     assert verdict.confirmed(row, Vitals(remap_pending=True), FRESH, ENFORCE) == row
 
@@ -31,7 +31,7 @@ def test_a_verdict_keeps_the_worse_of_two_ailments():
     [(SCRUB_FAILED, None), (SCRUB_FAILED, lives.WELL), (replace(SCRUB_FAILED, blame=Blame.TENANT), Vitals(lost=True))],
     ids=["nobody could ask", "nothing was seen", "it was not the device"],
 )
-def test_else_a_failure_stays_what_it_is(judged, vitals):
+def test_other_observations_leave_a_failure_unchanged(judged, vitals):
     assert verdict.confirmed(judged, vitals, FRESH, ENFORCE) is judged
 
 
@@ -44,11 +44,11 @@ def test_else_a_failure_stays_what_it_is(judged, vitals):
         pytest.param(replace(lives.WELL, remap_failed=True, partial=True), Blame.DEVICE, id="sick and half silent"),
     ],
 )
-def test_a_proof_is_worth_nothing_unless_the_service_itself_has_seen_the_device_well(vitals, blame):
+def test_a_pass_needs_a_healthy_observation_by_the_service(vitals, blame):
     told = verdict.confirmed(PASSED, vitals, FRESH, ENFORCE)
     assert isinstance(told, Failed)
     assert (told.step, told.blame) == (Step.HEALTH, blame)
 
 
-def test_a_proof_of_a_device_that_is_seen_well_stands():
+def test_a_pass_stands_if_the_service_sees_a_healthy_device():
     assert verdict.confirmed(PASSED, lives.WELL, FRESH, ENFORCE) is PASSED

@@ -38,7 +38,7 @@ ALL = (1000, 1000)
      (999, FULL, False), (1000, FULL, True)],
 )  # fmt: skip
 @pytest.mark.parametrize("step", verdict.MEASURED)
-def test_s15_coverage_below_what_policy_wants_is_no_proof(step, covered, policy, enough):
+def test_s15_less_coverage_than_the_policy_orders_fails_the_job(step, covered, policy, enough):
     part = (covered, 1000)
     job = measured(part, ALL) if step is Step.CLEAR else measured(ALL, part)
     judged = judge(job, policy=policy)
@@ -52,25 +52,25 @@ def test_s15_coverage_below_what_policy_wants_is_no_proof(step, covered, policy,
 
 @pytest.mark.parametrize("figures", [(None, 1000), (0, 1000), (1000, None), (0, 0), (1000, 0), (None, None)])
 @pytest.mark.parametrize("step", verdict.MEASURED)
-def test_coverage_that_was_not_measured_is_none(step, figures):
+def test_coverage_that_was_not_measured_fails_the_job(step, figures):
     judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures))
     assert judged == verdict.failed(step, Blame.DEVICE, f"{step.value} did not say how much memory it covered")
 
 
 @pytest.mark.parametrize("figures", [(2000, 1000), (1001, 1000), (1, -1)])
 @pytest.mark.parametrize("step", verdict.MEASURED)
-def test_covering_more_than_there_is_is_counting_wrongly(step, figures):
+def test_more_coverage_than_memory_fails_the_job(step, figures):
     judged = judge(measured(figures, ALL) if step is Step.CLEAR else measured(ALL, figures), policy=HALF)
     said = f"{step.value} says it covered {figures[0]} of {figures[1]} bytes: it counts wrongly"
     assert judged == verdict.failed(step, Blame.DEVICE, said)
 
 
-def test_memory_that_the_clear_could_reach_and_the_verify_could_not_was_not_verified():
+def test_memory_that_verify_did_not_reach_is_not_covered():
     judged = judge(measured(ALL, (600, 600)))
     assert judged.detail == "verify covered 60.00%, the policy wants 99.50%"
 
 
-def test_memory_that_the_verify_could_reach_and_the_clear_could_not_was_not_cleared():
+def test_memory_that_clear_did_not_reach_is_not_covered():
     judged = judge(measured((600, 600), ALL))
     assert judged.detail == "clear covered 60.00%, the policy wants 99.50%"
 
@@ -83,7 +83,7 @@ def without(own, others=0, least=995, verified=None):
     return judge(finished(clear={**part, "uncovered": causes}, verify={**part, **(verified or {})}), policy)
 
 
-def test_what_the_scrub_itself_takes_is_no_fault_of_the_device_and_says_what_to_do():
+def test_the_scrubs_own_memory_is_no_fault_of_the_device():
     judged = without(own=32)
     assert judged == verdict.failed(
         Step.CLEAR,
@@ -99,21 +99,21 @@ def test_what_the_scrub_itself_takes_is_no_fault_of_the_device_and_says_what_to_
     ("own", "others", "blame"),
     [(6, 0, Blame.SERVICE), (6, 5, Blame.SERVICE), (1, 5, Blame.SERVICE), (6, 6, Blame.DEVICE), (0, 6, Blame.DEVICE)],
 )
-def test_what_is_in_use_counts_against_the_device_where_it_is_too_much_by_itself(own, others, blame):
+def test_too_much_memory_used_by_others_blames_the_device(own, others, blame):
     judged = without(own, others)
     assert (judged.step, judged.blame) == (Step.CLEAR, blame)
 
 
-def test_a_verify_that_reads_less_than_was_cleared_cannot_say_that_it_was_our_context():
+def test_verify_cannot_blame_our_context_for_unread_memory():
     judged = without(own=5, verified={"covered_bytes": 994})
     assert (judged.step, judged.blame) == (Step.VERIFY, Blame.DEVICE)
 
 
-def test_only_what_is_known_to_be_ours_is():
+def test_only_three_causes_count_as_our_own_memory():
     assert {OWN_IDLE, OWN_CONTEXT, OWN_BOOKS} == OURS
 
 
-def test_a_share_that_is_too_small_does_not_read_like_enough():
+def test_too_small_a_share_is_rounded_down():
     judged = judge(measured((994_999, 1_000_000), (1_000_000, 1_000_000)))
     assert judged.detail == "clear covered 99.49%, the policy wants 99.50%"
 
@@ -123,7 +123,7 @@ def test_a_share_that_is_too_small_does_not_read_like_enough():
 
 @pytest.mark.parametrize("passes", Passes)
 @pytest.mark.parametrize("said", [(), ("zero",), ("random",), ("zero", "random"), ("random", "zero", "zero")])
-def test_a_clear_that_wrote_anything_but_what_the_policy_orders_is_no_proof_and_our_fault(passes, said):
+def test_other_patterns_than_ordered_are_the_services_fault(passes, said):
     policy = ENFORCE.model_copy(update={"clear": Clear(passes=passes)})
     judged = judge(finished(clear={"patterns": said}), policy)
     if said == passes.patterns:
@@ -135,12 +135,12 @@ def test_a_clear_that_wrote_anything_but_what_the_policy_orders_is_no_proof_and_
     assert judged.detail == f"clear wrote and read back {words}; the policy orders {', '.join(passes.patterns)}"
 
 
-def test_the_last_thing_that_any_policy_orders_is_zeros():
+def test_every_policy_ends_with_zeros():
     assert {passes.patterns for passes in Passes} == {("zero",), ("random", "zero")}
 
 
 @pytest.mark.parametrize("health", [Vitals(lost=True), Vitals(leaked_bytes=7), None])
-def test_a_fault_of_ours_does_not_hide_that_the_device_is_sick(health):
+def test_a_fault_of_the_service_does_not_hide_an_ailment(health):
     judged = judge(finished(clear={"patterns": ()}, health={"vitals": health}))
     assert (judged.step, judged.blame) == (Step.HEALTH, Blame.DEVICE)
     lost = judge(finished(clear={"patterns": ()}, health={"vitals": Vitals(lost=True)}))
@@ -155,7 +155,7 @@ def uncovered(*parts, rest=100):
 
 
 @pytest.mark.parametrize("parts", [(101,), (60, 41), (-1,), (101, -1), (1000, 1000)])
-def test_a_remainder_that_contradicts_the_coverage_is_counting_wrongly(parts):
+def test_uncovered_parts_that_contradict_the_coverage_fail_the_job(parts):
     judged = judge(uncovered(*parts), policy=HALF)
     assert isinstance(judged, Failed)
     assert (judged.step, judged.blame) == (Step.CLEAR, Blame.DEVICE)
@@ -164,7 +164,7 @@ def test_a_remainder_that_contradicts_the_coverage_is_counting_wrongly(parts):
 
 
 @pytest.mark.parametrize("parts", [(), (100,), (60, 40), (60,), (0,)])
-def test_a_remainder_without_a_cause_is_no_failure_and_is_told_as_unexplained(parts):
+def test_uncovered_bytes_without_a_cause_are_reported_as_unexplained(parts):
     judged = judge(uncovered(*parts), policy=HALF)
     assert isinstance(judged, Passed)
     left = 100 - sum(parts)
@@ -173,7 +173,7 @@ def test_a_remainder_without_a_cause_is_no_failure_and_is_told_as_unexplained(pa
 
 
 @given(st.lists(st.integers(0, 400), max_size=4), st.integers(0, 400), st.integers(0, 400))
-def test_covered_and_uncovered_bytes_of_a_receipt_are_all_there_is(parts, rest, unread):
+def test_covered_and_uncovered_bytes_add_up_to_the_allocatable_memory(parts, rest, unread):
     job = uncovered(*parts, rest=rest)
     read = {"covered_bytes": 1000 - unread, "allocatable_bytes": 1000}
     job = replace(job, results=tuple(replace(it, findings=Findings(**read)) if it.step is Step.VERIFY else it
@@ -190,18 +190,18 @@ def test_covered_and_uncovered_bytes_of_a_receipt_are_all_there_is(parts, rest, 
 
 
 @pytest.mark.parametrize(("reached", "units"), [(None, 132), (132, None), (None, None), (0, 0), (132, 0)])
-def test_a_scratch_that_does_not_say_what_it_reached_has_reached_nothing(reached, units):
+def test_scratch_must_say_how_many_units_it_reached(reached, units):
     judged = judge(finished(Path.SLOW, scratch={"units_reached": reached, "units": units}))
     assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, "scratch did not say how many units it overwrote")
 
 
 @pytest.mark.parametrize(("reached", "units"), [(131, 132), (0, 132), (133, 132), (-1, 132), (1, -1)])
-def test_one_unit_that_was_not_overwritten_is_no_proof_whatever_the_step_says(reached, units):
+def test_one_unit_that_was_not_overwritten_fails_the_job(reached, units):
     judged = judge(finished(Path.SLOW, scratch={"units_reached": reached, "units": units}))
     assert judged == verdict.failed(Step.SCRATCH, Blame.DEVICE, f"scratch overwrote {reached} of {units} units")
 
 
-def test_a_self_test_that_ran_no_test_is_none_whatever_the_step_says():
+def test_a_self_test_that_names_no_test_fails_the_job():
     judged = judge(finished(Path.SLOW, selftest={"tests": ()}))
     assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, "selftest did not say which tests it ran")
 
@@ -219,13 +219,13 @@ UNTESTED = [
 
 
 @pytest.mark.parametrize(("said", "why"), UNTESTED)
-def test_a_self_test_that_tested_less_than_was_proven_is_no_proof_and_our_fault(said, why):
+def test_an_incomplete_self_test_is_the_services_fault(said, why):
     judged = judge(finished(Path.SLOW, selftest=said))
     assert judged == verdict.failed(Step.SELFTEST, Blame.SERVICE, f"selftest {why}")
 
 
 @pytest.mark.parametrize(("tested", "enough"), [(989, False), (990, True), (995, True), (1000, True)])
-def test_a_self_test_covers_what_the_receipt_calls_covered(tested, enough):
+def test_a_self_test_must_cover_the_bytes_of_the_receipt(tested, enough):
     clear: dict[str, object] = {"covered_bytes": 995, "allocatable_bytes": 1000}
     verify = {**clear, "covered_bytes": 990}
     job = finished(Path.SLOW, clear=clear, verify=verify, selftest={"covered_bytes": tested})

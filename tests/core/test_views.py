@@ -29,7 +29,7 @@ def test_a_clean_device_shows_its_receipt():
     )  # fmt: skip
 
 
-def test_a_receipt_is_shown_whole():
+def test_a_receipt_view_has_every_field():
     receipt = lives.proof(lives.CLEAN)
     steps = tuple(views.StepTime(step.value, 0.25) for step, _ in receipt.steps)
     assert device_status.receipt_view(receipt) == views.ReceiptView(
@@ -41,14 +41,14 @@ def test_a_receipt_is_shown_whole():
     assert " ".join(step.step for step in steps) == "evict reset clear verify scratch selftest settings health"
 
 
-def test_a_receipt_shows_what_was_found_and_what_was_left_out():
+def test_a_receipt_shows_residue_and_uncovered_memory():
     rest = (Uncovered("own context", 7),)
     receipt = replace(lives.proof(lives.CLEAN), residue_at=(16, 4096), uncovered=rest, patterns=("random", "zero"))
     shown = device_status.receipt_view(receipt)
     assert (shown.residue_at, shown.uncovered, shown.patterns) == ((16, 4096), rest, ("random", "zero"))
 
 
-def test_a_receipt_shows_the_one_before():
+def test_a_receipt_shows_the_receipt_before():
     assert device_status.receipt_view(replace(lives.proof(lives.CLEAN), previous="0000")).previous == "0000"
 
 
@@ -85,12 +85,12 @@ NAMES = {"pod-a": "ns/train", "pod-b": "ns/serve"}
         ("one that was left, whoever is written down", lives.DIRTY, HELD, NAMES, ""),
     ),
 )  # fmt: skip
-def test_a_device_is_told_by_the_name_of_its_pod(record, held, names, pod):
+def test_a_device_shows_the_names_of_its_pods(record, held, names, pod):
     assert device_status.pod(record, held, names) == pod
     assert device_status.may_have_pod(record) or not pod
 
 
-def test_pods_are_looked_for_where_there_may_be_one():
+def test_only_granted_or_used_devices_may_have_a_pod():
     records = (lives.GRANTED, lives.IN_USE, lives.NAMELESS, lives.CLEAN, lives.DIRTY, lives.SCRUBBING)
     assert list(map(device_status.may_have_pod, records)) == [True, True, True, False, False, False]
 
@@ -117,7 +117,7 @@ def test_a_quarantine_shows_when_it_will_be_tried_again():
     )
 
 
-def test_a_probe_that_is_due_is_due_now():
+def test_an_overdue_probation_is_shown_as_due_now():
     assert device_status.quarantine_status(lives.quarantine(), Path.SLOW, later(1000)).next_probe_seconds == 0.0
 
 
@@ -155,5 +155,5 @@ def test_a_setback_has_its_advice():
 @pytest.mark.parametrize(
     "record", [lives.CLEAN, lives.IN_USE, lives.SCRUBBING, lives.DIRTY], ids=lambda it: it.state.value
 )
-def test_no_advice_where_nobody_has_to_do_anything(record):
+def test_a_device_that_needs_no_person_gets_no_advice(record):
     assert device_status.advice(record) == ()
