@@ -1,4 +1,4 @@
-"""The two scrub paths. They have a module of their own, so that the plugin imports them without pydantic."""
+"""The names of the two scrub paths. They have a module of their own, so that workers load no pydantic."""
 
 from __future__ import annotations
 

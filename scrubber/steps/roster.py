@@ -1,4 +1,4 @@
-"""The list of steps. Turns an error of the device into a failed step."""
+"""Which module does which step. Turns an error of the device into a failed step."""
 
 from __future__ import annotations
 
