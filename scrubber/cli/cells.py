@@ -53,9 +53,9 @@ def _next(quarantine: views.QuarantineStatus) -> str:
         case None:
             return "waits for an operator"
         case 0.0:
-            return "next probe when the cause is gone"
+            return "next probation when the cause is gone"
         case due:
-            return f"next probe in {human.span(due)}"
+            return f"next probation in {human.span(due)}"
 
 
 def note(device: views.DeviceStatus) -> str:

@@ -70,7 +70,7 @@ def test_a_unit_that_computes_wrongly_is_found_by_the_slow_path_and_quarantined(
         "quarantined by autoclave (compute-fault): selftest failed: these units compute other results than most"
         in story
     )
-    assert "        quarantined until `autoclave reinstate`; not probed yet" in story
+    assert "        quarantined until `autoclave reinstate`; no probation yet" in story
     assert "advice  it computes wrongly: replace it (RMA); then `autoclave reinstate`" in story
     told(autoclave("simulate", "heal", gpu))
     told(autoclave("reinstate", gpu))

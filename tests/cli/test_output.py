@@ -49,7 +49,7 @@ def test_the_status_table_says_the_most_telling_thing_of_each_device():
     rows = cells.status([CLEAN, SICK, BUSY], NOW)
     assert rows == [
         ["0", "GPU-aaaaaaaa", "clean", "5m", "yes", ""],
-        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; next probe in 45s"],
+        ["1", "GPU-bbbbbbbb", "quarantined", "5m", "no", "xid: xid 79 was reported; next probation in 45s"],
         ["2", "GPU-cccccccc", "scrubbing", "5m", "yes", "slow path: clear 75%"],
     ]
 
@@ -100,7 +100,7 @@ def test_a_plain_table_has_no_colours_no_lines_and_no_trailing_spaces():
     assert text == (
         "GPU  UUID          STATE        FOR  HEALTHY  NOTE\n"
         "0    GPU-aaaaaaaa  clean        5m   yes      -\n"
-        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported; next probe in 45s"
+        "1    GPU-bbbbbbbb  quarantined  5m   no       xid: xid 79 was reported; next probation in 45s"
     )
 
 
@@ -194,7 +194,7 @@ def test_an_explanation_tells_what_happened_where_it_stands_and_what_to_do():
     told = "\n".join(lines[4:])
     assert told.startswith("now     quarantined since ")
     assert "xid: xid 79 was reported" in told
-    assert "next probe, on the slow path, in 45s; probed 2 times so far, last result: clear failed" in told
+    assert "next probation, on the slow path, in 45s; probations so far: 2, last result: clear failed" in told
     assert "not offered to the kubelet: quarantined: xid 79" in told
     assert lines[-2:] == ["policy  defaults: there are no rules", "advice  look the xid up"]
 
@@ -247,7 +247,7 @@ def test_an_explanation_names_the_pod_and_its_uid_by_which_the_history_tells_of_
 
 def test_a_quarantine_without_a_next_try_says_who_ends_it():
     sticky = replace(SICK, quarantine=replace(SICKNESS, probes=0, sticky=True, next_probe_seconds=None, last_try=""))
-    assert "        quarantined until `autoclave reinstate`; not probed yet" in story(sticky)
+    assert "        quarantined until `autoclave reinstate`; no probation yet" in story(sticky)
 
 
 def test_an_explanation_leaves_out_the_beginning_of_a_step_unless_it_is_the_last_word():

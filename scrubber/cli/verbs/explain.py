@@ -1,4 +1,8 @@
-"""``autoclave explain``: why a GPU is in its state, step by step."""
+"""``autoclave explain``: why a GPU is in its state, step by step.
+
+The service makes the sentences about events (``core/event_text``), about the offer (``core/offering``) and the advice
+(``core/device_status``). This module and ``cells`` make the lines about the present state.
+"""
 
 from __future__ import annotations
 
@@ -63,14 +67,14 @@ def _state(device: views.DeviceStatus) -> Iterator[str]:
 
 
 def _way_back(quarantine: views.QuarantineStatus) -> str:
-    tried = f"probed {quarantine.probes} times so far" if quarantine.probes else "not probed yet"
+    tried = f"probations so far: {quarantine.probes}" if quarantine.probes else "no probation yet"
     if quarantine.last_try:
         tried = f"{tried}, last result: {quarantine.last_try}"
     if quarantine.next_probe_seconds is None:
         return f"quarantined until `autoclave reinstate`; {tried}"
     due = quarantine.next_probe_seconds
     when = f"in {human.span(due)}" if due else "when the cause is gone and no process holds the GPU"
-    return f"next probe, on the {quarantine.next_path} path, {when}; {tried}"
+    return f"next probation, on the {quarantine.next_path} path, {when}; {tried}"
 
 
 def _ago(seconds: float) -> str:
