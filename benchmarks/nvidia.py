@@ -29,6 +29,7 @@ from scrubber.core.states import apply
 from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.host import Host
 from scrubber.node import proc
+from scrubber.node.cgroups import Containers
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from scrubber.service.monitor import STAGGER, Monitor
@@ -79,7 +80,7 @@ def _machine(directory: Path) -> tuple[Machine, Root]:
 
 
 @dataclass
-class Node:
+class Node(Containers):
     """The service's eyes on a machine."""
 
     root: Root

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import pynvml
 
@@ -28,19 +27,7 @@ from scrubber.devices.nvidia.inventory import boards, driver
 from scrubber.devices.nvidia.inventory.inventory import Inventory
 from scrubber.devices.nvidia.nvml import SLICE, Library
 from scrubber.devices.nvidia.reset import locks, pending_restore
-
-
-class ContainerLookup(Protocol):
-    """Finds the containers of processes."""
-
-    def of(self, pid: int) -> str | None:
-        """The container that a process belongs to."""
-
-    def living(self) -> Mapping[str, int]:
-        """All containers that still have a process, each with one of its processes."""
-
-    def member(self, pod: str) -> int | None:
-        """A live process of the pod, if one is found without going through all processes."""
+from scrubber.node.cgroups import Containers
 
 
 class Nvidia:
@@ -54,13 +41,13 @@ class Nvidia:
     def __init__(
         self,
         host: Host,
-        containers: ContainerLookup,
+        containers: Containers,
         settings: Path,
         library: Library | None = None,
         kernel: Lines | None = None,
         whole: Callable[[int], bool] = xid_log.always,
     ) -> None:
-        """Open nothing yet. The caller provides the container lookup and the kernel log.
+        """Open nothing yet. The caller provides the lookup of containers and the kernel log.
 
         ``settings`` is the folder where workers store the settings that each GPU was first seen with. The folder of
         reset locks is next to it. ``whole`` says which XIDs concern every slice of a GPU, even if they name one slice.

@@ -12,6 +12,7 @@ from scrubber.devices.nvidia.backend import Nvidia
 from scrubber.devices.nvidia.health import listener, nvml_events
 from scrubber.devices.nvidia.host import Host
 from scrubber.devices.nvidia.nvml import Library
+from scrubber.node.cgroups import Containers
 from scrubber.node.kernellog import KernelLog
 from tests.devices.nvidia.health.hearing import SOON, await_call, ours
 from tests.fakes.kmsg import Kmsg
@@ -25,7 +26,7 @@ INITIAL = "pid:[4026531836]"
 RUNNING = range(4700, 4800)  # the pids of running processes
 
 
-class Pods:
+class Pods(Containers):
     """Each process is in a pod of its own."""
 
     def of(self, pid: int) -> str:
@@ -49,7 +50,7 @@ class Rig:
 
     def backend(self, **more) -> Nvidia:
         """A new backend, which has read nothing yet."""
-        return Nvidia(self.host, Pods(), self.settings, self.library, **more)
+        return Nvidia(self.host, Pods(self.host.proc), self.settings, self.library, **more)
 
     @property
     def settings(self) -> Path:
