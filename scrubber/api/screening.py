@@ -27,7 +27,6 @@ class Screening(grpc.aio.ServerInterceptor):
     """The screening of one server."""
 
     def __init__(self) -> None:
-        """No call is open."""
         self._open: Counter[str] = Counter()
 
     async def intercept_service(

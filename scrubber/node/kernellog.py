@@ -33,7 +33,6 @@ class KernelLog:
     """The kernel log, from the oldest message that it still holds; for one reader."""
 
     def __init__(self, path: Path) -> None:
-        """``open`` opens the log."""
         self._path = path
         self._descriptor = -1
         self._rest = b""

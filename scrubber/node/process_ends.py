@@ -15,7 +15,6 @@ class ProcessEnds:
     """Follows one process for each name, by a pidfd. A reported name means "observe again", not what happened."""
 
     def __init__(self) -> None:
-        """Follow no process yet."""
         self._followed: dict[str, tuple[int, int]] = {}  # pid and pidfd
         self._ended: set[str] = set()
         self._changed = asyncio.Event()

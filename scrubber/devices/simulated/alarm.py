@@ -17,7 +17,6 @@ class Alarm:
     """A watch over all present GPUs. Changes of their memory do not count."""
 
     def __init__(self, places: Iterable[GpuFiles]) -> None:
-        """Start to watch."""
         self._inotify = Inotify()
         for place in places:
             self._inotify.add_watch(place.directory, Mask.MOVED_TO | Mask.ONLYDIR)

@@ -21,7 +21,6 @@ class SimulatedGpu:
     """One GPU made of files."""
 
     def __init__(self, directory: Path) -> None:
-        """Open no file yet."""
         self._place = GpuFiles(directory)
 
     def reset(self) -> str:
