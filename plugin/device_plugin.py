@@ -1,7 +1,7 @@
 """The five calls of the kubelet for one resource. The gate and the listing decide; this module answers.
 
-An error means something else to the kubelet in each call. An error of Allocate is final: the pod fails. After an error
-of PreStartContainer the container waits and the kubelet tries again every few seconds, so every error there except an
+The kubelet treats the errors of each call differently. An error of Allocate is final: the pod fails. After an error of
+PreStartContainer the container waits and the kubelet tries again every few seconds, so every refusal there except an
 invalid request is UNAVAILABLE. An error of GetPreferredAllocation would fail the pod for a preference, so there is no
 such error.
 """
@@ -49,14 +49,14 @@ _PUBLIC_MESSAGES = {
 
 @dataclass(slots=True)
 class _Operation:
-    """The id of a call in both logs and in the ledger, and the receipt that it led to."""
+    """The id of a call, in the logs of plugin and service and in the ledger; and the receipt that the call led to."""
 
     op: str
     receipt: str = ""
 
 
 class DevicePlugin(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """One resource."""
+    """Answers the kubelet's calls for one resource."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Asks the scrub service whether devices may be handed out, and whether a container may start on them.
 
-Every failure is one of ``scrubber.ground.errors``, and each one refuses. A refusal is not retried here: the service has
-already used the time that the policy allows, and the kubelet waits.
+Every failure is one of ``scrubber.ground.errors``, and each one refuses. Only an acquire is tried again, and only while
+the service restarts. Otherwise the service has already used the time that the policy allows, and the kubelet waits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Gate:
     async def acquire(self, resource: str, devices: Sequence[Device], op: str = "") -> str:
         """Hand out all of these devices to a new tenant, or raise; returns the receipt of the first device.
 
-        ``op`` is the id of the operation in both logs. Before a refusal is raised, the kubelet sees it in the list.
+        ``op`` is the id of the operation in the logs of plugin and service. Before a refusal is raised, the kubelet
+        sees it in the list.
         """
         ids = [device.uuid for device in devices]
         clock = asyncio.get_running_loop().time
@@ -63,7 +64,7 @@ class Gate:
     async def _acquire(self, ids: Sequence[str], op: str, until: float) -> str:
         """Ask, and ask again while the service restarts, because a refusal would fail the pod.
 
-        ``until`` is the end by the clock of the loop.
+        ``until``: the time of the event loop at which the answer must be there.
         """
         clock = asyncio.get_running_loop().time
         began = clock()

@@ -5,13 +5,14 @@ Rules that the kubelet requires:
 * A device that was listed once stays in the list: the kubelet fails if a device vanishes while it allocates the
   device. A device that the service does not list any more is unhealthy. A device that was replaced before this process
   started, such as a MIG device of an older layout, is never listed.
-* Every list is complete, and each stream gets its own lists: a second stream takes nothing from the first.
+* Every list is complete, and each ListAndWatch stream gets all lists: a second stream takes nothing from the first.
 
 Rules that safety requires:
 
 * If the service does not answer, the last list stays valid for as long as the service has said. Then every device is
-  unhealthy until the service answers again. A new stream starts with the service's own list.
-* An open stream does not prove that the service lives: after a while without a message, the plugin opens a new stream.
+  unhealthy until the service answers again.
+* An open ``Watch`` stream does not prove that the service lives: after a while without a message, the plugin opens a
+  new one. Its first message is the service's present list.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from scrubber.ground.errors import AutoclaveError, NotReady, Reason, Unreachable
 
 logger = log.get("listing")
 
-ASKED_AGAIN_EVERY = 4.0  # seconds without a message: the service sends its list every two, changed or not
+ASKED_AGAIN_AFTER = 4.0  # seconds without a message; the service sends its list every 2 s, changed or not
 ANSWERS_WITHIN = 2.0  # seconds: a running service answers within milliseconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts to reach the service
 
@@ -111,7 +112,7 @@ class Listing:
         await self._changed.until(lambda: self.current() != before)
 
     async def changes(self, resource: str) -> AsyncGenerator[Shown, None]:
-        """The list now and after each change. The request for the next list means that the last one was sent."""
+        """The list now and after each change. A list counts as sent when the caller asks for the next one."""
         stream = _Stream(resource)
         self._streams.add(stream)
         try:
@@ -151,7 +152,7 @@ class Listing:
                     await self._follow_while_it_answers()
 
     async def _follow_while_it_answers(self) -> None:
-        """Read stream after stream. After a stream that worked, a failure starts again with a short pause."""
+        """Read stream after stream until one fails. Return if an earlier one worked: then pauses start short again."""
         steady = False
         while True:
             try:
@@ -178,7 +179,7 @@ class Listing:
                 if distrusts != self._distrusts:
                     return  # this list is older than the request that was not answered: it proves nothing
                 self._trust()
-                adverts = await self._next(lists, ASKED_AGAIN_EVERY)
+                adverts = await self._next(lists, ASKED_AGAIN_AFTER)
                 self._warned = ""  # the stream worked for a while: log its end, even if the cause was logged before
 
     async def _next(self, lists: AsyncIterator[A], within: float) -> A | None:

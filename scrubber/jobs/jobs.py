@@ -21,13 +21,13 @@ from scrubber.observe.observer import Observer
 from scrubber.policy import DevicePolicy
 from scrubber.steps.base import Order
 
-RESTORES_WITHIN = 60.0  # seconds
+RESTORES_WITHIN = 60.0  # seconds; the deadline of a worker for a pending restore
 
 
 class Jobs:
     """The jobs that run now."""
 
-    job_type = ScrubJob
+    job_type = ScrubJob  # tests run jobs of another type
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class Jobs:
         token: Callable[[int], str],
         watch_every: float,
     ) -> None:
-        """No job runs yet.
+        """``spawn`` starts a worker for a device, as its policy says.
 
-        ``spawn`` starts a worker for a device, as its policy says; ``spawn_restorer`` starts one for a pending
-        restore. ``token`` returns that many random bytes as hex, for job ids and keys.
+        ``spawn_restorer`` starts a worker for a pending restore. ``token`` returns that many random bytes as hex, for
+        job ids and keys.
         """
         self.locks = DeviceLocks()
         self.slots = Slots(observer)
@@ -117,7 +117,7 @@ class Jobs:
         """
         observer = self._context.observer
         async with self.slots.at_driver(Step.SETTINGS):
-            # Asked again: a job may have restored the device while this call waited.
+            # Read here, not by the caller: a job may have restored the device while this call waited.
             address = (await observer.pending_restores()).get(device)
             if address is None:
                 return None

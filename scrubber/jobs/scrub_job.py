@@ -4,11 +4,12 @@ The job runs the steps of its path one after the other, each with a deadline, in
 Before each step the job records the step, observes the device and asks the fence. During each step it watches for
 unexpected holders. After each step it records the result. The first step that does not pass ends the path.
 
-A step that only reads runs during its observation, because observations take most of the time of a short path. The
-result of such a step counts only if the fence then allows the step.
+A step that only reads (``READING``) already runs while the device is observed, because observations take most of the
+time of a short path. The result of such a step counts only if the fence then allows the step.
 
-The steps on memory share one worker, because one step reads what another step wrote. That worker must end before
-anything else on the device is observed or changed, and it begins only after the earlier workers have ended.
+A path has three workers, one after the other: for the steps before ``clear``, for the steps on memory, for the rest.
+The steps on memory share one worker, because one step reads what another step wrote. A worker has ended before the next
+one begins.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class ScrubJob:
     """
 
     def __init__(self, context: JobContext, device: str, job: Job, device_policy: DevicePolicy, op: str) -> None:
-        """Nothing runs yet. ``op`` is the id of the operation that asked for the job."""
+        """``op`` is the id of the operation that asked for the job."""
         self.id = job.id
         self.device = device
         self.op = op
@@ -203,14 +204,14 @@ class ScrubJob:
                 return
 
     async def _run_path(self, order: Order) -> None:
-        """Run the steps of the path. Everything that happens is recorded before the next thing happens."""
+        """Run the steps of the path. The start and the result of each step are recorded before the next step."""
         for _, together in groupby(verdict.PLANS[self.path], ON_MEMORY.__contains__):
             steps = tuple(together)
             async with self._worker(steps) as worker:
                 for step in steps:
                     async with self._turn(step) as unexpected_holder:
                         # Recorded before the observation: a later request for the device or a sibling finds this step
-                        # in the ledger, and the observation notices an earlier one.
+                        # in the ledger, and the observation finds what an earlier request has handed out.
                         await self._note(ev.StepStarted(self.id, step, self.path))
                         result = await self._result(worker, step, order, unexpected_holder, last=step is steps[-1])
                         await self._note(ev.StepFinished(self.id, result))

@@ -14,7 +14,7 @@ from scrubber.ground import log
 
 logger = log.get("observer")
 
-REOPENS_WITHIN = 60.0  # seconds that a driver may take after a reset: without persistence it sets every device up first
+REOPENS_WITHIN = 60.0  # seconds that the driver may take after a reset: without persistence mode it sets up all GPUs
 TOOL_ENDS_WITHIN = 60.0  # seconds to wait for a reset tool that has outlived its worker
 TOOL_CHECK_EVERY = 0.25  # seconds between two checks whether the tool still runs
 SHORTAGE_PAUSE = 1.0  # seconds before the next try, while the service or its node lacks what the driver needs
@@ -24,7 +24,6 @@ class DriverRelease:
     """The releases of one driver."""
 
     def __init__(self, backend: Backend, caller: Caller, patience: float) -> None:
-        """The service has the driver."""
         self.resetting: set[str] = set()  # the devices that the service resets itself, and their siblings
         self._backend = backend
         self._caller = caller
@@ -92,9 +91,10 @@ class DriverRelease:
 
 
 class _Release:
-    """One release of the driver. If ``end`` came first, ``begin`` reacquires the driver at once.
+    """One release of the driver.
 
-    ``end`` may be called again: it reacquires the driver once.
+    ``begin`` may hang in the driver until its caller has given up and called ``end``. Then ``begin`` reacquires the
+    driver at once. ``end`` may be called again: it reacquires the driver once.
     """
 
     _numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""How long the last full observation of a device stands, and since when the device is observed without a gap."""
+"""How long the last full observation of a device is valid, and since when the device is observed without a gap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from scrubber.core.model import Facts, Holder, Moment, Record, State
 
 CPU_SHARE = 1 / 300  # the part of one CPU core that routine full observations may use
-VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for it
+VALID_FOR = 10.0  # seconds for which a cached holder counts on a device without an owner: a pod may wait for the device
 OBSERVED_WITHIN = 5.0  # seconds at most between two observations of a device in the usual course
 UNOBSERVED = 3 * OBSERVED_WITHIN  # seconds without an observation after which there is a gap
 ASSIGNED = frozenset({State.GRANTED, State.IN_USE})
@@ -38,26 +38,25 @@ class ObservedSince:
 
 @dataclass(frozen=True, slots=True)
 class CachedObservation:
-    """A full observation of a device, and how long it stands."""
+    """A full observation of a device, and how long it is valid."""
 
     at: float
     until: float
     facts: Facts
     listed: frozenset[int]  # the holders that the driver listed
-    witnesses: tuple[Holder, ...]  # while one of them runs, the facts may stand
+    witnesses: tuple[Holder, ...]  # while one of them runs, the facts may be valid
 
 
 class ObservationCache:
     """The last full observation of each device. An observation that could not tell the holders is not kept."""
 
     def __init__(self) -> None:
-        """No device was observed yet."""
         self._last: dict[str, CachedObservation] = {}
 
     def remember(
         self, record: Record, facts: Facts, listed: frozenset[int], witnesses: tuple[Holder, ...], took: float
     ) -> None:
-        """``took``: the seconds that the observation took. A costly observation stands for longer."""
+        """``took``: the seconds that the observation took. A costly observation is valid for longer."""
         if facts.holders is None:
             self.forget(record)
             return
@@ -71,17 +70,17 @@ class ObservationCache:
         self._last.pop(record.device.uuid, None)
 
     def shows_no_holder(self, record: Record) -> bool:
-        """Whether the last full observation stands and found no holder."""
-        last = self._standing(record)
+        """Whether the last full observation is valid and found no holder."""
+        last = self._valid(record)
         return last is not None and last.facts.holders == ()
 
     def witnessed(self, record: Record) -> tuple[CachedObservation, Holder] | None:
         """The last full observation and its witness: a process that confirms the observation for as long as it runs.
 
-        None if the observation is too old. On a device with an owner, the witness must belong to the owner; it need
-        not hold the device. Without an owner any holder is a witness, for a shorter time.
+        None if the observation is too old or has no witness. On a device with an owner, the witness must belong to the
+        owner; it need not hold the device. Without an owner any holder is a witness, for a shorter time.
         """
-        last = self._standing(record)
+        last = self._valid(record)
         if last is None or (record.state not in ASSIGNED and asyncio.get_running_loop().time() > last.at + VALID_FOR):
             return None
         owner = record.owner.container if record.owner else None
@@ -93,6 +92,6 @@ class ObservationCache:
         witness = next((it for it in candidates if owner in (None, it.container)), None)
         return None if witness is None else (last, witness)
 
-    def _standing(self, record: Record) -> CachedObservation | None:
+    def _valid(self, record: Record) -> CachedObservation | None:
         last = self._last.get(record.device.uuid)
         return None if last is None or asyncio.get_running_loop().time() > last.until else last

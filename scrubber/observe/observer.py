@@ -1,8 +1,8 @@
 """Observes devices through the backend and /proc, and returns facts. Decides nothing.
 
 A quick observation asks the driver alone, and is enough when the driver says that the device has no holder. A full
-observation asks the kernel for all holders, and goes through all processes only if the kernel does not say that there
-is none. A step that changes a device rests on a full observation only.
+observation finds all holders: it searches all processes of the node, unless the kernel says that no process has the
+device open. A step that changes a device rests on a full observation only.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class Observer:
         on_pass: Callable[[], None] = lambda: None,
         unobserved: float = UNOBSERVED,
     ) -> None:
-        """Nothing is observed yet.
+        """``observed_since``: the uptime at which this service began.
 
-        ``observed_since``: the uptime at which this service began. ``bystanders``: for each device, which holders do
-        not count. ``ends``: learns at every full observation which process to follow, so that its end calls for the
-        next observation. ``on_pass``: called whenever all processes are searched for live containers.
+        ``bystanders``: for each device, which holders do not count. ``ends``: learns at every full observation which
+        process to follow, so that its end calls for the next observation. ``on_pass``: called whenever all processes
+        are searched for live containers.
         ``unobserved``: the seconds without an observation after which earlier proofs end.
         """
         self._bystanders = bystanders
@@ -163,8 +163,8 @@ class Observer:
         """The last full observation, while its witness still runs and the driver lists no new holder.
 
         This can prove that the device is used, never that it is free. A holder that the driver does not list shows
-        at the next full observation. The more a full observation costs, the later the next one comes. The last
-        observation before a container uses a device without an owner is always full.
+        at the next full observation. The more a full observation costs, the later the next one comes. The ``last``
+        observation of a device that is neither granted nor in use does not come from the cache.
         """
         question = self._cached_question(record)
         try:
@@ -173,7 +173,7 @@ class Observer:
             return None
 
     def _cached_question(self, record: Record) -> Callable[[], Facts | None] | None:
-        """The question for ``_cached``, to be asked in a thread; None where the last observation does not stand."""
+        """The question for ``_cached``, to be asked in a thread; None where the last observation is not valid."""
         witnessed = self._cache.witnessed(record)
         if witnessed is None:
             return None
@@ -192,7 +192,8 @@ class Observer:
         """Health and holders of the devices for which the driver alone is enough. One thread asks about all of them.
 
         A device that is missing from the answer needs its own observation. If a device hangs, it and all devices after
-        it are missing. While this call hangs, the next call fails. Otherwise the next call skips the device that hangs.
+        it are missing. As long as the thread hangs, further calls return nothing. After that, they skip the devices
+        whose last health report was late.
         """
         driver, epoch = cache(self._incarnation), self.epoch()  # the same for all devices
         answering = [it for it in records if it.device.uuid not in self._late]
@@ -273,7 +274,7 @@ class Observer:
             ends.forget(device)
 
     def _is_in(self, pid: int, container: str | None) -> bool:
-        """Whether a live process is in the container. False if its first thread has ended: a walk tells then."""
+        """Whether a live process is in the container. False if its first thread has ended: then only a search tells."""
         return any(it.container == container and it.state not in DEAD for it in self._processes.process(pid))
 
     def _remember(self, record: Record, facts: Facts) -> None:
@@ -351,7 +352,8 @@ class Observer:
         if not reported.lost or parent is None or self._in_orphaned_reset(parent):
             return reported
         try:
-            ours = parent in self.backend.pending_restores()  # a reset of the service took the slices: they are missed
+            # If a reset by the service removed the slice, the slice counts as lost.
+            ours = parent in self.backend.pending_restores()
             return reported if ours else presence.slice_vitals(reported, self.backend.vitals(parent))
         except DeviceError:
             return reported
@@ -371,7 +373,7 @@ class Observer:
         return isinstance(error, ShortageError) or self._caused_by_release(error)
 
     async def pending_restores(self) -> Mapping[str, Address]:
-        """The GPUs that a cancelled reset still has to restore, with their addresses; raises DeviceError."""
+        """The GPUs that have a pending restore, with their addresses; raises DeviceError."""
         return await self._caller.ask("pending restores", self.backend.pending_restores, self.patience)
 
     async def readings(self) -> Mapping[str, Readings]:
@@ -389,7 +391,7 @@ class Observer:
         return Incarnation(self._boot_id, self.backend.driver())
 
     async def _holders(self, uuids: Sequence[str]) -> Holders:
-        """The holders of these devices. One that no process has open never waits for a pass over all processes."""
+        """The holders of these devices. A device that no process has open never waits for a search of all processes."""
         if self.backend.lists_holders:
             return await self._all_holders.ask(*uuids)
         free = await self._caller.ask(f"open {uuids[0]}", lambda: self._unopened(uuids), self.patience)
@@ -408,7 +410,7 @@ class Observer:
         self._listed |= known
         began = asyncio.get_running_loop().time()
         try:
-            found = await self._caller.ask("processes", lambda: self._walk(known), 5 * self.patience)
+            found = await self._caller.ask("processes", lambda: self._search(known), 5 * self.patience)
         except UnresponsiveError:
             self._log_slowest()
             raise
@@ -431,7 +433,7 @@ class Observer:
         except DeviceError as error:
             return frozenset() if self._caused_by_release(error) else None
 
-    def _walk(self, listed: Mapping[str, frozenset[int]]) -> Holders:
+    def _search(self, listed: Mapping[str, frozenset[int]]) -> Holders:
         """Find the holders together for all devices that have the same bystanders."""
         workers = tuple(self._workers)
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
@@ -448,7 +450,7 @@ class Observer:
         return self._processes.descends(holder.pid, workers) or is_bystander(holder)
 
     def _files(self, uuid: str) -> tuple[str, ...]:
-        """The files of a device; none if it is gone or in a reset. Then only its own holders are unknown."""
+        """The files of a device; none if it is gone or in a reset. Then only the holders of this device are unknown."""
         try:
             return () if self._in_orphaned_reset(uuid) else self.backend.files(uuid)
         except DeviceError:
@@ -470,7 +472,7 @@ class Observer:
         return container in await self._live_containers.ask(container)
 
     def _find_member(self, container: str, known: int | None) -> int | None:
-        """A live process of the container, the known one if it still runs; None if only a walk can tell."""
+        """A live process of the container, the known one if it still runs; None if only a search can tell."""
         if known is not None and self._is_in(known, container):
             return known
         return self.backend.member(container)
@@ -486,7 +488,10 @@ def _silent(error: DeviceError) -> Vitals:
 
 
 def _siblings_busy(siblings: Sequence[Record], holders: Holders) -> bool | None:
-    """True, False, or None where a sibling could not be observed. One recorded as gone counts only if it is back."""
+    """Whether a sibling is in use; None where a sibling could not be observed.
+
+    A sibling that is recorded as gone, and that could not be observed, does not count.
+    """
     if any(holders[it.device.uuid] or it.state in BUSY_STATES for it in siblings):
         return True
     return None if any(holders[it.device.uuid] is None and not presence.is_gone(it) for it in siblings) else False

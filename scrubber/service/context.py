@@ -41,7 +41,8 @@ class ServiceContext:
     blocked: dict[str, str] = field(default_factory=dict)  # why no scrub can start, by the last observation
     vitals: dict[str, Vitals] = field(default_factory=dict)  # the last complete health report of each device
     stopping: bool = False
-    _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)  # `since` of the record; withheld until
+    # By device: ``since`` of its record when it was withheld, and the uptime at which that ends.
+    _withheld: dict[str, tuple[Moment, float]] = field(default_factory=dict)
 
     def record(self, device: str) -> Record:
         """The record of a device; InvalidRequest when no device has this UUID."""
@@ -82,7 +83,10 @@ class ServiceContext:
             yield
 
     def budget(self, seconds: Iterable[float], within: float | None) -> float:
-        """The uptime at which the shortest of these budgets ends, before a caller with a deadline gives up."""
+        """The uptime at which the shortest of these budgets ends.
+
+        ``within``: for how many seconds the caller waits, if it has a deadline; the budget ends before.
+        """
         limit = math.inf if within is None else within - OVERRUN - ON_THE_WAY
         return self.now().uptime + min(limit, *seconds)
 
@@ -112,7 +116,10 @@ class ServiceContext:
             self.ledger.announce()
 
     def is_withheld(self, record: Record) -> bool:
-        """Whether a request for this device failed lately. A device in use stays withheld until it is released."""
+        """Whether a request for this device failed lately, and its state is still the same.
+
+        A device in use stays withheld until it is released.
+        """
         since, until = self._withheld.get(record.device.uuid, (None, 0.0))
         if since != record.since:
             return False

@@ -52,8 +52,10 @@ class Handover:
 
         ``within``: for how many seconds the caller waits, if it has a deadline; the answer comes before.
 
-        A grant is None where, under policy ``gate: prestart``, the announced start waits for the device. ``fresh``
-        refuses a device that is granted or in use. ``op`` is the caller's operation id for ledger and log.
+        Under policy ``gate: prestart`` a device may get the grant None: it is not ready, and the start that was
+        announced waits for it. ``fresh``: a person or Slurm asks, not the kubelet. Then a device that is granted or in
+        use is refused, the grant lasts until a release, and a failed request withholds no device. ``op`` is the
+        caller's operation id for ledger and log.
         """
         context = self._context
         op = context.operation(op)
@@ -70,7 +72,7 @@ class Handover:
                     refused = {device for device, answer in replies.items() if not isinstance(answer, ACCEPTED)}
                     if not refused:
                         await self._start_jobs(replies, op, Deed.HAND_OUT)
-                        grants = await self._grant(_handouts(replies), op, announced=announced, kept=fresh)
+                        grants = await self._grant(_handouts(replies), op, announced=announced, until_release=fresh)
                         to_withhold = set()
                         return {device: grants.get(device) for device in sorted(devices)}
                     to_withhold = refused
@@ -87,8 +89,8 @@ class Handover:
     ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
-        Without ``owner`` the kubelet's checkpoint names the pod. The start is refused when the checkpoint names
-        another pod during the wait. ``within``: for how many seconds the caller waits.
+        Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names another
+        pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
         context = self._context
         op = context.operation(op)
@@ -226,7 +228,7 @@ class Handover:
         op: str,
         *,
         announced: bool,
-        kept: bool = False,
+        until_release: bool = False,
         at_start: bool = False,
     ) -> dict[str, Grant]:
         """Record all grants in one transaction, before the caller learns of them."""
@@ -235,7 +237,8 @@ class Handover:
         events: list[tuple[str, ev.Granted | ev.GrantedUnproven]] = []
         for device, answer in replies.items():
             receipt = context.record(device).receipt
-            grant = Grant(context.token(6), now, epoch, announced, receipt.id if receipt else None, kept, at_start)
+            proof = receipt.id if receipt else None
+            grant = Grant(context.token(6), now, epoch, announced, proof, until_release, at_start)
             if answer.unproven is None:
                 events.append((device, ev.Granted(grant)))
             else:
@@ -262,7 +265,7 @@ class Handover:
                     # The job ended while the ledger could not be written; the monitor closes it soon.
                     why = "its last scrub was interrupted; try again"
                     raise NotReady(Reason.SCRUBBING, f"cannot {deed.value} {device}: {why}")
-                # Otherwise the job has ended since the decision, which is made again.
+                # Otherwise the job has ended since the decision: the caller decides again.
         return running
 
     async def _wait(
@@ -286,7 +289,7 @@ class Handover:
         if waiting and deed is Deed.START_ON:
             await self._change_of(waiting, min(START_OBSERVES_EVERY, budget - now))
             return
-        if waiting or not running:  # without a job, an event was just recorded: decide again
+        if waiting or not running:  # without a job, a record has just changed: decide again
             await asyncio.sleep(ACQUIRE_OBSERVES_EVERY if waiting else 0)
             return
         tasks = [asyncio.create_task(job.finished.wait()) for job in running]

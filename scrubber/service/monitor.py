@@ -30,7 +30,7 @@ QUIET_STATES = frozenset({State.CLEAN, State.QUARANTINED})  # in other states a 
 
 
 class Monitor:
-    """One round a second. Requests do not depend on it: they observe the devices themselves."""
+    """Observes the devices in rounds. Requests do not wait for a round: they observe their devices themselves."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Monitor:
         return record.since if record is not None else None
 
     def _node_work(self) -> Iterable[Callable[[], Awaitable[None]]]:
-        """The work that is not about one known device, when it is due."""
+        """Reading the inventory and starting pending restores, when they are due."""
         now = asyncio.get_running_loop().time()
         if now < self._inventory_due:
             return ()

@@ -17,7 +17,6 @@ class Operations:
     """The operations on one device that a person can ask for."""
 
     def __init__(self, context: ServiceContext) -> None:
-        """Does nothing yet."""
         self._context = context
 
     async def scrub(self, device: str, path: Path | None, *, op: str = "") -> ScrubJob:
@@ -78,7 +77,7 @@ class Operations:
             await self._require_free(await self._current_record(device, op))
             await self._note_earlier_errors(device, op)
             device_policy = context.active_policy.device_policy(record.device)
-            op = context.operation(op)
+            context.require_running()  # again: the service may have begun to stop since
             return await context.jobs.start(
                 device, Path.SLOW, Trigger.REINSTATE, device_policy, op, _by_and_reason(by, reason)
             )

@@ -1,4 +1,4 @@
-"""What people read: status, history and explanations. Changes nothing."""
+"""What people read (status, history, explanations), and the list of devices for the plugin. Changes nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StatusReporter:
     async def status(self, gpus: Sequence[str]) -> views.Status:
         """The named devices, or all ``listed`` ones, by index, with their pods."""
         uuids = [self.find(gpu) for gpu in gpus] or self.listed()
-        about = self.about()  # read before the devices: a client that waits for changes sends this row number
+        about = self.about()  # first: a client waits for rows after ``ledger_rows``, and must miss none
         devices = await self._with_pods(uuids)
         return views.Status(tuple(sorted(devices, key=lambda device: (device.index, device.slice or 0))), about)
 
@@ -139,7 +139,7 @@ class StatusReporter:
         return tuple(self._entry(entry) for entry in entries)
 
     async def explain(self, gpu: str) -> views.Explanation:
-        """How a device came into its state, since it was last granted or first found."""
+        """How a device came into its state: its newest events, back to a grant or to its discovery."""
         uuid = self.find(gpu)
         record = self._context.ledger.records[uuid]
         entries = _since_last_grant(await self._context.ledger.history(uuid, None, EXPLAINED), record.state)

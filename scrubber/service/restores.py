@@ -14,10 +14,12 @@ RETRY_AFTER = 60.0  # seconds from the start of a restore that failed to the nex
 
 
 class PendingRestores:
-    """Starts one worker for each pending restore. No scrub restores a device that is gone."""
+    """Starts one worker for each pending restore.
+
+    A scrub would restore the device too. But slices that a reset has removed are gone, so no scrub runs on them.
+    """
 
     def __init__(self, context: ServiceContext) -> None:
-        """Starts nothing yet."""
         self._context = context
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._retry_at: dict[str, float] = {}  # uptime

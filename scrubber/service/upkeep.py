@@ -18,7 +18,7 @@ logger = log.get("service")
 
 
 def ignore(_record: Record, _vitals: Vitals) -> None:
-    """Do nothing with a health report: the service has no metrics."""
+    """Do nothing with a health report, for a service without metrics."""
 
 
 class Upkeep:
@@ -51,7 +51,7 @@ class Upkeep:
             logger.warning("jobs were interrupted by the last stop", op=op, devices=[device for device, _ in events])
 
     async def _doubted_proofs(self) -> list[tuple[str, ev.Event]]:
-        """The end of each proof of this boot."""
+        """For each proof of this boot, the event that ends it."""
         try:
             boot_id = (await self._context.observer.incarnation()).boot_id
         except DeviceError:

@@ -41,7 +41,7 @@ async def test_a_stream_begins_with_the_full_list(door, followed, read):
 
 
 async def test_a_verdict_is_shown_as_soon_as_it_is_sent(door, followed, read, monkeypatch):
-    monkeypatch.setattr(module, "ASKED_AGAIN_EVERY", 6 * WITHIN)  # a list that is asked for anew comes too late
+    monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 6 * WITHIN)  # a list that is asked for anew comes too late
     door.say(gpu(0), gpu(1))
     async with followed() as listing:
         reader = read(listing)
@@ -186,7 +186,7 @@ async def test_without_patience_every_silence_is_shown(door, followed, read):
 
 
 async def test_a_hanging_service_with_an_open_stream_is_detected(door, followed, read, monkeypatch):
-    monkeypatch.setattr(module, "ASKED_AGAIN_EVERY", 0.1)
+    monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 0.1)
     monkeypatch.setattr(module, "ANSWERS_WITHIN", 3.0)
     door.say(gpu(0))
     door.silence = 3.0
@@ -208,7 +208,7 @@ async def test_a_hanging_service_with_an_open_stream_is_detected(door, followed,
 
 
 async def test_asking_anew_is_no_silence(door, followed, read, monkeypatch):
-    monkeypatch.setattr(module, "ASKED_AGAIN_EVERY", 0.01)
+    monkeypatch.setattr(module, "ASKED_AGAIN_AFTER", 0.01)
     door.say(gpu(0))
     door.silence = 0.0
     async with followed() as listing:
