@@ -89,8 +89,8 @@ class Handover:
     ) -> None:
         """Return when a container of ``owner`` may start on all of these devices; raise otherwise.
 
-        Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names another
-        pod, the start is refused. ``within``: for how many seconds the caller waits.
+        Without ``owner`` the kubelet's checkpoint names the pod. If the start waits and the checkpoint then names
+        another pod, the start is refused. ``within``: for how many seconds the caller waits.
         """
         context = self._context
         op = context.operation(op)
