@@ -16,8 +16,11 @@ import fcntl
 import os
 import signal
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
+
+from scrubber.node.proc import ENDED, status
 
 _TRIES = 3  # a process of ours may open or close the file between two questions
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine)
@@ -25,12 +28,15 @@ _KCMP_FILE = 0
 _PIDFD_GETFD = 438  # the same number on every architecture
 _libc = ctypes.CDLL(None)
 
+Beside = Mapping[int, float | None]
 
-def is_open(files: Iterable[str], beside: Collection[int] = ()) -> bool | None:
+
+def is_open(files: Iterable[str], beside: Beside = MappingProxyType({})) -> bool | None:
     """Whether a process has one of the files open or mapped; None if the kernel cannot tell.
 
-    ``beside``: the pids of processes that do not count. Of these, only one may have the file open, and only once:
-    otherwise the answer is None.
+    ``beside``: processes that do not count, by pid, with their start times. Without a start time (None), any process
+    with that pid does not count. Of these processes, only one may have the file open, and only once: otherwise the
+    answer is None.
     """
     answers = {_is_open(path, beside) for path in files}
     if True in answers:
@@ -38,7 +44,7 @@ def is_open(files: Iterable[str], beside: Collection[int] = ()) -> bool | None:
     return None if None in answers or not answers else False
 
 
-def _is_open(path: str, beside: Collection[int]) -> bool | None:
+def _is_open(path: str, beside: Beside) -> bool | None:
     for _ in range(_TRIES):
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - text; never open a device node only to ask
@@ -72,7 +78,7 @@ def _others_have(handle: int) -> bool | None:
     return False
 
 
-def _held_besides(file: os.stat_result, beside: Collection[int]) -> bool | None:
+def _held_besides(file: os.stat_result, beside: Beside) -> bool | None:
     """Whether there is another description than the one that these processes have. None if they have several."""
     with ExitStack() as closing:
         own: list[int] = []
@@ -84,25 +90,38 @@ def _held_besides(file: os.stat_result, beside: Collection[int]) -> bool | None:
         return _others_have(own[0]) if all(_same(own[0], other) for other in own[1:]) else None
 
 
-def _borrowed(file: os.stat_result, pids: Collection[int]) -> Iterator[int]:
+def _borrowed(file: os.stat_result, processes: Beside) -> Iterator[int]:
     """Duplicates of the descriptors with which these processes have the file open. The caller closes them."""
-    for pid in pids:
+    for pid, started in processes.items():
         try:
             process = os.pidfd_open(pid)
         except OSError:
             continue  # it has ended
         try:
-            names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 -- text
-        except OSError:
-            names = []  # it has ended, or may not be read: then its file counts like that of any other process
-        try:
-            for name in names:
-                if _leads_to(f"/proc/{pid}/fd/{name}", file):
-                    handle = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
-                    if handle >= 0:
-                        yield handle
+            # Compare after the pidfd was opened: a holder may have got the pid of the process before, but not since.
+            if started is None or status(f"/proc/{pid}").started == started:
+                yield from _duplicates(process, pid, file)
+        except ENDED:
+            continue
         finally:
             os.close(process)
+
+
+def _duplicates(process: int, pid: int, file: os.stat_result) -> Iterator[int]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208 -- text
+    except OSError:
+        return  # it has ended, or may not be read: then its file counts like that of any other process
+    for name in names:
+        if not _leads_to(f"/proc/{pid}/fd/{name}", file):
+            continue
+        handle = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
+        if handle < 0:
+            continue
+        if os.path.samestat(os.fstat(handle), file):
+            yield handle
+        else:  # the process has opened another file under this number meanwhile
+            os.close(handle)
 
 
 def _leads_to(link: str, file: os.stat_result) -> bool:

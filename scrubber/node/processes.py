@@ -26,7 +26,7 @@ _LISTINGS = 4  # listings of /proc in one pass, while there are new processes
 
 _PIN = os.O_PATH | os.O_DIRECTORY
 
-IsOpen = Callable[[Iterable[str], Collection[int]], bool | None]
+IsOpen = Callable[[Iterable[str], open_check.Beside], bool | None]
 
 
 def no_bystander(_holder: Holder) -> bool:
@@ -82,14 +82,14 @@ class Processes:
             if not rest:
                 break
             holders, bystanders = self._pass(rest, exclude, is_bystander, listed)
-            known = {*exclude, *bystanders, os.getpid()}
+            known = {**dict.fromkeys((*exclude, os.getpid())), **bystanders}
             hidden = {it for it, seen in holders.items() if seen == () and self._is_open(files[it], known) is True}
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
         return {device: found.get(device) for device in files}
 
     def unopened(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> set[str]:
         """The devices that no process has open, as the kernel says. Needs no pass over /proc."""
-        return {device for device, paths in files.items() if self._is_open(paths, exclude) is False}
+        return {device for device, paths in files.items() if self._is_open(paths, dict.fromkeys(exclude)) is False}
 
     def _pass(
         self,
@@ -97,15 +97,15 @@ class Processes:
         exclude: Collection[int],
         is_bystander: Callable[[Holder], bool],
         listed: Mapping[str, Collection[int]],
-    ) -> tuple[dict[str, tuple[Holder, ...] | None], set[int]]:
-        """The holders that one pass over /proc finds, and the pids of the bystanders."""
+    ) -> tuple[dict[str, tuple[Holder, ...] | None], dict[int, float]]:
+        """The holders that one pass over /proc finds, and the bystanders: pid and start time."""
         self._on_pass()
         self.slowest = (0.0, 0)
         search = Search(files)
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
         unknown = set(search.unknown)
-        bystanders: set[int] = set()
+        bystanders: dict[int, float] = {}
         named = _by_pid({device: listed.get(device, ()) for device in files})
         for pid in self._pids({os.getpid(), *exclude}):
             if pid not in named and of_kernel(f"{self._proc}/{pid}"):
@@ -116,8 +116,8 @@ class Processes:
             blind = blind or (self._whole_node and read.blind)
             if read.unsure:
                 unknown |= read.devices
-            if read.bystander:
-                bystanders.add(pid)
+            if read.bystander is not None:
+                bystanders[pid] = read.bystander
             for device in read.devices:
                 found[device] += read.holder
         unproven = files.keys() if blind else unknown
@@ -176,9 +176,9 @@ class Processes:
             finally:
                 os.close(pin)
             if holder.state not in DEAD:  # once it is dead, threads that still hold files show in the next reading
-                return (
-                    _ProcessReading(blind=read.blind, bystander=True) if bystander else replace(read, holder=(holder,))
-                )
+                if bystander:
+                    return _ProcessReading(blind=read.blind, bystander=holder.started)
+                return replace(read, holder=(holder,))
         return replace(read, unsure=True)
 
     def _read_files(self, pid: int, search: Search, named: frozenset[str]) -> _ProcessReading:
@@ -213,7 +213,7 @@ class _ProcessReading:
     blind: bool = False
     unsure: bool = False  # the devices are held, but the holder is unknown
     holder: tuple[Holder, ...] = ()
-    bystander: bool = False
+    bystander: float | None = None  # the start time of a bystander that holds a device
 
 
 def _by_pid(listed: Mapping[str, Collection[int]]) -> dict[int, frozenset[str]]:

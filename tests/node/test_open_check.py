@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from scrubber.node import open_check
 from scrubber.node.open_check import is_open
+from scrubber.node.proc import status
 
 READ = "import os,sys,time; os.open(sys.argv[1], os.O_RDONLY); print(1, flush=True); time.sleep(60)"
 WRITE = "import os,sys,time; os.open(sys.argv[1], os.O_RDWR); print(1, flush=True); time.sleep(60)"
@@ -91,24 +93,41 @@ def test_a_process_that_keeps_moving_its_descriptor_always_counts(memory: Path, 
 
 def test_a_process_named_as_ours_does_not_count_but_another_beside_it_does(memory: Path, launch) -> None:
     ours = launch(WRITE, memory)
-    assert is_open([str(memory)], [ours.pid]) is False
+    assert is_open([str(memory)], {ours.pid: None}) is False
     other = launch(IN_TRANSIT, memory)
-    assert is_open([str(memory)], [ours.pid]) is True
+    assert is_open([str(memory)], {ours.pid: None}) is True
     other.kill()
     other.wait()
-    assert is_open([str(memory)], [ours.pid]) is False
+    assert is_open([str(memory)], {ours.pid: None}) is False
+
+
+def test_a_process_that_got_the_pid_of_ours_counts(memory: Path, launch) -> None:
+    holder = launch(WRITE, memory)
+    started = status(f"/proc/{holder.pid}").started
+    assert is_open([str(memory)], {holder.pid: started}) is False
+    assert is_open([str(memory)], {holder.pid: started - 1}) is True
+
+
+def test_a_number_that_passes_to_another_file_is_not_taken_for_it(
+    memory: Path, launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the reading of /proc and the duplicate, the process opened another file under the same number."""
+    ours = launch(WRITE, memory)
+    monkeypatch.setattr(open_check, "_leads_to", lambda _link, _file: True)
+    launch(IN_TRANSIT, memory)
+    assert is_open([str(memory)], {ours.pid: None}) is True
 
 
 def test_duplicates_of_our_one_description_do_not_count(memory: Path) -> None:
     with memory.open("rb+") as file:
         copy = os.dup(file.fileno())
-        assert is_open([str(memory)], [os.getpid()]) is False
+        assert is_open([str(memory)], {os.getpid(): None}) is False
         os.close(copy)
 
 
 def test_two_descriptions_of_ours_cannot_be_told_from_a_third(memory: Path) -> None:
     with memory.open("rb"), memory.open("rb"):
-        assert is_open([str(memory)], [os.getpid()]) is None
+        assert is_open([str(memory)], {os.getpid(): None}) is None
 
 
 def test_one_open_file_of_several_is_enough(memory: Path) -> None:

@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from scrubber.core.model import Holder
 from scrubber.node import clock, proc
+from scrubber.node.open_check import Beside, is_open
 from scrubber.node.processes import Processes
 from tests.node.conftest import DEAD_LEADER, NodeProc
 from tests.node.test_open_check import IN_TRANSIT, RESTLESS
@@ -62,7 +63,7 @@ def nobody(_pid: int) -> None:
     """No process belongs to a container."""
 
 
-def cannot_tell(_files: Iterable[str], _beside: Collection[int]) -> None:
+def cannot_tell(_files: Iterable[str], _beside: Beside) -> None:
     """The kernel keeps no count: as of a device node, and of files that only a pretended process has open."""
 
 
@@ -334,6 +335,19 @@ def test_bystanders_are_left_out_only_where_that_is_asked_for(file: Path, launch
     assert sorted(pids(file)) == sorted([process.pid, bystander.pid])
 
 
+def test_the_kernel_is_asked_beside_a_bystander_that_started_then(file: Path, launch) -> None:
+    """A hidden holder that got the pid of the bystander would pass for it."""
+    bystander, asked = launch(OPEN, file), []
+
+    def noted(files: Iterable[str], beside: Beside) -> bool | None:
+        asked.append(beside)
+        return is_open(files, beside)
+
+    observer = Processes(PROC, nobody, whole_node=False, is_open=noted)
+    assert observer.holders({"gpu": [str(file)]}, is_bystander=lambda _holder: True) == {"gpu": ()}
+    assert asked[-1] == {os.getpid(): None, bystander.pid: proc.status(f"/proc/{bystander.pid}").started}
+
+
 def test_whom_the_driver_lists_is_a_holder_whatever_it_has_open(file: Path, launch) -> None:
     """A process may close a slice's file and keep its context."""
     idle, bystander = launch(f"import sys, time{SLEEP}"), launch(f"import sys, time{SLEEP}")
@@ -402,6 +416,7 @@ def test_with_the_whole_node_visible_one_process_that_may_not_be_looked_into_spo
 import os, sys, tempfile
 from pathlib import Path
 from scrubber.node import processes
+from scrubber.node.open_check import Beside, is_open
 from scrubber.node.processes import Processes
 with tempfile.TemporaryDirectory() as directory:
     proc, file = Path(directory, "proc"), Path(directory, "memory")

@@ -29,7 +29,7 @@ class Slow(Processes):
         super().__init__(*args, **more)
         self.searching, self.go_on = threading.Event(), threading.Event()
 
-    def _pass(self, *args) -> tuple[dict[str, tuple[Holder, ...] | None], set[int]]:
+    def _pass(self, *args) -> tuple[dict[str, tuple[Holder, ...] | None], dict[int, float]]:
         self.searching.set()
         assert self.go_on.wait(WITHIN)
         return super()._pass(*args)
