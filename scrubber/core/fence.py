@@ -18,7 +18,8 @@ def check(record: Record, job: str, step: Step, facts: Facts) -> answers.Fenced 
     if facts.domain_resetting:
         return answers.Fenced(Blame.SERVICE, "a device of the same reset domain is being reset")
     if facts.holders is None:
-        return answers.Fenced(Blame.SERVICE if facts.shortage else Blame.TENANT, refusals.why_unknown(facts))
+        blame = Blame.SERVICE if facts.shortage else Blame.TENANT
+        return answers.Fenced(blame, refusals.why_unknown_for_operators(facts))
     holders = ownership.holder_names(facts.holders)
     if ownership.live_container(facts.holders) is not None:
         return answers.Fenced(Blame.TENANT, f"a live container uses the device ({holders})")

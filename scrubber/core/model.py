@@ -382,3 +382,4 @@ class Facts:
     assigned_pods: frozenset[str] | None = None  # the pods in the kubelet's checkpoint; None: not known
     hung_since: float | None = None  # uptime: since then all holders hung in the kernel at every observation
     shortage: str = ""  # what the service or its node lacks, if the holders are unknown for that reason
+    held_up: str = ""  # which process was too slow to read, if the holders are unknown for that reason

@@ -27,6 +27,11 @@ def why_unknown(facts: Facts) -> str:
     return facts.shortage or "it cannot be proven that no process uses it"
 
 
+def why_unknown_for_operators(facts: Facts) -> str:
+    """The same, with the process that is in the way. Tenants must not read its name."""
+    return f"{why_unknown(facts)}: {facts.held_up}" if facts.held_up else why_unknown(facts)
+
+
 def holders_unknown(deed: Deed, record: Record, facts: Facts) -> answers.Wait:
     """Its holders could not be determined."""
     reason = Reason.SHORTAGE if facts.shortage else Reason.NOT_PROVEN_FREE

@@ -364,7 +364,7 @@ def _worse_in_quarantine(record: Record, vitals: Vitals | None, policy: Policy) 
 def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> answers.TendAnswer:
     if record.state is State.CLEAN:
         if facts.holders is None:
-            return answers.Blocked(refusals.why_unknown(facts))
+            return answers.Blocked(refusals.why_unknown_for_operators(facts))
         if proof.is_valid(record.receipt, facts, policy, now):
             return answers.Proceed()
         return answers.Scrub(proof.next_path(record, policy), Trigger.PROOF_EXPIRED)
@@ -375,7 +375,7 @@ def _tend_idle(record: Record, facts: Facts, policy: Policy, now: Moment) -> ans
     if eviction.all_terminable(record, facts, policy):
         return answers.Scrub(proof.next_path(record, policy), _idle_trigger(record))
     if facts.holders is None:
-        return answers.Blocked(refusals.why_unknown(facts))
+        return answers.Blocked(refusals.why_unknown_for_operators(facts))
     return answers.Blocked(f"waiting for {ownership.holder_names(facts.holders)} to end")
 
 

@@ -11,9 +11,11 @@ use, so the device shows memory without a holder, and a clear cannot cover that 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
@@ -28,10 +30,33 @@ _FILE = re.compile(rb"^\S+ \S+ \S+ (\S+ [1-9]\d*) +(.*)$", re.MULTILINE)
 _AT_ONCE = 65536  # bytes; the kernel returns less each time
 _FEW = 8  # up to so many names, a search for each is faster than parsing all lines
 _READINGS = 5  # a process may open and close, map and unmap files while we read
+_UNTIMED = 256  # entries that are read between two looks at the clock; so a process with few files is always read
 
 _NONE: frozenset[str] = frozenset()
 
 Identity = tuple[str, int, int]
+
+
+class TooSlowError(Exception):
+    """Processes were not read within the time for it."""
+
+
+class Timer:
+    """Limits the time for one process. Processor time counts, so that other load on the node does not."""
+
+    def __init__(self, seconds: float = math.inf, until: float = math.inf) -> None:
+        """``seconds``: processor time of this thread; ``until``: the end in any case, on the monotonic clock."""
+        self._seconds = time.thread_time() + seconds
+        self._until = until
+        self._entries = 0
+
+    def count(self) -> None:
+        """Count one more entry that is read; TooSlowError if the time is over."""
+        self._entries += 1
+        if self._entries % _UNTIMED:
+            return
+        if time.thread_time() > self._seconds or time.monotonic() > self._until:
+            raise TooSlowError
 
 
 class Search:
@@ -52,10 +77,14 @@ class Search:
                 continue
             self._add(device, path, found)
 
-    def devices(self, task: str) -> frozenset[str]:
-        """The devices that a process or thread has open or mapped; PermissionError if we may not read it."""
+    def devices(self, task: str, timer: Timer) -> frozenset[str]:
+        """The devices that a process or thread has open or mapped.
+
+        PermissionError if we may not read it, TooSlowError if that takes too long.
+        """
         _check_access(task)
-        return self._open_in(task) | self._mapped_in(task) | (self._nodes_in(task) if self._nodes else _NONE)
+        found = self._open_in(task, timer) | self._mapped_in(task, timer)
+        return found | self._nodes_in(task, timer) if self._nodes else found
 
     def _add(self, device: str, path: str, found: os.stat_result) -> None:
         name = frozenset({device})
@@ -69,7 +98,7 @@ class Search:
         for key in (place, os.fsencode(os.path.realpath(path))):
             self._mapped[key] = self._mapped.get(key, _NONE) | name
 
-    def _open_in(self, task: str) -> frozenset[str]:
+    def _open_in(self, task: str, timer: Timer) -> frozenset[str]:
         devices, seen = _NONE, frozenset[str]()
         for _ in range(_READINGS):
             try:
@@ -78,6 +107,7 @@ class Search:
                 return devices
             closed = frozenset[str]()
             for name in names - seen:
+                timer.count()
                 try:
                     found = os.stat(f"{task}/fd/{name}")  # noqa: PTH116 -- same
                 except OSError as error:
@@ -91,21 +121,23 @@ class Search:
             seen |= names - closed  # the process may have the closed file open under another number by now
         return devices
 
-    def _mapped_in(self, task: str) -> frozenset[str]:
+    def _mapped_in(self, task: str, timer: Timer) -> frozenset[str]:
         if not self._mapped:
             return _NONE
-        maps = _maps(task)
+        maps = _maps(task, timer)
         if len(self._mapped) <= _FEW and not any(name in maps for name in self._mapped):
             return _NONE
         named = self._mapped.keys() & set(chain.from_iterable(_FILE.findall(maps)))
         return _NONE.union(*(self._mapped[name] for name in named))
 
-    def _nodes_in(self, task: str) -> frozenset[str]:
+    def _nodes_in(self, task: str, timer: Timer) -> frozenset[str]:
         """A mapping shows the path of its node, which the pod chooses: map_files leads to the node itself."""
         for _ in range(_READINGS):
-            spans = {place: f"{start.decode()}-{end.decode()}" for start, end, place in _MAPPING.findall(_maps(task))}
+            lines = _MAPPING.findall(_maps(task, timer))
+            spans = {place: f"{start.decode()}-{end.decode()}" for start, end, place in lines}
             try:
                 for place in spans.keys() - self._places.keys():
+                    timer.count()
                     self._places[place] = self._behind(task, spans[place])
             except FileNotFoundError:
                 continue
@@ -141,14 +173,18 @@ def _check_access(task: str) -> None:
         return  # listing the files handles this
 
 
-def _maps(task: str) -> bytes:
+def _maps(task: str, timer: Timer) -> bytes:
     try:
         handle = os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC)  # half the cost of a Path, in the hot loop
     except ENDED:
         return b""
+    parts = []
     try:
-        return b"".join(iter(lambda: os.read(handle, _AT_ONCE), b""))
+        while part := os.read(handle, _AT_ONCE):
+            parts.append(part)
+            timer.count()
     except ENDED:
         return b""
     finally:
         os.close(handle)
+    return b"".join(parts)

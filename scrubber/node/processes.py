@@ -4,10 +4,14 @@ The kernel is asked first whether any process has them open (``open_check``). If
 says yes or cannot tell, one pass over /proc finds the holders of all these devices. The pass can miss a holder: a
 process that forks or reopens the file all the time, or a file that only a message or an io_uring keeps. If the kernel
 says that the device is open and the pass finds no process to explain this, the holders are unknown.
+
+Reading a process with very many files takes long, so each process and each search has a time limit. A search that ends
+at a limit proves nothing: the holders of the devices that it was for are unknown.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,12 +21,14 @@ from types import MappingProxyType
 
 from scrubber.core.model import Holder
 from scrubber.node import open_check, threads
-from scrubber.node.open_files import Search
+from scrubber.node.open_files import Search, Timer, TooSlowError
 from scrubber.node.proc import DEAD, ENDED, BlindError, descends, of_kernel, pids, sees_all, status
 
 _READINGS = 3  # a process that ended while it was read is read again: another process may have its pid now
 _PASSES = 3  # passes over /proc, while the kernel says that a device is open and no process explains this
 _LISTINGS = 4  # listings of /proc in one pass, while there are new processes
+
+EACH_WITHIN = 1.0  # seconds of processor time to read one process: about 150,000 open files
 
 _PIN = os.O_PATH | os.O_DIRECTORY
 
@@ -46,6 +52,7 @@ class Processes:
         namespace: int | None = None,
         is_open: IsOpen = open_check.is_open,
         on_pass: Callable[[], None] = lambda: None,
+        each_within: float = EACH_WITHIN,
     ) -> None:
         """``whole_node``: the answer is None when any process is hidden.
 
@@ -53,7 +60,8 @@ class Processes:
         read their files, so a process that we may not read cannot open them either (except root).
         ``container_of`` raises BlindError when the container is unknown: a process without a container may be ended.
         ``namespace``: the pid namespace that shows the whole node, if it is not the initial one. ``on_pass`` is called
-        at the beginning of each pass over /proc.
+        at the beginning of each pass over /proc. ``each_within``: the seconds of processor time in
+        which one process must be read.
         """
         self._proc = proc
         self._container_of = container_of
@@ -61,7 +69,10 @@ class Processes:
         self._namespace = namespace
         self._is_open = is_open
         self._on_pass = on_pass
-        self.slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
+        self._each_within = each_within
+        self._slowest = (0.0, 0)  # of the last pass: the seconds that one process took, and its pid
+        self._reading: tuple[float, int] | None = None  # since when which process is read
+        self.gave_up = False  # whether the last search ended at a time limit
 
     def holders(
         self,
@@ -69,19 +80,26 @@ class Processes:
         exclude: Collection[int] = (),
         is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
+        within: float = math.inf,
     ) -> dict[str, tuple[Holder, ...] | None]:
         """The holders of each device, by its files; None if they cannot be proven. This process is never a holder.
 
         ``listed``: processes that the driver lists as holders, whether they show the device's files or not.
-        ``is_bystander`` is called while the pid of the holder cannot pass to another process.
+        ``is_bystander`` is called while the pid of the holder cannot pass to another process. ``within``: the time
+        limit of the search in seconds.
         """
+        until, self.gave_up = time.monotonic() + within, False
         free = self.unopened(files, exclude) - {device for device, users in listed.items() if users}
         found: dict[str, tuple[Holder, ...] | None] = dict.fromkeys(free, ())
         for _ in range(_PASSES):
             rest = {device: paths for device, paths in files.items() if device not in found}
             if not rest:
                 break
-            holders, bystanders = self._pass(rest, exclude, is_bystander, listed)
+            try:
+                holders, bystanders = self._pass(rest, exclude, is_bystander, listed, until)
+            except TooSlowError:
+                self.gave_up = True
+                break
             known = {**dict.fromkeys((*exclude, os.getpid())), **bystanders}
             hidden = {it for it, seen in holders.items() if seen == () and self._is_open(files[it], known) is True}
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
@@ -91,16 +109,27 @@ class Processes:
         """The devices that no process has open, as the kernel says. Needs no pass over /proc."""
         return {device for device, paths in files.items() if self._is_open(paths, dict.fromkeys(exclude)) is False}
 
+    def slowest(self) -> tuple[float, int]:
+        """The seconds that one process took in the last pass, or takes until now, and its pid."""
+        if self._reading is None:
+            return self._slowest
+        began, pid = self._reading
+        return max(self._slowest, (time.monotonic() - began, pid))
+
     def _pass(
         self,
         files: Mapping[str, Sequence[str]],
         exclude: Collection[int],
         is_bystander: Callable[[Holder], bool],
         listed: Mapping[str, Collection[int]],
+        until: float,
     ) -> tuple[dict[str, tuple[Holder, ...] | None], dict[int, float]]:
-        """The holders that one pass over /proc finds, and the bystanders: pid and start time."""
+        """The holders that one pass over /proc finds, and the bystanders: pid and start time.
+
+        TooSlowError if one process takes too long, or if all do.
+        """
         self._on_pass()
-        self.slowest = (0.0, 0)
+        self._slowest = (0.0, 0)
         search = Search(files)
         blind = self._whole_node and not sees_all(self._proc, self._namespace)
         found: dict[str, list[Holder]] = {device: [] for device in files}
@@ -110,9 +139,7 @@ class Processes:
         for pid in self._pids({os.getpid(), *exclude}):
             if pid not in named and of_kernel(f"{self._proc}/{pid}"):
                 continue
-            began = time.monotonic()
-            read = self._read(pid, search, named.get(pid, frozenset()), is_bystander)
-            self.slowest = max(self.slowest, (time.monotonic() - began, pid))
+            read = self._read_timed(pid, search, named.get(pid, frozenset()), is_bystander, until)
             blind = blind or (self._whole_node and read.blind)
             if read.unsure:
                 unknown |= read.devices
@@ -122,6 +149,20 @@ class Processes:
                 found[device] += read.holder
         unproven = files.keys() if blind else unknown
         return {it: None if it in unproven else tuple(holders) for it, holders in found.items()}, bystanders
+
+    def _read_timed(
+        self, pid: int, search: Search, named: frozenset[str], is_bystander: Callable[[Holder], bool], until: float
+    ) -> _ProcessReading:
+        """One process, and how long it took."""
+        began = time.monotonic()
+        if began > until:
+            raise TooSlowError
+        self._reading = began, pid
+        try:
+            return self._read(pid, search, named, is_bystander, Timer(self._each_within, until))
+        finally:
+            self._reading = None
+            self._slowest = max(self._slowest, (time.monotonic() - began, pid))
 
     def _pids(self, skipped: set[int]) -> Iterator[int]:
         """All pids, also of processes that started meanwhile."""
@@ -153,7 +194,7 @@ class Processes:
         return descends(self._proc, pid, ancestors)
 
     def _read(
-        self, pid: int, search: Search, named: frozenset[str], is_bystander: Callable[[Holder], bool]
+        self, pid: int, search: Search, named: frozenset[str], is_bystander: Callable[[Holder], bool], timer: Timer
     ) -> _ProcessReading:
         """One process: the devices that it holds, and the holder."""
         read = _ProcessReading()
@@ -163,7 +204,7 @@ class Processes:
             except ENDED:
                 return _ProcessReading()
             try:
-                read = self._read_files(pid, search, named)
+                read = self._read_files(pid, search, named, timer)
                 if not read.devices:
                     return read
                 holder = self._describe(pid, read.task)
@@ -181,14 +222,15 @@ class Processes:
                 return replace(read, holder=(holder,))
         return replace(read, unsure=True)
 
-    def _read_files(self, pid: int, search: Search, named: frozenset[str]) -> _ProcessReading:
+    def _read_files(self, pid: int, search: Search, named: frozenset[str], timer: Timer) -> _ProcessReading:
         """The devices of a process, with those of its threads that have their own files."""
         devices = named
         holding = f"{self._proc}/{pid}" if named else ""
         blind = False
         for task in threads.separate(f"{self._proc}/{pid}"):
+            timer.count()
             try:
-                held = search.devices(task)
+                held = search.devices(task, timer)
             except PermissionError:
                 blind = True
                 continue

@@ -8,14 +8,15 @@ device open. A step that changes a device rests on a full observation only.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from scrubber.core import presence
+from scrubber.core import ownership, presence
 from scrubber.core.model import DeviceInfo, Facts, Holder, Incarnation, KubeletAssignment, Moment, Record, State, Vitals
 from scrubber.devices.base import (
     Address,
@@ -42,6 +43,14 @@ Holders = dict[str, tuple[Holder, ...] | None]
 T = TypeVar("T")
 IsBystander = Callable[[Holder], bool]
 BUSY_STATES = ASSIGNED | {State.SCRUBBING}
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What one search for holders found."""
+
+    holders: Holders
+    held_up: str = ""  # which process was too slow to read, for operators
 
 
 class _Shared(Generic[T]):
@@ -237,7 +246,7 @@ class Observer:
         uuids = [record.device.uuid, *(sibling.device.uuid for sibling in siblings)]
         try:
             incarnation = await self._driver.ask()
-            holders = await self._holders(uuids)
+            search = await self._holders(uuids)
             alive = await self._is_alive(record.owner.container if record.owner else None)
             starting_pod_alive = await self._is_alive(starting_pod)
         except (DeviceError, BlindError) as error:
@@ -245,13 +254,15 @@ class Observer:
             lack = str(error) if isinstance(error, ShortageError) else ""
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
             return self._observed_since.stamped(record.device.uuid, blind)
+        holders = search.holders[record.device.uuid]
         seen = Facts(
             incarnation,
             self.epoch(),
-            holders[record.device.uuid],
+            holders,
             owner_alive=alive,
             starting_pod_alive=starting_pod_alive,
-            siblings_busy=_siblings_busy(siblings, holders),
+            siblings_busy=_siblings_busy(siblings, search.holders),
+            held_up=search.held_up if holders is None else "",
         )
         facts = self._observed_since.stamped(record.device.uuid, seen)
         self._remember(record, facts)
@@ -390,19 +401,19 @@ class Observer:
     def _incarnation(self) -> Incarnation:
         return Incarnation(self._boot_id, self.backend.driver())
 
-    async def _holders(self, uuids: Sequence[str]) -> Holders:
-        """The holders of these devices. A device that no process has open never waits for a search of all processes."""
+    async def _holders(self, uuids: Sequence[str]) -> _Search:
+        """The holders of these devices. A device that no process has open never waits for a search."""
         if self.backend.lists_holders:
             return await self._all_holders.ask(*uuids)
         free = await self._caller.ask(f"open {uuids[0]}", lambda: self._unopened(uuids), self.patience)
         rest = [uuid for uuid in uuids if uuid not in free]
-        found: Holders = dict.fromkeys(free, ())
-        return found | (await self._all_holders.ask(*rest) if rest else {})
+        search = await self._all_holders.ask(*rest) if rest else _Search({})
+        return replace(search, holders=dict.fromkeys(free, ()) | search.holders)
 
     def _unopened(self, uuids: Sequence[str]) -> set[str]:
         return self._processes.unopened({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
 
-    async def _find_holders(self, uuids: frozenset[str]) -> Holders:
+    async def _find_holders(self, uuids: frozenset[str]) -> _Search:
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
         if self.backend.lists_holders:
             listed = dict(zip(uuids, await asyncio.gather(*map(self._list_holders, uuids)), strict=True))
@@ -410,16 +421,19 @@ class Observer:
         self._listed |= known
         began = asyncio.get_running_loop().time()
         try:
-            found = await self._caller.ask("processes", lambda: self._search(known), 5 * self.patience)
+            search = await self._caller.ask("processes", lambda: self._search(known), 5 * self.patience)
         except UnresponsiveError:
+            seconds, pid = self._processes.slowest()  # not its name: that may be what takes so long
+            search = _Search({}, f"pid {pid} took {seconds:.1f} s to read")
+        else:
+            self._took = asyncio.get_running_loop().time() - began
+        if search.held_up:
             self._log_slowest()
-            raise
-        self._took = asyncio.get_running_loop().time() - began
-        return dict.fromkeys(uuids) | found
+        return replace(search, holders=dict.fromkeys(uuids) | search.holders)
 
     def _log_slowest(self) -> None:
         """Log which process holds up the search, once for each process."""
-        seconds, pid = self._processes.slowest
+        seconds, pid = self._processes.slowest()
         if pid != self._logged_pid:
             self._logged_pid = pid
             logger.warning("reading all processes takes too long", slowest_pid=pid, its_seconds=round(seconds, 3))
@@ -433,17 +447,23 @@ class Observer:
         except DeviceError as error:
             return frozenset() if self._caused_by_release(error) else None
 
-    def _search(self, listed: Mapping[str, frozenset[int]]) -> Holders:
+    def _search(self, listed: Mapping[str, frozenset[int]]) -> _Search:
         """Find the holders together for all devices that have the same bystanders."""
-        workers = tuple(self._workers)
+        workers, until = tuple(self._workers), time.monotonic() + 4 * self.patience
         groups: dict[IsBystander, dict[str, tuple[str, ...]]] = {}
         for uuid in listed:
             groups.setdefault(self._bystanders(uuid), {})[uuid] = self._files(uuid)
-        found: Holders = {}
+        found, held_up = Holders(), ""
         for is_bystander, files in groups.items():
-            ignored = partial(self._is_ignored, workers, is_bystander)
-            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed)
-        return found
+            ignored, left = partial(self._is_ignored, workers, is_bystander), until - time.monotonic()
+            found |= self._processes.holders(files, workers, is_bystander=ignored, listed=listed, within=left)
+            held_up = self._describe_slowest() if self._processes.gave_up else held_up
+        return _Search(found, held_up)
+
+    def _describe_slowest(self) -> str:
+        seconds, pid = self._processes.slowest()
+        name = ownership.holder_names(self._processes.process(pid)) or f"pid {pid}"
+        return f"{name} took {seconds:.1f} s to read"
 
     def _is_ignored(self, workers: Collection[int], is_bystander: IsBystander, holder: Holder) -> bool:
         """Whether a holder is a descendant of a worker (a reset tool), or a bystander."""

@@ -6,7 +6,7 @@ Each operation holds the lock of its device from the observation until the decis
 from __future__ import annotations
 
 from scrubber.core import events as ev
-from scrubber.core import eviction, ownership, proof, upkeep
+from scrubber.core import eviction, ownership, proof, refusals, upkeep
 from scrubber.core.model import Ailment, AilmentKind, Path, Record, State, Trigger
 from scrubber.ground.errors import NotReady, Reason, Refused
 from scrubber.jobs.scrub_job import ScrubJob
@@ -121,7 +121,8 @@ class Operations:
         facts = await self._context.observer.full(record)
         policy = self._context.policy(device)
         if facts.holders is None:
-            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: cannot prove that no process uses it")
+            why = refusals.why_unknown_for_operators(facts)
+            raise NotReady(Reason.NOT_PROVEN_FREE, f"cannot scrub {device}: {why}")
         stuck = [holder for holder in facts.holders if not eviction.terminable(holder, record, policy)]
         if stuck:
             names = ownership.holder_names(tuple(stuck))

@@ -194,7 +194,7 @@ def begun(service, autoclave) -> subprocess.Popen[str]:
     until(lambda: not slices(service) or scrub.poll() is not None)
     if scrub.poll() is None:
         return scrub
-    assert "cannot prove that no process uses it" in scrub.communicate()[0]
+    assert "it cannot be proven that no process uses it" in scrub.communicate()[0]
     return begun(service, autoclave)
 
 

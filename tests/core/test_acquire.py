@@ -62,6 +62,21 @@ def test_a_shortage_is_named_and_blames_neither_device_nor_tenant():
     assert fenced == Fenced(Blame.SERVICE, "the node has too many files open")
 
 
+HELD_UP_BY = '"python" (pid 7, pod-b) took 1.3 s to read'
+NO_PROOF = "it cannot be proven that no process uses it"
+
+
+def test_operators_and_no_tenant_read_which_process_was_too_slow_to_read():
+    held_up = replace(facts(None), held_up=HELD_UP_BY)
+    assert acquire.decide(lives.CLEAN, held_up, ENFORCE, NOW) == NOT_PROVEN
+    refused = start.decide(lives.GRANTED, held_up, ENFORCE, A, NOW)
+    assert refused == Refuse(Reason.NOT_PROVEN_FREE, f"cannot start on GPU-1: {NO_PROOF}")
+    for waiting in (lives.CLEAN, lives.DIRTY):
+        assert upkeep.tend(waiting, held_up, ENFORCE, NOW, 0.0) == Blocked(f"{NO_PROOF}: {HELD_UP_BY}")
+    fenced = fence.check(lives.SCRUBBING, "job-1", Step.CLEAR, held_up)
+    assert fenced == Fenced(Blame.TENANT, f"{NO_PROOF}: {HELD_UP_BY}")
+
+
 PRESTART = ENFORCE.model_copy(update={"gate": GateMode.PRESTART})
 DEFER = rows(
     ("a clean device is granted all the same", lives.CLEAN, facts(), HandOut()),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scrubber.node.open_files import Search
+from scrubber.node.open_files import Search, Timer
 from tests.node.conftest import NodeProc
 
 
@@ -29,9 +29,9 @@ def test_a_process_that_is_closed_to_us_is_known_for_that_before_its_files_are_l
 
     monkeypatch.setattr(os, "listdir", listing)
     search = Search({"gpu": [str(memory)]})
-    assert search.devices(str(process)) == frozenset()
+    assert search.devices(str(process), Timer()) == frozenset()
     assert listed == [f"{process}/fd"]
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(PermissionError):
-        search.devices(str(process))
+        search.devices(str(process), Timer())
     assert listed == [f"{process}/fd"]

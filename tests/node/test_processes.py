@@ -36,6 +36,12 @@ threading.Thread(target=run).start()
 ready.wait()
 print(1, flush=True)
 """
+MANY_FILES = """
+import os, sys, time
+handle = os.open(sys.argv[1], os.O_RDWR)
+for _ in range(600):
+    os.dup(handle)
+""" + SLEEP.removeprefix("; ")
 ZERO_UNDER_ANOTHER_NAME = MAPPING.format(flags=2)
 STUCK_IN_THE_KERNEL = """
 import ctypes, os, signal, sys, time
@@ -167,6 +173,33 @@ def test_one_look_answers_for_all_devices(tmp_path: Path, launch, names: str) ->
     found = Processes(PROC, nobody, whole_node=False).holders(files)
     users = {name: {holder.pid for holder in holders or ()} for name, holders in found.items()}
     assert users == {name: set() for name in names} | {"a": {one.pid, both.pid}, "b": {both.pid}}
+
+
+def test_a_process_too_slow_to_read_stops_no_device_that_is_free(tmp_path: Path, launch) -> None:
+    files = {name: [str(tmp_path / name)] for name in ("its own", "another's", "free")}
+    for [file] in files.values():
+        Path(file).touch()
+    slow, other = launch(MANY_FILES, *files["its own"]), launch(OPEN, *files["another's"])
+    processes = Processes(view(tmp_path, slow.pid, other.pid), nobody, whole_node=False, each_within=0.0)
+    assert processes.holders(files) == {"its own": None, "another's": None, "free": ()}
+    assert processes.gave_up
+    assert processes.slowest()[1] == slow.pid
+
+
+def test_a_search_that_takes_too_long_stops_no_device_that_is_free(tmp_path: Path, file: Path, launch) -> None:
+    launch(OPEN, file)
+    free = tmp_path / "free"
+    free.touch()
+    processes = Processes(PROC, nobody, whole_node=False)
+    assert processes.holders({"held": [str(file)], "free": [str(free)]}, within=0.0) == {"held": None, "free": ()}
+    assert processes.gave_up
+
+
+def test_a_process_too_slow_to_read_may_hold_any_device_node(tmp_path: Path, file: Path, launch) -> None:
+    """The kernel counts no open files of device nodes."""
+    seen = view(tmp_path, launch(MANY_FILES, file).pid)
+    processes = Processes(seen, nobody, whole_node=False, is_open=cannot_tell, each_within=0.0)
+    assert processes.holders({"gpu": ["/dev/full"]}) == {"gpu": None}
 
 
 def test_this_process_and_those_left_out_are_no_holders(file: Path, launch) -> None:

@@ -1,5 +1,5 @@
 """Observations of simulated GPUs."""
 
-from tests.devices.conftest import bank
+from tests.devices.conftest import bank, launch
 
-__all__ = ["bank"]
+__all__ = ["bank", "launch"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from scrubber.core.model import Holder, Incarnation, Moment, Record
 from scrubber.core.states import apply
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import tenants
+from scrubber.devices.simulated.containers import MARK
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
@@ -67,8 +69,41 @@ async def test_a_free_device_does_not_wait_for_the_search_that_another_needs(ban
     assert [holder.pid for holder in (await held).holders or ()] == [pid]
 
 
-async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank, processes, tmp_path):
-    processes.slowest = (3.0, 4711)
+MANY_FILES_FIVE_TIMES = """
+import ctypes, os, signal, sys, time
+handle = os.open(sys.argv[1], os.O_RDWR)
+for _ in range(600):
+    os.dup(handle)
+for _ in range(4):
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
+        time.sleep(60)
+print(1, flush=True)
+time.sleep(60)
+"""
+
+
+def only(directory: Path, pid: int) -> Path:
+    """A /proc that shows one process and its children."""
+    directory.mkdir()
+    for it in (str(pid), *Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        (directory / it).symlink_to(f"/proc/{it}")
+    return directory
+
+
+async def test_forks_with_many_files_hold_up_no_free_device(bank, launch, tmp_path):
+    """A process took 120 ms for 20,000 files: sixty forks of it stopped all scrubs of the node."""
+    heavy = launch(MANY_FILES_FIVE_TIMES, bank.place(bank.first).memory, **{MARK: POD})
+    seen = only(tmp_path / "proc", heavy.pid)  # other processes of this machine may have many files as well
+    processes = Processes(seen, bank.backend.container_of, whole_node=False, each_within=0.0)
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0)
+    held, free = [await observer.full(record(bank, uuid)) for uuid in (bank.first, bank.second)]
+    assert (held.holders, free.holders, free.held_up) == (None, (), "")
+    assert re.fullmatch(rf'"python.*" [(]pid \d+, {POD}[)] took .* s to read', held.held_up)
+
+
+async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank, processes, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "slowest", lambda: (3.0, 4711))
     observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
     tenants.occupy(bank.root, bank.first, b"x", POD)
     with capture_logs() as logs:
