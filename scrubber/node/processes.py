@@ -89,7 +89,10 @@ class Processes:
         limit of the search in seconds.
         """
         until, self.gave_up = time.monotonic() + within, False
-        free = self.unopened(files, exclude) - {device for device, users in listed.items() if users}
+        open_ = self.open_states(files, exclude)
+        free = {device for device, state in open_.items() if state is False} - {
+            device for device, users in listed.items() if users
+        }
         found: dict[str, tuple[Holder, ...] | None] = dict.fromkeys(free, ())
         for _ in range(_PASSES):
             rest = {device: paths for device, paths in files.items() if device not in found}
@@ -105,9 +108,9 @@ class Processes:
             found |= {device: seen for device, seen in holders.items() if device not in hidden}
         return {device: found.get(device) for device in files}
 
-    def unopened(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> set[str]:
-        """The devices that no process has open, as the kernel says. Needs no pass over /proc."""
-        return {device for device, paths in files.items() if self._is_open(paths, dict.fromkeys(exclude)) is False}
+    def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
+        """Whether a process has each device open, as the kernel says; None if it cannot tell. No pass over /proc."""
+        return {device: self._is_open(paths, dict.fromkeys(exclude)) for device, paths in files.items()}
 
     def slowest(self) -> tuple[float, int]:
         """The seconds that one process took in the last pass, or takes until now, and its pid."""

@@ -26,6 +26,10 @@ class ObservedSince:
         self._last: dict[str, float] = {}
         self._since: dict[str, float] = {}
 
+    def interrupt(self, device: str) -> None:
+        """End the time without a gap: something has the device open, and no search can tell what it is."""
+        self._since[device] = self._now().uptime
+
     def stamped(self, device: str, facts: Facts) -> Facts:
         """The facts with ``observed_since``. An observation that could not tell the holders does not count."""
         if facts.holders is not None:

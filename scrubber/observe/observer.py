@@ -51,6 +51,7 @@ class _Search:
 
     holders: Holders
     held_up: str = ""  # which process was too slow to read, for operators
+    open: frozenset[str] = frozenset()  # the devices that a process has open, as the kernel or the driver says
 
 
 class _Shared(Generic[T]):
@@ -255,6 +256,9 @@ class Observer:
             blind = Facts(record.incarnation, self.epoch(), None, shortage=lack)
             return self._observed_since.stamped(record.device.uuid, blind)
         holders = search.holders[record.device.uuid]
+        if holders is None and record.device.uuid in search.open:
+            # A holder that no search can name may leave before the next observation, and leave its bytes behind.
+            self._observed_since.interrupt(record.device.uuid)
         seen = Facts(
             incarnation,
             self.epoch(),
@@ -405,13 +409,15 @@ class Observer:
         """The holders of these devices. A device that no process has open never waits for a search."""
         if self.backend.lists_holders:
             return await self._all_holders.ask(*uuids)
-        free = await self._caller.ask(f"open {uuids[0]}", lambda: self._unopened(uuids), self.patience)
+        states = await self._caller.ask(f"open {uuids[0]}", lambda: self._open_states(uuids), self.patience)
+        free = [uuid for uuid, is_open in states.items() if is_open is False]
         rest = [uuid for uuid in uuids if uuid not in free]
         search = await self._all_holders.ask(*rest) if rest else _Search({})
-        return replace(search, holders=dict.fromkeys(free, ()) | search.holders)
+        opened = frozenset(uuid for uuid, is_open in states.items() if is_open)
+        return replace(search, holders=dict.fromkeys(free, ()) | search.holders, open=opened)
 
-    def _unopened(self, uuids: Sequence[str]) -> set[str]:
-        return self._processes.unopened({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
+    def _open_states(self, uuids: Sequence[str]) -> dict[str, bool | None]:
+        return self._processes.open_states({uuid: self._files(uuid) for uuid in uuids}, tuple(self._workers))
 
     async def _find_holders(self, uuids: frozenset[str]) -> _Search:
         listed: dict[str, frozenset[int] | None] = dict.fromkeys(uuids, frozenset())
@@ -429,7 +435,8 @@ class Observer:
             self._took = asyncio.get_running_loop().time() - began
         if search.held_up:
             self._log_slowest()
-        return replace(search, holders=dict.fromkeys(uuids) | search.holders)
+        listing_holders = frozenset(uuid for uuid, pids in known.items() if pids)
+        return replace(search, holders=dict.fromkeys(uuids) | search.holders, open=listing_holders)
 
     def _log_slowest(self) -> None:
         """Log which process holds up the search, once for each process."""

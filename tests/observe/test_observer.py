@@ -17,6 +17,7 @@ from scrubber.core.states import apply
 from scrubber.devices.calls import Caller, UnresponsiveError
 from scrubber.devices.simulated import tenants
 from scrubber.devices.simulated.containers import MARK
+from scrubber.node import clock
 from scrubber.node.processes import Processes
 from scrubber.observe.observer import Observer
 from tests.patience import WITHIN
@@ -109,3 +110,18 @@ async def test_a_search_that_takes_too_long_names_the_slowest_process_once(bank,
     with capture_logs() as logs:
         assert [(await observer.full(record(bank, bank.first))).holders for _ in range(2)] == [None, None]
     assert [it["slowest_pid"] for it in logs if it["event"] == "reading all processes takes too long"] == [4711]
+
+
+async def test_a_holder_that_no_search_can_name_ends_earlier_proofs(bank, processes, tmp_path):
+    """It may write and leave before the next observation."""
+    observer = Observer(bank.backend, processes, "boot", tmp_path, 0.0, caller=Late())
+    device = record(bank, bank.first)
+    assert (await observer.full(device)).observed_since == 0.0
+    tenants.occupy(bank.root, bank.first, b"x", POD)
+    before = clock.now().uptime
+    assert (await observer.full(device)).holders is None
+    tenants.release(bank.root, bank.first)
+    left = await observer.full(device)
+    assert left.holders == ()
+    assert left.observed_since >= before
+    assert (await observer.full(record(bank, bank.second))).observed_since == 0.0

@@ -7,6 +7,7 @@ implements ``devices.base.Backend`` and, with ``holders``, the search for proces
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -116,6 +117,7 @@ class Node:
 
     name = "pretend"
     lists_holders = False
+    gave_up = False  # no search here takes long
     one_driver = True
     pace = 1.0
 
@@ -340,16 +342,18 @@ class Node:
         exclude: Collection[int] = (),
         is_bystander: Callable[[Holder], bool] = no_bystander,
         listed: Mapping[str, Collection[int]] = MappingProxyType({}),
+        within: float = math.inf,
     ) -> dict[str, tuple[Holder, ...] | None]:
         """Who uses each device; None where that cannot be proven."""
         assert not any(listed.values())
+        assert within > 0
         blind = {uuid for uuid, paths in files.items() if self.gpus[uuid].blind or not paths}
         return {uuid: None if uuid in blind else self._holders(uuid, exclude, is_bystander) for uuid in files}
 
-    def unopened(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> set[str]:
+    def open_states(self, files: Mapping[str, Sequence[str]], exclude: Collection[int] = ()) -> dict[str, bool | None]:
         """Only ``holders`` tells."""
-        del files, exclude
-        return set()
+        del exclude
+        return dict.fromkeys(files)
 
     def process(self, pid: int) -> tuple[Holder, ...]:
         """None is found: only ``living`` tells of containers."""
