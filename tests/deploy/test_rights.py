@@ -30,9 +30,9 @@ sys.stdin.read()
 """
 LOOK = """
 import os, sys
-from scrubber.node.open_files import Search
+from scrubber.node.open_files import Search, Timer
 try:
-    print(sorted(Search({"gpu": ["/dev/zero"]}).devices(f"/proc/{sys.argv[1]}")))
+    print(sorted(Search({"gpu": ["/dev/zero"]}).devices(f"/proc/{sys.argv[1]}", Timer())))
 except PermissionError:
     print("blind")
 try:

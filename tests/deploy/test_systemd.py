@@ -15,7 +15,8 @@ UNIT = ROOT / "deploy" / "systemd" / "autoclave-scrubber.service"
 PAGE = ROOT / "docs" / "without-kubernetes.md"
 
 LOOK = (
-    "import sys; from scrubber.node.open_files import Search; print(Search({'it': [sys.argv[2]]}).devices(sys.argv[1]))"
+    "import sys; from scrubber.node.open_files import Search, Timer; "
+    "print(Search({'it': [sys.argv[2]]}).devices(sys.argv[1], Timer()))"
 )
 
 
